@@ -1,0 +1,73 @@
+# Every target sets up what it needs: `make demo` in a fresh clone is enough.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Installed first and pinned, so that no later step swaps it for a CUDA build of several GB. The CPU
+# wheel: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+TORCH  ?= torch==2.13.0
+# Extra words for the program behind a target: make test ARGS="-k spmm -x"
+ARGS   ?=
+
+PY        := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+LIBRARY   := pyg_accel/_C_cpu.abi3.so
+SOURCES   := $(wildcard csrc/*.cpp csrc/*.h csrc/common/*.h csrc/cpu/*.cpp csrc/cpu/*.h)
+C_FILES   := find csrc -regex '.*\.\(h\|cuh\|cpp\|cu\)' -exec clang-format
+
+# torch looks for ninja on the PATH.
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv build demo test test-pyg lint format bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+venv: build  ## create .venv with everything, native library included
+
+build: $(LIBRARY)  ## compile the native library if csrc changed
+
+demo: build  ## run the quickstart
+	$(PY) examples/quickstart.py $(ARGS)
+
+test: build  ## run the tests
+	$(PY) -m pytest $(ARGS)
+
+test-pyg: build  ## run PyG's own tests under patch(); PYG_SRC=<checkout of PyG>
+	@test -d "$(PYG_SRC)" || { echo "set PYG_SRC to a checkout of pytorch_geometric"; exit 1; }
+	PYG_SRC="$(abspath $(PYG_SRC))" $(PY) -m pytest tests/pyg_suite -m pyg_suite $(ARGS)
+
+lint: $(INSTALLED)  ## check style and types, change nothing
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy --strict pyg_accel
+	$(C_FILES) --dry-run -Werror {} +
+
+format: $(INSTALLED)  ## rewrite files in the house style
+	$(PY) -m ruff check --fix --exit-zero .
+	$(PY) -m ruff format .
+	$(C_FILES) -i {} +
+
+bench: build  ## measure; writes benchmarks/results
+	$(PY) -m benchmarks.run $(ARGS)
+
+clean:  ## remove what was built; the environment stays
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -f pyg_accel/*.so pyg_accel/build_info.json
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c "import ensurepip, venv" 2>/dev/null || { \
+	  echo "$(PYTHON) cannot create environments: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Without the library: the rule below compiles it once, visibly and incrementally.
+$(INSTALLED): pyproject.toml setup.py | $(PY)
+	$(PY) -m pip install "$(TORCH)" "setuptools>=77" ninja
+	PYG_ACCEL_NO_EXTENSION=1 $(PY) -m pip install --no-build-isolation -e ".[dev,bench,cost]"
+	touch $@
+
+# Where there is no compiler this makes no file, says so, and tries again next time.
+$(LIBRARY): $(INSTALLED) $(SOURCES)
+	$(PY) setup.py -q build_ext --inplace
+	@touch -c $@

@@ -1,0 +1,1 @@
+"""Benchmarks of pyg_accel: synthetic graphs, real data sets, peers, timing and plots."""

@@ -1,0 +1,64 @@
+"""Fresh processes, and the memory that a stretch of code takes in them.
+
+Peak memory is only honest in a process that has done nothing else: allocators keep what they once
+had, and lazily loaded libraries are paid by whoever comes first.
+"""
+
+import gc
+import multiprocessing
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import psutil
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The result of a module-level function, run in a new interpreter; its exceptions come back."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
+class PeakMemory:
+    """Context manager; afterwards `mib` is the peak resident memory above that at the start."""
+
+    mib = 0.0
+
+    def __enter__(self) -> "PeakMemory":
+        gc.collect()
+        _reset_peak()
+        self._before = psutil.Process().memory_info().rss
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mib = max(0, _peak_bytes() - self._before) / 2**20
+
+
+if sys.platform == "linux":
+    # getrusage is no use here: a spawned process inherits the peak of its parent.
+
+    def _reset_peak() -> None:
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def _peak_bytes() -> int:
+        status = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+else:
+
+    def _reset_peak() -> None:
+        """Elsewhere the peak of a process cannot be reset: load little before measuring."""
+
+    def _peak_bytes() -> int:
+        memory = psutil.Process().memory_info()
+        if hasattr(memory, "peak_wset"):  # Windows
+            return memory.peak_wset
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

@@ -1,0 +1,131 @@
+// Binary-reduce for any message formula (program_kernel.h).
+#include "schedule.h"
+
+namespace pyg_accel {
+namespace {
+
+constexpr int kFields = 6;  // op, a, b, bits of the value, wide, invariant
+
+ProgramArgs program_of(const std::vector<Tensor>& operands, const std::vector<int64_t>& sides,
+                       const std::vector<int64_t>& code, DType dtype, int64_t heads,
+                       int64_t width) {
+  ProgramArgs args{};
+  STD_TORCH_CHECK(operands.size() <= kMaxOperands && operands.size() == sides.size(),
+                  "a message formula has at most ", kMaxOperands, " operands");
+  STD_TORCH_CHECK(code.size() % kFields == 0 && code.size() / kFields <= kMaxInstructions,
+                  "a message formula has at most ", kMaxInstructions, " operations");
+  args.heads = heads;
+  args.width = width;
+  args.num_operands = static_cast<int>(operands.size());
+  for (int i = 0; i < args.num_operands; ++i) {
+    const Tensor& t = operands[i];
+    const bool index =
+        t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long;
+    if (!index)
+      check_features(t, "operands", dtype);
+    STD_TORCH_CHECK(t.dim() == 3 && (t.size(1) == 1 || t.size(1) == heads) &&
+                        (t.size(2) == 1 || t.size(2) == width),
+                    "expected every operand to be [rows, 1 or H, 1 or F]");
+    args.operands[i] = Operand{t.const_data_ptr(),
+                               t.stride(0),
+                               static_cast<int>(sides[i]),
+                               t.size(1) == heads && heads > 1,
+                               t.size(2) == width && width > 1,
+                               index};
+  }
+  args.num_instructions = static_cast<int>(code.size()) / kFields;
+  for (int i = 0; i < args.num_instructions; ++i) {
+    const int64_t* field = code.data() + i * kFields;
+    args.instructions[i] = Instruction{static_cast<Op>(field[0]),
+                                       static_cast<int>(field[1]),
+                                       static_cast<int>(field[2]),
+                                       std::bit_cast<double>(field[3]),
+                                       field[4] != 0 && width > 1,
+                                       field[5] != 0};
+    for (const int64_t input : {field[1], field[2]})
+      STD_TORCH_CHECK(input >= 0 && input < args.num_operands + std::max(i, 1),
+                      "a message formula may only use what it has computed");
+  }
+  return args;
+}
+
+void check_rows(const Csr& csr, const std::vector<Tensor>& operands,
+                const std::vector<int64_t>& sides) {
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const int64_t rows = sides[i] == Operand::kSource   ? csr.num_cols
+                         : sides[i] == Operand::kTarget ? csr.num_rows
+                                                        : csr.num_entries;
+    STD_TORCH_CHECK(operands[i].size(0) == rows, "expected operand ", static_cast<int64_t>(i),
+                    " to have ", rows, " rows");
+  }
+}
+
+std::vector<Tensor> gspmm(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>& eid,
+                          int64_t num_cols, const std::vector<Tensor>& operands,
+                          const std::vector<int64_t>& sides, const std::vector<int64_t>& code,
+                          int64_t result, bool sum_result, const Tensor& like, int64_t heads,
+                          int64_t width, int64_t out_width, const std::vector<int64_t>& reduces,
+                          bool want_arg, bool arg_is_col) {
+  const DType dtype = dtype_of(like);
+  const int d = static_cast<int>(dtype);
+  ProgramArgs args = program_of(operands, sides, code, dtype, heads, width);
+  args.csr = csr_of(rowptr, col, eid, num_cols, false);
+  check_rows(args.csr, operands, sides);
+  args.result = static_cast<int>(result);
+  args.sum_result = sum_result;
+  args.arg_is_col = arg_is_col;
+  STD_TORCH_CHECK(reduces.size() >= 1 && reduces.size() <= kMaxReduces, "expected 1 to ",
+                  kMaxReduces, " reductions");
+  STD_TORCH_CHECK(out_width == (sum_result ? 1 : width), "inconsistent output width");
+  args.num_reduces = static_cast<int>(reduces.size());
+
+  std::vector<Tensor> results;
+  const std::vector<int64_t> node_shape{args.csr.num_rows, heads, out_width};
+  const std::vector<int64_t> edge_shape{args.csr.num_entries, heads, out_width};
+  for (int i = 0; i < args.num_reduces; ++i) {
+    args.reduces[i] = static_cast<Reduce>(reduces[i]);
+    const bool edges = args.reduces[i] == Reduce::kNone;
+    results.push_back(
+        torch::stable::new_empty(like, edges ? edge_shape : node_shape, std::nullopt));
+    args.outs[i] = results.back().mutable_data_ptr();
+  }
+  for (int i = 0; want_arg && i < args.num_reduces; ++i) {
+    if (args.reduces[i] == Reduce::kMax || args.reduces[i] == Reduce::kMin) {
+      results.push_back(index_like(rowptr, node_shape));
+      args.args[i] = results.back().mutable_data_ptr();
+    }
+  }
+  if (heads * width == 0)
+    return results;
+
+  // One source operand at a time is hot; blocking by its width serves the others too. A message that
+  // is summed over its width needs all of it at once.
+  const int64_t element = dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+  int64_t sources = 0;
+  for (int i = 0; i < args.num_operands; ++i)
+    sources += args.operands[i].side == Operand::kSource && args.operands[i].wide;
+  const int64_t block =
+      sum_result || sources == 0
+          ? width
+          : choose_blocking(args.csr, heads * sources, width, element, false).width;
+  const KernelTable& table = kernels();
+  const auto run = table.program_rows[d][args.csr.wide];
+  for (int64_t f = 0; f < width; f += block) {
+    const Range columns{0, 0, f, std::min(width, f + block)};
+    parallel_rows(args.csr, heads * width, [&](int64_t begin, int64_t end) {
+      run(args, Range{begin, end, columns.f_begin, columns.f_end});
+    });
+  }
+  const int64_t accumulator = dtype == DType::kDouble ? 8 : 4;
+  reduce_hubs(args, 2 * accumulator * args.num_reduces * heads * out_width,
+              table.program_piece[d][args.csr.wide], table.program_combine[d][args.csr.wide]);
+  return results;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
+  m.impl("gspmm", TORCH_BOX(&gspmm));
+}
+
+}  // namespace pyg_accel

@@ -1,0 +1,20 @@
+// Kernels for AVX2 with FMA and F16C.
+#include "isa_includes.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#include <immintrin.h>
+
+// Stays in force to the end of the file, where templates are instantiated.
+#pragma GCC target("avx2,fma,f16c")
+#define PYG_ACCEL_HAS_ISA 1
+#endif
+
+#define PYG_ACCEL_VEC_BYTES 32
+#define PYG_ACCEL_ISA avx2
+#define PYG_ACCEL_TABLE kAvx2Kernels
+
+#ifdef PYG_ACCEL_HAS_ISA
+#include "isa_table.h"
+#else
+// Another compiler or processor family: the portable kernels stand in (see kernels.cpp).
+#endif

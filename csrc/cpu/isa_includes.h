@@ -1,0 +1,11 @@
+// Everything the kernels need from outside, included before any target pragma: a standard header
+// compiled under one would leak instructions that this processor may not have.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "kernels.h"

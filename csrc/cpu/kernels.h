@@ -1,0 +1,165 @@
+// The contract between operators (which check, allocate, schedule) and row kernels (which compute).
+//
+// A kernel handles a range of rows and a range of feature columns and writes nothing else, so ranges
+// may run in parallel. `eid` may be null: entry k of the CSR then is edge k. Pointers are untyped
+// here because one table serves every dtype; rowptr, col, eid and arg share one index type.
+#pragma once
+
+#include <cstdint>
+
+#include "types.h"
+
+namespace pyg_accel {
+
+enum class Reduce : int { kSum = 0, kMean = 1, kMax = 2, kMin = 3, kProd = 4, kSqSum = 5, kNone = 6 };
+
+// Rows with more entries than kHubDegree are cut into pieces of kPieceEntries. Both are fixed, so the
+// order of the additions, and with it every bit of the result, is the same for any thread count.
+inline constexpr int64_t kHubDegree = 16384;
+inline constexpr int64_t kPieceEntries = 8192;
+// Column chunks of one row that are worked on before the next row.
+inline constexpr int kMaxSteps = 16;
+
+struct Csr {
+  const void* rowptr;  // [num_rows + 1]
+  const void* col;     // [num_entries]
+  const void* eid;     // [num_entries] or null
+  int64_t num_rows;
+  int64_t num_cols;
+  int64_t num_entries;
+  bool wide;    // int64 indices instead of int32
+  bool sorted;  // columns ascend within each row
+};
+
+// out[r, h, f] = reduce over entries k of row r of  weight[eid k, h] * x[col k, h, f]
+struct SpmmArgs {
+  Csr csr;
+  const void* x;  // [num_cols, heads, width], rows x_stride elements apart
+  int64_t x_stride;
+  const void* weight;  // [num_edges, weight_heads] or null
+  int64_t weight_heads;
+  void* out;  // [num_rows, heads, width]
+  void* arg;  // [num_rows, heads, width] winner of max/min, or null
+  bool arg_is_col;
+  int64_t heads;
+  int64_t width;
+  Reduce reduce;
+  // Source blocking (sums only): columns below col_end, from cursor[row] on, which moves forward.
+  int64_t* cursor;
+  int64_t col_end;
+  bool last_block;
+};
+
+// One operand of a message formula, seen as [rows, heads | 1, width | 1].
+struct Operand {
+  enum Side : int { kSource = 0, kTarget = 1, kEdge = 2 };
+  const void* data;
+  int64_t stride;  // elements between rows; 0 repeats one row
+  int side;
+  bool per_head;  // else one value or row shared by all heads
+  bool wide;      // `width` columns, else one
+  bool index;     // holds arg indices instead of features
+};
+
+enum class Op : int {
+  // binary
+  kAdd = 0, kSub, kMul, kDiv, kSelect,
+  // unary
+  kNeg, kAbs, kExp, kLog, kSqrt, kRelu, kLeakyRelu, kSigmoid, kTanh, kSoftplus, kPow,
+  // piecewise constants that derivatives need
+  kStep, kSign, kIsZero, kNonZero,
+  // no input
+  kConst,
+};
+
+// A message formula as straight-line code over registers. Registers 0..num_operands-1 are the
+// operands; instruction i writes register num_operands + i.
+struct Instruction {
+  Op op;
+  int a;
+  int b;
+  double value;
+  bool wide;       // yields `width` columns, else one
+  bool invariant;  // depends on the target row alone: computed once a row
+};
+
+inline constexpr int kMaxOperands = 12;
+inline constexpr int kMaxInstructions = 48;
+inline constexpr int kMaxReduces = 6;
+
+struct ProgramArgs {
+  Csr csr;
+  int num_operands;
+  Operand operands[kMaxOperands];
+  int num_instructions;
+  Instruction instructions[kMaxInstructions];
+  int result;       // register that holds the message
+  bool sum_result;  // the message is the sum of that register over the width (a dot product)
+  int64_t heads;
+  int64_t width;
+  int num_reduces;
+  Reduce reduces[kMaxReduces];
+  void* outs[kMaxReduces];  // [num_rows, heads, width of the message]; [num_edges, ...] for kNone
+  void* args[kMaxReduces];  // winners of max/min, or null
+  bool arg_is_col;
+};
+
+// scores[e, h] = sum over f of target[row, h, f] * source[col, h, f]
+struct DotArgs {
+  Csr csr;
+  const void* target;
+  int64_t target_stride;
+  const void* source;
+  int64_t source_stride;
+  void* out;
+  int64_t heads;
+  int64_t width;
+  bool accumulate;  // add to what an earlier feature block left in `out`
+};
+
+// Softmax over the entries of each row, per head; backward: out * (grad - sum(out * grad)).
+struct SoftmaxArgs {
+  Csr csr;
+  const void* scores;  // [num_edges, heads]; the forward result when `grad` is set
+  const void* grad;    // [num_edges, heads] or null
+  void* out;
+  int64_t heads;
+};
+
+// A range of work: rows [row_begin, row_end) and columns [f_begin, f_end) of the width.
+struct Range {
+  int64_t row_begin;
+  int64_t row_end;
+  int64_t f_begin;
+  int64_t f_end;
+};
+
+// Part of one long row: entries [k_begin, k_end). The partial sums of a hub row go to `partial`
+// ([heads * width] accumulators, then as many winner slots) and are combined in a fixed order.
+struct Piece {
+  int64_t row;
+  int64_t k_begin;
+  int64_t k_end;
+};
+
+struct KernelTable {
+  const char* name;
+  void (*spmm_rows[kDTypes][2])(const SpmmArgs&, const Range&);
+  void (*spmm_piece[kDTypes][2])(const SpmmArgs&, const Piece&, void* partial);
+  void (*spmm_combine[kDTypes][2])(const SpmmArgs&, int64_t row, void* partials, int64_t count);
+  void (*program_rows[kDTypes][2])(const ProgramArgs&, const Range&);
+  void (*program_piece[kDTypes][2])(const ProgramArgs&, const Piece&, void* partial);
+  void (*program_combine[kDTypes][2])(const ProgramArgs&, int64_t row, void* partials, int64_t count);
+  void (*dot_rows[kDTypes][2])(const DotArgs&, const Range&);
+  void (*dot_piece[kDTypes][2])(const DotArgs&, const Piece&, int64_t f_begin, int64_t f_end);
+  void (*softmax_rows[kDTypes][2])(const SoftmaxArgs&, const Range&);
+};
+
+extern const KernelTable kPortableKernels;
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+
+// The fastest table this processor can run, unless a test or a user chose another by name.
+const KernelTable& kernels();
+
+}  // namespace pyg_accel

@@ -1,0 +1,86 @@
+// SDDMM with a dot product, and the softmax over the entries of each row.
+#include "schedule.h"
+
+namespace pyg_accel {
+namespace {
+
+Tensor dot(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>& eid,
+           int64_t num_cols, const Tensor& target, const Tensor& source) {
+  const DType dtype = dtype_of(source);
+  const int d = static_cast<int>(dtype);
+  check_features(target, "target", dtype);
+  check_features(source, "source", dtype);
+  DotArgs args{};
+  args.csr = csr_of(rowptr, col, eid, num_cols, false);
+  STD_TORCH_CHECK(target.size(0) == args.csr.num_rows && source.size(0) == num_cols &&
+                      target.size(1) == source.size(1) && target.size(2) == source.size(2),
+                  "expected 'target' and 'source' of shapes [num_rows, H, F] and [num_cols, H, F]");
+  args.heads = source.size(1);
+  args.width = source.size(2);
+  args.target = target.const_data_ptr();
+  args.target_stride = target.stride(0);
+  args.source = source.const_data_ptr();
+  args.source_stride = source.stride(0);
+  if (args.width == 0)
+    return torch::stable::new_zeros(source, {args.csr.num_entries, args.heads});
+  Tensor out = torch::stable::new_empty(
+      source, std::vector<int64_t>{args.csr.num_entries, args.heads}, std::nullopt);
+  args.out = out.mutable_data_ptr();
+
+  const KernelTable& table = kernels();
+  const int64_t element = dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+  // 16-bit scores cannot hold partial sums between blocks without losing digits.
+  const int64_t block =
+      element >= 4 ? choose_blocking(args.csr, args.heads, args.width, element, false).width
+                   : args.width;
+  for (int64_t f = 0; f < args.width; f += block) {
+    const int64_t f_end = std::min(args.width, f + block);
+    args.accumulate = f > 0;
+    parallel_rows(args.csr, args.heads * args.width, [&](int64_t begin, int64_t end) {
+      table.dot_rows[d][args.csr.wide](args, Range{begin, end, f, f_end});
+    });
+    for (const int64_t row : find_hubs(args.csr))
+      parallel_pieces(args.csr, row, [&](const Piece& piece, int64_t) {
+        table.dot_piece[d][args.csr.wide](args, piece, f, f_end);
+      });
+  }
+  return out;
+}
+
+Tensor softmax(const Tensor& rowptr, const std::optional<Tensor>& eid, const Tensor& scores,
+               const std::optional<Tensor>& grad) {
+  STD_TORCH_CHECK(scores.is_cpu() && scores.is_contiguous() && scores.dim() == 2,
+                  "expected 'scores' to be contiguous [E, H]");
+  SoftmaxArgs args{};
+  // The columns play no part: rowptr stands in for them so that the sizes are checked once.
+  args.csr = csr_of(rowptr, rowptr, std::nullopt, 0, false);
+  args.csr.num_entries = scores.size(0);
+  if (eid) {
+    check_vector(*eid, "eid", scores.size(0), args.csr.wide);
+    args.csr.eid = eid->const_data_ptr();
+  }
+  args.scores = scores.const_data_ptr();
+  if (grad) {
+    STD_TORCH_CHECK(grad->is_contiguous() && grad->numel() == scores.numel() &&
+                        grad->scalar_type() == scores.scalar_type(),
+                    "expected 'grad' to be like 'scores'");
+    args.grad = grad->const_data_ptr();
+  }
+  args.heads = scores.size(1);
+  Tensor out = torch::stable::empty_like(scores);
+  args.out = out.mutable_data_ptr();
+  const auto run = kernels().softmax_rows[static_cast<int>(dtype_of(scores))][args.csr.wide];
+  parallel_rows(args.csr, 4 * args.heads, [&](int64_t begin, int64_t end) {
+    run(args, Range{begin, end, 0, 0});
+  });
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
+  m.impl("dot", TORCH_BOX(&dot));
+  m.impl("softmax", TORCH_BOX(&softmax));
+}
+
+}  // namespace pyg_accel

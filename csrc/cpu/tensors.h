@@ -1,0 +1,85 @@
+// Checks and conversions between torch's stable tensors and the kernels' plain structs.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <optional>
+#include <vector>
+
+#include "kernels.h"
+
+namespace pyg_accel {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline DType dtype_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float:
+      return DType::kFloat;
+    case ScalarType::Double:
+      return DType::kDouble;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kHalf;
+    default:
+      STD_TORCH_CHECK(false, "expected float32, float64, bfloat16 or float16 features");
+  }
+}
+
+inline bool is_wide(const Tensor& t, const char* name) {
+  const ScalarType type = t.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Int || type == ScalarType::Long, "expected '", name,
+                  "' to be int32 or int64");
+  return type == ScalarType::Long;
+}
+
+inline void check_vector(const Tensor& t, const char* name, int64_t size, bool wide) {
+  STD_TORCH_CHECK(t.is_cpu() && t.is_contiguous() && t.dim() == 1 && t.numel() == size &&
+                      is_wide(t, name) == wide,
+                  "expected '", name, "' to be a contiguous CPU vector of ", size,
+                  " entries with the index type of 'rowptr'");
+}
+
+inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>& eid,
+                  int64_t num_cols, bool sorted) {
+  STD_TORCH_CHECK(rowptr.numel() > 0, "expected 'rowptr' to hold at least one entry");
+  const bool wide = is_wide(rowptr, "rowptr");
+  check_vector(rowptr, "rowptr", rowptr.numel(), wide);
+  check_vector(col, "col", col.numel(), wide);
+  if (eid)
+    check_vector(*eid, "eid", col.numel(), wide);
+  return Csr{rowptr.const_data_ptr(),
+             col.const_data_ptr(),
+             eid ? eid->const_data_ptr() : nullptr,
+             rowptr.numel() - 1,
+             num_cols,
+             col.numel(),
+             wide,
+             sorted};
+}
+
+inline int64_t row_pointer(const Csr& csr, int64_t row) {
+  return csr.wide ? static_cast<const int64_t*>(csr.rowptr)[row]
+                  : static_cast<const int32_t*>(csr.rowptr)[row];
+}
+
+// Features as [rows, heads, width]; rows may be any distance apart, the rest is contiguous.
+inline void check_features(const Tensor& t, const char* name, DType dtype) {
+  STD_TORCH_CHECK(t.is_cpu() && t.dim() == 3, "expected '", name, "' to be a CPU tensor [rows, H, F]");
+  STD_TORCH_CHECK(dtype_of(t) == dtype, "expected '", name, "' to share the dtype of the others");
+  STD_TORCH_CHECK((t.size(2) == 1 || t.stride(2) == 1) &&
+                      (t.size(1) == 1 || t.stride(1) == t.size(2)),
+                  "expected '", name, "' to be contiguous within a row");
+}
+
+inline Tensor index_like(const Tensor& rowptr, std::vector<int64_t> size) {
+  return torch::stable::new_empty(rowptr, size, std::nullopt);
+}
+
+}  // namespace pyg_accel

@@ -1,0 +1,129 @@
+// SIMD vectors for one instruction set.
+//
+// No include guard: this header is included once per instruction set, inside that set's own
+// namespace and target pragma (see isa_*.cpp), with PYG_ACCEL_VEC_BYTES set to the register width.
+// GCC's vector extension gives arithmetic, comparison and selection; only loads, stores and 16-bit
+// conversions need to know the instruction set.
+
+template <class A>
+struct Simd;
+
+template <>
+struct Simd<float> {
+  typedef float V __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
+  typedef int32_t M __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
+  typedef int32_t Lane;
+};
+
+template <>
+struct Simd<double> {
+  typedef double V __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
+  typedef int64_t M __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
+  typedef int64_t Lane;
+};
+
+template <class A>
+constexpr int kLanes = PYG_ACCEL_VEC_BYTES / static_cast<int>(sizeof(A));
+
+template <class A>
+using vec_t = typename Simd<A>::V;
+template <class A>
+using mask_t = typename Simd<A>::M;
+
+typedef uint16_t Half16 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 2)));
+typedef uint32_t Word32 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
+
+// The same bits as another vector type.
+template <class To, class From>
+inline To as(From v) {
+  return (To)v;
+}
+
+template <class A>
+inline vec_t<A> splat(A value) {
+  return vec_t<A>{} + value;
+}
+
+// Storage type T -> accumulation type: fp64 accumulates in fp64, everything else in fp32.
+template <class T>
+using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+inline float to_acc(float x) {
+  return x;
+}
+inline double to_acc(double x) {
+  return x;
+}
+inline float to_acc(bf16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
+inline float to_acc(fp16 x) {
+  return half_to_float(x.bits);
+}
+
+template <class T>
+inline T from_acc(acc_t<T> x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return bf16{float_to_bf16(x)};
+  } else if constexpr (std::is_same_v<T, fp16>) {
+    return fp16{float_to_half(x)};
+  } else {
+    return x;
+  }
+}
+
+// One vector of L = kLanes consecutive elements, converted to the accumulation type.
+template <class T>
+inline vec_t<acc_t<T>> load(const T* p) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+    vec_t<T> v;
+    __builtin_memcpy(&v, p, sizeof(v));
+    return v;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    Half16 h;
+    __builtin_memcpy(&h, p, sizeof(h));
+    return as<vec_t<float>>(__builtin_convertvector(h, Word32) << 16);
+  } else {
+#if PYG_ACCEL_VEC_BYTES == 64
+    return (vec_t<float>)_mm512_cvtph_ps(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif PYG_ACCEL_VEC_BYTES == 32
+    return (vec_t<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+    vec_t<float> v;
+    for (int i = 0; i < kLanes<float>; ++i)
+      v[i] = to_acc(p[i]);
+    return v;
+#endif
+  }
+}
+
+// The first n (0 <= n <= L) elements; the other lanes are zero and their memory is not touched.
+template <class T>
+inline vec_t<acc_t<T>> load_n(const T* p, int n) {
+#if PYG_ACCEL_VEC_BYTES == 64
+  if constexpr (std::is_same_v<T, float>)
+    return (vec_t<float>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+  if constexpr (std::is_same_v<T, double>)
+    return (vec_t<double>)_mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << n) - 1), p);
+  if constexpr (std::is_same_v<T, fp16>)
+    return (vec_t<float>)_mm512_cvtph_ps(
+        _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p));
+#endif
+  alignas(64) T buffer[kLanes<acc_t<T>>] = {};
+  for (int i = 0; i < n; ++i)
+    buffer[i] = p[i];
+  return load(buffer);
+}
+
+template <class T>
+inline void store_n(T* p, vec_t<acc_t<T>> v, int n) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+    if (n == kLanes<T>) {
+      __builtin_memcpy(p, &v, sizeof(v));
+      return;
+    }
+  }
+  for (int i = 0; i < n; ++i)
+    p[i] = from_acc<T>(v[i]);
+}

@@ -1,0 +1,21 @@
+// The schemas of the CPU library. They are internal: users call pyg_accel.ops, which checks shapes,
+// chooses a backend and knows the gradients. Sides, reductions and instructions are numbered as in
+// cpu/kernels.h; pyg_accel/backends/cpu/program.py writes them.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
+  m.def("csr_from_coo(Tensor row, Tensor col, int num_rows, int num_cols, bool wide) -> Tensor[]");
+  m.def("csr_transpose(Tensor rowptr, Tensor col, int num_cols) -> Tensor[]");
+  m.def(
+      "spmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, bool sorted, Tensor x, "
+      "Tensor? weight, int reduce, bool want_arg, bool arg_is_col) -> Tensor[]");
+  m.def("scatter_arg(Tensor grad, Tensor arg, int num_cols) -> Tensor");
+  m.def(
+      "gspmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor[] operands, int[] sides, "
+      "int[] code, int result, bool sum_result, Tensor like, int heads, int width, int out_width, "
+      "int[] reduces, bool want_arg, bool arg_is_col) -> Tensor[]");
+  m.def("dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor target, Tensor source) -> Tensor");
+  m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
+  m.def("configure(str isa, int block_width, int block_cols) -> ()");
+  m.def("info() -> str");
+}

@@ -1,0 +1,61 @@
+"""Acceleration for PyTorch Geometric: same models, same numbers, several times faster.
+
+    import pyg_accel
+    pyg_accel.patch()
+
+Importing this package does nothing else: what a name needs is imported when the name is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyg_accel import ops
+    from pyg_accel.backends import register_backend, use_backend
+    from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
+    from pyg_accel.graph import Graph
+    from pyg_accel.patching import patch, patched, report, reset_report, unpatch
+    from pyg_accel.settings import settings
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BackendNotSupported": "pyg_accel.errors",
+    "ExtensionNotBuilt": "pyg_accel.errors",
+    "Graph": "pyg_accel.graph",
+    "patch": "pyg_accel.patching",
+    "patched": "pyg_accel.patching",
+    "register_backend": "pyg_accel.backends",
+    "report": "pyg_accel.patching",
+    "reset_report": "pyg_accel.patching",
+    "settings": "pyg_accel.settings",
+    "unpatch": "pyg_accel.patching",
+    "use_backend": "pyg_accel.backends",
+}
+
+__all__ = [
+    "BackendNotSupported",
+    "ExtensionNotBuilt",
+    "Graph",
+    "ops",
+    "patch",
+    "patched",
+    "register_backend",
+    "report",
+    "reset_report",
+    "settings",
+    "unpatch",
+    "use_backend",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ops":
+        return import_module("pyg_accel.ops")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'pyg_accel' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

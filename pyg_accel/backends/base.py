@@ -1,0 +1,87 @@
+"""What a backend is."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.formula import Formula
+from pyg_accel.graph import CSR
+
+__all__ = ["Backend", "Tolerance"]
+
+Tolerance = tuple[float, float]  # relative, absolute
+
+
+class Backend(ABC):
+    """An implementation of the operators on some device.
+
+    A backend sees arrays, never models. It says why it cannot do something (an empty list of reasons
+    means that it can), what a call would cost, and how far its results may be from the truth.
+
+    Shapes: ``H`` heads, ``F`` features a head; operands are ``[rows, 1 | H, 1 | F]`` and contiguous
+    within a row, index operands (winners of a maximum) have the dtype of ``csr.col``.
+    """
+
+    name: str
+
+    @abstractmethod
+    def unavailable_reasons(self) -> list[str]:
+        """Return why the backend cannot be used on this machine at all."""
+
+    @abstractmethod
+    def not_supported_reasons(self, spec: OpSpec) -> list[str]:
+        """Return why this call cannot be run, given that the backend is available."""
+
+    @abstractmethod
+    def cost(self, spec: OpSpec) -> float:
+        """Return the expected time of the call in seconds; only the order of backends matters."""
+
+    def tolerance(self, dtype: torch.dtype) -> Tolerance:
+        """Return how far a result may be from the float64 truth, relative to the sum of |terms|."""
+        return {
+            torch.float64: (1e-12, 1e-12),
+            torch.float32: (2e-5, 1e-6),
+            torch.bfloat16: (2e-2, 1e-2),
+            torch.float16: (4e-3, 2e-3),
+        }[dtype]
+
+    def info(self) -> dict[str, Any]:
+        """Return facts about the build for ``python -m pyg_accel doctor``."""
+        return {}
+
+    @abstractmethod
+    def gspmm(
+        self,
+        csr: CSR,
+        formula: Formula,
+        operands: list[Tensor],
+        reduces: list[str],
+        *,
+        want_arg: bool,
+    ) -> list[Tensor]:
+        """Compute the message of every edge and reduce it over each row.
+
+        Args:
+            csr: the graph.
+            formula: the message.
+            operands: by operand index.
+            reduces: of ``sum mean max min prod sqsum`` ([num_rows, H, F]; empty rows give 0, or 1 for
+                ``prod``) and ``none`` (messages, [E, H, F] in the order of ``csr.eid``).
+            want_arg: also return winners.
+
+        Returns:
+            One tensor a reduction; then with ``want_arg``, for each max and min, the winning edge of
+            every element as ``csr.eid`` numbers them (-1 in empty rows), or the winning column if the
+            formula is a single source operand.
+        """
+
+    @abstractmethod
+    def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
+        """Add ``grad[r, f]`` to row ``arg[r, f]`` of a zero [num_cols, F]; skip negative ones."""
+
+    @abstractmethod
+    def edge_softmax(self, csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
+        """Softmax of [E, H] scores over each row; with ``grad``, its backward (scores = result)."""

@@ -1,0 +1,116 @@
+"""Message formulas as code for the register machine of the CPU library (csrc/cpu/program_kernel.h)."""
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, operands_of, shape_of
+
+__all__ = ["REDUCES", "SIDES", "Program", "compile_formula", "program_reasons"]
+
+# The numbers of csrc/cpu/kernels.h.
+OPS = (
+    "add sub mul div sel neg abs exp log sqrt relu leaky_relu sigmoid tanh softplus pow step sign "
+    "iszero nonzero const"
+).split()
+REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
+SIDES = ("u", "v", "e")
+MAX_OPERANDS = 12
+MAX_INSTRUCTIONS = 48
+MAX_REDUCES = 6
+
+
+@dataclass(frozen=True)
+class Program:
+    """Straight-line code: six integers an instruction, the register of the message, its last sum."""
+
+    code: tuple[int, ...]
+    result: int
+    sum_result: bool
+
+
+def program_reasons(formula: Formula, reduces: tuple[str, ...]) -> list[str]:
+    """Return why a formula is not for the register machine."""
+    reasons = []
+    inner = formula.arg if isinstance(formula, Sum) else formula
+    if _has_sum(inner):
+        reasons.append("a sum over the width inside the message")
+    if len({o.index for o in operands_of(formula)}) > MAX_OPERANDS:
+        reasons.append(f"more than {MAX_OPERANDS} operands")
+    if len(_instructions(inner)) > MAX_INSTRUCTIONS:
+        reasons.append(f"more than {MAX_INSTRUCTIONS} operations")
+    if len(reduces) > MAX_REDUCES:
+        reasons.append(f"more than {MAX_REDUCES} reductions")
+    return reasons
+
+
+@lru_cache(maxsize=1024)
+def compile_formula(formula: Formula, shapes: tuple[tuple[int, int], ...], width: int) -> Program:
+    """Return the code of a formula; equal parts are computed once.
+
+    Args:
+        formula: the message; a sum may only stand outermost.
+        shapes: (heads, width) of the operands.
+        width: width that the message is computed at.
+    """
+    sum_result = isinstance(formula, Sum)
+    inner = formula.arg if isinstance(formula, Sum) else formula
+    sizes = dict(enumerate(shapes))
+    registers: dict[Formula, int] = {}
+    code: list[int] = []
+    for node in _instructions(inner):
+        inputs, value = (0, 0), 0.0
+        match node:
+            case Unary():
+                inputs, value = (_register(node.arg, registers), 0), node.value
+                op = node.op
+            case Binary():
+                inputs = (_register(node.left, registers), _register(node.right, registers))
+                op = node.op
+            case Const():
+                op, value = "const", node.value
+        wide = shape_of(node, sizes)[1] == width and width > 1
+        invariant = all(o.side == "v" for o in operands_of(node)) and not _selects(node)
+        bits = struct.unpack("<q", struct.pack("<d", value))[0]
+        registers[node] = len(shapes) + len(code) // 6
+        code += [OPS.index(op), *inputs, bits, wide, invariant]
+    return Program(tuple(code), _register(inner, registers), sum_result)
+
+
+def _register(node: Formula, registers: dict[Formula, int]) -> int:
+    return node.index if isinstance(node, Operand) else registers[node]
+
+
+def _instructions(formula: Formula) -> dict[Formula, None]:
+    """The distinct operations of a formula, inputs before outputs."""
+    found: dict[Formula, None] = {}
+
+    def visit(node: Formula) -> None:
+        if isinstance(node, Operand) or node in found:
+            return
+        for child in _children(node):
+            visit(child)
+        found[node] = None
+
+    visit(formula)
+    return found
+
+
+def _children(node: Formula) -> tuple[Formula, ...]:
+    match node:
+        case Unary(arg=arg) | Sum(arg=arg):
+            return (arg,)
+        case Binary(left=left, right=right):
+            return (left, right)
+    return ()
+
+
+def _has_sum(node: Formula) -> bool:
+    return isinstance(node, Sum) or any(_has_sum(child) for child in _children(node))
+
+
+def _selects(node: Formula) -> bool:
+    """Whether a value depends on the number of the edge, through `sel`."""
+    if isinstance(node, Binary) and node.op == "sel":
+        return True
+    return any(_selects(child) for child in _children(node))

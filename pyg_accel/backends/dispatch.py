@@ -1,0 +1,92 @@
+"""Which backend runs a call: the cheapest of those without a reason against it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pyg_accel.backends.base import Backend
+from pyg_accel.backends.registry import backends, get_backend
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.errors import BackendNotSupported
+from pyg_accel.settings import settings
+
+__all__ = ["Decision", "choose", "forget_decisions", "use_backend"]
+
+_log = logging.getLogger("pyg_accel")
+_forced: ContextVar[str | None] = ContextVar("pyg_accel_backend", default=None)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The backend for a call, and why the others were passed over."""
+
+    spec: OpSpec
+    backend: Backend
+    rejected: dict[str, tuple[str, ...]]
+
+    def __str__(self) -> str:
+        others = "".join(f"\n  not {name}: {'; '.join(why)}" for name, why in self.rejected.items())
+        return f"{self.spec} -> {self.backend.name}{others}"
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Run every operator inside the block on one backend; it raises where that one cannot.
+
+    Args:
+        name: name of a backend, or ``"auto"`` to choose freely again.
+
+    Raises:
+        ValueError: if there is no such backend.
+    """
+    if name != "auto":
+        get_backend(name)
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def choose(spec: OpSpec) -> Decision:
+    """Return the backend for a call.
+
+    Raises:
+        BackendNotSupported: with every backend's reasons, if none can, or not the one asked for.
+    """
+    forced = _forced.get() or settings.backend
+    return _choose(spec, forced, settings.disable)
+
+
+def forget_decisions() -> None:
+    """Decide anew; called when the backends change."""
+    _choose.cache_clear()
+
+
+@lru_cache(maxsize=4096)
+def _choose(spec: OpSpec, forced: str, disabled: str) -> Decision:
+    names = {name.strip() for name in disabled.split(",")}
+    candidates = backends() if forced == "auto" else {forced: get_backend(forced)}
+    rejected: dict[str, tuple[str, ...]] = {}
+    best: tuple[float, Backend] | None = None
+    for name, backend in candidates.items():
+        reasons = ["disabled by PYG_ACCEL_DISABLE"] if name in names else []
+        reasons = reasons or backend.unavailable_reasons() or backend.not_supported_reasons(spec)
+        if reasons:
+            rejected[name] = tuple(reasons)
+            continue
+        cost = backend.cost(spec)
+        if best is None or cost < best[0]:
+            if best is not None:
+                rejected[best[1].name] = (f"slower than {name} by its own account",)
+            best = (cost, backend)
+        else:
+            rejected[name] = (f"slower than {best[1].name} by its own account",)
+    if best is None:
+        raise BackendNotSupported(spec, rejected)
+    decision = Decision(spec, best[1], rejected)
+    _log.debug("%s", decision)
+    return decision

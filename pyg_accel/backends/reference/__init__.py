@@ -1,0 +1,153 @@
+"""The reference backend: plain torch, any dtype and device, messages written out in full.
+
+It is slow and uses E x F memory. It is what the others are tested against, in float64.
+"""
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.base import Backend
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary
+from pyg_accel.graph import CSR
+
+__all__ = ["ReferenceBackend"]
+
+
+class ReferenceBackend(Backend):
+    """Plain torch."""
+
+    name = "reference"
+
+    def unavailable_reasons(self) -> list[str]:
+        """It is always there."""
+        return []
+
+    def not_supported_reasons(self, spec: OpSpec) -> list[str]:
+        """It can do everything."""
+        return []
+
+    def cost(self, spec: OpSpec) -> float:
+        """Well above any other: several passes over E x F memory."""
+        return 1.0 + 1e-8 * spec.num_edges * spec.heads * spec.width
+
+    def gspmm(
+        self,
+        csr: CSR,
+        formula: Formula,
+        operands: list[Tensor],
+        reduces: list[str],
+        *,
+        want_arg: bool,
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm`."""
+        row = rows_of(csr)
+        col = csr.col.long()
+        eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()
+        place = {"u": col, "v": row, "e": eid}
+        message = evaluate(formula, operands, place)
+        heads = max((t.size(1) for t in operands), default=1)
+        message = message.expand(-1, heads if message.size(1) == 1 else -1, -1)
+        outs = [_reduce(message, row, eid, csr.num_rows, reduce) for reduce in reduces]
+        if want_arg:
+            winner = col if isinstance(formula, Operand) and formula.side == "u" else eid
+            for reduce, out in zip(reduces, list(outs), strict=True):
+                if reduce in ("max", "min"):
+                    outs.append(_winners(message, out, row, winner).to(csr.col.dtype))
+        return outs
+
+    def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
+        """See :meth:`Backend.scatter_arg`."""
+        out = grad.new_zeros(num_cols + 1, grad.size(1))
+        index = torch.where(arg < 0, num_cols, arg.long())  # winners of empty rows go overboard
+        return out.scatter_add_(0, index, grad)[:-1]
+
+    def edge_softmax(self, csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
+        """See :meth:`Backend.edge_softmax`."""
+        row = rows_of(csr)
+        if csr.eid is not None:  # the target of every edge, in the order of the scores
+            row = torch.empty_like(row).index_copy_(0, csr.eid.long(), row)
+        index = row.view(-1, 1).expand_as(scores)
+        zeros = scores.new_zeros(csr.num_rows, scores.size(1))
+        if grad is not None:
+            total = zeros.scatter_add(0, index, scores * grad).gather(0, index)
+            return scores * (grad - total)
+        most = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
+        result = (scores - most.gather(0, index)).exp()
+        return result / zeros.scatter_add(0, index, result).gather(0, index)
+
+
+def rows_of(csr: CSR) -> Tensor:
+    """[E], the row of every entry."""
+    rows = torch.arange(csr.num_rows, device=csr.col.device)
+    return rows.repeat_interleave((csr.rowptr[1:] - csr.rowptr[:-1]).long())
+
+
+def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor]) -> Tensor:
+    """Write out the messages [E, H, F] of a formula."""
+    match formula:
+        case Operand(side=side, index=index):
+            return operands[index].index_select(0, place[side])
+        case Const(value=value):
+            like = next(t for t in operands if t.is_floating_point())
+            return torch.full((1, 1, 1), value, dtype=like.dtype, device=like.device)
+        case Sum(arg=arg):
+            return evaluate(arg, operands, place).sum(-1, keepdim=True)
+        case Unary(op=op, arg=arg, value=value):
+            return _unary(op, evaluate(arg, operands, place), value)
+    left = evaluate(formula.left, operands, place)
+    right = evaluate(formula.right, operands, place)
+    match formula.op:
+        case "add":
+            return left + right
+        case "sub":
+            return left - right
+        case "mul":
+            return left * right
+        case "div":
+            return left / right
+    return torch.where(right == place["e"].view(-1, 1, 1), left, 0)
+
+
+def _unary(op: str, x: Tensor, value: float) -> Tensor:
+    match op:
+        case "neg" | "abs" | "exp" | "log" | "sqrt" | "relu" | "sigmoid" | "tanh" | "sign":
+            result: Tensor = getattr(torch, op)(x)
+            return result
+        case "leaky_relu":
+            return torch.nn.functional.leaky_relu(x, value)
+        case "softplus":
+            return torch.logaddexp(x, torch.zeros_like(x))
+        case "pow":
+            return x.pow(value)
+        case "step":
+            return (x > 0).to(x.dtype)
+        case "iszero":
+            return (x == 0).to(x.dtype)
+    return torch.where(x == 0, 1, x)  # nonzero
+
+
+def _reduce(message: Tensor, row: Tensor, eid: Tensor, num_rows: int, reduce: str) -> Tensor:
+    if reduce == "none":
+        return torch.empty_like(message).index_copy_(0, eid, message)
+    if reduce == "sqsum":
+        message = message * message
+    name = {"sqsum": "sum", "max": "amax", "min": "amin"}.get(reduce, reduce)
+    start = message.new_ones if reduce == "prod" else message.new_zeros
+    out = start(num_rows, *message.shape[1:])
+    index = row.view(-1, 1, 1).expand_as(message)
+    return out.scatter_reduce_(0, index, message, name, include_self=reduce == "prod")
+
+
+def _winners(message: Tensor, out: Tensor, row: Tensor, winner: Tensor) -> Tensor:
+    """The first entry of each row that holds its maximum or minimum."""
+    best = out.index_select(0, row)
+    wins = (message == best) | (message.isnan() & best.isnan())
+    entries = message.size(0)
+    slot = torch.arange(entries, device=row.device).view(-1, 1, 1).expand_as(message)
+    slot = torch.where(wins, slot, entries)
+    first = slot.new_full(out.shape, entries)
+    index = row.view(-1, 1, 1).expand_as(slot)
+    first.scatter_reduce_(0, index, slot, "amin")
+    padded = torch.cat([winner, winner.new_full((1,), -1)])
+    return padded[first]

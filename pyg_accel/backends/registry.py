@@ -1,0 +1,75 @@
+"""The backends that exist, by name."""
+
+from functools import lru_cache
+from importlib.metadata import entry_points
+
+from pyg_accel.backends.base import Backend
+
+__all__ = ["backends", "get_backend", "register_backend", "unregister_backend"]
+
+ENTRY_POINTS = "pyg_accel.backends"
+
+_backends: dict[str, Backend] = {}
+
+
+@lru_cache(maxsize=1)
+def _load_builtin() -> None:
+    from pyg_accel.backends.cpu import CpuBackend
+    from pyg_accel.backends.reference import ReferenceBackend
+
+    register_backend(ReferenceBackend())
+    register_backend(CpuBackend())
+
+
+@lru_cache(maxsize=1)
+def _load_entry_points() -> None:
+    for entry in entry_points(group=ENTRY_POINTS):
+        register_backend(entry.load()())
+
+
+def register_backend(backend: Backend, *, replace: bool = False) -> None:
+    """Add a backend. Packages can do it by an entry point of the group ``pyg_accel.backends``.
+
+    Args:
+        backend: an instance of a :class:`Backend`.
+        replace: take the place of the one with the same name.
+
+    Raises:
+        ValueError: if it is not a backend, or the name is taken.
+    """
+    from pyg_accel.backends.dispatch import forget_decisions
+
+    if not isinstance(backend, Backend):
+        raise ValueError(f"expected an instance of Backend (got {backend!r})")
+    if backend.name in _backends and not replace:
+        raise ValueError(f"a backend named '{backend.name}' exists; pass replace=True to replace it")
+    _backends[backend.name] = backend
+    forget_decisions()
+
+
+def unregister_backend(name: str) -> None:
+    """Remove a backend that was registered."""
+    from pyg_accel.backends.dispatch import forget_decisions
+
+    get_backend(name)
+    del _backends[name]
+    forget_decisions()
+
+
+def backends() -> dict[str, Backend]:
+    """Return all backends by name, in the order of registration."""
+    _load_builtin()
+    _load_entry_points()
+    return dict(_backends)
+
+
+def get_backend(name: str) -> Backend:
+    """Return a backend by name.
+
+    Raises:
+        ValueError: naming those that exist.
+    """
+    known = backends()
+    if name not in known:
+        raise ValueError(f"no backend named '{name}'; there are {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,45 @@
+"""The facts of one operator call that a backend decides on: no tensors."""
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["OpSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One operator call.
+
+    Attributes:
+        op: ``"gspmm"``, ``"edge_softmax"`` or ``"scatter_arg"``.
+        device: device type, e.g. ``"cpu"``.
+        dtype: dtype of the features.
+        index_dtype: int32 or int64.
+        num_rows: target nodes.
+        num_cols: source nodes.
+        num_edges: edges.
+        heads: H of the message [E, H, F].
+        width: F of the message.
+        formula: text of the message formula (gspmm).
+        reduces: reductions asked for (gspmm).
+    """
+
+    op: str
+    device: str
+    dtype: torch.dtype
+    index_dtype: torch.dtype
+    num_rows: int
+    num_cols: int
+    num_edges: int
+    heads: int
+    width: int
+    formula: str = ""
+    reduces: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
+        return (
+            f"{self.op}{what} on {self.device} in {self.dtype}: {self.num_rows} x {self.num_cols}, "
+            f"{self.num_edges} edges, {self.heads} x {self.width} features"
+        )

@@ -1,0 +1,36 @@
+"""The errors that pyg_accel raises on purpose."""
+
+from collections.abc import Mapping, Sequence
+
+__all__ = ["BackendNotSupported", "ExtensionNotBuilt", "PygAccelError", "VerificationError"]
+
+HOW_TO_BUILD = "`make venv` or `pip install --no-build-isolation -e .`"
+
+
+class PygAccelError(Exception):
+    """Base class of the errors below."""
+
+
+class BackendNotSupported(PygAccelError, RuntimeError):
+    """No backend, or not the one that was asked for by name, can run an operator.
+
+    Args:
+        what: the operator and its facts.
+        reasons: for every backend that was asked, why it declined.
+    """
+
+    def __init__(self, what: object, reasons: Mapping[str, Sequence[str]]) -> None:
+        self.reasons = {name: tuple(why) for name, why in reasons.items()}
+        lines = [f"  {name}: {'; '.join(why)}" for name, why in self.reasons.items()]
+        super().__init__("\n".join([f"no backend can run {what}", *lines]))
+
+
+class ExtensionNotBuilt(PygAccelError, ImportError):
+    """A native library is missing; the message carries the command that builds it."""
+
+    def __init__(self, library: str, why: str) -> None:
+        super().__init__(f"{library} is not available: {why}. To build it: {HOW_TO_BUILD}")
+
+
+class VerificationError(PygAccelError, AssertionError):
+    """With ``PYG_ACCEL_VERIFY=1``: an accelerated call differs from PyG's own result."""

@@ -1,0 +1,288 @@
+"""Message formulas as frozen data.
+
+A formula says what an edge computes before its messages are reduced, e.g. ``relu(add(u0,e1))``:
+operand 0 read at the source node of the edge, operand 1 at the edge itself. ``u`` is the source
+node, ``v`` the target node and ``e`` the edge, as in the DGL paper on x86 (section 2.1). Patching
+reads formulas from ``message``; the rewrite and the kernel generators use the same data; backward
+passes are formulas too (:func:`gradient`).
+
+Every operand is seen as ``[rows, heads | 1, width | 1]``; values of different sizes broadcast.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+__all__ = [
+    "BINARY",
+    "UNARY",
+    "Binary",
+    "Const",
+    "Formula",
+    "Operand",
+    "Sum",
+    "Unary",
+    "gradient",
+    "map_operands",
+    "operands_of",
+    "parse",
+    "shape_of",
+    "swap_sides",
+]
+
+SIDES = ("u", "v", "e")
+BINARY = ("add", "sub", "mul", "div", "sel")
+# Those with a parameter carry it as `value`: leaky_relu's slope, pow's exponent.
+UNARY = (
+    "neg abs exp log sqrt relu leaky_relu sigmoid tanh softplus pow step sign iszero nonzero"
+).split()
+PARAMETRIC = ("leaky_relu", "pow")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Operand number ``index``, read at the source (u), the target (v) or the edge (e)."""
+
+    side: str
+    index: int
+
+    def __post_init__(self) -> None:
+        if self.side not in SIDES:
+            raise ValueError(f"expected an operand side of {SIDES} (got '{self.side}')")
+
+    def __str__(self) -> str:
+        return f"{self.side}{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A number."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """An elementwise function of one argument."""
+
+    op: str
+    arg: "Formula"
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.op not in UNARY:
+            raise ValueError(f"unknown function '{self.op}'; there are {', '.join(UNARY)}")
+
+    def __str__(self) -> str:
+        tail = f",{self.value!r}" if self.op in PARAMETRIC else ""
+        return f"{self.op}({self.arg}{tail})"
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """An elementwise function of two arguments.
+
+    ``sel(x, a)`` is x where the index operand a names this edge and 0 elsewhere: how the gradient of
+    a maximum finds the edge that won.
+    """
+
+    op: str
+    left: "Formula"
+    right: "Formula"
+
+    def __post_init__(self) -> None:
+        if self.op not in BINARY:
+            raise ValueError(f"unknown operation '{self.op}'; there are {', '.join(BINARY)}")
+        if self.op == "sel" and not isinstance(self.right, Operand):
+            raise ValueError("expected the second argument of 'sel' to be an operand")
+
+    def __str__(self) -> str:
+        return f"{self.op}({self.left},{self.right})"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The sum over the width, head by head: ``sum(mul(u0,v1))`` is a dot product."""
+
+    arg: "Formula"
+
+    def __str__(self) -> str:
+        return f"sum({self.arg})"
+
+
+Formula = Operand | Const | Unary | Binary | Sum
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Formula:
+    """Read a formula from its text, e.g. ``"mul(u0,e1)"``; the inverse of ``str``."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"expected a message formula (got {text!r}): {error.msg}") from None
+    return _from_syntax(tree, text)
+
+
+def _from_syntax(node: ast.expr, text: str) -> Formula:
+    match node:
+        case ast.Name(id=name) if name[:1] in SIDES and name[1:].isdecimal():
+            return Operand(name[0], int(name[1:]))
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return Const(float(number))
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return Const(-float(number))
+        case ast.Call(func=ast.Name(id="sum"), args=[arg], keywords=[]):
+            return Sum(_from_syntax(arg, text))
+        case ast.Call(func=ast.Name(id=op), args=[arg], keywords=[]) if op not in PARAMETRIC:
+            return Unary(op, _from_syntax(arg, text))
+        case ast.Call(func=ast.Name(id=op), args=[left, right], keywords=[]):
+            first, second = _from_syntax(left, text), _from_syntax(right, text)
+            if op in PARAMETRIC and isinstance(second, Const):
+                return Unary(op, first, second.value)
+            return Binary(op, first, second)
+    raise ValueError(f"expected a message formula such as 'relu(add(u0,e1))' (got {text!r})")
+
+
+def operands_of(formula: Formula) -> Iterator[Operand]:
+    """Yield every operand, in the order of reading; one used twice comes twice."""
+    match formula:
+        case Operand():
+            yield formula
+        case Unary(arg=arg) | Sum(arg=arg):
+            yield from operands_of(arg)
+        case Binary(left=left, right=right):
+            yield from operands_of(left)
+            yield from operands_of(right)
+
+
+def map_operands(formula: Formula, change: Callable[[Operand], Formula]) -> Formula:
+    """Return the formula with every operand replaced by ``change(operand)``."""
+    match formula:
+        case Operand():
+            return change(formula)
+        case Unary(op=op, arg=arg, value=value):
+            return Unary(op, map_operands(arg, change), value)
+        case Sum(arg=arg):
+            return Sum(map_operands(arg, change))
+        case Binary(op=op, left=left, right=right):
+            return Binary(op, map_operands(left, change), map_operands(right, change))
+    return formula
+
+
+def swap_sides(formula: Formula) -> Formula:
+    """Return the formula as the transposed graph sees it: sources and targets change places."""
+    swap = {"u": "v", "v": "u", "e": "e"}
+    return map_operands(formula, lambda operand: Operand(swap[operand.side], operand.index))
+
+
+Shape = tuple[int, int]
+
+
+def shape_of(formula: Formula, shapes: dict[int, Shape]) -> Shape:
+    """Return (heads, width) of the message, given those of the operands by index.
+
+    Raises:
+        ValueError: if two sizes do not broadcast.
+    """
+    match formula:
+        case Operand(index=index):
+            return shapes[index]
+        case Unary(arg=arg):
+            return shape_of(arg, shapes)
+        case Sum(arg=arg):
+            return (shape_of(arg, shapes)[0], 1)
+        case Binary(op="sel", left=left):
+            return shape_of(left, shapes)
+        case Binary(left=left, right=right):
+            a, b = shape_of(left, shapes), shape_of(right, shapes)
+            for x, y in zip(a, b, strict=True):
+                if x != y and 1 not in (x, y):
+                    raise ValueError(f"operands of sizes {a} and {b} do not broadcast in {formula}")
+            # A dimension of 1 gives way, also to one of 0.
+            return (b[0] if a[0] == 1 else a[0], b[1] if a[1] == 1 else a[1])
+    return (1, 1)
+
+
+def _add(a: Formula, b: Formula | None) -> Formula:
+    return a if b is None else Binary("add", b, a)
+
+
+def _mul(a: Formula, b: Formula) -> Formula:
+    if a == Const(1.0):
+        return b
+    return a if b == Const(1.0) else Binary("mul", a, b)
+
+
+def gradient(formula: Formula, index: int, seed: Formula) -> Formula | None:
+    """Return the message gradient with respect to operand ``index``, given that of the message.
+
+    The seed is a formula as well: usually the operand that holds the gradient of the reduction.
+    None means that the operand does not matter.
+    """
+    match formula:
+        case Operand(index=found):
+            return seed if found == index else None
+        case Const():
+            return None
+        case Sum(arg=arg):
+            return gradient(arg, index, seed)
+        case Unary():
+            return gradient(formula.arg, index, _mul_derivative(formula, seed))
+        case Binary(op="add", left=left, right=right):
+            parts = [gradient(left, index, seed), gradient(right, index, seed)]
+        case Binary(op="sub", left=left, right=right):
+            parts = [gradient(left, index, seed), gradient(right, index, Unary("neg", seed))]
+        case Binary(op="mul", left=left, right=right):
+            parts = [
+                gradient(left, index, _mul(seed, right)),
+                gradient(right, index, _mul(seed, left)),
+            ]
+        case Binary(op="div", left=left, right=right):
+            parts = [
+                gradient(left, index, Binary("div", seed, right)),
+                gradient(right, index, Unary("neg", Binary("div", _mul(seed, formula), right))),
+            ]
+        case Binary(op="sel", left=left, right=right):
+            parts = [gradient(left, index, Binary("sel", seed, right))]
+    total: Formula | None = None
+    for part in parts:
+        total = total if part is None else _add(part, total)
+    return total
+
+
+def _mul_derivative(formula: Unary, seed: Formula) -> Formula:
+    """Seed times the derivative of one elementwise function."""
+    x, y = formula.arg, formula
+    one = Const(1.0)
+    match formula.op:
+        case "neg":
+            return Unary("neg", seed)
+        case "abs":
+            return _mul(seed, Unary("sign", x))
+        case "exp":
+            return _mul(seed, y)
+        case "log":
+            return Binary("div", seed, x)
+        case "sqrt":
+            return Binary("div", _mul(seed, Const(0.5)), y)
+        case "relu":
+            return _mul(seed, Unary("step", x))
+        case "leaky_relu":  # slope + (1 - slope) * step(x)
+            rise = _mul(Const(1.0 - formula.value), Unary("step", x))
+            return _mul(seed, Binary("add", Const(formula.value), rise))
+        case "sigmoid":
+            return _mul(seed, _mul(y, Binary("sub", one, y)))
+        case "tanh":
+            return _mul(seed, Binary("sub", one, _mul(y, y)))
+        case "softplus":
+            return _mul(seed, Unary("sigmoid", x))
+        case "pow":
+            power = Unary("pow", x, formula.value - 1.0)
+            return _mul(seed, _mul(Const(formula.value), power))
+        case "nonzero":  # x, but 1 where x is 0
+            return _mul(seed, Binary("sub", one, Unary("iszero", x)))
+    return _mul(seed, Const(0.0))  # step, sign, iszero are constant almost everywhere

@@ -1,0 +1,290 @@
+"""The graph as the kernels want it: CSR by target node, its transpose, and the way back to edges."""
+
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.settings import settings
+
+__all__ = ["CSR", "Graph", "GraphCache"]
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+class CSR(NamedTuple):
+    """What a backend sees of a graph: arrays of one index dtype.
+
+    Attributes:
+        rowptr: [num_rows + 1], where the entries of each row begin.
+        col: [E], the column of every entry.
+        eid: [E], the row of edge operands that belongs to every entry; None if they are in order.
+        num_cols: number of columns.
+        sorted: columns ascend within each row.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    eid: Tensor | None
+    num_cols: int
+    sorted: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.rowptr.numel() - 1
+
+
+class Graph:
+    """A directed, possibly bipartite graph in CSR form: row = target node, column = source node.
+
+    Entry k of the CSR is edge ``perm[k]`` of the edge list that the graph was built from (``perm`` is
+    None if the orders agree). The transpose is built when something first asks for it.
+
+    Attributes:
+        rowptr: [num_rows + 1].
+        col: [E], ascending within each row when built from an edge list.
+        perm: [E] or None.
+        num_rows: number of target nodes.
+        num_cols: number of source nodes.
+    """
+
+    def __init__(
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        perm: Tensor | None,
+        num_cols: int,
+        *,
+        sorted: bool,
+    ) -> None:
+        """Wrap arrays that are known to be valid; see :meth:`from_csr` and :meth:`from_edge_index`."""
+        self.rowptr = rowptr
+        self.col = col
+        self.perm = perm
+        self.num_rows = rowptr.numel() - 1
+        self.num_cols = num_cols
+        self.sorted = sorted
+        self._transposed: tuple[Tensor, Tensor, Tensor] | None = None
+        self._transposed_edges: Tensor | None = None
+        self._degree: Tensor | None = None
+
+    @classmethod
+    def from_csr(cls, rowptr: Tensor, col: Tensor, *, num_cols: int | None = None) -> "Graph":
+        """Take over a CSR matrix; edge operands are then in its order.
+
+        Args:
+            rowptr: [num_rows + 1] int32 or int64, ascending from 0 to E.
+            col: [E] of the same dtype and device.
+            num_cols: number of source nodes; by default the larger of num_rows and max(col) + 1.
+
+        Raises:
+            ValueError: if the arrays are not a CSR matrix.
+        """
+        for name, array in (("rowptr", rowptr), ("col", col)):
+            if not isinstance(array, Tensor) or array.dim() != 1:
+                raise ValueError(f"expected '{name}' to be a one-dimensional tensor")
+            if array.dtype not in _INDEX_DTYPES:
+                raise ValueError(f"expected '{name}' to be int32 or int64 (got {array.dtype})")
+        if rowptr.dtype != col.dtype or rowptr.device != col.device:
+            raise ValueError("expected 'rowptr' and 'col' to share their dtype and device")
+        if rowptr.numel() == 0 or rowptr[0] != 0 or rowptr[-1] != col.numel():
+            raise ValueError("expected 'rowptr' to run from 0 to the number of entries of 'col'")
+        if bool((rowptr[1:] < rowptr[:-1]).any()):
+            raise ValueError("expected 'rowptr' to ascend")
+        low, high = (int(col.min()), int(col.max())) if col.numel() else (0, -1)
+        if num_cols is None:
+            num_cols = max(rowptr.numel() - 1, high + 1)
+        if low < 0 or high >= num_cols:
+            raise ValueError(f"expected 'col' within [0, {num_cols}) (got {low} to {high})")
+        rowptr, col = rowptr.contiguous(), col.contiguous()
+        inside = torch.ones(max(col.numel() - 1, 0), dtype=torch.bool, device=col.device)
+        starts = rowptr[1:-1].long()
+        inside[starts[(starts > 0) & (starts < col.numel())] - 1] = False
+        ordered = bool((col[1:] >= col[:-1])[inside].all())
+        return cls(rowptr, col, None, num_cols, sorted=ordered)
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        size: tuple[int | None, int | None] | None = None,
+        flow: str = "source_to_target",
+    ) -> "Graph":
+        """Build the CSR form of an edge list by counting sort: linear in edges and nodes.
+
+        Args:
+            edge_index: [2, E] int32 or int64 of source (row 0) and target ids (row 1), in any order,
+                duplicates and self-loops included.
+            size: number of nodes that rows 0 and 1 refer to; by default max(edge_index) + 1 for both.
+            flow: ``"source_to_target"`` as above, or ``"target_to_source"``: messages go from the
+                nodes of row 1 to those of row 0.
+
+        Raises:
+            ValueError: for a malformed edge_index, size or flow.
+            IndexError: for ids outside of ``size``.
+        """
+        if not isinstance(edge_index, Tensor):
+            raise ValueError(f"expected 'edge_index' to be a tensor (got {type(edge_index).__name__})")
+        if edge_index.dim() != 2 or edge_index.size(0) != 2:
+            raise ValueError(f"expected 'edge_index' of shape [2, E] (got {list(edge_index.shape)})")
+        if edge_index.dtype not in _INDEX_DTYPES:
+            raise ValueError(f"expected 'edge_index' to be int32 or int64 (got {edge_index.dtype})")
+        if flow not in ("source_to_target", "target_to_source"):
+            raise ValueError(f"unknown flow '{flow}'")
+        sizes = list(size) if size is not None else [None, None]
+        if len(sizes) != 2 or any(n is not None and n < 0 for n in sizes):
+            raise ValueError(f"expected 'size' to be two numbers of at least 0 (got {size})")
+        if None in sizes:
+            most = int(edge_index.max()) + 1 if edge_index.numel() else 0
+            sizes = [most if n is None else n for n in sizes]
+        target = 1 if flow == "source_to_target" else 0
+        rows, cols = edge_index[target], edge_index[1 - target]
+        return cls._from_coo(rows.contiguous(), cols.contiguous(), int(sizes[target] or 0),
+                             int(sizes[1 - target] or 0))  # fmt: skip
+
+    @classmethod
+    def _from_coo(cls, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> "Graph":
+        # 32-bit indices halve what the kernels read beside the features.
+        narrow = max(num_rows, num_cols, row.numel()) < 2**31 - 1
+        if row.device.type == "cpu" and not cpu_unavailable_reasons():
+            try:
+                arrays = cpu_library().csr_from_coo(row, col, num_rows, num_cols, not narrow)
+            except RuntimeError as error:
+                if "outside of" not in str(error):
+                    raise
+                raise IndexError(str(error).splitlines()[0]) from None
+            return cls(*arrays, num_cols, sorted=True)
+        for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):
+            if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= most):
+                raise IndexError(f"found {name} ids outside of [0, {most})")
+        dtype = torch.int32 if narrow else torch.int64
+        perm = torch.argsort(row.long() * max(num_cols, 1) + col.long(), stable=True)
+        rowptr = row.new_zeros(num_rows + 1, dtype=dtype)
+        rowptr[1:] = torch.bincount(row.long(), minlength=num_rows).cumsum(0)
+        return cls(rowptr, col[perm].to(dtype), perm.to(dtype), num_cols, sorted=True)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self.col.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays live."""
+        return self.rowptr.device
+
+    @property
+    def degree(self) -> Tensor:
+        """[num_rows], entries of each row."""
+        if self._degree is None:
+            self._degree = self.rowptr[1:] - self.rowptr[:-1]
+        return self._degree
+
+    def csr(self, *, edge_order: bool = False) -> CSR:
+        """Return the arrays for a forward pass.
+
+        Args:
+            edge_order: edge operands are in the order of the edge list, not in that of the CSR.
+        """
+        eid = self.perm if edge_order else None
+        return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted)
+
+    def transposed(self, *, edge_order: bool = False) -> CSR:
+        """Return the arrays of the transposed graph, for edge operands in the order of this one."""
+        if self._transposed is None:
+            self._transposed = _transpose(self.rowptr, self.col, self.num_cols)
+        rowptr, col, perm = self._transposed
+        if edge_order and self.perm is not None:
+            if self._transposed_edges is None:
+                self._transposed_edges = self.perm.index_select(0, perm)
+            perm = self._transposed_edges
+        return CSR(rowptr, col, perm, self.num_rows, True)
+
+    def __repr__(self) -> str:
+        return (
+            f"Graph(num_rows={self.num_rows}, num_cols={self.num_cols}, num_edges={self.num_edges}, "
+            f"{self.rowptr.dtype}, device={self.device})"
+        )
+
+
+def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    if rowptr.device.type == "cpu" and not cpu_unavailable_reasons():
+        arrays: tuple[Tensor, Tensor, Tensor] = tuple(
+            cpu_library().csr_transpose(rowptr, col, num_cols)
+        )
+        return arrays
+    row = torch.repeat_interleave(
+        torch.arange(rowptr.numel() - 1, dtype=col.dtype, device=col.device),
+        (rowptr[1:] - rowptr[:-1]).long(),
+    )
+    perm = torch.argsort(col, stable=True)
+    colptr = rowptr.new_zeros(num_cols + 1)
+    colptr[1:] = torch.bincount(col.long(), minlength=num_cols).cumsum(0)
+    return colptr, row[perm], perm.to(col.dtype)
+
+
+@dataclass
+class _Entry:
+    owner: "weakref.ref[Tensor]"
+    version: int
+    graph: Graph | None
+
+
+class GraphCache:
+    """Graphs by the identity and version of the edge_index they were built from.
+
+    It holds neither the edge_index (a weak reference removes the entry with it, so a sampled batch is
+    never kept alive) nor more than ``settings.graph_cache`` graphs (the least recently used goes). An
+    edge_index that was changed in place is a new one.
+    """
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
+        self._lock = threading.RLock()  # a weak reference may die inside any of the methods
+
+    def find(self, edge_index: Tensor, key: tuple[object, ...]) -> tuple[bool, Graph | None]:
+        """Return whether this edge_index was seen with this key, and its graph if it was built."""
+        if edge_index.is_inference():  # has no version: a change in place would go unnoticed
+            return False, None
+        full_key = (id(edge_index), *key)
+        with self._lock:
+            entry = self._entries.get(full_key)
+            if entry is None or entry.owner() is not edge_index:
+                return False, None
+            if entry.version != edge_index._version:
+                del self._entries[full_key]
+                return False, None
+            self._entries.move_to_end(full_key)
+            return True, entry.graph
+
+    def keep(self, edge_index: Tensor, key: tuple[object, ...], graph: Graph | None) -> None:
+        """Remember a graph, or with None only that the edge_index was seen."""
+        if edge_index.is_inference():
+            return
+        full_key = (id(edge_index), *key)
+
+        def forget(_: object) -> None:
+            with self._lock:
+                self._entries.pop(full_key, None)
+
+        with self._lock:
+            owner = weakref.ref(edge_index, forget)
+            self._entries[full_key] = _Entry(owner, edge_index._version, graph)
+            self._entries.move_to_end(full_key)
+            while len(self._entries) > settings.graph_cache:
+                self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,67 @@
+"""Loads the native libraries, when something first asks for one, and says why if one cannot be had."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_accel.errors import HOW_TO_BUILD, ExtensionNotBuilt
+from pyg_accel.settings import settings
+
+__all__ = ["build_info", "cpu_library", "cpu_unavailable_reasons"]
+
+_FOLDER = Path(__file__).parent
+
+
+@lru_cache(maxsize=1)
+def _load_cpu() -> tuple[str, ...]:
+    """Load the CPU library once; return what kept it from loading."""
+    found = sorted(_FOLDER.glob("_C_cpu*.so")) + sorted(_FOLDER.glob("_C_cpu*.pyd"))
+    if not found:
+        return (f"extension not built: run {HOW_TO_BUILD}",)
+    try:
+        torch.ops.load_library(found[0])
+    except OSError as error:  # built for another torch, processor or C library
+        return (f"extension does not load ({error}): rebuild it with {HOW_TO_BUILD}",)
+    return ()
+
+
+def cpu_unavailable_reasons() -> list[str]:
+    """Return why the CPU library cannot be used; empty means that it is loaded."""
+    return list(_load_cpu())
+
+
+def cpu_library() -> Any:
+    """Return the namespace of the CPU library's operators.
+
+    Raises:
+        ExtensionNotBuilt: with the command that builds it.
+    """
+    reasons = _load_cpu()
+    if reasons:
+        raise ExtensionNotBuilt("the CPU library pyg_accel._C_cpu", reasons[0])
+    library = torch.ops.pyg_accel_cpu
+    _follow_settings(library)
+    return library
+
+
+_applied_isa = ""
+
+
+def _follow_settings(library: Any) -> None:
+    global _applied_isa
+    isa = settings.isa
+    if isa != _applied_isa:
+        library.configure(isa, 0, 0)
+        _applied_isa = isa
+
+
+def build_info() -> dict[str, Any]:
+    """Return what is known of the build: torch, compiler, flags; empty without a build."""
+    path = _FOLDER / "build_info.json"
+    if not path.exists():
+        return {}
+    info: dict[str, Any] = json.loads(path.read_text())
+    return info

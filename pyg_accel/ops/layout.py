@@ -1,0 +1,101 @@
+"""Feature shapes: whatever trails the row dimension becomes heads x width, and back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+__all__ = ["Layout", "find_layout"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How operands with trailing shapes become ``[rows, 1 | H, 1 | F]``.
+
+    Attributes:
+        trailing: shape of a message without its edge dimension.
+        split: dimensions of ``trailing`` before this one are heads, the others width.
+    """
+
+    trailing: tuple[int, ...]
+    split: int
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return prod(self.trailing[: self.split])
+
+    @property
+    def width(self) -> int:
+        """F."""
+        return prod(self.trailing[self.split :])
+
+    def fold(self, operand: Tensor) -> Tensor:
+        """Return an operand [rows, ...] as [rows, 1 | H, 1 | F], contiguous within a row."""
+        own = (1,) * (len(self.trailing) - operand.dim() + 1) + tuple(operand.shape[1:])
+        operand = operand.reshape(operand.size(0), *own)
+        sizes = []
+        for part in (slice(None, self.split), slice(self.split, None)):
+            full, mine = self.trailing[part], own[part]
+            if mine != full and any(n != 1 for n in mine):
+                # Broadcast over some dimensions of the group and not over others.
+                lead = own[: self.split] if part.start else full
+                tail = full if part.start else own[self.split :]
+                operand = operand.expand(-1, *lead, *tail)
+                own = (*lead, *tail)
+                mine = full
+            sizes.append(prod(mine))
+        return contiguous_rows(operand.reshape(operand.size(0), *sizes))
+
+    def unfold(self, result: Tensor) -> Tensor:
+        """Return a result [rows, H, F] in the trailing shape."""
+        return result.reshape(result.size(0), *self.trailing)
+
+    def unfold_summed(self, result: Tensor) -> Tensor:
+        """Return a result [rows, H, 1] of a sum over the width in the shape of the heads."""
+        return result.reshape(result.size(0), *self.trailing[: self.split])
+
+
+def contiguous_rows(operand: Tensor) -> Tensor:
+    """Copy an operand [rows, H, F] unless each row is contiguous; rows may be any distance apart."""
+    _, heads, width = operand.shape
+    _, head_stride, width_stride = operand.stride()
+    if (width == 1 or width_stride == 1) and (heads == 1 or head_stride == width):
+        return operand
+    return operand.contiguous()
+
+
+def find_layout(trailings: Sequence[tuple[int, ...]], *, keep_last: bool = False) -> Layout:
+    """Return the layout in which operands of these trailing shapes meet.
+
+    Args:
+        trailings: shape of each operand without its row dimension; they broadcast from the right.
+        keep_last: the last dimension is the width by itself (it will be summed over).
+
+    Raises:
+        ValueError: if the shapes do not broadcast.
+    """
+    try:
+        common = tuple(torch.broadcast_shapes(*trailings))
+    except RuntimeError:
+        raise ValueError(f"features of shapes {list(trailings)} do not broadcast") from None
+    if keep_last:
+        return Layout(common, max(len(common) - 1, 0))
+    # Dimensions that every operand treats alike belong together: a weight [H, 1] beside features
+    # [H, F] splits after H; two operands [H, F] do not split at all.
+    padded = [(1,) * (len(common) - len(t)) + tuple(t) for t in trailings]
+
+    def pattern(d: int) -> tuple[bool, ...]:
+        return tuple(own[d] != common[d] for own in padded)
+
+    split = len(common)
+    dims = [d for d in range(len(common)) if common[d] != 1]
+    for d in reversed(dims):
+        if pattern(d) != pattern(dims[-1]):
+            break
+        split = d
+    else:
+        split = 0
+    return Layout(common, split)
