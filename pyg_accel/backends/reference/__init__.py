@@ -41,6 +41,11 @@ class ReferenceBackend(Backend):
         want_arg: bool,
     ) -> list[Tensor]:
         """See :meth:`Backend.gspmm`."""
+        dtype = next(t.dtype for t in operands if t.is_floating_point())
+        if dtype.itemsize == 2:  # 16-bit features are computed in fp32 and rounded once
+            wide = [t.float() if t.is_floating_point() else t for t in operands]
+            outs = self.gspmm(csr, formula, wide, reduces, want_arg=want_arg)
+            return [t.to(dtype) if t.is_floating_point() else t for t in outs]
         row = rows_of(csr)
         col = csr.col.long()
         eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()

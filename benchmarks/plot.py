@@ -1,0 +1,107 @@
+"""Pictures of the results, drawn from the CSV files alone.
+
+    python -m benchmarks.plot
+
+A figure appears for every CSV in results/; colours mark which side of stock or of the best peer a
+case falls on.
+"""
+
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+from benchmarks import cpu_epochs, cpu_kernels, results
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+WON, LOST, STOCK = "#2a7f62", "#c8443c", "#8a8f98"
+
+
+def main(*, quick: bool = False) -> None:
+    """Draw every CSV that is there, into a PNG beside it."""
+    folder = results.QUICK if quick else results.FOLDER
+    for suite, draw in ((cpu_kernels, draw_kernels), (cpu_epochs, draw_epochs)):
+        source = folder / f"{suite.NAME}.csv"
+        if source.exists():
+            picture = source.with_suffix(".png")
+            save(draw(pd.read_csv(source)), picture)
+            print(f"written: {picture}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    plt.close(figure)
+
+
+def draw_kernels(frame: pd.DataFrame) -> Figure:
+    """A panel a graph, a bar a case: time of the best right peer over ours."""
+    cases = cpu_kernels.best_peers(frame)
+    cases["case"] = cpu_kernels.labels(cases) + ", F=" + cases["F"].astype(str)
+    names = list(dict.fromkeys(cases["case"]))
+    graphs = list(dict.fromkeys(cases["graph"]))
+    size = (2.2 + 2.6 * len(graphs), 0.8 + 0.2 * len(names))
+    figure, axes = plt.subplots(1, len(graphs), sharey=True, squeeze=False, figsize=size)
+    for axis, graph in zip(axes[0], graphs, strict=True):
+        ratios = cases[cases["graph"] == graph].set_index("case")["ratio"].reindex(names)
+        axis.barh(names, ratios - 1, left=1, color=[LOST if r < 1 else WON for r in ratios])
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set(
+            xscale="log",
+            title=f"{graph}\ngeo. mean {cpu_kernels.geometric_mean(ratios.dropna()):.2f}",
+        )
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_axisbelow(True)
+        axis.grid(axis="x", which="both", alpha=0.3)
+    axes[0][0].invert_yaxis()
+    figure.supxlabel("best peer's time / ours (right of 1: faster)", fontsize="medium")
+    figure.suptitle(f"CPU kernels, {machine_of(frame)}", fontsize="medium")
+    figure.tight_layout()
+    return figure
+
+
+def draw_epochs(frame: pd.DataFrame) -> Figure:
+    """A row a data set; time of an epoch and peak memory of a training, stock beside patched."""
+    wide = cpu_epochs.side_by_side(frame)
+    datasets = list(dict.fromkeys(wide.index.get_level_values("dataset")))
+    size = (9, 0.6 + 2.4 * len(datasets))
+    figure, axes = plt.subplots(len(datasets), 2, squeeze=False, figsize=size)
+    for pair, dataset in zip(axes, datasets, strict=True):
+        rows = wide.loc[dataset]
+        for axis, column, label in zip(
+            pair, ("epoch_ms", "peak_mib"), ("epoch, ms", "peak memory, MiB"), strict=True
+        ):
+            draw_pairs(axis, rows[column])
+            axis.set(title=dataset, ylabel=label)
+    axes[0][0].legend(loc="best", fontsize="small")
+    figure.suptitle(f"Training on the CPU, {machine_of(frame)}", fontsize="medium")
+    figure.tight_layout()
+    return figure
+
+
+def draw_pairs(axis: plt.Axes, rows: pd.DataFrame) -> None:
+    """Two bars a model, the ratio above the patched one."""
+    at = range(len(rows))
+    better = rows["patched"] <= rows["stock"]
+    colours = [WON if good else LOST for good in better]
+    axis.bar([i - 0.2 for i in at], rows["stock"], width=0.4, color=STOCK, label="stock PyG")
+    bars = axis.bar(
+        [i + 0.2 for i in at], rows["patched"], width=0.4, color=colours, label="patched"
+    )
+    ratios = [f"{ratio:.1f}x" for ratio in rows["stock"] / rows["patched"]]
+    axis.bar_label(bars, labels=ratios, fontsize="small")
+    axis.set_xticks(list(at), labels=rows.index)
+    axis.margins(y=0.12)
+
+
+def machine_of(frame: pd.DataFrame) -> str:
+    """CPU, threads, versions and commit of a result."""
+    row = frame.iloc[-1]
+    machine = f"{row['cpu']}, {row['threads']} threads, torch {row['torch']}, PyG {row['pyg']}"
+    return f"{machine}, pyg_accel {row['pyg_accel']} ({row['commit']}, {row['date']})"
+
+
+if __name__ == "__main__":
+    main()

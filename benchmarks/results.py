@@ -1,0 +1,20 @@
+"""Where results lie, and how rows become a CSV file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+FOLDER = Path(__file__).with_name("results")
+QUICK = FOLDER / "quick"  # trial runs; git ignores it
+
+
+def write(rows: Sequence[dict[str, Any]], name: str, *, quick: bool) -> pd.DataFrame:
+    """Replace the CSV of that name: a file holds one run, earlier ones are in the git history."""
+    path = (QUICK if quick else FOLDER) / f"{name}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame = pd.DataFrame(rows)
+    frame.to_csv(path, index=False, float_format="%.5g")
+    print(f"written: {path}")
+    return frame

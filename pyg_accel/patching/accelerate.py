@@ -1,0 +1,211 @@
+"""One call of ``propagate`` under ``patch()``: try the lazy way, else PyG's own, and say which."""
+
+import inspect
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from pyg_accel import ops
+from pyg_accel.backends import get_backend
+from pyg_accel.errors import VerificationError
+from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
+from pyg_accel.patching.memo import Memo
+from pyg_accel.patching.report import record
+from pyg_accel.patching.seam import hook_reasons, propagate_width
+from pyg_accel.patching.thresholds import thresholds
+from pyg_accel.settings import settings
+
+__all__ = ["bypassed", "call", "is_active", "memoise", "softmax"]
+
+MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
+
+_switched_on = 0  # how many patch() without a model are in force
+_memo = Memo()
+_declined: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str]]" = weakref.WeakKeyDictionary()
+
+
+def switch(by: int) -> None:
+    """Count a global patch() that begins (1) or ends (-1)."""
+    global _switched_on
+    _switched_on += by
+
+
+def is_active(module: MessagePassing | None = None) -> bool:
+    """Return whether calls are accelerated: all of them, or those of this instance."""
+    return _switched_on > 0 or (module is not None and MARK in vars(module))
+
+
+def forget() -> None:
+    """Drop all graphs, remembered results and declined layers."""
+    GRAPHS.clear()
+    _memo.clear()
+    _declined.clear()
+
+
+def call(
+    original: Callable[..., Any], self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stand in for a rendered ``propagate`` or ``edge_updater``."""
+    if torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing():
+        return original(self, edge_index, *args, **kwargs)
+    if not is_active(self):
+        return original(self, edge_index, *args, **kwargs)
+    start = time.perf_counter()
+    layer = type(self).__name__
+    key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
+    known = _declined.get(self, {})
+    reasons = _reasons(original, self, edge_index, args, kwargs)
+    if not reasons and key in known:
+        reasons = [known[key]]
+    if not reasons:
+        # A message that turns out not to be a formula runs twice: it must draw the same numbers.
+        state = torch.get_rng_state() if self.training else None
+        trace = Trace(edge_index, self.flow)
+        try:
+            with trace:
+                out = original(self, edge_index, *args, **kwargs)
+            out = _finish(self, out)
+        except Unrecognised as reason:
+            reasons = [str(reason)]
+            if reason.sticky:
+                _declined.setdefault(self, {})[key] = str(reason)
+            if state is not None:
+                torch.set_rng_state(state)
+        else:
+            if settings.verify:
+                _verify(original, self, edge_index, args, kwargs, out, state)
+            seconds = time.perf_counter() - start
+            formulas = "; ".join(dict.fromkeys(trace.formulas))
+            if formulas:
+                record(layer, formulas, trace.device.type, "", seconds)
+            else:
+                record(layer, "", "PyG", "nothing to reduce", seconds)
+            return out
+    out = original(self, edge_index, *args, **kwargs)
+    record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
+    return out
+
+
+def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for the ``propagate`` that explainers and decomposition switch to: take a note."""
+    if not is_active(self) or torch.compiler.is_compiling():
+        return original(self, *args, **kwargs)
+    start = time.perf_counter()
+    out = original(self, *args, **kwargs)
+    reason = "; ".join(hook_reasons(self)) or "PyG's reference propagate was asked for"
+    record(type(self).__name__, "", "PyG", reason, time.perf_counter() - start)
+    return out
+
+
+def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Stand in for a function that derives an edge_index from another."""
+    if not is_active() or torch.compiler.is_compiling() or torch.jit.is_scripting():
+        return function(*args, **kwargs)
+    return _memo(function, *args, **kwargs)
+
+
+def softmax(function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``torch_geometric.utils.softmax`` where the scores belong to a lazy message."""
+    if not isinstance(src, LazyTensor) or src.trace.row_of(index) != src.trace.target:
+        return function(src, index, *args, **kwargs)
+    given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
+    shape = plain_shape(src)
+    if len(shape) > 2 or src.edge_dim != 0 or given.get("dim", 0) != 0 or shape[1:].numel() > 16:
+        return function(src, index, *args, **kwargs)
+    trace = src.trace
+    scores = trace.compute(src)
+    graph = trace.graph_of(src, given.get("num_nodes") or trace.sizes[trace.target])
+    trace.formulas.append("softmax_j")
+    with torch._C.DisableTorchFunction():
+        return ops.edge_softmax(graph, scores, edge_order=True)
+
+
+def _reasons(
+    original: Callable[..., Any],
+    module: MessagePassing,
+    edge_index: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[str]:
+    """Why this call is PyG's, before looking at the message."""
+    reasons = hook_reasons(module)
+    if not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index):
+        return [*reasons, "the graph is a sparse matrix: PyG's own SpMM runs"]
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (
+        torch.int32, torch.int64,
+    ):  # fmt: skip
+        return [*reasons, "a malformed edge_index"]
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        reasons.append("inside a torch.func transform")
+    if edge_index.device.type != "cpu":
+        return [*reasons, f"no backend for device '{edge_index.device.type}' yet"]
+    unavailable = get_backend("cpu").unavailable_reasons()
+    if unavailable:
+        return [*reasons, *unavailable]
+    if not reasons and not settings.always:
+        arguments = kwargs
+        if args:
+            names = list(inspect.signature(original).parameters)[2:]
+            arguments = dict(zip(names, args, strict=False)) | kwargs
+        reasons += _size_reasons(edge_index, propagate_width(module, arguments))
+    return reasons
+
+
+def _size_reasons(edge_index: Tensor, width: int) -> list[str]:
+    """Small calls stay with PyG; so do graphs seen for the first time that are not worth sorting."""
+    work = edge_index.size(1) * width
+    limits = thresholds()
+    seen, _ = GRAPHS.find(edge_index, ("seen",))
+    if not seen:
+        GRAPHS.keep(edge_index, ("seen",), None)
+    if work < limits.cached_work:
+        return [f"small: edges x features below {limits.cached_work}"]
+    if not seen and work < limits.one_shot_work:
+        return [f"new graph: edges x features below {limits.one_shot_work} at first sight"]
+    return []
+
+
+def _finish(module: MessagePassing, out: Any) -> Any:
+    """Nothing lazy may leave: not in the result and not in what the layer put aside."""
+    for name, value in vars(module).items():
+        if isinstance(value, LazyTensor):
+            vars(module)[name] = value.trace.compute(value)
+    if isinstance(out, LazyTensor):
+        return out.trace.compute(out)
+    if isinstance(out, (tuple, list)) and any(isinstance(t, LazyTensor) for t in out):
+        return type(out)(t.trace.compute(t) if isinstance(t, LazyTensor) else t for t in out)
+    return out
+
+
+def _verify(
+    original: Callable[..., Any],
+    module: MessagePassing,
+    edge_index: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+    state: Tensor | None,
+) -> None:
+    if state is not None:
+        torch.set_rng_state(state)
+    with torch.no_grad():
+        expected = original(module, edge_index, *args, **kwargs)
+    if not isinstance(out, Tensor):
+        return
+    relative, absolute = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-3, 1e-4)}.get(
+        out.dtype, (5e-2, 5e-2)
+    )
+    # Sums of many terms of both signs: measured against the largest result.
+    allowed = absolute + relative * max(float(expected.abs().max()), 1.0) if out.numel() else 0.0
+    same = torch.isclose(out, expected, rtol=relative, atol=allowed, equal_nan=True)
+    if out.shape != expected.shape or not bool(same.all()):
+        raise VerificationError(
+            f"{type(module).__name__}: accelerated and PyG's own result differ by "
+            f"{float((out - expected).abs().max()):.3g}"
+        )

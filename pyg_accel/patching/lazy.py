@@ -1,0 +1,276 @@
+"""Edge tensors that are not computed until something needs them.
+
+Inside an accelerated ``propagate`` the tensors ``x_i``, ``x_j`` and what ``message`` makes of them are
+:class:`LazyTensor`: they have a shape and a formula, but no storage. A reduction over the target nodes
+turns the formula into one kernel call and an ordinary tensor. PyG's own code runs on them unchanged.
+
+What a function on a lazy tensor becomes is in :mod:`pyg_accel.patching.rules`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_accel import ops
+from pyg_accel.formula import Const, Formula, Operand, Sum, map_operands, operands_of
+from pyg_accel.graph import Graph, GraphCache
+
+__all__ = ["GRAPHS", "LazyTensor", "Trace", "Unrecognised"]
+
+GRAPHS = GraphCache()
+
+
+class Unrecognised(Exception):  # noqa: N818 - it is not an error: PyG's own path takes over
+    """The message does something that no formula says.
+
+    Attributes:
+        sticky: the same layer will do it again, so there is no need to try.
+    """
+
+    def __init__(self, reason: str, *, sticky: bool = True) -> None:
+        super().__init__(reason)
+        self.sticky = sticky
+
+
+class LazyTensor(Tensor):
+    """A tensor with an edge dimension and a formula in place of storage.
+
+    Outside of the formula language it behaves as an ordinary tensor: narrow ones are computed when
+    an unknown function asks for them, wide ones raise :class:`Unrecognised`.
+    """
+
+    trace: "Trace"
+    formula: Formula
+    edge_dim: int
+    parts: "tuple[Tensor, ...] | None"
+
+    @staticmethod
+    def __new__(
+        cls,
+        trace: "Trace",
+        formula: Formula,
+        shape: Sequence[int],
+        edge_dim: int,
+        dtype: torch.dtype,
+        parts: "tuple[Tensor, ...] | None" = None,
+    ) -> "LazyTensor":
+        """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer."""
+        lazy = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, tuple(shape), dtype=dtype, device=trace.device
+        )
+        lazy.trace, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
+        return lazy  # type: ignore[no-any-return]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is left to do after ``__new__``."""
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"LazyTensor({self.formula}, shape={list(plain_shape(self))})"
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        from pyg_accel.patching.rules import apply
+
+        return apply(func, args, kwargs or {})
+
+
+def plain_shape(lazy: Tensor) -> torch.Size:
+    """Return the shape without going through ``__torch_function__``."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return lazy.shape
+
+
+class Trace(TorchFunctionMode):
+    """One accelerated call: follows which tensors are gathered by which row of ``edge_index``.
+
+    Attributes:
+        edge_index: the graph that the call was given.
+        target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
+            turned round).
+        operands: tensors that formulas refer to by index, rows first.
+        formulas: what has been run, for the report.
+    """
+
+    def __init__(self, edge_index: Tensor, flow: str) -> None:
+        super().__init__()
+        self.edge_index = edge_index
+        self.target = 1 if flow == "source_to_target" else 0
+        self.num_edges = edge_index.size(1)
+        self.device = edge_index.device
+        self.operands: list[Tensor] = []
+        self.repeated: list[bool] = []  # operand has one row for all targets
+        self.sizes: list[int | None] = [None, None]
+        self.formulas: list[str] = []
+        self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        from pyg_accel.patching.rules import intercept
+
+        return intercept(self, func, args, kwargs or {})
+
+    # -- edge_index and its rows -----------------------------------------------------------------
+
+    def follow(self, index: Tensor, row: int) -> None:
+        """Remember that a tensor is row 0 or 1 of edge_index (or a view of it)."""
+        self._rows[id(index)] = (index, row)
+
+    def row_of(self, index: object) -> int | None:
+        """Return which row of edge_index a tensor is, if it is one."""
+        known = self._rows.get(id(index))
+        return None if known is None else known[1]
+
+    def graph(self, num_rows: int, num_cols: int) -> Graph:
+        """Return the CSR form of the graph, from the cache if it can."""
+        key = (self.target, num_rows, num_cols)
+        _, graph = GRAPHS.find(self.edge_index, key)
+        if graph is None:
+            size = [num_cols, num_rows] if self.target == 1 else [num_rows, num_cols]
+            flow = "source_to_target" if self.target == 1 else "target_to_source"
+            plain = self.edge_index.as_subclass(Tensor)
+            try:
+                graph = Graph.from_edge_index(plain, (size[0], size[1]), flow)
+            except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
+                raise Unrecognised(str(error), sticky=False) from error
+            GRAPHS.keep(self.edge_index, key, graph)
+        return graph
+
+    # -- making lazy tensors ---------------------------------------------------------------------
+
+    def gather(self, source: Tensor, dim: int, row: int) -> Tensor:
+        """``source.index_select(dim, edge_index[row])``, later."""
+        dim = dim % source.dim()
+        known = self.sizes[row]
+        if known is not None and known != source.size(dim):
+            raise Unrecognised("node features of different numbers of rows")
+        self.sizes[row] = source.size(dim)
+        side = "v" if row == self.target else "u"
+        shape = [*source.shape]
+        shape[dim] = self.num_edges
+        return self.leaf(side, source.movedim(dim, 0), shape, dim)
+
+    def leaf(
+        self,
+        side: str,
+        operand: Tensor,
+        shape: Sequence[int],
+        edge_dim: int,
+        *,
+        repeated: bool = False,
+    ) -> LazyTensor:
+        """Make a lazy tensor of one operand, rows first."""
+        number = self.add_operand(operand, repeated=repeated)
+        return LazyTensor(self, Operand(side, number), shape, edge_dim, operand.dtype)
+
+    def add_operand(self, operand: Tensor, *, repeated: bool = False) -> int:
+        """Number an operand; one that is known keeps its number."""
+        for number, known in enumerate(self.operands):
+            if known is operand and self.repeated[number] == repeated:
+                return number
+        self.operands.append(operand)
+        self.repeated.append(repeated)
+        return len(self.operands) - 1
+
+    # -- running formulas ------------------------------------------------------------------------
+
+    def reduce(
+        self, lazy: LazyTensor, reduces: Sequence[str], num_rows: int | None = None
+    ) -> list[Tensor]:
+        """Reduce the messages over the target nodes; the edge dimension becomes the nodes'."""
+        formula, numbers = self._own_numbers(lazy)
+        if num_rows is None:
+            num_rows = self.sizes[self.target] or self._rows_of_side(lazy, "v")
+        graph = self.graph_of(lazy, num_rows)
+        operands = self._operands(numbers, graph.num_rows)
+        with torch._C.DisableTorchFunction():
+            outs = ops.gspmm(graph, formula, operands, reduce=list(reduces), edge_order=True)
+        name = "+".join(reduces)
+        self.formulas.append(f"{name}_j {formula}")
+        return [out.movedim(0, lazy.edge_dim) for out in outs]
+
+    def compute(self, lazy: LazyTensor) -> Tensor:
+        """Write the tensor out: [.., E, ..]."""
+        if lazy.parts is not None:
+            with torch._C.DisableTorchFunction():
+                pieces = [self.compute(p) if isinstance(p, LazyTensor) else p for p in lazy.parts]
+                return torch.cat(pieces, dim=-1)
+        formula, numbers = self._own_numbers(lazy)
+        with torch._C.DisableTorchFunction():
+            if isinstance(formula, Operand) and formula.side != "e":
+                row = self.target if formula.side == "v" else 1 - self.target
+                (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
+                index = self.edge_index.as_subclass(Tensor)[row]
+                return operand.index_select(0, index).movedim(0, lazy.edge_dim)
+            graph = self.graph_of(lazy, self._rows_of_side(lazy, "v"))
+            operands = self._operands(numbers, graph.num_rows)
+            out: Tensor = ops.gspmm(graph, formula, operands, reduce="none", edge_order=True)
+        self.formulas.append(f"{formula}")
+        return out.movedim(0, lazy.edge_dim)
+
+    def dot(self, lazy: LazyTensor) -> Tensor:
+        """Sum over the last dimension: [E, ...] without it, written out."""
+        formula, numbers = self._own_numbers(lazy)
+        graph = self.graph_of(lazy, self._rows_of_side(lazy, "v"))
+        operands = self._operands(numbers, graph.num_rows)
+        with torch._C.DisableTorchFunction():
+            out: Tensor = ops.gspmm(graph, Sum(formula), operands, reduce="none", edge_order=True)
+        self.formulas.append(f"sum({formula})")
+        return out
+
+    def _own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
+        """Renumber the operands of a formula from 0; return the old numbers."""
+        if lazy.parts is not None:
+            raise Unrecognised("a concatenation that is not the input of a linear layer")
+        numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
+        place = {old: new for new, old in enumerate(numbers)}
+        formula = map_operands(lazy.formula, lambda o: Operand(o.side, place[o.index]))
+        return formula, numbers
+
+    def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:
+        return [
+            self.operands[n].expand(num_rows, *self.operands[n].shape[1:])
+            if self.repeated[n]
+            else self.operands[n]
+            for n in numbers
+        ]
+
+    def _rows_of_side(self, lazy: LazyTensor, side: str) -> int:
+        row = self.target if side == "v" else 1 - self.target
+        size = self.sizes[row]
+        if size is None:
+            size = self.sizes[1 - row]
+        if size is None:
+            raise Unrecognised("a message without node features")
+        return size
+
+    def graph_of(self, lazy: LazyTensor, num_rows: int) -> Graph:
+        """Return the graph that a message of this many target nodes runs on."""
+        known = self.sizes[self.target]
+        if known is not None and known != num_rows:
+            raise Unrecognised("a number of target nodes that is not that of their features")
+        source = self.sizes[1 - self.target]
+        return self.graph(num_rows, num_rows if source is None else source)
+
+
+def is_single_side(lazy: LazyTensor) -> bool:
+    """Whether a lazy tensor is one operand, not yet combined with another side."""
+    return isinstance(lazy.formula, Operand) and lazy.parts is None
+
+
+def as_const(value: float) -> Formula:
+    """A number in a formula."""
+    return Const(float(value))

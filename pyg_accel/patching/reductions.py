@@ -1,0 +1,85 @@
+"""PyG's aggregations on lazy messages: all that are asked for, in one pass over the graph."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn.aggr import (
+    Aggregation,
+    MaxAggregation,
+    MeanAggregation,
+    MinAggregation,
+    MulAggregation,
+    MultiAggregation,
+    StdAggregation,
+    SumAggregation,
+    VarAggregation,
+)
+
+from pyg_accel.patching.lazy import LazyTensor, plain_shape
+from pyg_accel.patching.rules import reduce_over_targets
+
+__all__ = ["aggregate"]
+
+_SIMPLE: dict[type, str] = {
+    SumAggregation: "sum",
+    MeanAggregation: "mean",
+    MaxAggregation: "max",
+    MinAggregation: "min",
+    MulAggregation: "prod",
+}
+_SPREAD = (VarAggregation, StdAggregation)
+
+
+def aggregate(
+    original: Callable[..., Tensor],
+    self: Aggregation,
+    x: Any,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    dim_size: int | None = None,
+    dim: int = -2,
+    **kwargs: Any,
+) -> Tensor:
+    """Stand in for ``Aggregation.__call__``; other aggregations run their own code on the messages."""
+    members = list(self.aggrs) if type(self) is MultiAggregation else [self]
+    if (
+        not isinstance(x, LazyTensor)
+        or x.trace.row_of(index) != x.trace.target
+        or dim % len(plain_shape(x)) != x.edge_dim
+        or kwargs
+        or not all(type(m) in _SIMPLE or _is_spread(m) for m in members)
+    ):
+        return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
+    wanted: list[str] = []
+    for member in members:
+        wanted += ["mean", "sqsum"] if _is_spread(member) else [_SIMPLE[type(member)]]
+    wanted = list(dict.fromkeys(wanted))
+    got = dict(zip(wanted, reduce_over_targets(x, wanted, dim_size), strict=True))
+    outs = [
+        _spread(member, got["mean"], got["sqsum"], x) if _is_spread(member)
+        else got[_SIMPLE[type(member)]]
+        for member in members
+    ]  # fmt: skip
+    combined: Tensor = self.combine(outs) if type(self) is MultiAggregation else outs[0]
+    return combined
+
+
+def _is_spread(member: Aggregation) -> bool:
+    if type(member) is StdAggregation:
+        member = member.var_aggr
+    return type(member) is VarAggregation and not member.semi_grad
+
+
+def _spread(member: Aggregation, mean: Tensor, sqsum: Tensor, x: LazyTensor) -> Tensor:
+    """Variance or standard deviation from mean and sum of squares, as PyG defines them."""
+    graph = x.trace.graph_of(x, mean.size(x.edge_dim))
+    shape = [1] * mean.dim()
+    shape[x.edge_dim] = -1
+    degree = graph.degree.clamp(min=1).to(mean.dtype).view(shape)
+    variance = sqsum / degree - mean * mean
+    if type(member) is VarAggregation:
+        return variance
+    out = variance.clamp(min=1e-5).sqrt()
+    return out.masked_fill(out <= math.sqrt(1e-5), 0.0)

@@ -1,0 +1,94 @@
+"""What ran, how often, how long, and why PyG's own path was taken."""
+
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import TextIO
+
+__all__ = ["Report", "Row", "record", "report", "reset_report"]
+
+
+@dataclass
+class Row:
+    """One kind of call.
+
+    Attributes:
+        layer: class name of the layer.
+        formula: what was computed, e.g. ``mean_j u0``; empty if PyG computed it.
+        backend: backend, or ``PyG``.
+        reason: why PyG's own path was taken.
+        calls: number of forward calls.
+        seconds: time spent in them.
+    """
+
+    layer: str
+    formula: str
+    backend: str
+    reason: str
+    calls: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Report:
+    """A snapshot of :func:`report`; ``print`` shows it as a table."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "pyg_accel: no message passing seen yet (is patch() on?)"
+        head = ("layer", "formula or reason", "backend", "calls", "total ms", "ms a call")
+        lines = [head]
+        for row in self.rows:
+            each = 1e3 * row.seconds / max(row.calls, 1)
+            what = row.formula or row.reason
+            lines.append((row.layer, what, row.backend, str(row.calls),
+                          f"{1e3 * row.seconds:.1f}", f"{each:.2f}"))  # fmt: skip
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+
+        def show(line: tuple[str, ...]) -> str:
+            left = [text.ljust(width) for text, width in zip(line[:3], widths[:3], strict=True)]
+            right = [text.rjust(width) for text, width in zip(line[3:], widths[3:], strict=True)]
+            return "  ".join([*left, *right]).rstrip()
+
+        rule = "-" * len(show(tuple("x" * width for width in widths)))
+        accelerated = sum(row.calls for row in self.rows if row.formula)
+        total = sum(row.calls for row in self.rows)
+        summary = f"pyg_accel: {accelerated} of {total} forward calls accelerated"
+        return "\n".join([summary, show(head), rule, *(show(line) for line in lines[1:])])
+
+
+_lock = threading.Lock()
+_rows: dict[tuple[str, str, str, str], Row] = {}
+
+
+def record(layer: str, formula: str, backend: str, reason: str, seconds: float) -> None:
+    """Count one call."""
+    key = (layer, formula, backend, reason)
+    with _lock:
+        row = _rows.setdefault(key, Row(layer, formula, backend, reason))
+        row.calls += 1
+        row.seconds += seconds
+
+
+def report(file: TextIO | None = None) -> Report:
+    """Print, for every layer class seen under ``patch()``, what ran or why PyG's own path did.
+
+    Args:
+        file: where to print; standard output by default.
+
+    Returns:
+        The same as data.
+    """
+    with _lock:
+        snapshot = Report([Row(**vars(row)) for row in _rows.values()])
+    snapshot.rows.sort(key=lambda row: -row.seconds)
+    print(snapshot, file=file or sys.stdout)
+    return snapshot
+
+
+def reset_report() -> None:
+    """Forget all calls so far."""
+    with _lock:
+        _rows.clear()

@@ -1,0 +1,193 @@
+"""The one file that knows how PyG is built inside.
+
+PyG renders a ``propagate`` for every subclass of MessagePassing when the first instance of it is made,
+so replacing ``MessagePassing.propagate`` reaches nothing. What is replaced here, recorded, and put
+back by :func:`uninstall`:
+
+* ``propagate`` and ``edge_updater`` of every class that has a rendered one, and
+  ``MessagePassing._set_jittable_templates``, which renders them for classes still to come. Explainers
+  and feature decomposition go round them by way of ``_orig_propagate``; that one only takes a note.
+* ``Aggregation.__call__``, where messages meet their reduction.
+* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops), wherever
+  ``torch_geometric.nn`` and ``torch_geometric.utils`` hold them: see :mod:`pyg_accel.patching.memo`.
+* ``softmax`` over target nodes.
+"""
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import Aggregation
+
+__all__ = ["Hooks", "hook_reasons", "install", "installed", "propagate_width", "uninstall"]
+
+_MISSING = object()
+_RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
+_MEMOISED = (
+    "gcn_norm",
+    "add_self_loops",
+    "remove_self_loops",
+    "add_remaining_self_loops",
+    "get_laplacian",
+)
+_HOOK_DICTS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_message_and_aggregate_forward_pre_hooks",
+    "_message_and_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
+
+_lock = threading.RLock()
+_recorded: list[tuple[Any, str, Any]] = []
+
+
+class Hooks:
+    """What the accelerated side provides. Every function gets the original first."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        bypassed: Callable[..., Any],
+        aggregate: Callable[..., Any],
+        memoise: Callable[..., Any],
+        softmax: Callable[..., Any],
+    ) -> None:
+        """See :mod:`pyg_accel.patching`."""
+        self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
+        self.memoise, self.softmax = memoise, softmax
+
+
+def installed() -> bool:
+    """Return whether anything of PyG is replaced at the moment."""
+    return bool(_recorded)
+
+
+def install(hooks: Hooks) -> None:
+    """Replace what the docstring of this module lists; does nothing the second time."""
+    with _lock:
+        if _recorded:
+            return
+        _wrap_classes(hooks)
+        render = MessagePassing._set_jittable_templates
+
+        @functools.wraps(render)
+        def rendered(self: MessagePassing, raise_on_error: bool = False) -> None:
+            render(self, raise_on_error)
+            with _lock:
+                if _recorded:
+                    _wrap_class(type(self), hooks)
+
+        _replace(MessagePassing, "_set_jittable_templates", rendered)
+        _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
+        _replace_functions(hooks)
+
+
+def uninstall() -> None:
+    """Put everything back as it was."""
+    with _lock:
+        while _recorded:
+            owner, name, original = _recorded.pop()
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _recorded.append((owner, name, vars(owner).get(name, _MISSING)))
+    setattr(owner, name, value)
+
+
+def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper that keeps ``__module__``, by which PyG recognises its own templates."""
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return hook(original, self, *args, **kwargs)
+
+    wrapper._pyg_accel = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def _wrap_classes(hooks: Hooks) -> None:
+    for cls in dict.fromkeys(_subclasses(MessagePassing)):
+        _wrap_class(cls, hooks)
+
+
+def _wrap_class(cls: type, hooks: Hooks) -> None:
+    own = vars(cls)
+    for name, rendered in _RENDERED.items():
+        template = own.get(rendered)
+        if template is None or hasattr(template, "_pyg_accel"):
+            continue
+        bypass = f"_orig_{name}"
+        # A class that was rendered while its parent was wrapped has our wrapper as its original.
+        original = getattr(own.get(bypass), "__wrapped__", own.get(bypass))
+        if template is original or own.get(name) is not template:
+            continue  # written by the user: not ours to change
+        wrapper = _wrapped(template, hooks.call)
+        _replace(cls, name, wrapper)
+        _replace(cls, rendered, wrapper)
+        if name == "propagate":
+            _replace(cls, bypass, _wrapped(original, hooks.bypassed))
+            # What is put back later is the real original, not the parent's wrapper.
+            _recorded[-1] = (cls, bypass, original)
+
+
+def _replace_functions(hooks: Hooks) -> None:
+    wrappers: dict[Any, Any] = {}
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith(("torch_geometric.nn", "torch_geometric.utils")):
+            continue
+        for name in (*_MEMOISED, "softmax"):
+            original = vars(module).get(name)
+            if not callable(original) or not getattr(original, "__module__", "").startswith(
+                "torch_geometric."
+            ):
+                continue
+            if original not in wrappers:
+                hook = hooks.softmax if name == "softmax" else hooks.memoise
+                wrappers[original] = functools.wraps(original)(functools.partial(hook, original))
+            if original not in wrappers.values():
+                _replace(module, name, wrappers[original])
+
+
+def hook_reasons(module: MessagePassing) -> list[str]:
+    """Return why PyG's own path must be taken, whatever the message is."""
+    reasons = [
+        f"a {name.strip('_').removesuffix('s').replace('_', ' ')}"
+        for name in _HOOK_DICTS
+        if getattr(module, name, None)
+    ]
+    if module.explain:
+        reasons.append("an explainer is active")
+    if module.decomposed_layers > 1:
+        reasons.append("decomposed_layers > 1")
+    return reasons
+
+
+def propagate_width(module: MessagePassing, arguments: dict[str, Any]) -> int:
+    """Return the features of a node or edge in the widest argument of ``propagate``."""
+    widest = 1
+    for value in arguments.values():
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            rank = getattr(tensor, "dim", lambda: 0)()
+            if rank > 1 and -rank <= module.node_dim < rank:
+                rows = tensor.size(module.node_dim)
+                widest = max(widest, tensor.numel() // max(rows, 1))
+    return widest

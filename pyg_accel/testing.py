@@ -1,0 +1,110 @@
+"""Help for testing backends and models: hard graphs, and a truth that shares no code with them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_accel.formula import Formula, parse, shape_of
+
+__all__ = ["GraphCase", "truth", "zoo"]
+
+
+@dataclass(frozen=True)
+class GraphCase:
+    """A graph as an edge list with its name in test ids."""
+
+    name: str
+    edge_index: Tensor
+    num_sources: int
+    num_targets: int
+
+
+def zoo(*, hub: int = 20_000, index_dtype: torch.dtype = torch.int64) -> Iterator[GraphCase]:
+    """Yield the graphs that break things: empty, unsorted, duplicated, bipartite, hubs.
+
+    Args:
+        hub: edges of the hub node; above 16384 the CPU kernels cut its row up.
+        index_dtype: dtype of the edge lists.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def random(sources: int, targets: int, edges: int) -> Tensor:
+        ids = torch.rand(2, edges, generator=generator)
+        return (ids * torch.tensor([[sources], [targets]])).to(index_dtype)
+
+    def case(name: str, edges: Tensor, sources: int, targets: int | None = None) -> GraphCase:
+        return GraphCase(name, edges.to(index_dtype), sources, sources if targets is None else targets)
+
+    yield case("empty", torch.empty(2, 0), 0)
+    yield case("no-edges", torch.empty(2, 0), 5)
+    yield case("one-edge", torch.tensor([[2], [0]]), 3)
+    yield case("self-loops", torch.arange(7).repeat(2, 1), 7)
+    yield case("duplicates", random(6, 6, 4).repeat(1, 5), 6)
+    yield case("directed", random(40, 40, 300), 40)
+    yield case("empty-rows", torch.stack([random(50, 50, 90)[0], random(50, 9, 90)[1] * 5]), 50)
+    yield case("bipartite", random(23, 11, 150), 23, 11)
+    star = torch.stack([torch.arange(hub) % 97, torch.full((hub,), 3)])
+    yield case("hub", torch.cat([star, random(97, 97, 200)], 1)[:, torch.randperm(
+        hub + 200, generator=generator)], 97)  # fmt: skip
+
+
+def truth(
+    case: GraphCase,
+    formula: str | Formula,
+    operands: Sequence[Tensor],
+    reduce: str,
+) -> Tensor:
+    """Compute a reduction of messages in float64 by plain, differentiable torch.
+
+    Edge operands, and the messages of ``"none"``, are in the order of ``case.edge_index``.
+
+    Args:
+        case: the graph.
+        formula: the message; operands [rows, H, F], or broadcastable to it.
+        operands: by operand index.
+        reduce: as in :func:`pyg_accel.ops.gspmm`.
+
+    Returns:
+        [num_targets, H, F], or [E, H, F] for ``"none"``.
+    """
+    message_formula = parse(formula) if isinstance(formula, str) else formula
+    source, target = case.edge_index.long()
+    wide = [t.double() if t.is_floating_point() else t for t in operands]
+    sizes = {i: (t.size(1), t.size(2)) for i, t in enumerate(wide)}
+    message = _message(message_formula, wide, source, target)
+    message = message.expand(source.numel(), *shape_of(message_formula, sizes))
+    if reduce == "none":
+        return message
+    rows = []
+    for node in range(case.num_targets):
+        mine = message[target == node]
+        if mine.size(0) == 0:
+            rows.append(torch.full(message.shape[1:], float(reduce == "prod"), dtype=torch.float64))
+        elif reduce == "sqsum":
+            rows.append(mine.pow(2).sum(0))
+        elif reduce in ("max", "min"):
+            rows.append(getattr(mine, reduce)(0).values)
+        else:
+            rows.append(getattr(mine, reduce)(0))
+    return torch.stack(rows) if rows else message.new_zeros(0, *message.shape[1:])
+
+
+def _message(formula: Formula, operands: list[Tensor], source: Tensor, target: Tensor) -> Tensor:
+    """The same as text in Python: an evaluator that is not the reference backend's."""
+    names: dict[str, object] = {
+        name: getattr(torch, name)
+        for name in ("add", "sub", "mul", "div", "neg", "abs", "exp", "log", "sqrt", "relu", "sigmoid",
+                     "tanh", "sign", "pow")
+    }  # fmt: skip
+    names["leaky_relu"] = torch.nn.functional.leaky_relu
+    names["softplus"] = torch.nn.functional.softplus
+    names["step"] = lambda x: (x > 0).double()
+    names["sum"] = lambda x: x.sum(-1, keepdim=True)
+    for i, operand in enumerate(operands):
+        names |= {f"u{i}": operand[source] if f"u{i}" in str(formula) else None}
+        names |= {f"v{i}": operand[target] if f"v{i}" in str(formula) else None}
+        names |= {f"e{i}": operand}
+    result: Tensor = eval(str(formula), {"__builtins__": {}}, names)
+    return result
