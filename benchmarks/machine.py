@@ -18,6 +18,8 @@ import numpy as np
 import psutil
 import torch
 
+import pyg_accel
+
 ROOT = Path(__file__).resolve().parents[1]
 MIN_ROUNDS = 3  # fewer have no median
 
@@ -50,7 +52,7 @@ def facts() -> dict[str, str | int]:
         "caches": _caches(),
         "torch": torch.__version__,
         "pyg": importlib.metadata.version("torch-geometric"),
-        "pyg_accel": _version("pyg-accel"),
+        "pyg_accel": pyg_accel.__version__,
         "commit": _commit(),
         "date": datetime.date.today().isoformat(),
     }
@@ -129,13 +131,6 @@ def _caches() -> str:
         if kind != "Instruction":
             found.append(f"L{level}{'d' if kind == 'Data' else ''} {size}")
     return ", ".join(found) or "unknown"
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _commit() -> str:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import cross_entropy
@@ -34,10 +35,10 @@ from benchmarks.graphs import community_task
 # GIN adds up neighbours without a mean, so it needs normalisation between its layers; statistics of
 # the batch, because running ones lag behind in a training as short as this.
 BATCH_NORM = {"norm": "batch_norm", "norm_kwargs": {"track_running_stats": False}}
-ROUNDING = """\
-Parameters differ because floats are added up in another order: about 1e-7 in each sum, which Adam
-turns into some 1e-4, and more where a gradient is close to zero.
-"""
+ROUNDING = (
+    "Parameters differ because floats are added up in another order: about 1e-7 in each sum, "
+    "which Adam turns into some 1e-4, and more where a gradient is close to zero.\n"
+)
 MODELS = {"GraphSAGE": (GraphSAGE, {}), "GCN": (GCN, {}), "GIN": (GIN, BATCH_NORM)}
 
 
@@ -121,11 +122,11 @@ def test(model: torch.nn.Module, data: Data) -> float:
 def comparison(runs: dict[str, tuple[Run, Run]], options: argparse.Namespace) -> Table:
     """Two rows a model: stock, then patched with its ratio and parameter difference."""
     layers = f"3 layers, hidden {options.hidden}, {options.epochs} epochs"
-    caption = "epoch: the median; first: the epoch in which the patched run builds its graph"
-    table = Table(title=f"{options.dataset}: {layers}", caption=caption)
+    caption = "epoch: median; first: the patched run builds its graph; differ: largest parameter"
+    table = Table(title=f"{options.dataset}: {layers}", caption=caption, box=SIMPLE_HEAD)
     table.add_column("model")
     table.add_column("PyG")
-    for column in ("epoch ms", "ratio", "first ms", "peak MiB", "accuracy", "parameters by"):
+    for column in ("epoch ms", "ratio", "first ms", "peak MiB", "accuracy", "differ by"):
         table.add_column(column, justify="right")
     for name, (stock, patched) in runs.items():
         ratio = np.median(stock.epoch_ms) / np.median(patched.epoch_ms)

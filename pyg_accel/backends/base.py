@@ -1,18 +1,27 @@
 """What a backend is."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Formula
+from pyg_accel.formula import Formula, Operand
 from pyg_accel.graph import CSR
 
-__all__ = ["Backend", "Tolerance"]
+__all__ = ["Backend", "Tolerance", "winners_are_columns"]
 
 Tolerance = tuple[float, float]  # relative, absolute
+
+
+def winners_are_columns(formula: Formula, reduces: Sequence[str]) -> bool:
+    """Whether winners are numbered by their source: a lone maximum (minimum) of source features.
+
+    Its gradient is then a scatter of N x F elements that needs no edges.
+    """
+    return isinstance(formula, Operand) and formula.side == "u" and len(reduces) == 1
 
 
 class Backend(ABC):
@@ -74,8 +83,8 @@ class Backend(ABC):
 
         Returns:
             One tensor a reduction; then with ``want_arg``, for each max and min, the winning edge of
-            every element as ``csr.eid`` numbers them (-1 in empty rows), or the winning column if the
-            formula is a single source operand.
+            every element as ``csr.eid`` numbers them (-1 in empty rows), or the winning column where
+            :func:`winners_are_columns` says so.
         """
 
     @abstractmethod

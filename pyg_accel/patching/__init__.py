@@ -14,7 +14,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.patching import accelerate, seam
 from pyg_accel.patching.reductions import aggregate
-from pyg_accel.patching.report import Report, report, reset_report
+from pyg_accel.patching.calls import Report, report, reset_report
 
 __all__ = ["PatchHandle", "Report", "patch", "patched", "report", "reset_report", "unpatch"]
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_accel import ops
 from pyg_accel.backends import get_backend
 from pyg_accel.errors import VerificationError
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.memo import Memo
-from pyg_accel.patching.report import record
+from pyg_accel.patching.calls import record
 from pyg_accel.patching.seam import hook_reasons, propagate_width
+from pyg_accel.patching.sparse import SparseTrace, is_sparse_matrix
 from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.settings import settings
 
@@ -58,6 +59,7 @@ def call(
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
+    given = dict(kwargs)
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     known = _declined.get(self, {})
     reasons = _reasons(original, self, edge_index, args, kwargs)
@@ -66,10 +68,10 @@ def call(
     if not reasons:
         # A message that turns out not to be a formula runs twice: it must draw the same numbers.
         state = torch.get_rng_state() if self.training else None
-        trace = Trace(edge_index, self.flow)
+        trace = _trace(self, edge_index)
         try:
             with trace:
-                out = original(self, edge_index, *args, **kwargs)
+                out = original(self, *_plain(edge_index, args, kwargs), **kwargs)
             out = _finish(self, out)
         except Unrecognised as reason:
             reasons = [str(reason)]
@@ -79,15 +81,15 @@ def call(
                 torch.set_rng_state(state)
         else:
             if settings.verify:
-                _verify(original, self, edge_index, args, kwargs, out, state)
+                _verify(original, self, edge_index, args, given, out, state)
             seconds = time.perf_counter() - start
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, trace.device.type, "", seconds)
             else:
-                record(layer, "", "PyG", "nothing to reduce", seconds)
+                record(layer, "", "PyG", "no reduction that could be fused", seconds)
             return out
-    out = original(self, edge_index, *args, **kwargs)
+    out = original(self, edge_index, *args, **given)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
     return out
 
@@ -112,13 +114,13 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def softmax(function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``torch_geometric.utils.softmax`` where the scores belong to a lazy message."""
-    if not isinstance(src, LazyTensor) or src.trace.row_of(index) != src.trace.target:
+    if not isinstance(src, LazyTensor) or src.tracer.row_of(index) != src.tracer.target:
         return function(src, index, *args, **kwargs)
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
     if len(shape) > 2 or src.edge_dim != 0 or given.get("dim", 0) != 0 or shape[1:].numel() > 16:
         return function(src, index, *args, **kwargs)
-    trace = src.trace
+    trace = src.tracer
     scores = trace.compute(src)
     graph = trace.graph_of(src, given.get("num_nodes") or trace.sizes[trace.target])
     trace.formulas.append("softmax_j")
@@ -135,26 +137,49 @@ def _reasons(
 ) -> list[str]:
     """Why this call is PyG's, before looking at the message."""
     reasons = hook_reasons(module)
-    if not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index):
-        return [*reasons, "the graph is a sparse matrix: PyG's own SpMM runs"]
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (
-        torch.int32, torch.int64,
-    ):  # fmt: skip
+    sparse = is_sparse_matrix(edge_index)
+    if not sparse and (
+        not isinstance(edge_index, Tensor)
+        or edge_index.dim() != 2
+        or edge_index.size(0) != 2
+        or edge_index.dtype not in (torch.int32, torch.int64)
+    ):
         return [*reasons, "a malformed edge_index"]
     if torch._C._functorch.peek_interpreter_stack() is not None:
         reasons.append("inside a torch.func transform")
-    if edge_index.device.type != "cpu":
-        return [*reasons, f"no backend for device '{edge_index.device.type}' yet"]
+    device = _trace_device(edge_index)
+    if device != "cpu":
+        return [*reasons, f"no backend for device '{device}'"]
     unavailable = get_backend("cpu").unavailable_reasons()
     if unavailable:
         return [*reasons, *unavailable]
-    if not reasons and not settings.always:
+    if not reasons and not sparse and not settings.always:
         arguments = kwargs
         if args:
             names = list(inspect.signature(original).parameters)[2:]
             arguments = dict(zip(names, args, strict=False)) | kwargs
         reasons += _size_reasons(edge_index, propagate_width(module, arguments))
     return reasons
+
+
+def _trace_device(edge_index: Any) -> str:
+    device = edge_index.device
+    return str((device() if callable(device) else device).type)
+
+
+def _trace(module: MessagePassing, edge_index: Any) -> Trace | SparseTrace:
+    if is_sparse_matrix(edge_index):
+        return SparseTrace(edge_index)
+    plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    return Trace(plain, module.flow, owner=edge_index)
+
+
+def _plain(edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments with an EdgeIndex as an ordinary tensor, so that PyG does not fuse it by itself."""
+    if not isinstance(edge_index, EdgeIndex):
+        return (edge_index, *args)
+    kwargs["size"] = (edge_index.num_rows, edge_index.num_cols)
+    return (edge_index.as_tensor(), *args)
 
 
 def _size_reasons(edge_index: Tensor, width: int) -> list[str]:
@@ -175,11 +200,11 @@ def _finish(module: MessagePassing, out: Any) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
     for name, value in vars(module).items():
         if isinstance(value, LazyTensor):
-            vars(module)[name] = value.trace.compute(value)
+            vars(module)[name] = value.tracer.compute(value)
     if isinstance(out, LazyTensor):
-        return out.trace.compute(out)
+        return out.tracer.compute(out)
     if isinstance(out, (tuple, list)) and any(isinstance(t, LazyTensor) for t in out):
-        return type(out)(t.trace.compute(t) if isinstance(t, LazyTensor) else t for t in out)
+        return type(out)(t.tracer.compute(t) if isinstance(t, LazyTensor) else t for t in out)
     return out
 
 

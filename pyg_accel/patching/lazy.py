@@ -42,7 +42,7 @@ class LazyTensor(Tensor):
     an unknown function asks for them, wide ones raise :class:`Unrecognised`.
     """
 
-    trace: "Trace"
+    tracer: "Trace"
     formula: Formula
     edge_dim: int
     parts: "tuple[Tensor, ...] | None"
@@ -61,7 +61,7 @@ class LazyTensor(Tensor):
         lazy = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, tuple(shape), dtype=dtype, device=trace.device
         )
-        lazy.trace, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
+        lazy.tracer, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
         return lazy  # type: ignore[no-any-return]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -82,6 +82,17 @@ class LazyTensor(Tensor):
 
         return apply(func, args, kwargs or {})
 
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # Every function is caught above; an operator that comes by another way has no formula.
+        raise Unrecognised(f"'{func}' on messages")
+
 
 def plain_shape(lazy: Tensor) -> torch.Size:
     """Return the shape without going through ``__torch_function__``."""
@@ -93,16 +104,18 @@ class Trace(TorchFunctionMode):
     """One accelerated call: follows which tensors are gathered by which row of ``edge_index``.
 
     Attributes:
-        edge_index: the graph that the call was given.
+        edge_index: the graph that the call was given, as a plain tensor.
+        owner: the tensor that the user holds; its graph is kept for as long as it lives.
         target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
             turned round).
         operands: tensors that formulas refer to by index, rows first.
         formulas: what has been run, for the report.
     """
 
-    def __init__(self, edge_index: Tensor, flow: str) -> None:
+    def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
         super().__init__()
         self.edge_index = edge_index
+        self.owner = edge_index if owner is None else owner
         self.target = 1 if flow == "source_to_target" else 0
         self.num_edges = edge_index.size(1)
         self.device = edge_index.device
@@ -137,16 +150,15 @@ class Trace(TorchFunctionMode):
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""
         key = (self.target, num_rows, num_cols)
-        _, graph = GRAPHS.find(self.edge_index, key)
+        _, graph = GRAPHS.find(self.owner, key)
         if graph is None:
             size = [num_cols, num_rows] if self.target == 1 else [num_rows, num_cols]
             flow = "source_to_target" if self.target == 1 else "target_to_source"
-            plain = self.edge_index.as_subclass(Tensor)
             try:
-                graph = Graph.from_edge_index(plain, (size[0], size[1]), flow)
+                graph = Graph.from_edge_index(self.edge_index, (size[0], size[1]), flow)
             except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
                 raise Unrecognised(str(error), sticky=False) from error
-            GRAPHS.keep(self.edge_index, key, graph)
+            GRAPHS.keep(self.owner, key, graph)
         return graph
 
     # -- making lazy tensors ---------------------------------------------------------------------
@@ -213,7 +225,7 @@ class Trace(TorchFunctionMode):
             if isinstance(formula, Operand) and formula.side != "e":
                 row = self.target if formula.side == "v" else 1 - self.target
                 (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
-                index = self.edge_index.as_subclass(Tensor)[row]
+                index = self.edge_index[row]
                 return operand.index_select(0, index).movedim(0, lazy.edge_dim)
             graph = self.graph_of(lazy, self._rows_of_side(lazy, "v"))
             operands = self._operands(numbers, graph.num_rows)

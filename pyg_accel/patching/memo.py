@@ -61,7 +61,7 @@ class Memo:
         tensors = [v for v in values if isinstance(v, Tensor)]
         if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
             return function(*args, **kwargs)
-        if any(type(t) is not Tensor or t.layout != torch.strided for t in tensors):
+        if any(type(t) is not Tensor for t in tensors):
             return function(*args, **kwargs)
         try:
             key: tuple[Any, ...] = (

@@ -46,7 +46,7 @@ def aggregate(
     members = list(self.aggrs) if type(self) is MultiAggregation else [self]
     if (
         not isinstance(x, LazyTensor)
-        or x.trace.row_of(index) != x.trace.target
+        or x.tracer.row_of(index) != x.tracer.target
         or dim % len(plain_shape(x)) != x.edge_dim
         or kwargs
         or not all(type(m) in _SIMPLE or _is_spread(m) for m in members)
@@ -74,7 +74,7 @@ def _is_spread(member: Aggregation) -> bool:
 
 def _spread(member: Aggregation, mean: Tensor, sqsum: Tensor, x: LazyTensor) -> Tensor:
     """Variance or standard deviation from mean and sum of squares, as PyG defines them."""
-    graph = x.trace.graph_of(x, mean.size(x.edge_dim))
+    graph = x.tracer.graph_of(x, mean.size(x.edge_dim))
     shape = [1] * mean.dim()
     shape[x.edge_dim] = -1
     degree = graph.degree.clamp(min=1).to(mean.dtype).view(shape)

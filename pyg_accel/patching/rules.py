@@ -124,7 +124,7 @@ def _attribute(func: Callable[..., Any], args: Args) -> Any:
     name = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
     lazy: LazyTensor = args[0]
     if name == "requires_grad":
-        trace = lazy.trace
+        trace = lazy.tracer
         return any(trace.operands[o.index].requires_grad for o in operands_of(lazy.formula))
     if name in _PLAIN_ATTRIBUTES:
         with torch._C.DisableTorchFunctionSubclass():
@@ -157,7 +157,7 @@ def _computed(lazy: LazyTensor, name: str) -> Tensor:
     shape = plain_shape(lazy)
     if shape.numel() > NARROW * max(shape[lazy.edge_dim], 1):
         raise Unrecognised(f"'{name}' on messages of {list(shape)}")
-    return lazy.trace.compute(lazy)
+    return lazy.tracer.compute(lazy)
 
 
 # -- elementwise functions ---------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def _hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwarg
     """
     if not is_single_side(lazy) or lazy.edge_dim != 0:
         raise _Declined
-    trace = lazy.trace
+    trace = lazy.tracer
     operand = lazy.formula
     assert isinstance(operand, Operand)
     with torch._C.DisableTorchFunctionSubclass():
@@ -187,7 +187,7 @@ def _hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwarg
 
 def _with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return LazyTensor(lazy.trace, formula, lazy.shape, lazy.edge_dim, lazy.dtype)
+        return LazyTensor(lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype)
 
 
 def _need_formula(lazy: Any) -> LazyTensor:
@@ -289,7 +289,7 @@ for _each in ("__iadd__", "__isub__", "__imul__", "__itruediv__"):
 def _combine(op: str, left: Any, right: Any) -> LazyTensor:
     """Add an operation to the formula, or do it on the nodes if only one side takes part."""
     lead = _need_formula(left if isinstance(left, LazyTensor) else right)
-    trace = lead.trace
+    trace = lead.tracer
     a, b = _as_lazy(trace, left, lead), _as_lazy(trace, right, lead)
     shapes = [plain_shape(t) for t in (a, b) if isinstance(t, LazyTensor)]
     try:
@@ -346,7 +346,7 @@ def _combine_on_nodes(
     lazies = [t for t in (a, b) if isinstance(t, LazyTensor)]
     if edge_dim != 0 or not all(is_single_side(t) and t.edge_dim == 0 for t in lazies):
         return None
-    trace = lazies[0].trace
+    trace = lazies[0].tracer
     operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]
     own = {o.side for o in operands if not trace.repeated[o.index]}
     if len(own) > 1 or own == {"e"} and len(lazies) == 2:
@@ -405,7 +405,7 @@ def _dropout(
 def _map_operands(
     lazy: LazyTensor, change: Callable[[Tensor], Tensor], shape: torch.Size
 ) -> LazyTensor:
-    trace = lazy.trace
+    trace = lazy.tracer
 
     def replace(operand: Operand) -> Formula:
         number = trace.add_operand(
@@ -522,13 +522,13 @@ def _cat(tensors: list[Any]) -> LazyTensor:
     parts: list[Tensor] = []
     for t in tensors:
         parts += t.parts if isinstance(t, LazyTensor) and t.parts is not None else [t]
-    if any(plain_shape(t)[0] != lead.trace.num_edges for t in parts):
+    if any(plain_shape(t)[0] != lead.tracer.num_edges for t in parts):
         raise _Declined
     if any(isinstance(t, LazyTensor) and not is_single_side(t) for t in parts):
         raise _Declined
     with torch._C.DisableTorchFunctionSubclass():
         shape = [*lead.shape[:-1], sum(t.shape[-1] for t in parts)]
-        return LazyTensor(lead.trace, Const(0.0), shape, 0, lead.dtype, tuple(parts))
+        return LazyTensor(lead.tracer, Const(0.0), shape, 0, lead.dtype, tuple(parts))
 
 
 @_rule("stack")
@@ -540,7 +540,7 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     shape = plain_shape(lead)
     if dim % (len(shape) + 1) == 0 or any(t.edge_dim != 0 for t in tensors):
         raise _Declined
-    trace = lead.trace
+    trace = lead.tracer
     lists = [list(operands_of(t.formula)) for t in tensors]
     patterns = {
         str(map_operands(t.formula, lambda o, seen=iter(range(99)): Operand(o.side, next(seen))))
@@ -578,7 +578,7 @@ def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         raise _Declined
     if is_single_side(lazy):
         return _hoist(func, lazy, args[1:], kwargs)
-    out = lazy.trace.dot(lazy)
+    out = lazy.tracer.dot(lazy)
     return out.unsqueeze(-1) if keepdim else out
 
 
@@ -597,7 +597,7 @@ def _new(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 def reduce_over_targets(lazy: LazyTensor, reduces: list[str], num_rows: int | None) -> list[Tensor]:
     """Reduce messages over their target nodes, several ways in one pass."""
-    return lazy.trace.reduce(_need_message(lazy), reduces, num_rows)
+    return lazy.tracer.reduce(_need_message(lazy), reduces, num_rows)
 
 
 def _need_message(lazy: LazyTensor) -> LazyTensor:
@@ -614,7 +614,7 @@ def _scattered(args: Args, names: tuple[str, ...], kwargs: Kwargs) -> dict[str, 
     if not isinstance(lazy, LazyTensor) or isinstance(out, LazyTensor):
         raise _Declined
     lazy = _need_message(lazy)
-    if lazy.trace.row_of(given["index"]) != lazy.trace.target:
+    if lazy.tracer.row_of(given["index"]) != lazy.tracer.target:
         raise _Declined
     if dim % out.dim() != lazy.edge_dim or out.dim() != len(plain_shape(lazy)):
         raise _Declined

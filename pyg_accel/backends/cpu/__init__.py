@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend
+from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.cpu.program import REDUCES, SIDES, compile_formula, program_reasons
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Binary, Formula, Operand, Sum, operands_of, parse
@@ -69,7 +69,7 @@ class CpuBackend(Backend):
             heads, width = (0 if any(t.size(i) == 0 for t in operands) else n
                             for i, n in ((1, heads), (2, width)))  # fmt: skip
         arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
-        arg_is_col = isinstance(formula, Operand) and formula.side == "u"
+        arg_is_col = winners_are_columns(formula, reduces)
 
         if len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min"):
             x, weight = _as_spmm(formula, operands, (heads, width))

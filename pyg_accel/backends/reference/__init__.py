@@ -6,7 +6,7 @@ It is slow and uses E x F memory. It is what the others are tested against, in f
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend
+from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary
 from pyg_accel.graph import CSR
@@ -55,7 +55,7 @@ class ReferenceBackend(Backend):
         message = message.expand(-1, heads if message.size(1) == 1 else -1, -1)
         outs = [_reduce(message, row, eid, csr.num_rows, reduce) for reduce in reduces]
         if want_arg:
-            winner = col if isinstance(formula, Operand) and formula.side == "u" else eid
+            winner = col if winners_are_columns(formula, reduces) else eid
             for reduce, out in zip(reduces, list(outs), strict=True):
                 if reduce in ("max", "min"):
                     outs.append(_winners(message, out, row, winner).to(csr.col.dtype))

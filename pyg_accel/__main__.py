@@ -1,0 +1,100 @@
+"""``python -m pyg_accel doctor | run``: look at the installation, run a script under ``patch()``."""
+
+import argparse
+import platform
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyg_accel
+
+__all__ = ["main"]
+
+PACKAGES = ("torch", "torch-geometric", "torch-sparse", "pyg-lib", "triton", "xgboost", "xgboost-cpu")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m pyg_accel", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="versions, processor, backends and why not")
+    run = commands.add_parser("run", help="run a PyG script unchanged under patch(), then report")
+    run.add_argument("script", help="path of a Python script")
+    run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    given = parser.parse_args(argv)
+    return doctor() if given.command == "doctor" else run_script(given.script, given.args)
+
+
+def doctor() -> int:
+    """Print what is installed and what works; 0 if a backend faster than the reference does."""
+    import torch
+
+    from pyg_accel.backends import backends
+    from pyg_accel.settings import SETTINGS, settings
+
+    print(f"pyg_accel {pyg_accel.__version__} in {Path(pyg_accel.__file__).parent}")
+    print(f"Python {platform.python_version()}, {platform.platform()}")
+    for name in PACKAGES:
+        print(f"  {name:16} {_version(name)}")
+    print(f"processor: {_processor()}, {torch.get_num_threads()} threads")
+    gpus = torch.cuda.device_count()
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus))
+    print(f"GPUs: {names or 'none'}")
+    print("backends:")
+    fast = False
+    for name, backend in backends().items():
+        reasons = backend.unavailable_reasons()
+        print(f"  {name:16} {'available' if not reasons else 'no: ' + '; '.join(reasons)}")
+        if not reasons:
+            fast |= name != "reference"
+            for key, value in backend.info().items():
+                text = " ".join(value) if isinstance(value, list) else value
+                print(f"    {key}: {text}")
+    changed = [s for s in SETTINGS if getattr(settings, s.name) != s.default]
+    print("settings: " + (", ".join(f"{s.variable}={getattr(settings, s.name)}" for s in changed)
+                          or "all defaults"))  # fmt: skip
+    print("verdict: " + ("patch() accelerates models on this machine" if fast
+                         else "patch() changes nothing here: no fast backend is available"))  # fmt: skip
+    return 0 if fast else 1
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        module = name.replace("-", "_")
+        return "found, version unknown" if find_spec(module) else "not installed"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def run_script(script: str, args: Sequence[str]) -> int:
+    """Run a script as ``__main__`` under ``patch()`` and print the report, also if it fails."""
+    path = Path(script)
+    if not path.is_file():
+        print(f"python -m pyg_accel run: no file '{script}'", file=sys.stderr)
+        return 2
+    sys.argv = [script, *args]
+    sys.path.insert(0, str(path.resolve().parent))
+    with pyg_accel.patched():
+        try:
+            runpy.run_path(script, run_name="__main__")
+        finally:
+            sys.stdout.flush()
+            print()
+            pyg_accel.report()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
