@@ -120,7 +120,7 @@ class Inputs:
             message = MESSAGES[case.formula]
             return message.compute(*map(per_edge, message.operands))
         if case.op == "sddmm":
-            return per_edge("v") * per_edge("u")
+            return per_edge("v").mul_(per_edge("u"))  # both are fresh, and large: spare a third
         if case.weighted:
             return self.weight.to(dtype).unsqueeze(1) * per_edge("u")
         return per_edge("u")

@@ -139,7 +139,7 @@ def summary(frame: pd.DataFrame) -> Table:
     table = Table(title=f"Epochs on the CPU, {LAYERS} layers, {HIDDEN} hidden: stock | patched")
     for column in ("data set", "model"):
         table.add_column(column)
-    for column in ("epoch ms", "ratio", "peak MiB", "ratio", "forward ms, first patched one"):
+    for column in ("epoch ms", "ratio", "peak MiB", "ratio", "forward ms | first"):
         table.add_column(column, justify="right")
     for (dataset, model), row in side_by_side(frame).iterrows():
         time_ratio = row["epoch_ms", "stock"] / row["epoch_ms", "patched"]

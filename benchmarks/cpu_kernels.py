@@ -27,7 +27,7 @@ from benchmarks.peers import OURS, Mkl, Peer, PygAccel, Stock, TorchSparse, Torc
 NAME = "cpu_kernels"
 GRAPHS = ("rmat-169k", "rmat-20k", "rmat-2.7k", "arxiv-like", "amazon0505-like")
 QUICK_GRAPHS = ("rmat-20k@0.2", "rmat-2.7k", "arxiv-like@0.1")
-NUM_FEATURES = (32, 128, 256)
+NUM_FEATURES, QUICK_NUM_FEATURES = (32, 128, 256), (32, 128)
 BINARY_FEATURES = 32  # its edge operand is [E, F], so that wider ones measure nothing but memory
 BUDGET = 10.0  # seconds for one backend on one case, beyond the three laps that everyone gets
 
@@ -53,7 +53,7 @@ def measure_all(peers: Sequence[Peer], *, quick: bool) -> list[dict[str, Any]]:
     """All rows of the CSV, one for each graph, width, case and backend."""
     facts = machine.facts()
     copy = machine.copy_bandwidth()
-    plan = list(jobs(QUICK_GRAPHS if quick else GRAPHS))
+    plan = list(jobs(QUICK_GRAPHS, QUICK_NUM_FEATURES) if quick else jobs(GRAPHS, NUM_FEATURES))
     rows: list[dict[str, Any]] = []
     inputs, at = None, None
     for graph, features, case in (progress := tqdm(plan, unit="case")):
@@ -67,10 +67,10 @@ def measure_all(peers: Sequence[Peer], *, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def jobs(names: Sequence[str]) -> Iterator[tuple[str, int, Case]]:
+def jobs(names: Sequence[str], widths: Sequence[int]) -> Iterator[tuple[str, int, Case]]:
     """What is measured: (graph, F, case)."""
     for graph in names:
-        for features in NUM_FEATURES:
+        for features in widths:
             binary = BINARY_REDUCE if features == BINARY_FEATURES else ()
             for case in (*SPMM, *SDDMM, *binary):
                 yield graph, features, case

@@ -122,11 +122,16 @@ def test(model: torch.nn.Module, data: Data) -> float:
 def comparison(runs: dict[str, tuple[Run, Run]], options: argparse.Namespace) -> Table:
     """Two rows a model: stock, then patched with its ratio and parameter difference."""
     layers = f"3 layers, hidden {options.hidden}, {options.epochs} epochs"
-    caption = "epoch: median; first: the patched run builds its graph; differ: largest parameter"
-    table = Table(title=f"{options.dataset}: {layers}", caption=caption, box=SIMPLE_HEAD)
+    caption = "epoch: median; first: builds the graph; differ by: largest parameter"
+    table = Table(
+        title=f"{options.dataset}: {layers}",
+        caption=caption,
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+    )
     table.add_column("model")
     table.add_column("PyG")
-    for column in ("epoch ms", "ratio", "first ms", "peak MiB", "accuracy", "differ by"):
+    for column in ("epoch ms", "ratio", "first", "peak MiB", "accuracy", "differ by"):
         table.add_column(column, justify="right")
     for name, (stock, patched) in runs.items():
         ratio = np.median(stock.epoch_ms) / np.median(patched.epoch_ms)

@@ -68,13 +68,14 @@ class Settings:
 
     def __init__(self) -> None:
         object.__setattr__(self, "_known", {setting.name: setting for setting in SETTINGS})
+        object.__setattr__(self, "_variables", {s.name: s.variable for s in SETTINGS})
         object.__setattr__(self, "_assigned", {})
 
     def __getattr__(self, name: str) -> Any:
-        setting = self._find(name)
         if name in self._assigned:
             return self._assigned[name]
-        text = os.environ.get(setting.variable)
+        text = os.environ.get(self._variables.get(name, ""))
+        setting = self._find(name)
         return setting.default if text is None else setting.parse(text)
 
     def __setattr__(self, name: str, value: bool | int | str | None) -> None:

@@ -100,7 +100,7 @@ std::vector<Tensor> csr_from_coo(const Tensor& row, const Tensor& col, int64_t n
   const int64_t count = row.numel();
   const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
   auto empty = [&](int64_t n) {
-    return torch::stable::new_empty(row, std::vector<int64_t>{n}, type);
+    return new_result(row, {n}, type);
   };
   std::vector<Tensor> result{empty(num_rows + 1), empty(count), empty(count)};
   auto build = [&]<class Key, class Out>(Key, Out) {
@@ -121,9 +121,9 @@ std::vector<Tensor> csr_from_coo(const Tensor& row, const Tensor& col, int64_t n
 
 std::vector<Tensor> csr_transpose(const Tensor& rowptr, const Tensor& col, int64_t num_cols) {
   const Csr csr = csr_of(rowptr, col, std::nullopt, num_cols, false);
-  std::vector<Tensor> result{index_like(rowptr, {num_cols + 1}),
-                             index_like(rowptr, {csr.num_entries}),
-                             index_like(rowptr, {csr.num_entries})};
+  std::vector<Tensor> result{new_result(rowptr, {num_cols + 1}),
+                             new_result(rowptr, {csr.num_entries}),
+                             new_result(rowptr, {csr.num_entries})};
   auto build = [&]<class I>(I) {
     const I* ptr = static_cast<const I*>(csr.rowptr);
     const I* c = static_cast<const I*>(csr.col);

@@ -86,12 +86,12 @@ std::vector<Tensor> gspmm(const Tensor& rowptr, const Tensor& col, const std::op
     args.reduces[i] = static_cast<Reduce>(reduces[i]);
     const bool edges = args.reduces[i] == Reduce::kNone;
     results.push_back(
-        torch::stable::new_empty(like, edges ? edge_shape : node_shape, std::nullopt));
+        new_result(like, edges ? edge_shape : node_shape));
     args.outs[i] = results.back().mutable_data_ptr();
   }
   for (int i = 0; want_arg && i < args.num_reduces; ++i) {
     if (args.reduces[i] == Reduce::kMax || args.reduces[i] == Reduce::kMin) {
-      results.push_back(index_like(rowptr, node_shape));
+      results.push_back(new_result(rowptr, node_shape));
       args.args[i] = results.back().mutable_data_ptr();
     }
   }
@@ -100,7 +100,7 @@ std::vector<Tensor> gspmm(const Tensor& rowptr, const Tensor& col, const std::op
 
   // One source operand at a time is hot; blocking by its width serves the others too. A message that
   // is summed over its width needs all of it at once.
-  const int64_t element = dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+  const int64_t element = element_bytes(like.scalar_type());
   int64_t sources = 0;
   for (int i = 0; i < args.num_operands; ++i)
     sources += args.operands[i].side == Operand::kSource && args.operands[i].wide;

@@ -34,8 +34,9 @@ struct Csr {
 // out[r, h, f] = reduce over entries k of row r of  weight[eid k, h] * x[col k, h, f]
 struct SpmmArgs {
   Csr csr;
-  const void* x;  // [num_cols, heads, width], rows x_stride elements apart
+  const void* x;  // [num_cols, heads, width], rows x_stride elements apart, from column x_begin on
   int64_t x_stride;
+  int64_t x_begin;
   const void* weight;  // [num_edges, weight_heads] or null
   int64_t weight_heads;
   void* out;  // [num_rows, heads, width]

@@ -23,12 +23,11 @@ Tensor dot(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>&
   args.source_stride = source.stride(0);
   if (args.width == 0)
     return torch::stable::new_zeros(source, {args.csr.num_entries, args.heads});
-  Tensor out = torch::stable::new_empty(
-      source, std::vector<int64_t>{args.csr.num_entries, args.heads}, std::nullopt);
+  Tensor out = new_result(source, {args.csr.num_entries, args.heads});
   args.out = out.mutable_data_ptr();
 
   const KernelTable& table = kernels();
-  const int64_t element = dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+  const int64_t element = element_bytes(source.scalar_type());
   // 16-bit scores cannot hold partial sums between blocks without losing digits.
   const int64_t block =
       element >= 4 ? choose_blocking(args.csr, args.heads, args.width, element, false).width

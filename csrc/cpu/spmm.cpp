@@ -1,4 +1,5 @@
 // SpMM: out[i] = reduce over row i of weight * x[col].
+#include "packing.h"
 #include "schedule.h"
 
 namespace pyg_accel {
@@ -34,9 +35,9 @@ std::vector<Tensor> spmm(const Tensor& rowptr, const Tensor& col, const std::opt
     args.heads = 1;
   }
   const std::vector<int64_t> shape{args.csr.num_rows, x.size(1), x.size(2)};
-  std::vector<Tensor> result{torch::stable::new_empty(x, shape, std::nullopt)};
+  std::vector<Tensor> result{new_result(x, shape)};
   if (want_arg)
-    result.push_back(index_like(rowptr, shape));
+    result.push_back(new_result(rowptr, shape));
   args.out = result[0].mutable_data_ptr();
   args.arg = want_arg ? result[1].mutable_data_ptr() : nullptr;
   if (result[0].numel() == 0)
@@ -44,7 +45,7 @@ std::vector<Tensor> spmm(const Tensor& rowptr, const Tensor& col, const std::opt
 
   const KernelTable& table = kernels();
   const bool sums = args.reduce == Reduce::kSum || args.reduce == Reduce::kMean;
-  const int64_t element = dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+  const int64_t element = element_bytes(x.scalar_type());
   const Blocking blocking =
       choose_blocking(args.csr, args.heads, args.width, element, sums && element >= 4);
   const auto run = table.spmm_rows[d][args.csr.wide];
@@ -53,8 +54,17 @@ std::vector<Tensor> spmm(const Tensor& rowptr, const Tensor& col, const std::opt
       run(args, Range{begin, end, f_begin, f_end});
     });
   };
+  const bool pack = blocking.width < args.width && args.heads == 1;
+  PackedColumns packed(pack ? num_cols * blocking.width * element : 0);
   for (int64_t f = 0; f < args.width; f += blocking.width) {
     const int64_t f_end = std::min(args.width, f + blocking.width);
+    if (pack) {
+      packed.fill(x.const_data_ptr(), num_cols, x.stride(0) * element, f * element,
+                  (f_end - f) * element);
+      args.x = packed.data();
+      args.x_stride = f_end - f;
+      args.x_begin = f;
+    }
     if (blocking.cols >= num_cols) {
       pass(f, f_end);
       continue;
@@ -70,6 +80,9 @@ std::vector<Tensor> spmm(const Tensor& rowptr, const Tensor& col, const std::opt
     }
     args.cursor = nullptr;
   }
+  args.x = x.const_data_ptr();
+  args.x_stride = x.stride(0);
+  args.x_begin = 0;
   const int64_t accumulator = dtype == DType::kDouble ? 8 : 4;
   reduce_hubs(args, 2 * accumulator * args.heads * args.width,
               table.spmm_piece[d][args.csr.wide], table.spmm_combine[d][args.csr.wide]);
@@ -98,7 +111,8 @@ Tensor scatter_arg(const Tensor& grad, const Tensor& arg, int64_t num_cols) {
                   "expected 'grad' to be float32 or float64");
   const bool wide = is_wide(arg, "arg");
   const int64_t rows = grad.size(0), columns = grad.size(1);
-  Tensor out = torch::stable::new_zeros(grad, {num_cols, columns});
+  Tensor out = new_result(grad, {num_cols, columns});
+  torch::stable::zero_(out);
   const int64_t slice = is_double ? 8 : 16;  // a cache line: threads do not share one
   parallel_tasks((columns + slice - 1) / slice, rows * columns < kSerialElements, [&](int64_t i) {
     const int64_t begin = i * slice, end = std::min(columns, begin + slice);

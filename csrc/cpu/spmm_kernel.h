@@ -140,8 +140,8 @@ inline void spmm_place(const SpmmArgs& a, int64_t head, const ChunkPlace& place,
       chunk.arg[i] = M{};
   }
   const T* weight = static_cast<const T*>(a.weight);
-  chunk.run(a, static_cast<const T*>(a.x) + place.offset, weight ? weight + head : nullptr,
-            vector_head, n_last, sign, k_row, k0, k1);
+  chunk.run(a, static_cast<const T*>(a.x) + (place.offset - a.x_begin),
+            weight ? weight + head : nullptr, vector_head, n_last, sign, k_row, k0, k1);
 
   if (Max && a.reduce == Reduce::kMin) {
     for (int i = 0; i < NV; ++i) {

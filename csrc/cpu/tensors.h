@@ -1,12 +1,14 @@
 // Checks and conversions between torch's stable tensors and the kernels' plain structs.
 #pragma once
 
+#include <sys/mman.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -29,6 +31,19 @@ inline DType dtype_of(const Tensor& t) {
       return DType::kHalf;
     default:
       STD_TORCH_CHECK(false, "expected float32, float64, bfloat16 or float16 features");
+  }
+}
+
+inline int64_t element_bytes(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double:
+    case ScalarType::Long:
+      return 8;
+    case ScalarType::Float:
+    case ScalarType::Int:
+      return 4;
+    default:
+      return 2;
   }
 }
 
@@ -78,8 +93,25 @@ inline void check_features(const Tensor& t, const char* name, DType dtype) {
                   "expected '", name, "' to be contiguous within a row");
 }
 
-inline Tensor index_like(const Tensor& rowptr, std::vector<int64_t> size) {
-  return torch::stable::new_empty(rowptr, size, std::nullopt);
+// Asks for large pages under fresh memory. A large result is a fresh mapping every time, and the
+// first touch of its small pages can cost more than computing what goes there. Only a wish: where the
+// system grants none, nothing changes.
+inline void prefer_huge_pages(void* data, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) & ~(kHugePage - 1);
+  if (end > begin)
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// An uninitialised result of the dtype of `like`.
+inline Tensor new_result(const Tensor& like, const std::vector<int64_t>& size,
+                         std::optional<ScalarType> type = std::nullopt) {
+  Tensor out = torch::stable::new_empty(like, size, type);
+  prefer_huge_pages(out.mutable_data_ptr(), out.numel() * element_bytes(out.scalar_type()));
+  return out;
 }
 
 }  // namespace pyg_accel

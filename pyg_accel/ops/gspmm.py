@@ -90,7 +90,7 @@ def gspmm(
     operands = [t.to(dtype) if t.is_floating_point() else t for t in operands]
 
     summed = isinstance(formula, Sum)
-    layout = find_layout([tuple(t.shape[1:]) for t in operands], keep_last=summed)
+    layout = find_layout(tuple(tuple(t.shape[1:]) for t in operands), keep_last=summed)
     folded = [layout.fold(t) for t in operands]
     outs = launch(graph, formula, folded, reduces, edge_order=edge_order)
     results = [layout.unfold_summed(t) if summed else layout.unfold(t) for t in outs]
@@ -112,10 +112,24 @@ def launch(
     if any(needs[o.index] for o in operands_of(formula) if o.side == "u"):
         transposed = graph.transposed(edge_order=edge_order)[:3]
     want_arg = any(needs) and bool({"max", "min"} & set(reduces))
-    outs: list[Tensor] = torch.ops.pyg_accel.gspmm(
+    # Where nobody listens (no gradient, no compiler, no mode, no subclass), the operator is called
+    # without torch's dispatcher: on small graphs that would take longer than the kernel.
+    direct = not any(needs) and _nobody_listens(operands)
+    run = _gspmm if direct else torch.ops.pyg_accel.gspmm
+    outs: list[Tensor] = run(
         *csr[:3], *transposed, csr.num_cols, csr.sorted, operands, str(formula), reduces, want_arg
     )
     return outs[: len(reduces)]
+
+
+def _nobody_listens(operands: list[Tensor]) -> bool:
+    return (
+        not torch.compiler.is_compiling()
+        and all(type(t) is Tensor or type(t) is torch.nn.Parameter for t in operands)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.autograd._profiler_enabled()
+    )
 
 
 def _check(graph: Graph, formula: Formula, operands: list[Tensor], reduces: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Feature shapes: whatever trails the row dimension becomes heads x width, and back."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -34,6 +34,8 @@ class Layout:
 
     def fold(self, operand: Tensor) -> Tensor:
         """Return an operand [rows, ...] as [rows, 1 | H, 1 | F], contiguous within a row."""
+        if operand.dim() == 2 and len(self.trailing) == 1:  # [rows, F]: by far the most frequent
+            return contiguous_rows(operand.unsqueeze(1))
         own = (1,) * (len(self.trailing) - operand.dim() + 1) + tuple(operand.shape[1:])
         operand = operand.reshape(operand.size(0), *own)
         sizes = []
@@ -51,6 +53,8 @@ class Layout:
 
     def unfold(self, result: Tensor) -> Tensor:
         """Return a result [rows, H, F] in the trailing shape."""
+        if len(self.trailing) == 1:
+            return result.squeeze(1)
         return result.reshape(result.size(0), *self.trailing)
 
     def unfold_summed(self, result: Tensor) -> Tensor:
@@ -67,7 +71,8 @@ def contiguous_rows(operand: Tensor) -> Tensor:
     return operand.contiguous()
 
 
-def find_layout(trailings: Sequence[tuple[int, ...]], *, keep_last: bool = False) -> Layout:
+@lru_cache(maxsize=1024)
+def find_layout(trailings: tuple[tuple[int, ...], ...], *, keep_last: bool = False) -> Layout:
     """Return the layout in which operands of these trailing shapes meet.
 
     Args:

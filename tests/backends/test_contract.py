@@ -1,0 +1,410 @@
+"""One suite for every backend: each graph of the zoo, each formula, each reduction, all gradients."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_accel import Graph, ops, use_backend
+from pyg_accel.backends import Backend, backends, get_backend
+from pyg_accel.formula import operands_of, parse
+from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.testing import GraphCase, truth, zoo
+
+HUB = 17_000  # above 16384 the CPU kernels cut a row up
+CASES = {case.name: case for case in zoo(hub=HUB)}
+GRAPHS = {
+    name: Graph.from_edge_index(case.edge_index, (case.num_sources, case.num_targets))
+    for name, case in CASES.items()
+}
+DIFFERENTIABLE = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
+
+# What an operand looks like beside its rows: everything, one number, one a head, one a feature.
+FULL, NUMBER, HEAD, FEATURE = "full", "number", "head", "feature"
+FORMULAS = {
+    "copy": ("u0", FULL),
+    "weight-an-edge": ("mul(u0,e1)", FULL, NUMBER),
+    "weight-a-head": ("mul(u0,e1)", FULL, HEAD),
+    "weight-a-feature": ("mul(u0,e1)", FULL, FULL),
+    "weight-shared-by-heads": ("mul(u0,e1)", FULL, FEATURE),
+    "edge-only": ("e0", FULL),
+    "target-only": ("v0", FULL),
+    "sum-of-ends": ("add(u0,v1)", FULL, FULL),
+    "gine": ("relu(add(u0,e1))", FULL, FULL),
+    "gated": ("mul(sigmoid(add(v0,u1)),u2)", FULL, FULL, FULL),
+    "film": ("add(mul(v0,u1),v2)", FULL, FULL, FULL),
+    "quotient": ("div(sub(u0,v1),exp(e2))", FULL, FULL, FULL),
+    "broadcast-features": ("mul(tanh(add(u0,v1)),u2)", HEAD, FEATURE, FULL),
+    "nested": ("leaky_relu(tanh(add(u0,softplus(e1))),0.2)", FULL, NUMBER),
+    "dot": ("sum(mul(u0,v1))", FULL, FULL),
+    "attention-score": ("sum(mul(leaky_relu(add(u0,v1),0.2),v2))", FULL, FULL, FEATURE),
+}
+MAIN = ("copy", "weight-a-head", "gine", "dot")
+HALF = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(params=list(backends()))
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    found = get_backend(request.param)
+    if reasons := found.unavailable_reasons():
+        pytest.skip("; ".join(reasons))
+    with use_backend(found.name):
+        yield found
+
+
+def shape_of_kind(kind: str, heads: int, width: int) -> tuple[int, int]:
+    return {FULL: (heads, width), NUMBER: (1, 1), HEAD: (heads, 1), FEATURE: (1, width)}[kind]
+
+
+def make_operands(
+    case: GraphCase, name: str, heads: int, width: int, dtype: torch.dtype
+) -> tuple[str, list[Tensor]]:
+    text, *kinds = FORMULAS[name]
+    sides = {o.index: o.side for o in operands_of(parse(text))}
+    rows = {"u": case.num_sources, "v": case.num_targets, "e": case.edge_index.size(1)}
+    generator = torch.Generator().manual_seed(heads * 1000 + width)
+    operands = [
+        torch.randn(rows[sides[i]], *shape_of_kind(kind, heads, width), generator=generator)
+        .to(dtype)
+        .requires_grad_()
+        for i, kind in enumerate(kinds)
+    ]
+    return text, operands
+
+
+def scales(
+    case: GraphCase, text: str, operands: list[Tensor], reduce: str, grad: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Sum of |terms| of a result and of every gradient: what a tolerance is relative to.
+
+    A term is what one edge adds. Operands are of order one, so cancellation inside a message costs
+    rounding of that size: each term counts at least 1 (times the incoming gradient's, backward).
+    """
+    source, target = case.edge_index.long()
+    edges = torch.arange(source.numel())
+    sides = {o.index: o.side for o in operands_of(parse(text))}
+    place = {"u": source, "v": target, "e": edges}
+    heads = max((t.size(1) for t in operands), default=1)
+    width = max((t.size(2) for t in operands), default=1)
+    written_out = [
+        t.detach().double()[place[sides[i]]].expand(-1, heads, width).clone().requires_grad_()
+        for i, t in enumerate(operands)
+    ]
+    one_each = GraphCase("edges", torch.stack([edges, edges]), len(edges), len(edges))
+    message = truth(one_each, text, written_out, "none")
+
+    def add_up(terms: Tensor, index: Tensor, rows: int) -> Tensor:
+        return torch.zeros(rows, *terms.shape[1:], dtype=torch.float64).index_add_(0, index, terms)
+
+    size = message.detach().abs() + 1
+    if reduce == "none":
+        forward, seed = size, grad.double().abs()
+    elif reduce == "prod":
+        forward = add_up(size.log(), target, case.num_targets).exp()
+        seed = (grad.double().abs() * forward)[target]
+    else:
+        forward = add_up(size.pow(2) if reduce == "sqsum" else size, target, case.num_targets)
+        seed = grad.double().abs()[target] * (2 * size if reduce == "sqsum" else 1)
+    backward = []
+    slopes = torch.autograd.grad(message, written_out, torch.ones_like(message))
+    for i, t in enumerate(operands):
+        terms = (slopes[i].abs() + 1) * seed
+        total = add_up(terms, place[sides[i]], t.size(0))
+        for dim in (1, 2):
+            if t.size(dim) == 1:
+                total = total.sum(dim, keepdim=True)
+        backward.append(total)
+    return forward, backward
+
+
+def check(
+    backend: Backend, case: GraphCase, name: str, heads: int, width: int, dtype: torch.dtype,
+    reduce: str,
+) -> None:  # fmt: skip
+    if case.name == "hub":  # the only graph that is large enough for threads
+        torch.set_num_threads(2)
+    text, operands = make_operands(case, name, heads, width, dtype)
+    exact = [t.detach().double().requires_grad_() for t in operands]
+    expected = truth(case, text, exact, reduce)
+    found = ops.gspmm(GRAPHS[case.name], text, operands, reduce=reduce, edge_order=True)
+    if text.startswith("sum"):
+        found = found.unsqueeze(-1)
+    assert found.shape == expected.shape
+    assert found.dtype == dtype
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randn(found.shape, generator=generator).to(dtype)
+    relative, absolute = backend.tolerance(dtype)
+    out_scale, grad_scales = scales(case, text, operands, reduce, grad)
+    label = f"{name} {reduce} {heads}x{width}"
+
+    def compare(what: str, ours: Tensor, right: Tensor, scale: Tensor) -> None:
+        error = (ours.double() - right).abs() - relative * scale - absolute
+        assert not bool((~(error <= 0)).any()), f"{label}: {what} is off by {float(error.max()):.2e}"
+
+    compare("the result", found.detach(), expected.detach(), out_scale)
+    if dtype in HALF and reduce in ("max", "min", "prod"):
+        return  # rounding creates ties (see the test of ties) and moves products by whole factors
+    ours = torch.autograd.grad(found, operands, grad, allow_unused=True)
+    right = [None] * len(exact)
+    if expected.requires_grad:  # it does not where there is no edge
+        right = torch.autograd.grad(expected, exact, grad.double(), allow_unused=True)
+    for i, operand in enumerate(operands):
+        mine = torch.zeros_like(operand) if ours[i] is None else ours[i]
+        good = torch.zeros_like(exact[i]) if right[i] is None else right[i]
+        assert mine.shape == operand.shape
+        assert mine.dtype == dtype
+        compare(f"the gradient of operand {i}", mine, good, grad_scales[i])
+
+
+def reductions(name: str, case: GraphCase) -> list[str]:
+    if FORMULAS[name][0].startswith("sum"):
+        return ["none"]
+    if case.name == "hub":  # a product of 17000 numbers is 0 or infinite
+        return ["sum", "mean", "max", "min", "sqsum", "none"]
+    return list(DIFFERENTIABLE)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("case", CASES)
+def test_float64_results_and_gradients_equal_the_truth(backend, case, name):
+    for heads, width in ((1, 5),) if case == "hub" else ((2, 33), (1, 1)):
+        for reduce in reductions(name, CASES[case]):
+            check(backend, CASES[case], name, heads, width, torch.float64, reduce)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=["f32", "bf16", "f16"])
+@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("case", CASES)
+def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, name, dtype):
+    heads, width = (1, 5) if case == "hub" else (3, 16)
+    for reduce in reductions(name, CASES[case]):
+        check(backend, CASES[case], name, heads, width, dtype, reduce)
+
+
+@pytest.mark.parametrize("width", [1, 7, 33, 64, 100, 257])
+@pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "gated"])
+def test_every_width_equals_the_truth(backend, name, width):
+    for reduce in ("none",) if name == "dot" else ("sum", "max", "mean"):
+        check(backend, CASES["directed"], name, 1, width, torch.float32, reduce)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_reductions_in_one_pass_equal_each_alone(backend, case):
+    _, (x, e) = make_operands(CASES[case], "gine", 1, 7, torch.float64)
+    reduces = ["mean", "max", "min", "sqsum", "sum"]
+    graph, together = GRAPHS[case], ops.gspmm
+    outs = together(graph, "relu(add(u0,e1))", [x, e], reduce=reduces, edge_order=True)
+    grads = [torch.full_like(out, 0.5 + i) for i, out in enumerate(outs)]
+    found = torch.autograd.grad(outs, [x, e], grads)
+    expected = [torch.zeros_like(x), torch.zeros_like(e)]
+    for reduce, out, grad in zip(reduces, outs, grads, strict=True):
+        alone = ops.gspmm(graph, "relu(add(u0,e1))", [x, e], reduce=reduce, edge_order=True)
+        torch.testing.assert_close(out, alone)
+        for total, part in zip(expected, torch.autograd.grad(alone, [x, e], grad), strict=True):
+            total += part
+    torch.testing.assert_close(found, tuple(expected))
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_maxima_of_several_reductions_route_gradients_by_edge(backend, reduce):
+    case = CASES["directed"]
+    _, (x,) = make_operands(case, "copy", 1, 7, torch.float64)
+    exact = x.detach().clone().requires_grad_()
+    outs = ops.gspmm(GRAPHS["directed"], "u0", [x], reduce=["sum", reduce])
+    right = [truth(case, "u0", [exact], r) for r in ("sum", reduce)]
+    found = torch.autograd.grad(outs[0].sum() + (outs[1] ** 2).sum(), x)
+    expected = torch.autograd.grad(right[0].sum() + (right[1] ** 2).sum(), exact)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_integers_in_float32_add_up_exactly(backend, case):
+    """Whole numbers leave no room for rounding: a lost or doubled edge cannot hide in a tolerance."""
+    graph, (rows, edges) = GRAPHS[case], (CASES[case].num_sources, CASES[case].edge_index.size(1))
+    x = torch.randint(-3, 4, (rows, 1, 19)).float()
+    weight = torch.randint(-3, 4, (edges, 1, 1)).float()
+    for text, operands in (("u0", [x]), ("mul(u0,e1)", [x, weight]), ("add(u0,e1)", [x, weight])):
+        found = ops.gspmm(graph, text, operands, reduce="sum", edge_order=True)
+        expected = truth(CASES[case], text, operands, "sum")
+        assert torch.equal(found.double(), expected.expand_as(found)), text
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
+@pytest.mark.parametrize("name", ["copy", "weight-an-edge", "gine", "dot"])
+def test_int32_and_int64_indices_give_the_same_bits(backend, name, index_dtype):
+    narrow = GRAPHS["directed"]
+    graph = Graph.from_csr(
+        narrow.rowptr.to(index_dtype), narrow.col.to(index_dtype), num_cols=narrow.num_cols
+    )
+    text, operands = make_operands(CASES["directed"], name, 2, 9, torch.float32)
+    for reduce in ("none",) if name == "dot" else ("sum", "mean", "max", "none"):
+        outs = [ops.gspmm(g, text, operands, reduce=reduce) for g in (graph, narrow)]
+        assert torch.equal(*outs)
+        grads = [torch.autograd.grad(out.sum(), operands) for out in outs]
+        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_int64_indices_of_winners_route_gradients(backend):
+    case, narrow = CASES["directed"], GRAPHS["directed"]
+    graph = Graph.from_csr(narrow.rowptr.long(), narrow.col.long(), num_cols=narrow.num_cols)
+    _, (x,) = make_operands(case, "copy", 1, 7, torch.float64)
+    exact = x.detach().clone().requires_grad_()
+    (found,) = torch.autograd.grad(ops.gspmm(graph, "u0", [x], reduce="max").pow(2).sum(), x)
+    (right,) = torch.autograd.grad(truth(case, "u0", [exact], "max").pow(2).sum(), exact)
+    torch.testing.assert_close(found, right)
+
+
+def test_columns_that_are_not_sorted_are_reduced_all_the_same(backend):
+    rowptr, col = torch.tensor([0, 3, 3, 6]), torch.tensor([2, 0, 1, 1, 2, 0])
+    graph = Graph.from_csr(rowptr, col, num_cols=4)
+    target = torch.tensor([0, 0, 0, 2, 2, 2])
+    case = GraphCase("unsorted", torch.stack([col, target]), 4, 3)
+    x = torch.randn(4, 1, 9, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(6, 1, 1, dtype=torch.float64, requires_grad=True)
+    for reduce in ("sum", "mean", "max", "min", "prod"):
+        found = ops.gspmm(graph, "mul(u0,e1)", [x, w], reduce=reduce)
+        expected = truth(case, "mul(u0,e1)", [x, w], reduce)
+        torch.testing.assert_close(found, expected)
+        ours = torch.autograd.grad(found.sum(), [x, w])
+        torch.testing.assert_close(ours, torch.autograd.grad(expected.sum(), [x, w]))
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    "every-other-column": lambda t: t.repeat_interleave(2, 2)[:, :, ::2],
+    "slice-of-columns": lambda t: torch.cat([t, t], 2)[:, :, : t.size(2)],
+    "every-other-row": lambda t: t.repeat_interleave(2, 0)[::2],
+    "offset": lambda t: torch.cat([t[:1], t])[1:],
+    "expanded-rows": lambda t: t[:1].expand_as(t),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["copy", "weight-a-head", "gine", "dot"])
+def test_memory_layout_of_operands_does_not_matter(backend, name, layout):
+    text, operands = make_operands(CASES["directed"], name, 3, 8, torch.float32)
+    odd = [LAYOUTS[layout](t.detach()).requires_grad_() for t in operands]
+    plain = [t.detach().contiguous().requires_grad_() for t in odd]
+    for reduce in ("none",) if name == "dot" else ("sum", "max"):
+        outs = [
+            ops.gspmm(GRAPHS["directed"], text, given, reduce=reduce, edge_order=True)
+            for given in (odd, plain)
+        ]
+        assert torch.equal(*outs)
+        flat = torch.randn(outs[0].shape)
+        for grad in (flat, flat[:1].expand_as(flat), flat.transpose(-1, 1).contiguous().mT):
+            if grad.shape != flat.shape:
+                continue
+            ours = torch.autograd.grad(outs[0], odd, grad, retain_graph=True)
+            right = torch.autograd.grad(outs[1], plain, grad.contiguous(), retain_graph=True)
+            for a, b in zip(ours, right, strict=True):
+                torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_edge_softmax_equals_the_truth(backend, case):
+    graph, (_, target) = GRAPHS[case], CASES[case].edge_index
+    for heads, dtype in ((1, torch.float64), (5, torch.float64), (5, torch.float32)):
+        relative, absolute = backend.tolerance(dtype)
+        scores = (torch.randn(target.numel(), heads) * 10).to(dtype).requires_grad_()
+        exact = scores.detach().double().requires_grad_()
+        found = ops.edge_softmax(graph, scores, edge_order=True)
+        expected = torch.zeros_like(exact)
+        for node in target.unique():
+            expected = expected.index_put(
+                ((target == node).nonzero().flatten(),), exact[target == node].softmax(0)
+            )
+        grad = torch.randn_like(found)
+        (ours,) = torch.autograd.grad(found, scores, grad)
+        (right,) = torch.autograd.grad(expected + 0 * exact, exact, grad.double())
+        torch.testing.assert_close(found.double(), expected, rtol=10 * relative, atol=absolute)
+        torch.testing.assert_close(ours.double(), right, rtol=10 * relative, atol=10 * absolute)
+
+
+def test_a_maximum_gives_its_whole_gradient_to_one_of_several_equal_edges(backend):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [0, 0, 0]]))
+    x = torch.ones(3, 4, requires_grad=True)
+    e = torch.zeros(3, 4, requires_grad=True)
+    for reduce in ("max", "min"):
+        (grad,) = torch.autograd.grad(ops.spmm(graph, x, reduce=reduce).sum(), x)
+        assert grad.tolist() == [[1.0] * 4, [0.0] * 4, [0.0] * 4]
+        out = ops.gspmm(graph, "add(u0,e1)", [x, e], reduce=reduce, edge_order=True)
+        (grad,) = torch.autograd.grad(out.sum(), e)
+        assert grad.tolist() == [[1.0] * 4, [0.0] * 4, [0.0] * 4]
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=["bf16", "f16"])
+def test_ties_in_16_bit_lose_no_gradient(backend, dtype):
+    case = CASES["directed"]
+    x = torch.randint(0, 4, (case.num_sources, 16)).to(dtype).requires_grad_()
+    out = ops.spmm(GRAPHS["directed"], x, reduce="max")
+    (grad,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    targets = case.edge_index[1].unique().numel()
+    assert grad.float().sum(0).tolist() == [float(targets)] * 16
+
+
+# -- the CPU kernels, one by one ---------------------------------------------------------------------
+
+CPU_VARIANTS = {
+    "portable": ("portable", 0, 0),
+    "avx2": ("avx2", 0, 0),
+    "avx512": ("avx512", 0, 0),
+    "feature-blocks": ("", 16, 0),
+    "ragged-feature-blocks": ("", 7, 0),
+    "source-blocks": ("", 0, 9),
+    "both-blocks": ("", 16, 9),
+    "portable-blocks": ("portable", 16, 9),
+}
+
+
+@pytest.fixture(params=CPU_VARIANTS)
+def cpu_variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    if reasons := cpu_unavailable_reasons():
+        pytest.skip("; ".join(reasons))
+    isa, block_width, block_cols = CPU_VARIANTS[request.param]
+    supported = get_backend("cpu").info()["supported"].split(",")
+    if isa and isa not in supported:
+        pytest.skip(f"this processor or build has no {isa}")
+    library = cpu_library()
+    library.configure(isa, block_width, block_cols)
+    with use_backend("cpu"):
+        yield get_backend("cpu")
+    library.configure("", 0, 0)
+
+
+@pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "quotient", "attention-score"])
+@pytest.mark.parametrize("case", ["directed", "empty-rows", "bipartite", "duplicates", "hub"])
+def test_every_cpu_kernel_equals_the_truth(cpu_variant, case, name):
+    heads, width = (1, 33) if case == "hub" else (2, 41)
+    for dtype in (torch.float32, torch.float64):
+        for reduce in reductions(name, CASES[case]):
+            if case == "hub" and (dtype == torch.float64 or reduce not in ("sum", "max", "none")):
+                continue
+            check(cpu_variant, CASES[case], name, heads, width, dtype, reduce)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=["bf16", "f16"])
+def test_every_cpu_kernel_handles_16_bit(cpu_variant, dtype):
+    for name in ("copy", "weight-a-head", "gine", "dot"):
+        for reduce in reductions(name, CASES["directed"]):
+            check(cpu_variant, CASES["directed"], name, 2, 41, dtype, reduce)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_blocking_changes_no_bit_of_a_result(reduce):
+    if reasons := cpu_unavailable_reasons():
+        pytest.skip("; ".join(reasons))
+    library, graph = cpu_library(), GRAPHS["directed"]
+    _, (x, weight) = make_operands(CASES["directed"], "weight-an-edge", 1, 100, torch.float32)
+    outs, grads = [], []
+    for block_width, block_cols in ((0, 0), (16, 0), (7, 0), (0, 9), (16, 9), (1, 1)):
+        library.configure("", block_width, block_cols)
+        for operands in ([x], [x, weight]):
+            out = ops.spmm(graph, *[t.squeeze(1) for t in operands], reduce=reduce, edge_order=True)
+            outs.append(out)
+            grads.append(torch.autograd.grad(out.sum(), x)[0])
+    for found in (outs, grads):
+        for k in (0, 1):
+            assert all(torch.equal(found[k], other) for other in found[k::2])

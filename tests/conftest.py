@@ -1,0 +1,149 @@
+"""What every test shares: seeds, a clean house before and after, and the runs that tests compare."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():  # decorators of Triton kernels read it when they are imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pyg_accel
+from pyg_accel.backends import backends, dispatch, registry
+from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.patching import accelerate, seam
+from pyg_accel.settings import SETTINGS, settings
+
+DATA = "PYG_ACCEL_DATA"
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def clean_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start from defaults; whatever a test switched on is off again after it, and that is checked."""
+    for name in list(os.environ):
+        if name.startswith("PYG_ACCEL_") and name != DATA:
+            monkeypatch.delenv(name)
+    known = backends()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small graphs on a shared machine; tests of threads ask for more
+    assert not seam.installed()
+    yield
+    pyg_accel.unpatch()
+    for setting in SETTINGS:
+        setattr(settings, setting.name, None)
+    pyg_accel.reset_report()
+    registry._backends.clear()
+    registry._backends.update(known)
+    dispatch.forget_decisions()
+    torch.set_num_threads(threads)
+    if not cpu_unavailable_reasons():
+        cpu_library().configure("", 0, 0)
+    assert not seam.installed()
+    assert not accelerate.is_active()
+
+
+@pytest.fixture
+def always() -> None:
+    """Accelerate whatever can be, whatever its size."""
+    settings.always = True
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """The folder of real graphs."""
+    root = os.environ.get(DATA)
+    if not root:
+        pytest.skip(f"{DATA} does not name a folder of data sets")
+    return Path(root)
+
+
+@pytest.fixture
+def report_of() -> Callable[[], list[Any]]:
+    """Rows of the report so far, in the order of the layers' first calls, without printing."""
+
+    def rows() -> list[Any]:
+        with open(os.devnull, "w") as nowhere:
+            return pyg_accel.report(nowhere).rows
+
+    return rows
+
+
+def flat_tensors(value: Any) -> list[Tensor]:
+    """All tensors in a nest of tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in flat_tensors(v)]
+    return []
+
+
+def run_layer(layer: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    """Outputs and all gradients of a fixed scalar function of them, with fixed random numbers."""
+    torch.manual_seed(7)
+    leaves = {
+        f"input {i}": t for i, t in enumerate(flat_tensors([args, kwargs])) if t.requires_grad
+    } | dict(layer.named_parameters())
+    for leaf in leaves.values():
+        leaf.grad = None
+    outs = [t for t in flat_tensors(layer(*args, **kwargs)) if t.is_floating_point()]
+    differentiable = [t for t in outs if t.requires_grad]
+    if differentiable:
+        weights = torch.Generator().manual_seed(3)
+        loss = sum(
+            (t * torch.randn(t.shape, generator=weights, dtype=t.dtype)).sum()
+            for t in differentiable
+        )
+        loss.backward()
+    result = {f"output {i}": t.detach() for i, t in enumerate(outs)}
+    result |= {f"gradient of {n}": t.grad for n, t in leaves.items() if t.grad is not None}
+    return {name: t.clone() for name, t in result.items()}
+
+
+@pytest.fixture
+def stock_and_patched() -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Run a layer without and with ``patch()`` and return the outputs and gradients of both."""
+
+    def run(layer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        stock = run_layer(layer, args, kwargs)
+        with pyg_accel.patched():
+            ours = run_layer(layer, args, kwargs)
+        return stock, ours
+
+    return run
+
+
+@pytest.fixture
+def same_as_stock(stock_and_patched: Callable[..., Any]) -> Callable[..., None]:
+    """Assert that a layer gives the same outputs and gradients under ``patch()``.
+
+    ``rtol`` is relative to the largest element: results are sums whose order of additions differs, so
+    that small elements carry the rounding of large terms.
+    """
+
+    def check(layer: torch.nn.Module, *args: Any, rtol: float | None = None, **kwargs: Any) -> None:
+        stock, ours = stock_and_patched(layer, *args, **kwargs)
+        assert list(stock) == list(ours)
+        for name, expected in stock.items():
+            found = ours[name]
+            assert found.shape == expected.shape, name
+            assert found.dtype == expected.dtype, name
+            default = {torch.float64: 1e-10, torch.float32: 2e-5}.get(expected.dtype, 2e-2)
+            finite = expected[expected.isfinite()].abs()
+            scale = max(float(finite.max()) if finite.numel() else 0.0, 1.0)
+            torch.testing.assert_close(
+                found, expected, rtol=0, atol=(rtol or default) * scale, equal_nan=True,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )  # fmt: skip
+
+    return check

@@ -1,0 +1,556 @@
+"""Every layer of PyG that matters: what it becomes under ``patch()``, and that its numbers stay."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import conv as pyg
+
+import pyg_accel
+
+pytestmark = pytest.mark.usefixtures("always")
+
+N, E = 30, 220
+Inputs = Callable[["World"], tuple[Any, ...]]
+
+
+def linear(*sizes: int) -> torch.nn.Linear:
+    return torch.nn.Linear(*sizes)
+
+
+@dataclass
+class World:
+    """A directed graph with duplicates, self-loops and isolated nodes, and features to go with it."""
+
+    edge_index: Tensor = field(init=False)
+    num_nodes: int = N
+    num_edges: int = E
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        active = max(self.num_nodes - 4, 1)  # the last four have no edges
+        ids = torch.randint(0, active, (2, self.num_edges), generator=generator)
+        if self.num_edges > 20:
+            ids[:, -8:] = ids[:, :8]
+            ids[1, 8:12] = ids[0, 8:12]
+        self.edge_index = ids
+        self._generator = generator
+
+    def features(self, *sizes: int, grad: bool = True) -> Tensor:
+        x = torch.randn(*sizes, generator=self._generator, dtype=torch.float64)
+        return x.requires_grad_(grad)
+
+    @property
+    def x(self) -> Tensor:
+        return self.features(self.num_nodes, 16)
+
+    def edge(self, width: int) -> Tensor:
+        return self.features(self.num_edges, width)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.features(self.num_edges, grad=False).abs().requires_grad_()
+
+    @property
+    def types(self) -> Tensor:
+        return torch.arange(self.num_edges) % 3
+
+
+def x_and_edges(world: World) -> tuple[Any, ...]:
+    return world.x, world.edge_index
+
+
+def x_edges_weight(world: World) -> tuple[Any, ...]:
+    return world.x, world.edge_index, world.weight
+
+
+def with_features(width: int) -> Inputs:
+    return lambda world: (world.x, world.edge_index, world.edge(width))
+
+
+def with_start(world: World) -> tuple[Any, ...]:
+    return world.x, world.x, world.edge_index
+
+
+def degrees(world: World) -> Tensor:
+    return torch.bincount(torch.bincount(world.edge_index[1], minlength=N))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A row of the table.
+
+    Attributes:
+        make: builds the layer.
+        inputs: what it is called with.
+        formulas: the formulas of its calls, one string a ``propagate``; golden: a lost one fails.
+        reasons: why PyG's own path runs.
+        tied: gradients of equal maxima go elsewhere than in PyG, so only outputs are compared.
+    """
+
+    make: Callable[[], torch.nn.Module]
+    inputs: Inputs = x_and_edges
+    formulas: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+WEIGHTED = ("sum_j mul(e0,u1)",)
+SOFTMAX = "sum_j exp(sub(e0,v1))"
+UNFUSED = ("no reduction that could be fused",)
+
+LAYERS = {
+    # The SpMM family.
+    "gcn": Layer(lambda: pyg.GCNConv(16, 8), x_edges_weight, WEIGHTED),
+    "gcn-unweighted": Layer(lambda: pyg.GCNConv(16, 8), x_and_edges, WEIGHTED),
+    "gcn-not-normalised": Layer(lambda: pyg.GCNConv(16, 8, normalize=False), x_and_edges, ("sum_j u0",)),
+    "sage-mean": Layer(lambda: pyg.SAGEConv(16, 8), formulas=("mean_j u0",)),
+    "sage-max": Layer(lambda: pyg.SAGEConv(16, 8, aggr="max"), formulas=("max_j u0",)),
+    "sage-min": Layer(lambda: pyg.SAGEConv(16, 8, aggr="min"), formulas=("min_j u0",)),
+    "sage-prod": Layer(lambda: pyg.SAGEConv(16, 8, aggr="mul"), formulas=("prod_j u0",)),
+    "sage-project": Layer(lambda: pyg.SAGEConv(16, 8, project=True), formulas=("mean_j u0",)),
+    "sage-many": Layer(
+        lambda: pyg.SAGEConv(16, 8, aggr=["mean", "max", "std", "min", "var"]),
+        formulas=("mean+max+sqsum+min_j u0",),
+    ),
+    "gin": Layer(lambda: pyg.GINConv(linear(16, 8), train_eps=True), formulas=("sum_j u0",)),
+    "graph": Layer(lambda: pyg.GraphConv(16, 8), x_edges_weight, WEIGHTED),
+    "graph-max": Layer(lambda: pyg.GraphConv(16, 8, aggr="max"), x_edges_weight, ("max_j mul(e0,u1)",)),
+    "cheb": Layer(lambda: pyg.ChebConv(16, 8, 3), formulas=WEIGHTED),
+    "arma": Layer(lambda: pyg.ARMAConv(16, 8, 3, 2), formulas=WEIGHTED),
+    "sg": Layer(lambda: pyg.SGConv(16, 8, 2), formulas=WEIGHTED),
+    "ssg": Layer(lambda: pyg.SSGConv(16, 8, 0.1, 2), formulas=WEIGHTED),
+    "appnp": Layer(lambda: pyg.APPNP(3, 0.1), formulas=WEIGHTED),
+    "tag": Layer(lambda: pyg.TAGConv(16, 8), formulas=WEIGHTED),
+    "gcn2": Layer(lambda: pyg.GCN2Conv(16, 0.1), with_start, WEIGHTED),
+    "light-gcn": Layer(lambda: pyg.LGConv(), formulas=WEIGHTED),
+    "mixhop": Layer(lambda: pyg.MixHopConv(16, 8), formulas=WEIGHTED),
+    "cluster-gcn": Layer(lambda: pyg.ClusterGCNConv(16, 8), formulas=WEIGHTED),
+    "gated-graph": Layer(lambda: pyg.GatedGraphConv(16, 2), formulas=("sum_j u0",)),
+    "simple": Layer(lambda: pyg.SimpleConv("mean"), formulas=("mean_j u0",)),
+    "mf": Layer(lambda: pyg.MFConv(16, 8), formulas=("sum_j u0",)),
+    "wl-continuous": Layer(lambda: pyg.WLConvContinuous(), formulas=("sum_j u0",)),
+    "pdn": Layer(lambda: pyg.PDNConv(16, 8, 16, 4), with_features(16), WEIGHTED),
+    "eg": Layer(
+        lambda: pyg.EGConv(16, 8, aggregators=["sum", "mean", "max", "std", "symnorm"]),
+        formulas=("sum_j u0; max_j u0; sum_j mul(u0,e1)",),
+    ),
+    "hypergraph": Layer(lambda: pyg.HypergraphConv(16, 8), formulas=("sum_j mul(v0,u1)",)),
+    "signed": Layer(
+        lambda: pyg.SignedConv(16, 8, True),
+        lambda world: (world.x, world.edge_index, world.edge_index.flip(0)),
+        ("mean_j u0",),
+    ),
+    "rgcn": Layer(
+        lambda: pyg.RGCNConv(16, 8, 3),
+        lambda world: (world.x, world.edge_index, world.types),
+        ("mean_j u0",),
+    ),
+    # Binary-reduce.
+    "le": Layer(lambda: pyg.LEConv(16, 8), x_edges_weight, ("sum_j mul(sub(u0,v1),e2)",)),
+    "gine": Layer(lambda: pyg.GINEConv(linear(16, 8)), with_features(16), ("sum_j relu(add(u0,e1))",)),
+    "gine-projected": Layer(
+        lambda: pyg.GINEConv(linear(16, 8), edge_dim=8),
+        with_features(8),
+        ("sum_j relu(add(u0,e1))",),
+    ),
+    "res-gated": Layer(
+        lambda: pyg.ResGatedGraphConv(16, 8), formulas=("sum_j mul(sigmoid(add(v0,u1)),u2)",)
+    ),
+    "res-gated-edges": Layer(
+        lambda: pyg.ResGatedGraphConv(16, 8, edge_dim=8),
+        with_features(8),
+        ("sum_j mul(sigmoid(add(add(v0,e1),add(u2,e3))),add(u4,e5))",),
+    ),
+    "film": Layer(
+        lambda: pyg.FiLMConv(16, 8), formulas=("mean_j relu(add(mul(v0,u1),v2))", "mean_j u0")[:1]
+    ),
+    "cg": Layer(
+        lambda: pyg.CGConv(16, 8),
+        with_features(8),
+        ("sum_j mul(sigmoid(add(add(v0,u1),e2)),softplus(add(add(v3,u4),e5)))",),
+    ),
+    "general": Layer(
+        lambda: pyg.GeneralConv(16, 8, in_edge_channels=8), with_features(8), ("sum_j add(u0,e1)",)
+    ),
+    "pna": Layer(
+        lambda: pyg.PNAConv(
+            16, 8, ["mean", "max", "min", "std"], ["identity", "amplification"],
+            degrees(World()), edge_dim=8,
+        ),
+        with_features(8),
+        ("mean+max+min+sqsum_j add(add(v0,u1),e2)",),
+    ),
+    "pna-towers": Layer(
+        lambda: pyg.PNAConv(
+            16, 8, ["mean", "sum", "var"], ["identity", "attenuation"], degrees(World()),
+            towers=4, divide_input=True,
+        ),
+        formulas=("mean+sum+sqsum_j add(v0,u1)",),
+    ),
+    "gen": Layer(
+        lambda: pyg.GENConv(16, 8, edge_dim=8),
+        with_features(8),
+        (
+            "max_j add(relu(add(u0,e1)),1e-07); "
+            "sum_j exp(sub(add(relu(add(u0,e1)),1e-07),v2)); "
+            "sum_j mul(add(relu(add(u0,e1)),1e-07),"
+            "div(exp(sub(add(relu(add(u0,e1)),1e-07),v2)),v3))",
+        ),
+    ),
+    "gen-power": Layer(lambda: pyg.GENConv(16, 8, aggr="power"), formulas=("sum_j u0",)),
+    "gen-mean-softmax": Layer(
+        lambda: pyg.GENConv(16, 8, aggr=["mean", "softmax"]),
+        formulas=(
+            "sum_j u0; max_j u0; sum_j exp(sub(u0,v1)); sum_j mul(u0,div(exp(sub(u0,v1)),v2))",
+        ),
+    ),
+    # Attention.
+    "gat": Layer(
+        lambda: pyg.GATConv(16, 8, heads=4),
+        formulas=("leaky_relu(add(u0,v1),0.2); softmax_j", "sum_j mul(e0,u1)"),
+    ),
+    "gat-edges": Layer(
+        lambda: pyg.GATConv(16, 8, heads=4, edge_dim=16),
+        with_features(16),
+        ("leaky_relu(add(add(u0,v1),e2),0.2); softmax_j", "sum_j mul(e0,u1)"),
+    ),
+    "gatv2": Layer(
+        lambda: pyg.GATv2Conv(16, 8, heads=4),
+        formulas=(
+            "sum(mul(leaky_relu(add(v0,u1),0.2),v2)); sum_j exp(sub(e0,v1)); "
+            "div(exp(sub(e0,v1)),v2)",
+            "sum_j mul(u0,e1)",
+        ),
+    ),
+    "transformer": Layer(
+        lambda: pyg.TransformerConv(16, 8, heads=2, edge_dim=16),
+        with_features(16),
+        (
+            "sum(mul(v0,add(u1,e2))); sum_j exp(sub(e0,v1)); "
+            "sum_j mul(add(u0,e1),div(exp(sub(e2,v3)),v4)); div(exp(sub(e0,v1)),v2)",
+        ),
+    ),
+    "agnn": Layer(
+        lambda: pyg.AGNNConv(),
+        formulas=(
+            "sum(mul(v0,u1)); sum_j exp(sub(e0,v1)); sum_j mul(u0,div(exp(sub(e1,v2)),v3))",
+        ),
+    ),
+    "supergat": Layer(
+        lambda: pyg.SuperGATConv(16, 8, heads=2).eval(),
+        formulas=(
+            "sum(mul(v0,u1)); leaky_relu(mul(add(u0,v1),e2),0.2); softmax_j; sum_j mul(u0,e1)",
+        ),
+    ),
+    "fa": Layer(
+        lambda: pyg.FAConv(16),
+        with_start,
+        ("sum_j mul(u0,mul(tanh(add(u1,v2)),e3)); tanh(add(u0,v1))",),
+    ),
+    "general-attention": Layer(
+        lambda: pyg.GeneralConv(16, 8, attention=True, heads=2),
+        formulas=("softmax_j; sum_j mul(u0,e1)",),
+    ),
+    "hypergraph-attention": Layer(
+        lambda: pyg.HypergraphConv(16, 8, use_attention=True, heads=2),
+        lambda world: (world.x, world.edge_index, None, world.x),
+        ("sum_j mul(e0,mul(v1,u2))",),
+    ),
+    "rgat": Layer(
+        lambda: pyg.RGATConv(16, 8, 3),
+        lambda world: (world.x, world.edge_index, world.types),
+        (
+            "sum_j exp(sub(e0,v1)); sum_j mul(div(exp(sub(e0,v1)),v2),e3); "
+            "div(exp(sub(e0,v1)),v2)",
+        ),
+    ),
+    # Messages that no formula says: PyG's own path, with the reason.
+    "feast": Layer(
+        lambda: pyg.FeaStConv(16, 8, heads=3), reasons=("'sum' on messages of [242, 3, 8]",)
+    ),
+    "fast-rgcn": Layer(
+        lambda: pyg.FastRGCNConv(16, 8, 3),
+        lambda world: (world.x, world.edge_index, world.types),
+        reasons=UNFUSED,
+    ),
+    "nn": Layer(lambda: pyg.NNConv(16, 8, linear(8, 128)), with_features(8), reasons=UNFUSED),
+    "sage-median": Layer(lambda: pyg.SAGEConv(16, 8, aggr="median"), reasons=UNFUSED),
+    "sage-lstm": Layer(
+        lambda: pyg.SAGEConv(16, 8, aggr="lstm"),
+        lambda world: (
+            world.x, torch_geometric.utils.sort_edge_index(world.edge_index, sort_by_row=False),
+        ),
+        reasons=UNFUSED,
+    ),
+    "edge-conv": Layer(lambda: pyg.EdgeConv(linear(32, 8)), formulas=("sub(u0,v1)",)),
+    "point-net": Layer(
+        lambda: pyg.PointNetConv(linear(19, 8)),
+        lambda world: (world.x, world.features(N, 3), world.edge_index),
+        ("sub(u0,v1)",),
+    ),
+    "dna": Layer(
+        lambda: pyg.DNAConv(16),
+        lambda world: (world.features(N, 3, 16), world.edge_index),
+        reasons=("'matmul' on messages of [246, 3, 16]",),
+    ),
+}  # fmt: skip
+
+
+def build(name: str) -> torch.nn.Module:
+    torch.manual_seed(2)
+    return LAYERS[name].make().double()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_and_gradients_equal_stock(name, same_as_stock):
+    same_as_stock(build(name), *LAYERS[name].inputs(World()))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_layer_runs_as_the_table_says(name, report_of):
+    with pyg_accel.patched():
+        build(name)(*LAYERS[name].inputs(World()))
+    rows = report_of()
+    assert {row.formula for row in rows if row.formula} == set(LAYERS[name].formulas)
+    assert {row.reason for row in rows if row.reason} == set(LAYERS[name].reasons)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_float32_stays_close_to_stock(name, same_as_stock):
+    args = [
+        t.detach().float().requires_grad_(t.requires_grad)
+        if isinstance(t, Tensor) and t.is_floating_point()
+        else t
+        for t in LAYERS[name].inputs(World())
+    ]
+    # Gradients of deviations and of softmax quotients divide by small numbers, in stock as well.
+    same_as_stock(build(name).float(), *args, rtol=1e-3 if name == "sage-many" else 1e-4)
+
+
+TURNED = [
+    name
+    for name in LAYERS
+    if name not in ("signed", "pna", "pna-towers", "sage-lstm", "hypergraph", "hypergraph-attention")
+]
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_the_other_flow_equals_stock(name, same_as_stock):
+    layer = build(name)
+    for module in layer.modules():
+        if isinstance(module, pyg.MessagePassing):
+            module.flow = "target_to_source"
+    same_as_stock(layer, *LAYERS[name].inputs(World()))
+
+
+@pytest.mark.parametrize("name", [n for n in LAYERS if n not in ("sage-lstm", "sage-median")])
+@pytest.mark.parametrize(("nodes", "edges"), [(N, 0), (N, 1), (1, 3)], ids=str)
+def test_graphs_with_next_to_nothing_in_them_equal_stock(name, nodes, edges, same_as_stock):
+    if name in ("dna", "point-net") and nodes != N:
+        pytest.skip("its inputs are of a fixed number of nodes")
+    same_as_stock(build(name), *LAYERS[name].inputs(World(nodes, edges)))
+
+
+BIPARTITE = {
+    "sage": lambda: pyg.SAGEConv((16, 12), 8),
+    "sage-max": lambda: pyg.SAGEConv((16, 12), 8, aggr="max"),
+    "gin": lambda: pyg.GINConv(linear(16, 8)),
+    "graph": lambda: pyg.GraphConv((16, 12), 8),
+    "gat": lambda: pyg.GATConv((16, 12), 8, heads=2, add_self_loops=False),
+    "gatv2": lambda: pyg.GATv2Conv((16, 12), 8, heads=2, add_self_loops=False),
+    "transformer": lambda: pyg.TransformerConv((16, 12), 8, heads=2),
+    "res-gated": lambda: pyg.ResGatedGraphConv((16, 12), 8),
+    "film": lambda: pyg.FiLMConv((16, 12), 8),
+    "cg": lambda: pyg.CGConv((16, 12)),
+    "general": lambda: pyg.GeneralConv((16, 12), 8),
+    "mf": lambda: pyg.MFConv((16, 12), 8),
+    "le": lambda: pyg.LEConv((16, 12), 8),
+}
+
+
+@pytest.mark.parametrize("name", BIPARTITE)
+def test_bipartite_graphs_equal_stock(name, same_as_stock, report_of):
+    torch.manual_seed(2)
+    layer = BIPARTITE[name]().double()
+    world = World()
+    edge_index = torch.stack([torch.randint(0, 20, (90,)), torch.randint(0, 9, (90,))])
+    width = 16 if name == "gin" else 12
+    same_as_stock(layer, (world.features(20, 16), world.features(11, width)), edge_index)
+    assert any(row.formula for row in report_of())
+
+
+@pytest.mark.parametrize("name", ["sage", "sage-max", "gin", "graph", "gat", "mf"])
+def test_bipartite_graphs_without_target_features_equal_stock(name, same_as_stock, report_of):
+    torch.manual_seed(2)
+    layer = BIPARTITE[name]().double()
+    edge_index = torch.stack([torch.randint(0, 20, (90,)), torch.randint(0, 9, (90,))])
+    x = World().features(20, 16)
+    same_as_stock(layer, (x, None), edge_index, size=(20, 11))
+    assert any(row.formula for row in report_of())
+
+
+class Sum(pyg.MessagePassing):
+    """The plainest layer, for any shape of features."""
+
+    def forward(self, x: Tensor, edge_index: Any, size: Any = None) -> Tensor:
+        return self.propagate(edge_index, x=x, size=size)
+
+
+class Weighted(Sum):
+    def forward(self, x: Tensor, edge_index: Any, w: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, w=w)
+
+    def message(self, x_j: Tensor, x_i: Tensor, w: Tensor) -> Tensor:
+        return (x_j - x_i).relu() * w
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min", "mul", "std", ["sum", "max"]], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "node_dim"),
+    [((N, 6), 0), ((N, 6), -2), ((N, 3, 6), 0), ((3, N, 6), -2), ((3, N, 6), 1), ((2, 3, N, 6), -2),
+     ((N,), 0), ((6, N), 1), ((6, N), -1)],
+    ids=str,
+)  # fmt: skip
+def test_features_of_any_rank_and_node_dimension_equal_stock(aggr, shape, node_dim, same_as_stock):
+    same_as_stock(Sum(aggr=aggr, node_dim=node_dim), World().features(*shape), World().edge_index)
+
+
+@pytest.mark.parametrize("node_dim", [-2, 1])
+@pytest.mark.parametrize("weight", [(E, 1), (E, 6), (3, E, 6), (3, E, 1), (1, E, 1)], ids=str)
+def test_edge_weights_meet_batched_features_as_in_stock(weight, node_dim, same_as_stock):
+    world = World()
+    layer = Weighted(node_dim=node_dim)
+    same_as_stock(layer, world.features(3, N, 6), world.edge_index, world.features(*weight))
+
+
+@pytest.mark.parametrize("weight", [(E, 1), (E, 6), (1, 6), (6,), ()], ids=str)
+def test_weights_of_edges_features_or_one_for_all_equal_stock(weight, same_as_stock):
+    world = World()
+    same_as_stock(Weighted(), world.features(N, 6), world.edge_index, world.features(*weight))
+
+
+@pytest.mark.parametrize("node_dim", [-2, 1])
+def test_results_are_contiguous_as_in_stock(node_dim):
+    layer, x, edge_index = Sum(node_dim=node_dim), World().features(3, N, 6), World().edge_index
+    assert layer(x, edge_index).is_contiguous()
+    with pyg_accel.patched():
+        assert layer(x, edge_index).is_contiguous()
+
+
+@pytest.mark.parametrize("size", [None, (N, N)], ids=["no-size", "size"])
+@pytest.mark.parametrize("sort_order", [None, "row", "col"])
+@pytest.mark.parametrize("name", ["sage-mean", "sage-max", "gat", "gine", "graph"])
+def test_an_edge_index_object_gives_the_results_of_stock(name, sort_order, size, same_as_stock):
+    world = World()
+    layer = build(name)
+    args = list(LAYERS[name].inputs(world))
+    edges = world.edge_index
+    if sort_order is not None:
+        edges = torch_geometric.utils.sort_edge_index(edges, sort_by_row=sort_order == "row")
+    args[1] = EdgeIndex(edges, sparse_size=(N, N), sort_order=sort_order)
+    same_as_stock(layer, *args, **({} if size is None or name == "gat" else {"size": size}))
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
+def test_edge_indices_of_both_integer_types_equal_stock(index_dtype, same_as_stock):
+    world = World()
+    same_as_stock(Sum(aggr="max"), world.x, world.edge_index.to(index_dtype))
+
+
+@pytest.mark.parametrize("view", ["transposed", "sliced", "expanded"])
+def test_an_edge_index_that_is_a_view_equals_stock(view, same_as_stock):
+    edges = World().edge_index
+    odd = {
+        "transposed": edges.t().contiguous().t(),
+        "sliced": torch.cat([edges, edges], 1)[:, ::2],
+        "expanded": edges[:, :1].expand(2, 40),
+    }[view]
+    same_as_stock(Sum(), World().x, odd)
+
+
+def test_strided_features_equal_stock(same_as_stock):
+    wide = World().features(N, 40, grad=False)
+    same_as_stock(Sum(), wide[:, 3:30:2].requires_grad_(), World().edge_index)
+    same_as_stock(Sum(aggr="max"), wide.t()[:N, :N].requires_grad_(), World().edge_index)
+    same_as_stock(Sum(), wide[:1].expand(N, 40).requires_grad_(), World().edge_index)
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+WIDE_N, WIDE_E, WIDE_F = 211, 3001, 53
+
+
+class Sizes(TorchDispatchMode):
+    """Notes how many elements the largest result of any operator has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.operator = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and t.untyped_storage().nbytes() // t.itemsize > self.largest:
+                self.largest = t.untyped_storage().nbytes() // t.itemsize
+                self.operator = str(func)
+        return out
+
+
+def wide_inputs(kind: str) -> tuple[Tensor, ...]:
+    x = torch.randn(WIDE_N, WIDE_F, requires_grad=True)
+    edges = torch.randint(0, WIDE_N, (2, WIDE_E))
+    return {
+        "x": (x, edges),
+        "weight": (x, edges, torch.rand(WIDE_E, requires_grad=True)),
+        "start": (x, x.detach().clone().requires_grad_(), edges),
+        "narrow": (x, edges, torch.randn(WIDE_E, 2, requires_grad=True)),
+    }[kind]
+
+
+F = WIDE_F
+LEAN = {
+    "gcn": (lambda: pyg.GCNConv(F, F), "weight"),
+    "sage-mean": (lambda: pyg.SAGEConv(F, F), "x"),
+    "sage-max": (lambda: pyg.SAGEConv(F, F, aggr="max"), "x"),
+    "sage-many": (lambda: pyg.SAGEConv(F, F, aggr=["mean", "max", "std"]), "x"),
+    "gin": (lambda: pyg.GINConv(linear(F, F)), "x"),
+    "graph": (lambda: pyg.GraphConv(F, F), "weight"),
+    "tag": (lambda: pyg.TAGConv(F, F), "x"),
+    "cheb": (lambda: pyg.ChebConv(F, F, 3), "x"),
+    "gcn2": (lambda: pyg.GCN2Conv(F, 0.1), "start"),
+    "res-gated": (lambda: pyg.ResGatedGraphConv(F, F), "x"),
+    "film": (lambda: pyg.FiLMConv(F, F), "x"),
+    "pna": (
+        lambda: pyg.PNAConv(F, F, ["mean", "max", "std"], ["identity"], torch.ones(90).long()), "x",
+    ),
+    "le": (lambda: pyg.LEConv(F, F), "weight"),
+    "gat": (lambda: pyg.GATConv(F, F // 2, heads=2), "x"),
+    "gatv2": (lambda: pyg.GATv2Conv(F, F // 2, heads=2), "x"),
+    "agnn": (lambda: pyg.AGNNConv(), "x"),
+    "fa": (lambda: pyg.FAConv(F), "start"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_no_tensor_of_edges_times_features_is_made(name):
+    make, kind = LEAN[name]
+    layer, inputs = make(), wide_inputs(kind)
+
+    def largest() -> tuple[int, str]:
+        with Sizes() as sizes:
+            layer(*inputs).sum().backward()
+        return sizes.largest, sizes.operator
+
+    limit = WIDE_E * WIDE_F // 2  # the widest node tensor here is PNA's, an eighth of E x F
+    assert largest()[0] >= limit, "the test cannot see what stock allocates"
+    with pyg_accel.patched():
+        size, operator = largest()
+    assert size < limit, f"{operator} made a tensor of {size} elements"
