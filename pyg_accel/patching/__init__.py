@@ -12,9 +12,11 @@ from types import TracebackType
 import torch
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.patching import accelerate, seam
 from pyg_accel.patching.reductions import aggregate
 from pyg_accel.patching.calls import Report, report, reset_report
+from pyg_accel.settings import settings
 
 __all__ = ["PatchHandle", "Report", "patch", "patched", "report", "reset_report", "unpatch"]
 
@@ -40,7 +42,9 @@ class PatchHandle:
         )
         self._everything = model is None
         self._removed = False
-        seam.install(_HOOKS)
+        if not seam.installed():
+            seam.install(_HOOKS)
+            _keep_memory(settings.keep_memory)
         if self._everything:
             accelerate.switch(1)
         for module in self._modules:
@@ -64,6 +68,7 @@ class PatchHandle:
         if not _handles:
             seam.uninstall()
             accelerate.forget()
+            _keep_memory(False)
 
     def __enter__(self) -> "PatchHandle":
         return self
@@ -75,6 +80,20 @@ class PatchHandle:
         traceback: TracebackType | None,
     ) -> None:
         self.remove()
+
+
+def _keep_memory(keep: bool) -> None:
+    """Hold on to freed memory, as torch does on GPUs, or give it back.
+
+    The system's zeroing of fresh pages takes up to half of a training step on large graphs.
+    """
+    global _keeps
+    if keep != _keeps and not cpu_unavailable_reasons():
+        cpu_library().keep_memory(keep)
+        _keeps = keep
+
+
+_keeps = False
 
 
 def patch(model: torch.nn.Module | None = None) -> PatchHandle:

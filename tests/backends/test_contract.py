@@ -294,9 +294,14 @@ def test_memory_layout_of_operands_does_not_matter(backend, name, layout):
         ]
         assert torch.equal(*outs)
         flat = torch.randn(outs[0].shape)
-        for grad in (flat, flat[:1].expand_as(flat), flat.transpose(-1, 1).contiguous().mT):
-            if grad.shape != flat.shape:
-                continue
+        for grad in (
+            flat,
+            flat[:1].expand_as(flat),
+            torch.ones(()).expand_as(flat),
+            flat.transpose(0, 1).contiguous().transpose(0, 1),  # heads outermost
+            flat.transpose(-1, 1).contiguous().transpose(-1, 1),
+            torch.cat([flat, flat], -1)[..., : flat.size(-1)],
+        ):
             ours = torch.autograd.grad(outs[0], odd, grad, retain_graph=True)
             right = torch.autograd.grad(outs[1], plain, grad.contiguous(), retain_graph=True)
             for a, b in zip(ours, right, strict=True):

@@ -44,7 +44,7 @@ class World:
         self._generator = generator
 
     def features(self, *sizes: int, grad: bool = True) -> Tensor:
-        x = torch.randn(*sizes, generator=self._generator, dtype=torch.float64)
+        x = torch.randn(sizes, generator=self._generator, dtype=torch.float64)
         return x.requires_grad_(grad)
 
     @property
@@ -273,7 +273,7 @@ LAYERS = {
     ),
     # Messages that no formula says: PyG's own path, with the reason.
     "feast": Layer(
-        lambda: pyg.FeaStConv(16, 8, heads=3), reasons=("'sum' on messages of [242, 3, 8]",)
+        lambda: pyg.FeaStConv(16, 8, heads=3), reasons=("'sum' on messages of [240, 3, 8]",)
     ),
     "fast-rgcn": Layer(
         lambda: pyg.FastRGCNConv(16, 8, 3),
@@ -298,7 +298,7 @@ LAYERS = {
     "dna": Layer(
         lambda: pyg.DNAConv(16),
         lambda world: (world.features(N, 3, 16), world.edge_index),
-        reasons=("'matmul' on messages of [246, 3, 16]",),
+        reasons=("'matmul' on messages of [240, 3, 16]",),
     ),
 }  # fmt: skip
 
@@ -355,6 +355,8 @@ def test_the_other_flow_equals_stock(name, same_as_stock):
 def test_graphs_with_next_to_nothing_in_them_equal_stock(name, nodes, edges, same_as_stock):
     if name in ("dna", "point-net") and nodes != N:
         pytest.skip("its inputs are of a fixed number of nodes")
+    if name.startswith("gen") and nodes == 1:
+        pytest.skip("its batch norm wants two rows")
     same_as_stock(build(name), *LAYERS[name].inputs(World(nodes, edges)))
 
 
@@ -419,6 +421,8 @@ class Weighted(Sum):
     ids=str,
 )  # fmt: skip
 def test_features_of_any_rank_and_node_dimension_equal_stock(aggr, shape, node_dim, same_as_stock):
+    if shape == (6, N) and isinstance(aggr, list):
+        pytest.skip("PyG concatenates several aggregations in the last dimension only")
     same_as_stock(Sum(aggr=aggr, node_dim=node_dim), World().features(*shape), World().edge_index)
 
 
@@ -458,10 +462,17 @@ def test_an_edge_index_object_gives_the_results_of_stock(name, sort_order, size,
     same_as_stock(layer, *args, **({} if size is None or name == "gat" else {"size": size}))
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
-def test_edge_indices_of_both_integer_types_equal_stock(index_dtype, same_as_stock):
-    world = World()
-    same_as_stock(Sum(aggr="max"), world.x, world.edge_index.to(index_dtype))
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+def test_an_int32_edge_index_gives_what_int64_gives(aggr):
+    """PyG itself takes int32 in a few layers only."""
+    world, layer = World(), Sum(aggr=aggr)
+    x = world.x
+    expected = layer(x, world.edge_index)
+    with pyg_accel.patched():
+        found = layer(x, world.edge_index.int())
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (found, expected)]
+    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("view", ["transposed", "sliced", "expanded"])

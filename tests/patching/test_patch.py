@@ -1,0 +1,676 @@
+"""What ``patch()`` changes, what it leaves alone, and that all of it is undone."""
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import GATConv, GCN, GCNConv, GINConv, GraphSAGE, MessagePassing, SAGEConv
+from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.conv import gcn_conv
+
+import pyg_accel
+from pyg_accel.errors import VerificationError
+from pyg_accel.patching import accelerate, seam
+from pyg_accel.settings import settings
+
+pytestmark = pytest.mark.usefixtures("always")
+
+N = 20
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(N, 6)
+
+
+@pytest.fixture
+def edge_index() -> Tensor:
+    return torch.randint(0, N, (2, 90))
+
+
+@pytest.fixture
+def ran(report_of) -> Any:
+    """What ran, by layer, since it was asked last: formulas, or reasons in brackets."""
+
+    def rows() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for row in report_of():
+            found.setdefault(row.layer, set()).add(row.formula or f"[{row.reason}]")
+        pyg_accel.reset_report()
+        return found
+
+    return rows
+
+
+class UserSum(MessagePassing):
+    """A layer outside of PyG."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+
+class OwnPropagate(MessagePassing):
+    """A layer that overrides propagate itself."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+        return kwargs["x"] * 3
+
+
+def classes() -> Iterator[type]:
+    pending = [MessagePassing, Aggregation]
+    while pending:
+        cls = pending.pop()
+        yield cls
+        pending += cls.__subclasses__()
+
+
+def snapshot() -> dict[Any, dict[str, Any]]:
+    import sys
+
+    held = {cls: dict(vars(cls)) for cls in classes()}
+    modules = {
+        name: {k: v for k, v in vars(module).items() if callable(v)}
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch_geometric") and hasattr(module, "__dict__")
+    }
+    return {**held, **modules}
+
+
+# -- nothing is left behind --------------------------------------------------------------------------
+
+
+def test_unpatch_restores_every_class_and_module_attribute(x, edge_index):
+    layers = [GCNConv(6, 4), GATConv(6, 4), SAGEConv(6, 4, aggr=["mean", "std"]), UserSum()]
+    before = snapshot()
+    pyg_accel.patch()
+    during = snapshot()
+    assert during[SAGEConv]["propagate"] is not before[SAGEConv]["propagate"]
+    assert gcn_conv.gcn_norm is not before["torch_geometric.nn.conv.gcn_conv"]["gcn_norm"]
+    for layer in layers:
+        layer(x, edge_index)
+    pyg_accel.unpatch()
+    after = snapshot()
+    for owner, attributes in before.items():
+        assert after[owner].keys() == attributes.keys(), owner
+        changed = [name for name, value in attributes.items() if after[owner][name] is not value]
+        assert changed == [], owner
+
+
+def test_a_class_rendered_under_patch_is_as_stock_would_have_made_it(x, edge_index):
+    class Parent(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+    Parent()
+
+    def child() -> type:
+        class Child(Parent):
+            def message(self, x_j: Tensor) -> Tensor:
+                return 2 * x_j
+
+        return Child
+
+    stock, ours = child(), child()
+    stock()
+    with pyg_accel.patched():
+        made = ours()
+        made(x, edge_index)
+    assert vars(ours).keys() == vars(stock).keys()
+    assert vars(ours)["_orig_propagate"] is vars(stock)["_orig_propagate"]
+    assert not any(hasattr(value, "_pyg_accel") for value in vars(ours).values())
+    torch.testing.assert_close(made(x, edge_index), stock()(x, edge_index))
+
+
+def test_patching_twice_and_removing_once_stays_patched(x, edge_index, ran):
+    layer = SAGEConv(6, 4)
+    first, second = pyg_accel.patch(), pyg_accel.patch()
+    first.remove()
+    layer(x, edge_index)
+    assert ran() == {"SAGEConv": {"mean_j u0"}}
+    second.remove()
+    layer(x, edge_index)
+    assert ran() == {}
+    assert not seam.installed()
+
+
+def test_handles_may_be_removed_in_any_order_and_twice(x, edge_index, ran):
+    before = snapshot()
+    handles = [pyg_accel.patch() for _ in range(3)]
+    for handle in (handles[1], handles[1], handles[0], handles[1]):
+        handle.remove()
+        assert seam.installed()
+    handles[2].remove()
+    handles[2].remove()
+    assert snapshot() == before
+
+
+def test_unpatch_without_patch_does_nothing():
+    before = snapshot()
+    pyg_accel.unpatch()
+    pyg_accel.unpatch()
+    assert snapshot() == before
+
+
+def test_a_handle_removed_after_unpatch_does_not_disturb_a_later_patch(x, edge_index, ran):
+    old = pyg_accel.patch()
+    pyg_accel.unpatch()
+    with pyg_accel.patched():
+        old.remove()
+        SAGEConv(6, 4)(x, edge_index)
+        assert ran() == {"SAGEConv": {"mean_j u0"}}
+
+
+def test_nested_blocks_end_with_the_outer_one(x, edge_index, ran):
+    layer = SAGEConv(6, 4)
+    with pyg_accel.patched():
+        with pyg_accel.patched():
+            pass
+        layer(x, edge_index)
+        assert ran() == {"SAGEConv": {"mean_j u0"}}
+    assert not seam.installed()
+
+
+def test_an_exception_inside_the_block_unpatches():
+    with pytest.raises(KeyError, match="inside"), pyg_accel.patched():
+        raise KeyError("inside")
+    assert not seam.installed()
+    with pytest.raises(KeyError, match="inside"), pyg_accel.patch():
+        raise KeyError("inside")
+    assert not seam.installed()
+
+
+def test_an_exception_inside_a_layer_leaves_later_calls_alone(x, edge_index, same_as_stock):
+    class Fails(UserSum):
+        def message(self, x_j: Tensor) -> Tensor:
+            raise ZeroDivisionError("in message")
+
+    failing = Fails()
+    with pyg_accel.patched(), pytest.raises(ZeroDivisionError, match="in message"):
+        failing(x, edge_index)
+    same_as_stock(SAGEConv(6, 4), x, edge_index)
+
+
+# -- which calls are reached -------------------------------------------------------------------------
+
+
+def test_models_built_before_and_after_patch_are_accelerated(x, edge_index, ran):
+    before = SAGEConv(6, 4)
+    pyg_accel.patch()
+    after = SAGEConv(6, 4)
+    before(x, edge_index)
+    assert ran() == {"SAGEConv": {"mean_j u0"}}
+    after(x, edge_index)
+    assert ran() == {"SAGEConv": {"mean_j u0"}}
+
+
+def test_a_class_first_built_under_patch_is_accelerated_and_works_after_it(x, edge_index, ran):
+    class Late(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+    with pyg_accel.patched():
+        layer = Late()
+        ours = layer(x, edge_index)
+        assert ran() == {"Late": {"sum_j u0"}}
+    torch.testing.assert_close(layer(x, edge_index), ours)
+    assert ran() == {}
+    with pyg_accel.patched():
+        layer(x, edge_index)
+        assert ran() == {"Late": {"sum_j u0"}}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_subclasses_of_layers_are_accelerated(when, x, edge_index, ran):
+    class MySage(SAGEConv):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j * 2
+
+    class Plain(GCNConv):
+        pass
+
+    layers = [MySage(6, 4), Plain(6, 4)] if when == "before" else []
+    expected = [layer(x, edge_index) for layer in layers]
+    with pyg_accel.patched():
+        layers = layers or [MySage(6, 4), Plain(6, 4)]
+        outs = [layer(x, edge_index) for layer in layers]
+        assert ran() == {"MySage": {"mean_j u0"}, "Plain": {"sum_j mul(e0,u1)"}}
+    expected = expected or [layer(x, edge_index) for layer in layers]
+    torch.testing.assert_close(outs, expected)
+
+
+def test_a_deep_copy_is_accelerated_and_unpatched_like_its_original(x, edge_index, ran):
+    layer = GCNConv(6, 4)
+    expected = layer(x, edge_index)
+    with pyg_accel.patched():
+        layer(x, edge_index)
+        copied = copy.deepcopy(layer)
+        ran()
+        torch.testing.assert_close(copied(x, edge_index), expected)
+        assert ran() == {"GCNConv": {"sum_j mul(e0,u1)"}}
+    torch.testing.assert_close(copied(x, edge_index), expected)
+    assert ran() == {}
+
+
+def test_models_survive_pickle_and_torch_save_across_patch(x, edge_index):
+    model = GraphSAGE(6, 8, 2).eval()
+    expected = model(x, edge_index)
+    with pyg_accel.patched():
+        model(x, edge_index)
+        inside = pickle.dumps(model)
+        torch.testing.assert_close(pickle.loads(inside)(x, edge_index), expected)
+        file = io.BytesIO()
+        torch.save(model, file)
+    torch.testing.assert_close(pickle.loads(inside)(x, edge_index), expected)
+    file.seek(0)
+    torch.testing.assert_close(torch.load(file, weights_only=False)(x, edge_index), expected)
+
+
+def test_a_propagate_written_by_the_user_is_left_alone(x, edge_index, ran):
+    layer = OwnPropagate()
+    own = vars(OwnPropagate)["propagate"]
+    with pyg_accel.patched():
+        assert vars(OwnPropagate)["propagate"] is own
+        assert torch.equal(layer(x, edge_index), 3 * x)
+        assert torch.equal(OwnPropagate()(x, edge_index), 3 * x)
+    assert vars(OwnPropagate)["propagate"] is own
+    assert ran() == {}
+
+
+def test_patching_one_model_leaves_others_alone(x, edge_index, ran):
+    ours, other = GraphSAGE(6, 8, 2), GCN(6, 8, 2)
+    twin = GraphSAGE(6, 8, 2)
+    expected = ours(x, edge_index)
+    handle = pyg_accel.patch(ours)
+    for model in (other, twin):
+        model(x, edge_index)
+    assert ran() == {}
+    torch.testing.assert_close(ours(x, edge_index), expected)
+    assert ran() == {"SAGEConv": {"mean_j u0"}}
+    handle.remove()
+    ours(x, edge_index)
+    assert ran() == {}
+    assert not any(accelerate.MARK in vars(module) for module in ours.modules())
+
+
+def test_patching_one_layer_and_everything_at_once_nest_in_any_order(x, edge_index, ran):
+    layer, other = SAGEConv(6, 4), SAGEConv(6, 4)
+    one, everything = pyg_accel.patch(layer), pyg_accel.patch()
+    one.remove()
+    layer(x, edge_index)
+    assert ran() == {"SAGEConv": {"mean_j u0"}}
+    one = pyg_accel.patch(layer)
+    everything.remove()
+    other(x, edge_index)
+    assert ran() == {}
+    layer(x, edge_index)
+    assert ran() == {"SAGEConv": {"mean_j u0"}}
+    one.remove()
+
+
+def test_a_deep_copy_of_a_patched_model_does_not_outlive_the_patch(x, edge_index, ran):
+    layer = SAGEConv(6, 4)
+    with pyg_accel.patched(layer):
+        copied = copy.deepcopy(layer)
+    copied(x, edge_index)
+    assert ran() == {}
+
+
+def test_patch_names_what_it_cannot_patch():
+    with pytest.raises(ValueError, match=r"'model' to be a torch\.nn\.Module \(got 3\)"):
+        pyg_accel.patch(3)
+    with pytest.raises(ValueError, match="Linear has no message passing layer"):
+        pyg_accel.patch(torch.nn.Linear(2, 2))
+    assert not seam.installed()
+
+
+# -- what declines -----------------------------------------------------------------------------------
+
+HOOKS = {
+    "propagate_forward_pre": lambda layer, seen: layer.register_propagate_forward_pre_hook(
+        lambda module, inputs: seen.append(len(inputs))
+    ),
+    "propagate_forward": lambda layer, seen: layer.register_propagate_forward_hook(
+        lambda module, inputs, out: seen.append(tuple(out.shape))
+    ),
+    "message_forward_pre": lambda layer, seen: layer.register_message_forward_pre_hook(
+        lambda module, inputs: seen.append(tuple(inputs[-1]["x_j"].shape))
+    ),
+    "message_forward": lambda layer, seen: layer.register_message_forward_hook(
+        lambda module, inputs, out: out * 2
+    ),
+    "aggregate_forward_pre": lambda layer, seen: layer.register_aggregate_forward_pre_hook(
+        lambda module, inputs: seen.append(len(inputs))
+    ),
+    "aggregate_forward": lambda layer, seen: layer.register_aggregate_forward_hook(
+        lambda module, inputs, out: out + 1
+    ),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_run_as_in_stock_and_are_named_as_the_reason(hook, x, edge_index, ran):
+    layer, seen = UserSum(), []
+    handle = HOOKS[hook](layer, seen)
+    expected, noted = layer(x, edge_index), list(seen)
+    with pyg_accel.patched():
+        assert torch.equal(layer(x, edge_index), expected)
+        assert seen == noted * 2
+        assert ran() == {"UserSum": {f"[a {hook.replace('_', ' ')} hook]"}}
+        handle.remove()
+        layer(x, edge_index)
+        assert ran() == {"UserSum": {"sum_j u0"}}
+
+
+def test_switching_explain_on_and_off_keeps_results_and_the_patch(x, edge_index, ran):
+    layer = SAGEConv(6, 4)
+    expected = layer(x, edge_index)
+    with pyg_accel.patched():
+        layer.explain = True
+        layer._edge_mask = torch.zeros(90)
+        layer._loop_mask = torch.ones(90, dtype=torch.bool)
+        layer._apply_sigmoid = True
+        assert not torch.allclose(layer(x, edge_index), expected)  # messages are halved
+        assert all(text.startswith("[") for text in ran()["SAGEConv"])
+        layer.explain = None
+        torch.testing.assert_close(layer(x, edge_index), expected)
+        assert ran() == {"SAGEConv": {"mean_j u0"}}
+    torch.testing.assert_close(layer(x, edge_index), expected)
+    assert ran() == {}
+
+
+def test_explain_switched_while_patched_leaves_nothing_after_unpatch(x, edge_index, ran):
+    layer = SAGEConv(6, 4)
+    expected = layer(x, edge_index)
+    with pyg_accel.patched():
+        layer.explain = True
+        layer.explain = None
+    torch.testing.assert_close(layer(x, edge_index), expected)
+    assert ran() == {}
+
+
+def test_an_explainer_gives_the_masks_of_stock(x, edge_index):
+    model = GCN(6, 8, 2, 3).eval()
+
+    def masks() -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        explainer = Explainer(
+            model, GNNExplainer(epochs=4), explanation_type="model", node_mask_type="object",
+            edge_mask_type="object",
+            model_config={"mode": "multiclass_classification", "task_level": "node",
+                          "return_type": "raw"},
+        )  # fmt: skip
+        found = explainer(x, edge_index)
+        return {"nodes": found.node_mask, "edges": found.edge_mask}
+
+    stock = masks()
+    with pyg_accel.patched():
+        ours = masks()
+    for name, mask in stock.items():
+        torch.testing.assert_close(ours[name], mask, rtol=1e-4, atol=1e-5)
+
+
+def test_decomposed_layers_give_stock_results_with_a_reason(x, edge_index, ran):
+    layer = GCNConv(6, 4, decomposed_layers=2)
+    expected = layer(x, edge_index)
+    with pyg_accel.patched():
+        torch.testing.assert_close(layer(x, edge_index), expected)
+        built = GCNConv(6, 4, decomposed_layers=2)
+        built.load_state_dict(layer.state_dict())
+        ran()
+        torch.testing.assert_close(built(x, edge_index), expected)
+        assert any("decomposed_layers" in text for text in ran()["GCNConv"])
+        layer.decomposed_layers = 1
+        torch.testing.assert_close(layer(x, edge_index), expected)
+
+
+def test_forward_hooks_of_modules_still_run(x, edge_index):
+    layer, seen = SAGEConv(6, 4), []
+    layer.register_forward_hook(lambda module, inputs, out: seen.append(type(out)))
+    layer.lin_l.register_forward_hook(lambda module, inputs, out: seen.append(type(inputs[0])))
+    with pyg_accel.patched():
+        layer(x, edge_index)
+    assert seen == [Tensor, Tensor]
+
+
+# -- torch's own machinery ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [lambda: SAGEConv(6, 4), lambda: GCNConv(6, 4)], ids=["sage", "gcn"])
+def test_a_compiled_model_gives_stock_results(make, x, edge_index):
+    layer = make()
+    expected = layer(x, edge_index)
+    torch._dynamo.reset()
+    with pyg_accel.patched():
+        compiled = torch.compile(layer, backend="eager")
+        torch.testing.assert_close(compiled(x, edge_index), expected)
+    torch.testing.assert_close(compiled(x, edge_index), expected)
+    torch._dynamo.reset()
+
+
+def test_a_model_can_be_scripted_while_patched(x, edge_index):
+    layer = SAGEConv(6, 4)
+    expected = layer(x, edge_index)
+    with pyg_accel.patched():
+        scripted = torch.jit.script(layer)
+        torch.testing.assert_close(scripted(x, edge_index), expected)
+
+
+def test_a_model_can_be_traced_while_patched(x, edge_index):
+    layer = SAGEConv(6, 4)
+    expected = layer(x, edge_index)
+    with pyg_accel.patched():
+        traced = torch.jit.trace(layer, (x, edge_index))
+    torch.testing.assert_close(traced(x, edge_index), expected)
+    torch.testing.assert_close(traced(2 * x, edge_index), layer(2 * x, edge_index))
+
+
+def test_functional_transforms_give_stock_results(x, edge_index, ran):
+    layer = GINConv(torch.nn.Linear(6, 4))
+
+    def of(features: Tensor) -> Tensor:
+        return layer(features, edge_index).sin().sum()
+
+    batch = torch.randn(3, N, 6)
+    expected = torch.func.grad(of)(x), torch.func.vmap(torch.func.grad(of))(batch)
+    with pyg_accel.patched():
+        torch.testing.assert_close(torch.func.grad(of)(x), expected[0])
+        torch.testing.assert_close(torch.func.vmap(torch.func.grad(of))(batch), expected[1])
+    assert ran() == {"GINConv": {"[inside a torch.func transform]"}}
+
+
+def test_forward_mode_differentiation_gives_stock_results(x, edge_index):
+    layer, tangent = GINConv(torch.nn.Linear(6, 4)), torch.randn(N, 6)
+
+    def of(features: Tensor) -> Tensor:
+        return layer(features, edge_index)
+
+    expected = torch.func.jvp(of, (x,), (tangent,))
+    with pyg_accel.patched():
+        torch.testing.assert_close(torch.func.jvp(of, (x,), (tangent,)), expected)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            found = torch.autograd.forward_ad.unpack_dual(of(dual))
+    torch.testing.assert_close(found.tangent, expected[1])
+
+
+def test_autocast_gives_the_dtypes_and_about_the_results_of_stock(x, edge_index):
+    for layer in (SAGEConv(6, 4), GCNConv(6, 4), GATConv(6, 4)):
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = layer(x, edge_index)
+            with pyg_accel.patched():
+                found = layer(x, edge_index)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found.float(), expected.float(), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no-grad", "inference"])
+def test_no_grad_and_inference_mode_give_stock_results(mode, x, edge_index, ran):
+    model = GCN(6, 8, 2).eval()
+    expected = model(x, edge_index)
+    with pyg_accel.patched(), mode():
+        for _ in range(2):
+            out = model(x, edge_index)
+            torch.testing.assert_close(out, expected.detach())
+            assert not out.requires_grad
+        assert model(x, edge_index.clone()).shape == out.shape
+    assert ran() == {"GCNConv": {"sum_j mul(e0,u1)"}}
+
+
+def test_a_model_can_train_after_inference_mode_on_the_same_graph(x, edge_index):
+    model = GCN(6, 8, 2).eval()
+    model(x, edge_index).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    with pyg_accel.patched():
+        with torch.inference_mode():
+            model(x, edge_index)
+        model.zero_grad()
+        model(x, edge_index).sum().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+
+
+def test_deterministic_algorithms_are_honoured(x, edge_index):
+    model = GraphSAGE(6, 8, 2)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pyg_accel.patched():
+            first = torch.autograd.grad(model(x, edge_index).sum(), model.parameters())
+            second = torch.autograd.grad(model(x, edge_index).sum(), model.parameters())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_threads_that_share_a_model_all_get_stock_results(x, edge_index):
+    model = GraphSAGE(6, 8, 2).eval()
+    inputs = [(torch.randn(N, 6), torch.randint(0, N, (2, 60))) for _ in range(4)]
+    expected = [model(*given).detach() for given in inputs]
+    found: dict[int, list[Tensor]] = {}
+
+    def work(number: int) -> None:
+        found[number] = [model(*inputs[number]).detach() for _ in range(15)]
+
+    with pyg_accel.patched():
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(found) == [0, 1, 2, 3]
+    for number, outs in found.items():
+        for out in outs:
+            torch.testing.assert_close(out, expected[number])
+
+
+def test_patching_in_one_thread_while_another_runs_gives_stock_results(x, edge_index):
+    layer = SAGEConv(6, 4)
+    expected = layer(x, edge_index).detach()
+    outs, stop = [], threading.Event()
+
+    def work() -> None:
+        while not stop.is_set() and len(outs) < 2000:
+            outs.append(layer(x, edge_index).detach())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(10):
+        with pyg_accel.patched():
+            layer(x, edge_index)
+    stop.set()
+    thread.join()
+    assert outs
+    for out in outs:
+        torch.testing.assert_close(out, expected)
+
+
+def test_arguments_that_cannot_be_compared_or_hashed_are_passed_on(x, edge_index):
+    class Odd(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor, extra: Any) -> Tensor:
+            return self.propagate(edge_index, x=x, extra=extra)
+
+        def message(self, x_j: Tensor, extra: Any) -> Tensor:
+            return x_j * extra["scale"][0]
+
+    layer, extra = Odd(), {"scale": [2.0], "more": {1, 2}}
+    expected = layer(x, edge_index, extra)
+    with pyg_accel.patched():
+        torch.testing.assert_close(layer(x, edge_index, extra), expected)
+
+
+def test_positional_arguments_of_propagate_work_as_in_stock(x, edge_index):
+    class Positional(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, (N, N), x=x)
+
+    class Named(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index=edge_index, x=x, size=None)
+
+    def results() -> list[Any]:
+        found: list[Any] = []
+        for layer in (Positional(), Named()):
+            try:
+                found.append(layer(x, edge_index))
+            except TypeError as error:
+                found.append(type(error))
+        return found
+
+    expected = results()
+    with pyg_accel.patched():
+        ours = results()
+    for found, right in zip(ours, expected, strict=True):
+        if isinstance(right, Tensor):
+            torch.testing.assert_close(found, right)
+        else:
+            assert found is right
+
+
+def test_the_gradient_of_a_gradient_equals_stock(x, edge_index):
+    layer = GINConv(torch.nn.Linear(6, 4)).double()
+    features = x.double().requires_grad_()
+
+    def twice() -> Tensor:
+        (first,) = torch.autograd.grad(
+            layer(features, edge_index).pow(3).sum(), features, create_graph=True
+        )
+        return torch.autograd.grad(first.pow(2).sum(), features)[0]
+
+    expected = twice()
+    with pyg_accel.patched():
+        torch.testing.assert_close(twice(), expected)
+
+
+# -- verification ------------------------------------------------------------------------------------
+
+
+def test_verify_passes_on_right_results_and_draws_no_other_random_numbers(x, edge_index):
+    model = GCN(6, 8, 2, dropout=0.5).train()
+    torch.manual_seed(1)
+    expected = model(x, edge_index)
+    settings.verify = True
+    with pyg_accel.patched():
+        torch.manual_seed(1)
+        torch.testing.assert_close(model(x, edge_index), expected)
+
+
+def test_verify_raises_on_a_wrong_result(x, edge_index, monkeypatch):
+    from pyg_accel.backends import get_backend
+
+    right = type(get_backend("cpu")).gspmm
+    monkeypatch.setattr(
+        type(get_backend("cpu")), "gspmm",
+        lambda *args, **kwargs: [t + 1 for t in right(*args, **kwargs)],
+    )  # fmt: skip
+    settings.verify = True
+    with pyg_accel.patched(), pytest.raises(VerificationError, match="SAGEConv: accelerated and PyG"):
+        SAGEConv(6, 4)(x, edge_index)
