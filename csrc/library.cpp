@@ -14,7 +14,9 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "gspmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor[] operands, int[] sides, "
       "int[] code, int result, bool sum_result, Tensor like, int heads, int width, int out_width, "
       "int[] reduces, bool want_arg, bool arg_is_col) -> Tensor[]");
-  m.def("dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor target, Tensor source) -> Tensor");
+  m.def(
+      "dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor target, Tensor source) -> "
+      "Tensor");
   m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");

@@ -1,4 +1,4 @@
-"""``python -m pyg_accel doctor | run``: look at the installation, run a script under ``patch()``."""
+"""``python -m pyg_accel doctor | run``: look at the installation, or run a script patched."""
 
 import argparse
 import platform
@@ -13,7 +13,15 @@ import pyg_accel
 
 __all__ = ["main"]
 
-PACKAGES = ("torch", "torch-geometric", "torch-sparse", "pyg-lib", "triton", "xgboost", "xgboost-cpu")
+PACKAGES = (
+    "torch",
+    "torch-geometric",
+    "torch-sparse",
+    "pyg-lib",
+    "triton",
+    "xgboost",
+    "xgboost-cpu",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,8 +64,8 @@ def doctor() -> int:
     changed = [s for s in SETTINGS if getattr(settings, s.name) != s.default]
     print("settings: " + (", ".join(f"{s.variable}={getattr(settings, s.name)}" for s in changed)
                           or "all defaults"))  # fmt: skip
-    print("verdict: " + ("patch() accelerates models on this machine" if fast
-                         else "patch() changes nothing here: no fast backend is available"))  # fmt: skip
+    good, bad = "patch() accelerates models here", "patch() changes nothing: no fast backend"
+    print(f"verdict: {good if fast else bad}")
     return 0 if fast else 1
 
 

@@ -34,9 +34,23 @@ __all__ = [
 SIDES = ("u", "v", "e")
 BINARY = ("add", "sub", "mul", "div", "sel")
 # Those with a parameter carry it as `value`: leaky_relu's slope, pow's exponent.
-UNARY = (
-    "neg abs exp log sqrt relu leaky_relu sigmoid tanh softplus pow step sign iszero nonzero"
-).split()
+UNARY = [
+    "neg",
+    "abs",
+    "exp",
+    "log",
+    "sqrt",
+    "relu",
+    "leaky_relu",
+    "sigmoid",
+    "tanh",
+    "softplus",
+    "pow",
+    "step",
+    "sign",
+    "iszero",
+    "nonzero",
+]
 PARAMETRIC = ("leaky_relu", "pow")
 
 
@@ -86,8 +100,8 @@ class Unary:
 class Binary:
     """An elementwise function of two arguments.
 
-    ``sel(x, a)`` is x where the index operand a names this edge and 0 elsewhere: how the gradient of
-    a maximum finds the edge that won.
+    ``sel(x, a)`` is x where the index operand a names this edge and 0 elsewhere: how the gradient
+    of a maximum finds the edge that won.
     """
 
     op: str

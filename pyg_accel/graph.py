@@ -1,4 +1,4 @@
-"""The graph as the kernels want it: CSR by target node, its transpose, and the way back to edges."""
+"""The graph as kernels want it: CSR by target node, its transpose, the way back to edges."""
 
 import threading
 import weakref
@@ -43,8 +43,8 @@ class CSR(NamedTuple):
 class Graph:
     """A directed, possibly bipartite graph in CSR form: row = target node, column = source node.
 
-    Entry k of the CSR is edge ``perm[k]`` of the edge list that the graph was built from (``perm`` is
-    None if the orders agree). The transpose is built when something first asks for it.
+    Entry k of the CSR is edge ``perm[k]`` of the edge list that the graph was built from (``perm``
+    is None if the orders agree). The transpose is built when something first asks for it.
 
     Attributes:
         rowptr: [num_rows + 1].
@@ -63,7 +63,7 @@ class Graph:
         *,
         sorted: bool,
     ) -> None:
-        """Wrap arrays that are known to be valid; see :meth:`from_csr` and :meth:`from_edge_index`."""
+        """Wrap arrays that are known to be valid; :meth:`from_csr` checks them."""
         self.rowptr = rowptr
         self.col = col
         self.perm = perm
@@ -119,9 +119,10 @@ class Graph:
         """Build the CSR form of an edge list by counting sort: linear in edges and nodes.
 
         Args:
-            edge_index: [2, E] int32 or int64 of source (row 0) and target ids (row 1), in any order,
-                duplicates and self-loops included.
-            size: number of nodes that rows 0 and 1 refer to; by default max(edge_index) + 1 for both.
+            edge_index: [2, E] int32 or int64 of source (row 0) and target ids (row 1), in any
+                order, duplicates and self-loops included.
+            size: number of nodes that rows 0 and 1 refer to; by default max(edge_index) + 1 for
+                both.
             flow: ``"source_to_target"`` as above, or ``"target_to_source"``: messages go from the
                 nodes of row 1 to those of row 0.
 
@@ -130,14 +131,18 @@ class Graph:
             IndexError: for ids outside of ``size``.
         """
         if not isinstance(edge_index, Tensor):
-            raise ValueError(f"expected 'edge_index' to be a tensor (got {type(edge_index).__name__})")
+            raise ValueError(
+                f"expected 'edge_index' to be a tensor (got {type(edge_index).__name__})"
+            )
         if edge_index.dim() != 2 or edge_index.size(0) != 2:
-            raise ValueError(f"expected 'edge_index' of shape [2, E] (got {list(edge_index.shape)})")
+            raise ValueError(
+                f"expected 'edge_index' of shape [2, E] (got {list(edge_index.shape)})"
+            )
         if edge_index.dtype not in _INDEX_DTYPES:
             raise ValueError(f"expected 'edge_index' to be int32 or int64 (got {edge_index.dtype})")
         if flow not in ("source_to_target", "target_to_source"):
             raise ValueError(f"unknown flow '{flow}'")
-        sizes = list(size) if size is not None else [None, None]
+        sizes: list[int | None] = list(size) if size is not None else [None, None]
         if len(sizes) != 2 or any(n is not None and n < 0 for n in sizes):
             raise ValueError(f"expected 'size' to be two numbers of at least 0 (got {size})")
         if None in sizes:
@@ -159,7 +164,8 @@ class Graph:
                 if "outside of" not in str(error):
                     raise
                 raise IndexError(str(error).splitlines()[0]) from None
-            return cls(*arrays, num_cols, sorted=True)
+            rowptr, col, perm = arrays
+            return cls(rowptr, col, perm, num_cols, sorted=True)
         for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):
             if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= most):
                 raise IndexError(f"found {name} ids outside of [0, {most})")
@@ -208,8 +214,8 @@ class Graph:
 
     def __repr__(self) -> str:
         return (
-            f"Graph(num_rows={self.num_rows}, num_cols={self.num_cols}, num_edges={self.num_edges}, "
-            f"{self.rowptr.dtype}, device={self.device})"
+            f"Graph(num_rows={self.num_rows}, num_cols={self.num_cols}, "
+            f"num_edges={self.num_edges}, {self.rowptr.dtype}, device={self.device})"
         )
 
 
@@ -239,9 +245,9 @@ class _Entry:
 class GraphCache:
     """Graphs by the identity and version of the edge_index they were built from.
 
-    It holds neither the edge_index (a weak reference removes the entry with it, so a sampled batch is
-    never kept alive) nor more than ``settings.graph_cache`` graphs (the least recently used goes). An
-    edge_index that was changed in place is a new one.
+    It holds neither the edge_index (a weak reference removes the entry with it, so a sampled batch
+    is never kept alive) nor more than ``settings.graph_cache`` graphs (the least recently used
+    goes). An edge_index that was changed in place is a new one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Loads the native libraries, when something first asks for one, and says why if one cannot be had."""
+"""Loads the native libraries when something first asks for one, or says why it cannot."""
 
 import json
 from functools import lru_cache

@@ -35,7 +35,9 @@ def zoo(*, hub: int = 20_000, index_dtype: torch.dtype = torch.int64) -> Iterato
         return (ids * torch.tensor([[sources], [targets]])).to(index_dtype)
 
     def case(name: str, edges: Tensor, sources: int, targets: int | None = None) -> GraphCase:
-        return GraphCase(name, edges.to(index_dtype), sources, sources if targets is None else targets)
+        return GraphCase(
+            name, edges.to(index_dtype), sources, sources if targets is None else targets
+        )
 
     yield case("empty", torch.empty(2, 0), 0)
     yield case("no-edges", torch.empty(2, 0), 5)
@@ -93,11 +95,8 @@ def truth(
 
 def _message(formula: Formula, operands: list[Tensor], source: Tensor, target: Tensor) -> Tensor:
     """The same as text in Python: an evaluator that is not the reference backend's."""
-    names: dict[str, object] = {
-        name: getattr(torch, name)
-        for name in ("add", "sub", "mul", "div", "neg", "abs", "exp", "log", "sqrt", "relu", "sigmoid",
-                     "tanh", "sign", "pow")
-    }  # fmt: skip
+    plain = "add sub mul div neg abs exp log sqrt relu sigmoid tanh sign pow"
+    names: dict[str, object] = {name: getattr(torch, name) for name in plain.split()}
     names["leaky_relu"] = torch.nn.functional.leaky_relu
     names["softplus"] = torch.nn.functional.softplus
     names["step"] = lambda x: (x > 0).double()

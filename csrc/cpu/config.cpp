@@ -14,7 +14,8 @@ namespace {
 // host, which no program here can use.
 int64_t last_level_cache() {
   for (int index = 4; index >= 2; --index) {
-    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size");
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +
+                       "/size");
     int64_t kibibytes = 0;
     if (file >> kibibytes && kibibytes > 0)
       return kibibytes << 10;
@@ -37,7 +38,8 @@ bool runs(const std::string& isa) {
     return true;
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
   if (isa == "avx2")
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
   if (isa == "avx512")
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

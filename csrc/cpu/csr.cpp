@@ -8,7 +8,10 @@ namespace {
 // count for every bucket, so the order inside a bucket is the input's whatever the threads do.
 // place(input position, output position) is called once for each element.
 template <class Key, class Out, class Place>
-void counting_sort(const Key* keys, int64_t count, int64_t buckets, Out* bucket_ptr,
+void counting_sort(const Key* keys,
+                   int64_t count,
+                   int64_t buckets,
+                   Out* bucket_ptr,
                    const Place& place) {
   int64_t chunks = count < 65536 ? 1 : torch::stable::get_num_threads();
   // The counts of all chunks are summed once: keep them well below the size of the input.
@@ -64,8 +67,14 @@ bool ascending(const Key* row, const Key* col, int64_t count) {
 }
 
 template <class Key, class Out>
-void from_coo(const Key* row, const Key* col, int64_t count, int64_t num_rows, int64_t num_cols,
-              Out* rowptr, Out* col_out, Out* perm) {
+void from_coo(const Key* row,
+              const Key* col,
+              int64_t count,
+              int64_t num_rows,
+              int64_t num_cols,
+              Out* rowptr,
+              Out* col_out,
+              Out* perm) {
   if (ascending(row, col, count)) {  // stops at the first step down: free on unsorted input
     int64_t i = 0;
     for (int64_t r = 0; r <= num_rows; ++r) {
@@ -91,23 +100,26 @@ void from_coo(const Key* row, const Key* col, int64_t count, int64_t num_rows, i
   });
 }
 
-std::vector<Tensor> csr_from_coo(const Tensor& row, const Tensor& col, int64_t num_rows,
-                                 int64_t num_cols, bool wide) {
+std::vector<Tensor> csr_from_coo(const Tensor& row,
+                                 const Tensor& col,
+                                 int64_t num_rows,
+                                 int64_t num_cols,
+                                 bool wide) {
   const bool wide_in = is_wide(row, "row");
   check_vector(row, "row", row.numel(), wide_in);
   check_vector(col, "col", row.numel(), wide_in);
   STD_TORCH_CHECK(num_rows >= 0 && num_cols >= 0, "expected sizes that are not negative");
   const int64_t count = row.numel();
   const ScalarType type = wide ? ScalarType::Long : ScalarType::Int;
-  auto empty = [&](int64_t n) {
-    return new_result(row, {n}, type);
-  };
+  auto empty = [&](int64_t n) { return new_result(row, {n}, type); };
   std::vector<Tensor> result{empty(num_rows + 1), empty(count), empty(count)};
   auto build = [&]<class Key, class Out>(Key, Out) {
     const Key* r = static_cast<const Key*>(row.const_data_ptr());
     const Key* c = static_cast<const Key*>(col.const_data_ptr());
-    STD_TORCH_CHECK(in_range(r, count, num_rows), "found target ids outside of [0, ", num_rows, ")");
-    STD_TORCH_CHECK(in_range(c, count, num_cols), "found source ids outside of [0, ", num_cols, ")");
+    STD_TORCH_CHECK(in_range(r, count, num_rows), "found target ids outside of [0, ", num_rows,
+                    ")");
+    STD_TORCH_CHECK(in_range(c, count, num_cols), "found source ids outside of [0, ", num_cols,
+                    ")");
     from_coo(r, c, count, num_rows, num_cols, static_cast<Out*>(result[0].mutable_data_ptr()),
              static_cast<Out*>(result[1].mutable_data_ptr()),
              static_cast<Out*>(result[2].mutable_data_ptr()));

@@ -1,4 +1,5 @@
-// SDDMM with a dot product, and the softmax over a row's entries. Included once per instruction set.
+// SDDMM with a dot product, and the softmax over a row's entries. Included once per instruction
+// set.
 
 template <class A>
 inline A horizontal_sum(vec_t<A> v) {
@@ -42,7 +43,8 @@ void dot_entries(const DotArgs& a, const Piece& piece, int64_t f_begin, int64_t 
   for (int64_t k = piece.k_begin; k < piece.k_end; ++k) {
     const int64_t e = eid ? static_cast<int64_t>(eid[k]) : k;
     const T* xs = source + static_cast<int64_t>(col[k]) * a.source_stride;
-    const T* next = source + static_cast<int64_t>(col[k + 4 < last ? k + 4 : last]) * a.source_stride;
+    const T* next =
+        source + static_cast<int64_t>(col[k + 4 < last ? k + 4 : last]) * a.source_stride;
     for (int64_t h = 0; h < a.heads; ++h) {
       const int64_t f = h * a.width + f_begin;
       for (int64_t i = 0; i < lines; ++i)

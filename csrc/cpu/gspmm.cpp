@@ -6,8 +6,11 @@ namespace {
 
 constexpr int kFields = 6;  // op, a, b, bits of the value, wide, invariant
 
-ProgramArgs program_of(const std::vector<Tensor>& operands, const std::vector<int64_t>& sides,
-                       const std::vector<int64_t>& code, DType dtype, int64_t heads,
+ProgramArgs program_of(const std::vector<Tensor>& operands,
+                       const std::vector<int64_t>& sides,
+                       const std::vector<int64_t>& code,
+                       DType dtype,
+                       int64_t heads,
                        int64_t width) {
   ProgramArgs args{};
   STD_TORCH_CHECK(operands.size() <= kMaxOperands && operands.size() == sides.size(),
@@ -19,8 +22,7 @@ ProgramArgs program_of(const std::vector<Tensor>& operands, const std::vector<in
   args.num_operands = static_cast<int>(operands.size());
   for (int i = 0; i < args.num_operands; ++i) {
     const Tensor& t = operands[i];
-    const bool index =
-        t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long;
+    const bool index = t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long;
     if (!index)
       check_features(t, "operands", dtype);
     STD_TORCH_CHECK(t.dim() == 3 && (t.size(1) == 1 || t.size(1) == heads) &&
@@ -36,12 +38,9 @@ ProgramArgs program_of(const std::vector<Tensor>& operands, const std::vector<in
   args.num_instructions = static_cast<int>(code.size()) / kFields;
   for (int i = 0; i < args.num_instructions; ++i) {
     const int64_t* field = code.data() + i * kFields;
-    args.instructions[i] = Instruction{static_cast<Op>(field[0]),
-                                       static_cast<int>(field[1]),
-                                       static_cast<int>(field[2]),
-                                       std::bit_cast<double>(field[3]),
-                                       field[4] != 0 && width > 1,
-                                       field[5] != 0};
+    args.instructions[i] = Instruction{static_cast<Op>(field[0]),  static_cast<int>(field[1]),
+                                       static_cast<int>(field[2]), std::bit_cast<double>(field[3]),
+                                       field[4] != 0 && width > 1, field[5] != 0};
     for (const int64_t input : {field[1], field[2]})
       STD_TORCH_CHECK(input >= 0 && input < args.num_operands + std::max(i, 1),
                       "a message formula may only use what it has computed");
@@ -49,7 +48,8 @@ ProgramArgs program_of(const std::vector<Tensor>& operands, const std::vector<in
   return args;
 }
 
-void check_rows(const Csr& csr, const std::vector<Tensor>& operands,
+void check_rows(const Csr& csr,
+                const std::vector<Tensor>& operands,
                 const std::vector<int64_t>& sides) {
   for (size_t i = 0; i < operands.size(); ++i) {
     const int64_t rows = sides[i] == Operand::kSource   ? csr.num_cols
@@ -60,12 +60,22 @@ void check_rows(const Csr& csr, const std::vector<Tensor>& operands,
   }
 }
 
-std::vector<Tensor> gspmm(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>& eid,
-                          int64_t num_cols, const std::vector<Tensor>& operands,
-                          const std::vector<int64_t>& sides, const std::vector<int64_t>& code,
-                          int64_t result, bool sum_result, const Tensor& like, int64_t heads,
-                          int64_t width, int64_t out_width, const std::vector<int64_t>& reduces,
-                          bool want_arg, bool arg_is_col) {
+std::vector<Tensor> gspmm(const Tensor& rowptr,
+                          const Tensor& col,
+                          const std::optional<Tensor>& eid,
+                          int64_t num_cols,
+                          const std::vector<Tensor>& operands,
+                          const std::vector<int64_t>& sides,
+                          const std::vector<int64_t>& code,
+                          int64_t result,
+                          bool sum_result,
+                          const Tensor& like,
+                          int64_t heads,
+                          int64_t width,
+                          int64_t out_width,
+                          const std::vector<int64_t>& reduces,
+                          bool want_arg,
+                          bool arg_is_col) {
   const DType dtype = dtype_of(like);
   const int d = static_cast<int>(dtype);
   ProgramArgs args = program_of(operands, sides, code, dtype, heads, width);
@@ -85,8 +95,7 @@ std::vector<Tensor> gspmm(const Tensor& rowptr, const Tensor& col, const std::op
   for (int i = 0; i < args.num_reduces; ++i) {
     args.reduces[i] = static_cast<Reduce>(reduces[i]);
     const bool edges = args.reduces[i] == Reduce::kNone;
-    results.push_back(
-        new_result(like, edges ? edge_shape : node_shape));
+    results.push_back(new_result(like, edges ? edge_shape : node_shape));
     args.outs[i] = results.back().mutable_data_ptr();
   }
   for (int i = 0; want_arg && i < args.num_reduces; ++i) {
@@ -98,8 +107,8 @@ std::vector<Tensor> gspmm(const Tensor& rowptr, const Tensor& col, const std::op
   if (heads * width == 0)
     return results;
 
-  // One source operand at a time is hot; blocking by its width serves the others too. A message that
-  // is summed over its width needs all of it at once.
+  // One source operand at a time is hot; blocking by its width serves the others too. A message
+  // that is summed over its width needs all of it at once.
   const int64_t element = element_bytes(like.scalar_type());
   int64_t sources = 0;
   for (int i = 0; i < args.num_operands; ++i)

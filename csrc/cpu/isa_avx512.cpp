@@ -4,6 +4,9 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
 
+// The compiler warns of its own headers, and of vectors passed inside this file alone.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wpsabi"
 // Stays in force to the end of the file, where templates are instantiated.
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
 #define PYG_ACCEL_HAS_ISA 1

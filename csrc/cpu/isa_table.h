@@ -16,19 +16,19 @@ namespace PYG_ACCEL_ISA {
 #define PYG_ACCEL_STRING_(x) #x
 #define PYG_ACCEL_STRING(x) PYG_ACCEL_STRING_(x)
 // In the order of DType, each with 32-bit and 64-bit indices.
-#define PYG_ACCEL_EACH(fn)                                                          \
-  {                                                                                 \
-    {PYG_ACCEL_ISA::fn<float, int32_t>, PYG_ACCEL_ISA::fn<float, int64_t>},         \
-        {PYG_ACCEL_ISA::fn<double, int32_t>, PYG_ACCEL_ISA::fn<double, int64_t>},   \
-        {PYG_ACCEL_ISA::fn<bf16, int32_t>, PYG_ACCEL_ISA::fn<bf16, int64_t>}, {     \
-      PYG_ACCEL_ISA::fn<fp16, int32_t>, PYG_ACCEL_ISA::fn<fp16, int64_t>            \
-    }                                                                               \
+#define PYG_ACCEL_EACH(fn)                                                        \
+  {                                                                               \
+    {PYG_ACCEL_ISA::fn<float, int32_t>, PYG_ACCEL_ISA::fn<float, int64_t>},       \
+        {PYG_ACCEL_ISA::fn<double, int32_t>, PYG_ACCEL_ISA::fn<double, int64_t>}, \
+        {PYG_ACCEL_ISA::fn<bf16, int32_t>, PYG_ACCEL_ISA::fn<bf16, int64_t>}, {   \
+      PYG_ACCEL_ISA::fn<fp16, int32_t>, PYG_ACCEL_ISA::fn<fp16, int64_t>          \
+    }                                                                             \
   }
 
 const KernelTable PYG_ACCEL_TABLE = {
-    PYG_ACCEL_STRING(PYG_ACCEL_ISA),  PYG_ACCEL_EACH(spmm_rows),       PYG_ACCEL_EACH(spmm_piece),
-    PYG_ACCEL_EACH(spmm_combine),     PYG_ACCEL_EACH(program_rows),    PYG_ACCEL_EACH(program_piece),
-    PYG_ACCEL_EACH(program_combine),  PYG_ACCEL_EACH(dot_rows),        PYG_ACCEL_EACH(dot_piece),
+    PYG_ACCEL_STRING(PYG_ACCEL_ISA), PYG_ACCEL_EACH(spmm_rows),    PYG_ACCEL_EACH(spmm_piece),
+    PYG_ACCEL_EACH(spmm_combine),    PYG_ACCEL_EACH(program_rows), PYG_ACCEL_EACH(program_piece),
+    PYG_ACCEL_EACH(program_combine), PYG_ACCEL_EACH(dot_rows),     PYG_ACCEL_EACH(dot_piece),
     PYG_ACCEL_EACH(softmax_rows),
 };
 

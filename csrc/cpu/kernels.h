@@ -1,8 +1,8 @@
 // The contract between operators (which check, allocate, schedule) and row kernels (which compute).
 //
-// A kernel handles a range of rows and a range of feature columns and writes nothing else, so ranges
-// may run in parallel. `eid` may be null: entry k of the CSR then is edge k. Pointers are untyped
-// here because one table serves every dtype; rowptr, col, eid and arg share one index type.
+// A kernel handles a range of rows and a range of feature columns and writes nothing else, so
+// ranges may run in parallel. `eid` may be null: entry k of the CSR then is edge k. Pointers are
+// untyped here because one table serves every dtype; rowptr, col, eid and arg share one index type.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,19 @@
 
 namespace pyg_accel {
 
-enum class Reduce : int { kSum = 0, kMean = 1, kMax = 2, kMin = 3, kProd = 4, kSqSum = 5, kNone = 6 };
+enum class Reduce : int {
+  kSum = 0,
+  kMean = 1,
+  kMax = 2,
+  kMin = 3,
+  kProd = 4,
+  kSqSum = 5,
+  kNone = 6
+};
 
-// Rows with more entries than kHubDegree are cut into pieces of kPieceEntries. Both are fixed, so the
-// order of the additions, and with it every bit of the result, is the same for any thread count.
+// Rows with more entries than kHubDegree are cut into pieces of kPieceEntries. Both are fixed, so
+// the order of the additions, and with it every bit of the result, is the same for any thread
+// count.
 inline constexpr int64_t kHubDegree = 16384;
 inline constexpr int64_t kPieceEntries = 8192;
 // Column chunks of one row that are worked on before the next row.
@@ -64,11 +73,28 @@ struct Operand {
 
 enum class Op : int {
   // binary
-  kAdd = 0, kSub, kMul, kDiv, kSelect,
+  kAdd = 0,
+  kSub,
+  kMul,
+  kDiv,
+  kSelect,
   // unary
-  kNeg, kAbs, kExp, kLog, kSqrt, kRelu, kLeakyRelu, kSigmoid, kTanh, kSoftplus, kPow,
+  kNeg,
+  kAbs,
+  kExp,
+  kLog,
+  kSqrt,
+  kRelu,
+  kLeakyRelu,
+  kSigmoid,
+  kTanh,
+  kSoftplus,
+  kPow,
   // piecewise constants that derivatives need
-  kStep, kSign, kIsZero, kNonZero,
+  kStep,
+  kSign,
+  kIsZero,
+  kNonZero,
   // no input
   kConst,
 };
@@ -150,7 +176,10 @@ struct KernelTable {
   void (*spmm_combine[kDTypes][2])(const SpmmArgs&, int64_t row, void* partials, int64_t count);
   void (*program_rows[kDTypes][2])(const ProgramArgs&, const Range&);
   void (*program_piece[kDTypes][2])(const ProgramArgs&, const Piece&, void* partial);
-  void (*program_combine[kDTypes][2])(const ProgramArgs&, int64_t row, void* partials, int64_t count);
+  void (*program_combine[kDTypes][2])(const ProgramArgs&,
+                                      int64_t row,
+                                      void* partials,
+                                      int64_t count);
   void (*dot_rows[kDTypes][2])(const DotArgs&, const Range&);
   void (*dot_piece[kDTypes][2])(const DotArgs&, const Piece&, int64_t f_begin, int64_t f_end);
   void (*softmax_rows[kDTypes][2])(const SoftmaxArgs&, const Range&);

@@ -10,9 +10,9 @@
 namespace pyg_accel {
 namespace {
 
-// By default every tensor above 32 MiB is a mapping of its own: the system hands out zeroed pages at
-// its first touch and takes them back when it is freed, at a cost above that of computing what is in
-// it. Returns whether the C library listens.
+// By default every tensor above 32 MiB is a mapping of its own: the system hands out zeroed pages
+// at its first touch and takes them back when it is freed, at a cost above that of computing what
+// is in it. Returns whether the C library listens.
 bool keep_memory(bool keep) {
 #if defined(__GLIBC__)
   if (std::getenv("MALLOC_MMAP_THRESHOLD_") || std::getenv("GLIBC_TUNABLES"))

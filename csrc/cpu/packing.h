@@ -36,15 +36,11 @@ class PackedColumns {
     });
   }
 
-  const void* data() const {
-    return buffer_.get();
-  }
+  const void* data() const { return buffer_.get(); }
 
  private:
   struct Free {
-    void operator()(void* p) const {
-      std::free(p);
-    }
+    void operator()(void* p) const { std::free(p); }
   };
   std::unique_ptr<void, Free> buffer_;
 };

@@ -123,8 +123,8 @@ class Machine {
         static_cast<T*>(a_.outs[r])[row * columns + f] =
             from_acc<T>(reduce == Reduce::kMean ? best / degree : best);
         if (a_.args[r]) {
-          const auto* slots = reinterpret_cast<const Lane*>(partials + piece * stride +
-                                                            (2 * r + 1) * columns);
+          const auto* slots =
+              reinterpret_cast<const Lane*>(partials + piece * stride + (2 * r + 1) * columns);
           static_cast<I*>(a_.args[r])[row * columns + f] = winner_of(k_row + slots[f]);
         }
       }
@@ -278,8 +278,9 @@ class Machine {
           map(to, in.wide, [&](int j) { return x(j) > 0 ? splat<A>(1) : V{}; });
           break;
         case Op::kSign:
-          map(to, in.wide,
-              [&](int j) { return x(j) > 0 ? splat<A>(1) : x(j) < 0 ? splat<A>(-1) : V{}; });
+          map(to, in.wide, [&](int j) {
+            return x(j) > 0 ? splat<A>(1) : x(j) < 0 ? splat<A>(-1) : V{};
+          });
           break;
         case Op::kIsZero:
           map(to, in.wide, [&](int j) { return x(j) == 0 ? splat<A>(1) : V{}; });
@@ -384,8 +385,12 @@ inline void program_blocks(const ProgramArgs& a, int64_t f_begin, int64_t f_end,
 }
 
 template <class T, class I>
-inline void program_entries(Machine<T, I>& machine, const ProgramArgs& a, const Piece& piece,
-                            int64_t h, int64_t f, int n) {
+inline void program_entries(Machine<T, I>& machine,
+                            const ProgramArgs& a,
+                            const Piece& piece,
+                            int64_t h,
+                            int64_t f,
+                            int n) {
   if (a.sum_result)
     machine.summed_entries(piece.row, piece.k_begin, piece.k_end, h);
   else

@@ -36,7 +36,10 @@ std::vector<int64_t> find_hubs(const Csr& csr) {
   return hubs;
 }
 
-Blocking choose_blocking(const Csr& csr, int64_t heads, int64_t width, int64_t element_size,
+Blocking choose_blocking(const Csr& csr,
+                         int64_t heads,
+                         int64_t width,
+                         int64_t element_size,
                          bool may_cut_cols) {
   const Config& config = current_config();
   Blocking blocking{width, csr.num_cols};

@@ -21,7 +21,10 @@ struct Blocking {
   int64_t cols;   // source ids a pass; num_cols if not cut
 };
 
-Blocking choose_blocking(const Csr& csr, int64_t heads, int64_t width, int64_t element_size,
+Blocking choose_blocking(const Csr& csr,
+                         int64_t heads,
+                         int64_t width,
+                         int64_t element_size,
                          bool may_cut_cols);
 
 // Runs task(i) for i in [0, count) on torch's threads; each thread takes the next free task.

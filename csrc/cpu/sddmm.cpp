@@ -4,8 +4,12 @@
 namespace pyg_accel {
 namespace {
 
-Tensor dot(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>& eid,
-           int64_t num_cols, const Tensor& target, const Tensor& source) {
+Tensor dot(const Tensor& rowptr,
+           const Tensor& col,
+           const std::optional<Tensor>& eid,
+           int64_t num_cols,
+           const Tensor& target,
+           const Tensor& source) {
   const DType dtype = dtype_of(source);
   const int d = static_cast<int>(dtype);
   check_features(target, "target", dtype);
@@ -46,7 +50,9 @@ Tensor dot(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>&
   return out;
 }
 
-Tensor softmax(const Tensor& rowptr, const std::optional<Tensor>& eid, const Tensor& scores,
+Tensor softmax(const Tensor& rowptr,
+               const std::optional<Tensor>& eid,
+               const Tensor& scores,
                const std::optional<Tensor>& grad) {
   STD_TORCH_CHECK(scores.is_cpu() && scores.is_contiguous() && scores.dim() == 2,
                   "expected 'scores' to be contiguous [E, H]");
@@ -69,9 +75,8 @@ Tensor softmax(const Tensor& rowptr, const std::optional<Tensor>& eid, const Ten
   Tensor out = torch::stable::empty_like(scores);
   args.out = out.mutable_data_ptr();
   const auto run = kernels().softmax_rows[static_cast<int>(dtype_of(scores))][args.csr.wide];
-  parallel_rows(args.csr, 4 * args.heads, [&](int64_t begin, int64_t end) {
-    run(args, Range{begin, end, 0, 0});
-  });
+  parallel_rows(args.csr, 4 * args.heads,
+                [&](int64_t begin, int64_t end) { run(args, Range{begin, end, 0, 0}); });
   return out;
 }
 

@@ -5,9 +5,15 @@
 namespace pyg_accel {
 namespace {
 
-std::vector<Tensor> spmm(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>& eid,
-                         int64_t num_cols, bool sorted, const Tensor& x,
-                         const std::optional<Tensor>& weight, int64_t reduce, bool want_arg,
+std::vector<Tensor> spmm(const Tensor& rowptr,
+                         const Tensor& col,
+                         const std::optional<Tensor>& eid,
+                         int64_t num_cols,
+                         bool sorted,
+                         const Tensor& x,
+                         const std::optional<Tensor>& weight,
+                         int64_t reduce,
+                         bool want_arg,
                          bool arg_is_col) {
   const DType dtype = dtype_of(x);
   const int d = static_cast<int>(dtype);
@@ -84,16 +90,21 @@ std::vector<Tensor> spmm(const Tensor& rowptr, const Tensor& col, const std::opt
   args.x_stride = x.stride(0);
   args.x_begin = 0;
   const int64_t accumulator = dtype == DType::kDouble ? 8 : 4;
-  reduce_hubs(args, 2 * accumulator * args.heads * args.width,
-              table.spmm_piece[d][args.csr.wide], table.spmm_combine[d][args.csr.wide]);
+  reduce_hubs(args, 2 * accumulator * args.heads * args.width, table.spmm_piece[d][args.csr.wide],
+              table.spmm_combine[d][args.csr.wide]);
   return result;
 }
 
 // Routes the gradient of max/min to the source each element came from. Every task owns a slice of
 // columns of the result, so no two of them touch the same element and no atomics are needed.
 template <class T, class I>
-void scatter_columns(const T* grad, const I* arg, T* out, int64_t rows, int64_t columns,
-                     int64_t begin, int64_t end) {
+void scatter_columns(const T* grad,
+                     const I* arg,
+                     T* out,
+                     int64_t rows,
+                     int64_t columns,
+                     int64_t begin,
+                     int64_t end) {
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t f = begin; f < end; ++f) {
       const int64_t source = arg[r * columns + f];
@@ -103,9 +114,9 @@ void scatter_columns(const T* grad, const I* arg, T* out, int64_t rows, int64_t 
 }
 
 Tensor scatter_arg(const Tensor& grad, const Tensor& arg, int64_t num_cols) {
-  STD_TORCH_CHECK(grad.is_contiguous() && arg.is_contiguous() && grad.dim() == 2 &&
-                      arg.numel() == grad.numel(),
-                  "expected contiguous 'grad' and 'arg' of one shape [N, F]");
+  STD_TORCH_CHECK(
+      grad.is_contiguous() && arg.is_contiguous() && grad.dim() == 2 && arg.numel() == grad.numel(),
+      "expected contiguous 'grad' and 'arg' of one shape [N, F]");
   const bool is_double = grad.scalar_type() == ScalarType::Double;
   STD_TORCH_CHECK(is_double || grad.scalar_type() == ScalarType::Float,
                   "expected 'grad' to be float32 or float64");

@@ -27,9 +27,15 @@ struct SpmmChunk {
   }
 
   // `sign` is a vector of zeros for max and of sign bits for min, so one comparison serves both.
-  __attribute__((always_inline)) void run(const SpmmArgs& a, const T* x, const T* weight,
-                                          const int* vector_head, const int* n_last, M sign,
-                                          int64_t k_row, int64_t k0, int64_t k1) {
+  __attribute__((always_inline)) void run(const SpmmArgs& a,
+                                          const T* x,
+                                          const T* weight,
+                                          const int* vector_head,
+                                          const int* n_last,
+                                          M sign,
+                                          int64_t k_row,
+                                          int64_t k0,
+                                          int64_t k1) {
     const I* col = static_cast<const I*>(a.csr.col);
     const I* eid = static_cast<const I*>(a.csr.eid);
     constexpr int64_t ahead = kPrefetchVectors / NV > 4 ? kPrefetchVectors / NV : 4;
@@ -98,8 +104,15 @@ inline I winner(const SpmmArgs& a, int64_t k) {
 // One row (or a piece of one), one chunk. With `partial` the raw accumulators and winner slots go
 // there; otherwise the finished values go to out and arg.
 template <class T, class I, int NV, bool Partial, Weight W, bool Max, bool Arg>
-inline void spmm_place(const SpmmArgs& a, int64_t head, const ChunkPlace& place, int64_t row,
-                       int64_t k_row, int64_t k0, int64_t k1, int64_t degree, void* partial) {
+inline void spmm_place(const SpmmArgs& a,
+                       int64_t head,
+                       const ChunkPlace& place,
+                       int64_t row,
+                       int64_t k_row,
+                       int64_t k0,
+                       int64_t k1,
+                       int64_t degree,
+                       void* partial) {
   using A = acc_t<T>;
   using V = vec_t<A>;
   using M = mask_t<A>;
@@ -177,8 +190,15 @@ inline void spmm_place(const SpmmArgs& a, int64_t head, const ChunkPlace& place,
 }
 
 template <class T, class I>
-using SpmmPlaceFn = void (*)(const SpmmArgs&, int64_t, const ChunkPlace&, int64_t, int64_t, int64_t,
-                             int64_t, int64_t, void*);
+using SpmmPlaceFn = void (*)(const SpmmArgs&,
+                             int64_t,
+                             const ChunkPlace&,
+                             int64_t,
+                             int64_t,
+                             int64_t,
+                             int64_t,
+                             int64_t,
+                             void*);
 
 template <class T, class I, int NV, bool Partial, Weight W>
 inline SpmmPlaceFn<T, I> spmm_pick_reduce(const SpmmArgs& a) {
@@ -207,7 +227,11 @@ struct SpmmStep {
 
 // Cuts columns [begin, end) into chunks that fit the register file.
 template <class T, class I, class Emit>
-inline void spmm_cut(const SpmmArgs& a, int64_t begin, int64_t end, int64_t head, Weight weight,
+inline void spmm_cut(const SpmmArgs& a,
+                     int64_t begin,
+                     int64_t end,
+                     int64_t head,
+                     Weight weight,
                      Emit emit) {
   constexpr int L = kLanes<acc_t<T>>;
   const bool narrow = a.reduce == Reduce::kMax || a.reduce == Reduce::kMin;

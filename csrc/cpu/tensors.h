@@ -61,8 +61,11 @@ inline void check_vector(const Tensor& t, const char* name, int64_t size, bool w
                   " entries with the index type of 'rowptr'");
 }
 
-inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const std::optional<Tensor>& eid,
-                  int64_t num_cols, bool sorted) {
+inline Csr csr_of(const Tensor& rowptr,
+                  const Tensor& col,
+                  const std::optional<Tensor>& eid,
+                  int64_t num_cols,
+                  bool sorted) {
   STD_TORCH_CHECK(rowptr.numel() > 0, "expected 'rowptr' to hold at least one entry");
   const bool wide = is_wide(rowptr, "rowptr");
   check_vector(rowptr, "rowptr", rowptr.numel(), wide);
@@ -86,16 +89,17 @@ inline int64_t row_pointer(const Csr& csr, int64_t row) {
 
 // Features as [rows, heads, width]; rows may be any distance apart, the rest is contiguous.
 inline void check_features(const Tensor& t, const char* name, DType dtype) {
-  STD_TORCH_CHECK(t.is_cpu() && t.dim() == 3, "expected '", name, "' to be a CPU tensor [rows, H, F]");
+  STD_TORCH_CHECK(t.is_cpu() && t.dim() == 3, "expected '", name,
+                  "' to be a CPU tensor [rows, H, F]");
   STD_TORCH_CHECK(dtype_of(t) == dtype, "expected '", name, "' to share the dtype of the others");
-  STD_TORCH_CHECK((t.size(2) == 1 || t.stride(2) == 1) &&
-                      (t.size(1) == 1 || t.stride(1) == t.size(2)),
-                  "expected '", name, "' to be contiguous within a row");
+  STD_TORCH_CHECK(
+      (t.size(2) == 1 || t.stride(2) == 1) && (t.size(1) == 1 || t.stride(1) == t.size(2)),
+      "expected '", name, "' to be contiguous within a row");
 }
 
 // Asks for large pages under fresh memory. A large result is a fresh mapping every time, and the
-// first touch of its small pages can cost more than computing what goes there. Only a wish: where the
-// system grants none, nothing changes.
+// first touch of its small pages can cost more than computing what goes there. Only a wish: where
+// the system grants none, nothing changes.
 inline void prefer_huge_pages(void* data, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
@@ -107,7 +111,8 @@ inline void prefer_huge_pages(void* data, int64_t bytes) {
 }
 
 // An uninitialised result of the dtype of `like`.
-inline Tensor new_result(const Tensor& like, const std::vector<int64_t>& size,
+inline Tensor new_result(const Tensor& like,
+                         const std::vector<int64_t>& size,
                          std::optional<ScalarType> type = std::nullopt) {
   Tensor out = torch::stable::new_empty(like, size, type);
   prefer_huge_pages(out.mutable_data_ptr(), out.numel() * element_bytes(out.scalar_type()));

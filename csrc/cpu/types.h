@@ -30,7 +30,8 @@ inline float half_to_float(uint16_t h) {
   if (body >= 0x0f800000u)  // inf and NaN keep an all-ones exponent
     return std::bit_cast<float>(sign | 0x70000000u | body);
   // Multiplying by 2^112 moves the exponent bias from 15 to 127 and renormalises subnormals.
-  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(std::bit_cast<float>(body) * 0x1p112f));
+  return std::bit_cast<float>(sign |
+                              std::bit_cast<uint32_t>(std::bit_cast<float>(body) * 0x1p112f));
 }
 
 inline uint16_t float_to_half(float x) {

@@ -85,8 +85,7 @@ inline vec_t<acc_t<T>> load(const T* p) {
     return as<vec_t<float>>(__builtin_convertvector(h, Word32) << 16);
   } else {
 #if PYG_ACCEL_VEC_BYTES == 64
-    return (vec_t<float>)_mm512_cvtph_ps(
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return (vec_t<float>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif PYG_ACCEL_VEC_BYTES == 32
     return (vec_t<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else

@@ -27,8 +27,9 @@ def winners_are_columns(formula: Formula, reduces: Sequence[str]) -> bool:
 class Backend(ABC):
     """An implementation of the operators on some device.
 
-    A backend sees arrays, never models. It says why it cannot do something (an empty list of reasons
-    means that it can), what a call would cost, and how far its results may be from the truth.
+    A backend sees arrays, never models. It says why it cannot do something (an empty list of
+    reasons means that it can), what a call would cost, and how far its results may be from the
+    truth.
 
     Shapes: ``H`` heads, ``F`` features a head; operands are ``[rows, 1 | H, 1 | F]`` and contiguous
     within a row, index operands (winners of a maximum) have the dtype of ``csr.col``.
@@ -77,14 +78,14 @@ class Backend(ABC):
             csr: the graph.
             formula: the message.
             operands: by operand index.
-            reduces: of ``sum mean max min prod sqsum`` ([num_rows, H, F]; empty rows give 0, or 1 for
-                ``prod``) and ``none`` (messages, [E, H, F] in the order of ``csr.eid``).
+            reduces: of ``sum mean max min prod sqsum`` ([num_rows, H, F]; empty rows give 0, or 1
+                for ``prod``) and ``none`` (messages, [E, H, F] in the order of ``csr.eid``).
             want_arg: also return winners.
 
         Returns:
-            One tensor a reduction; then with ``want_arg``, for each max and min, the winning edge of
-            every element as ``csr.eid`` numbers them (-1 in empty rows), or the winning column where
-            :func:`winners_are_columns` says so.
+            One tensor a reduction; then with ``want_arg``, for each max and min, the winning edge
+            of every element as ``csr.eid`` numbers them (-1 in empty rows), or the winning column
+            where :func:`winners_are_columns` says so.
         """
 
     @abstractmethod

@@ -42,7 +42,9 @@ def register_backend(backend: Backend, *, replace: bool = False) -> None:
     if not isinstance(backend, Backend):
         raise ValueError(f"expected an instance of Backend (got {backend!r})")
     if backend.name in _backends and not replace:
-        raise ValueError(f"a backend named '{backend.name}' exists; pass replace=True to replace it")
+        raise ValueError(
+            f"a backend named '{backend.name}' exists; pass replace=True to replace it"
+        )
     _backends[backend.name] = backend
     forget_decisions()
 

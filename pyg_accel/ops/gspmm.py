@@ -1,14 +1,14 @@
 """Message formula plus reduction: the operator that every aggregation comes down to.
 
-``pyg_accel::gspmm`` takes plain tensors, so that torch.compile, autograd and other transforms see an
-ordinary operator; :func:`gspmm` is its friendly face. Its gradient is itself with another formula:
-for a source operand on the transposed graph, for a target operand on the same graph, for an edge
-operand without a reduction. So it can be differentiated any number of times.
+``pyg_accel::gspmm`` takes plain tensors, so that torch.compile, autograd and other transforms see
+an ordinary operator; :func:`gspmm` is its friendly face. Its gradient is itself with another
+formula: for a source operand on the transposed graph, for a target operand on the same graph, for
+an edge operand without a reduction. So it can be differentiated any number of times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -56,24 +56,25 @@ def gspmm(
 ) -> Any:
     """Compute the message of every edge and reduce the messages of every target node.
 
-    Binary-reduce of the DGL paper on x86 (section 2.1), for any elementwise formula. No E x F tensor
-    is made unless ``reduce="none"`` asks for it.
+    Binary-reduce of the DGL paper on x86 (section 2.1), for any elementwise formula. No E x F
+    tensor is made unless ``reduce="none"`` asks for it.
 
     Args:
         graph: the graph.
-        formula: the message, e.g. ``"relu(add(u0,e1))"``: operand 0 at the source node, operand 1 at
-            the edge. See :mod:`pyg_accel.formula`.
+        formula: the message, e.g. ``"relu(add(u0,e1))"``: operand 0 at the source node, operand 1
+            at the edge. See :mod:`pyg_accel.formula`.
         operands: by operand index: [num_cols, ...] for ``u``, [num_rows, ...] for ``v``, [E, ...]
             for ``e``. What trails the rows broadcasts, aligned on the right.
-        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"prod"``, ``"sqsum"`` (sum of squares),
-            or ``"none"`` for the messages themselves; or several of them, computed in one pass.
-        edge_order: edge operands, and messages for ``"none"``, are in the order of the edge list that
-            the graph was built from; by default in that of the CSR.
+        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"prod"``, ``"sqsum"`` (sum of
+            squares), or ``"none"`` for the messages themselves; or several of them, computed in
+            one pass.
+        edge_order: edge operands, and messages for ``"none"``, are in the order of the edge list
+            that the graph was built from; by default in that of the CSR.
 
     Returns:
-        [num_rows, ...] ([E, ...] for ``"none"``), or a list of them for a list of reductions. Targets
-        without edges get 0 (1 for ``"prod"``). Of several equal maxima the first entry of the row,
-        that of the lowest source id, receives the gradient.
+        [num_rows, ...] ([E, ...] for ``"none"``), or a list of them for a list of reductions.
+        Targets without edges get 0 (1 for ``"prod"``). Of several equal maxima the first entry of
+        the row, that of the lowest source id, receives the gradient.
 
     Raises:
         ValueError: for operands that do not fit the graph or one another, or unknown reductions.
@@ -105,7 +106,7 @@ def launch(
     *,
     edge_order: bool,
 ) -> list[Tensor]:
-    """Call the operator with folded operands; the transpose goes along only if it will be needed."""
+    """Call the operator with folded operands, and the transpose if it will be needed."""
     needs = [torch.is_grad_enabled() and t.requires_grad for t in operands]
     csr = graph.csr(edge_order=edge_order)
     transposed: tuple[Tensor | None, ...] = (None, None, None)
@@ -115,8 +116,8 @@ def launch(
     # Where nobody listens (no gradient, no compiler, no mode, no subclass), the operator is called
     # without torch's dispatcher: on small graphs that would take longer than the kernel.
     direct = not any(needs) and _nobody_listens(operands)
-    run = _gspmm if direct else torch.ops.pyg_accel.gspmm
-    outs: list[Tensor] = run(
+    run: Callable[..., list[Tensor]] = _gspmm if direct else torch.ops.pyg_accel.gspmm
+    outs = run(
         *csr[:3], *transposed, csr.num_cols, csr.sorted, operands, str(formula), reduces, want_arg
     )
     return outs[: len(reduces)]
@@ -128,7 +129,7 @@ def _nobody_listens(operands: list[Tensor]) -> bool:
         and all(type(t) is Tensor or type(t) is torch.nn.Parameter for t in operands)
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch.autograd._profiler_enabled()
+        and not torch._C._autograd._profiler_enabled()
     )
 
 
@@ -200,9 +201,7 @@ def _gspmm_fake(
     heads, width = shape_of(parse(formula), dict(enumerate(_shapes(operands))))
     like = next(t for t in operands if t.is_floating_point())
     rows, edges = rowptr.size(0) - 1, col.size(0)
-    outs = [
-        like.new_empty(edges if reduce == "none" else rows, heads, width) for reduce in reduces
-    ]
+    outs = [like.new_empty(edges if reduce == "none" else rows, heads, width) for reduce in reduces]
     if want_arg:
         outs += [rowptr.new_empty(rows, heads, width) for r in reduces if r in ("max", "min")]
     return outs
@@ -268,10 +267,13 @@ def _plan(
         if sizes[index][1] == 1 and shape_of(wanted, sizes)[1] != 1:
             wanted = Sum(wanted)
         used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
-        number = {old: new for new, old in enumerate(used)}
-        wanted = map_operands(wanted, lambda o, number=number: Operand(o.side, number[o.index]))
+        wanted = map_operands(wanted, partial(_renumber, used))
         steps.append(_Step(index, side, swap_sides(wanted) if side == "u" else wanted, used))
     return tuple(steps)
+
+
+def _renumber(used: tuple[int, ...], operand: Operand) -> Formula:
+    return Operand(operand.side, used.index(operand.index))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

@@ -63,7 +63,7 @@ class Layout:
 
 
 def contiguous_rows(operand: Tensor) -> Tensor:
-    """Copy an operand [rows, H, F] unless each row is contiguous; rows may be any distance apart."""
+    """Copy an operand [rows, H, F] unless each row is contiguous in itself."""
     _, heads, width = operand.shape
     _, head_stride, width_stride = operand.stride()
     if (width == 1 or width_stride == 1) and (heads == 1 or head_stride == width):

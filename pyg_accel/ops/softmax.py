@@ -88,7 +88,8 @@ def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
         arrays = (rowptr, col, eid, None, None, None, ctx.num_cols, False)
         (sums,) = op(*arrays, [values.unsqueeze(-1)], "e0", ["sum"], False)
         (back,) = op(*arrays, [sums], "v0", ["none"], False)
-        return back.squeeze(-1)
+        result: Tensor = back.squeeze(-1)
+        return result
 
     weighted = row_sum(seed * out)
     grad_grad = out * (seed - weighted)

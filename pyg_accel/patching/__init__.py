@@ -1,8 +1,8 @@
 """``patch()``: accelerate PyG models as they are.
 
 PyG's own ``propagate`` runs, but on edge tensors that are computed lazily (:mod:`.lazy`): a message
-becomes a formula and its reduction one kernel call, whatever the layer. What cannot be expressed runs
-as it always did, and :func:`report` says why.
+becomes a formula and its reduction one kernel call, whatever the layer. What cannot be expressed
+runs as it always did, and :func:`report` says why.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.patching import accelerate, seam
-from pyg_accel.patching.reductions import aggregate
 from pyg_accel.patching.calls import Report, report, reset_report
+from pyg_accel.patching.reductions import aggregate
 from pyg_accel.settings import settings
 
 __all__ = ["PatchHandle", "Report", "patch", "patched", "report", "reset_report", "unpatch"]
@@ -36,9 +36,7 @@ class PatchHandle:
     def __init__(self, model: torch.nn.Module | None) -> None:
         """Switch on; use :func:`patch`."""
         self._modules = (
-            []
-            if model is None
-            else [m for m in model.modules() if isinstance(m, MessagePassing)]
+            [] if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
         self._everything = model is None
         self._removed = False
@@ -99,9 +97,9 @@ _keeps = False
 def patch(model: torch.nn.Module | None = None) -> PatchHandle:
     """Accelerate message passing from now on.
 
-    Works before or after models are built, on plain ``edge_index``; no other change is needed. Results
-    agree with PyG's up to the order of floating-point additions; the gradient of a maximum goes to one
-    of several equal neighbours.
+    Works before or after models are built, on plain ``edge_index``; no other change is needed.
+    Results agree with PyG's up to the order of floating-point additions; the gradient of a maximum
+    goes to one of several equal neighbours.
 
     Args:
         model: only the layers of this model; by default every model of the process.

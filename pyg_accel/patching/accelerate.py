@@ -14,9 +14,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel import ops
 from pyg_accel.backends import get_backend
 from pyg_accel.errors import VerificationError
+from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.memo import Memo
-from pyg_accel.patching.calls import record
 from pyg_accel.patching.seam import hook_reasons, propagate_width
 from pyg_accel.patching.sparse import SparseTrace, is_sparse_matrix
 from pyg_accel.patching.thresholds import thresholds
@@ -112,7 +112,9 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _memo(function, *args, **kwargs)
 
 
-def softmax(function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any) -> Any:
+def softmax(
+    function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
+) -> Any:
     """Stand in for ``torch_geometric.utils.softmax`` where the scores belong to a lazy message."""
     if not isinstance(src, LazyTensor) or src.tracer.row_of(index) != src.tracer.target:
         return function(src, index, *args, **kwargs)
@@ -122,7 +124,8 @@ def softmax(function: Callable[..., Any], src: Any, index: Any = None, *args: An
         return function(src, index, *args, **kwargs)
     trace = src.tracer
     scores = trace.compute(src)
-    graph = trace.graph_of(src, given.get("num_nodes") or trace.sizes[trace.target])
+    num_nodes: int = given.get("num_nodes") or trace.sizes[trace.target] or 0
+    graph = trace.graph_of(src, num_nodes)
     trace.formulas.append("softmax_j")
     with torch._C.DisableTorchFunction():
         return ops.edge_softmax(graph, scores, edge_order=True)
@@ -183,7 +186,7 @@ def _plain(edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
 
 def _size_reasons(edge_index: Tensor, width: int) -> list[str]:
-    """Small calls stay with PyG; so do graphs seen for the first time that are not worth sorting."""
+    """Small calls stay with PyG, and so do new graphs that are not worth sorting."""
     work = edge_index.size(1) * width
     limits = thresholds()
     seen, _ = GRAPHS.find(edge_index, ("seen",))

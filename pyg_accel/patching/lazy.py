@@ -1,13 +1,14 @@
 """Edge tensors that are not computed until something needs them.
 
-Inside an accelerated ``propagate`` the tensors ``x_i``, ``x_j`` and what ``message`` makes of them are
-:class:`LazyTensor`: they have a shape and a formula, but no storage. A reduction over the target nodes
-turns the formula into one kernel call and an ordinary tensor. PyG's own code runs on them unchanged.
+Inside an accelerated ``propagate`` the tensors ``x_i``, ``x_j`` and what ``message`` makes of them
+are :class:`LazyTensor`: they have a shape and a formula, but no storage. A reduction over the
+target nodes turns the formula into one kernel call and an ordinary tensor. PyG's own code runs on
+them unchanged.
 
 What a function on a lazy tensor becomes is in :mod:`pyg_accel.patching.rules`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ __all__ = ["GRAPHS", "LazyTensor", "Trace", "Unrecognised"]
 GRAPHS = GraphCache()
 
 
-class Unrecognised(Exception):  # noqa: N818 - it is not an error: PyG's own path takes over
+class Unrecognised(Exception):
     """The message does something that no formula says.
 
     Attributes:
@@ -58,11 +59,9 @@ class LazyTensor(Tensor):
         parts: "tuple[Tensor, ...] | None" = None,
     ) -> "LazyTensor":
         """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer."""
-        lazy = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, tuple(shape), dtype=dtype, device=trace.device
-        )
+        lazy = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
         lazy.tracer, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
-        return lazy  # type: ignore[no-any-return]
+        return lazy
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is left to do after ``__new__``."""
@@ -83,10 +82,10 @@ class LazyTensor(Tensor):
         return apply(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],
-        types: Sequence[type],
+        types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:

@@ -1,8 +1,8 @@
 """Remembers what a function of an edge_index returned, for as long as that edge_index lives.
 
-GCNConv normalises its graph anew in every forward pass and gets a new edge_index each time, so a graph
-that is kept by identity would never be found again. The results of such functions are kept instead:
-the same tensors come back for the same arguments, and with them the same graph.
+GCNConv normalises its graph anew in every forward pass and gets a new edge_index each time, so a
+graph that is kept by identity would never be found again. The results of such functions are kept
+instead: the same tensors come back for the same arguments, and with them the same graph.
 """
 
 import threading

@@ -42,8 +42,8 @@ def aggregate(
     dim: int = -2,
     **kwargs: Any,
 ) -> Tensor:
-    """Stand in for ``Aggregation.__call__``; other aggregations run their own code on the messages."""
-    members = list(self.aggrs) if type(self) is MultiAggregation else [self]
+    """Stand in for ``Aggregation.__call__``; unknown aggregations run their own code."""
+    members: list[Any] = list(self.aggrs) if type(self) is MultiAggregation else [self]
     if (
         not isinstance(x, LazyTensor)
         or x.tracer.row_of(index) != x.tracer.target
@@ -66,13 +66,13 @@ def aggregate(
     return combined
 
 
-def _is_spread(member: Aggregation) -> bool:
+def _is_spread(member: Any) -> bool:
     if type(member) is StdAggregation:
         member = member.var_aggr
     return type(member) is VarAggregation and not member.semi_grad
 
 
-def _spread(member: Aggregation, mean: Tensor, sqsum: Tensor, x: LazyTensor) -> Tensor:
+def _spread(member: Any, mean: Tensor, sqsum: Tensor, x: LazyTensor) -> Tensor:
     """Variance or standard deviation from mean and sum of squares, as PyG defines them."""
     graph = x.tracer.graph_of(x, mean.size(x.edge_dim))
     shape = [1] * mean.dim()

@@ -1,15 +1,17 @@
 """The one file that knows how PyG is built inside.
 
-PyG renders a ``propagate`` for every subclass of MessagePassing when the first instance of it is made,
-so replacing ``MessagePassing.propagate`` reaches nothing. What is replaced here, recorded, and put
-back by :func:`uninstall`:
+PyG renders a ``propagate`` for every subclass of MessagePassing when the first instance of it is
+made, so replacing ``MessagePassing.propagate`` reaches nothing. What is replaced here, recorded,
+and put back by :func:`uninstall`:
 
 * ``propagate`` and ``edge_updater`` of every class that has a rendered one, and
-  ``MessagePassing._set_jittable_templates``, which renders them for classes still to come. Explainers
-  and feature decomposition go round them by way of ``_orig_propagate``; that one only takes a note.
+  ``MessagePassing._set_jittable_templates``, which renders them for classes still to come.
+  Explainers and feature decomposition go round them by way of ``_orig_propagate``; that one only
+  takes a note.
 * ``Aggregation.__call__``, where messages meet their reduction.
-* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops), wherever
-  ``torch_geometric.nn`` and ``torch_geometric.utils`` hold them: see :mod:`pyg_accel.patching.memo`.
+* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops),
+  wherever ``torch_geometric.nn`` and ``torch_geometric.utils`` hold them: see
+  :mod:`pyg_accel.patching.memo`.
 * ``softmax`` over target nodes.
 """
 
@@ -119,6 +121,7 @@ def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable
 
 
 def _subclasses(cls: type) -> Iterator[type]:
+    child: type
     for child in cls.__subclasses__():
         yield child
         yield from _subclasses(child)
@@ -132,12 +135,13 @@ def _wrap_classes(hooks: Hooks) -> None:
 def _wrap_class(cls: type, hooks: Hooks) -> None:
     own = vars(cls)
     for name, rendered in _RENDERED.items():
-        template = own.get(rendered)
+        template: Any = own.get(rendered)
         if template is None or hasattr(template, "_pyg_accel"):
             continue
         bypass = f"_orig_{name}"
         # A class that was rendered while its parent was wrapped has our wrapper as its original.
-        original = getattr(own.get(bypass), "__wrapped__", own.get(bypass))
+        found: Any = own.get(bypass)
+        original = getattr(found, "__wrapped__", found)
         if template is original or own.get(name) is not template:
             continue  # written by the user: not ours to change
         wrapper = _wrapped(template, hooks.call)

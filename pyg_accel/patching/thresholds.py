@@ -1,7 +1,7 @@
 """From which size on acceleration pays: measured numbers in a data file, not guesses.
 
-``python -m benchmarks.thresholds`` measures them and writes ``thresholds.json``, with the machine it
-was run on. ``PYG_ACCEL_THRESHOLDS`` names another file; ``PYG_ACCEL_ALWAYS=1`` ignores them.
+``python -m benchmarks.thresholds`` measures them and writes ``thresholds.json``, with the machine
+it was run on. ``PYG_ACCEL_THRESHOLDS`` names another file; ``PYG_ACCEL_ALWAYS=1`` ignores them.
 """
 
 import json

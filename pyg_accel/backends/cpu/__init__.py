@@ -1,8 +1,8 @@
 """The CPU backend: the copy-reduce and binary-reduce of the DGL paper on x86, in C++.
 
-Pull model over CSR rows (paper, section 3.1), rows split among threads by entries and hubs split too,
-features in registers, blocks of columns and of sources sized from the last-level cache. Nothing
-depends on the number of threads: results are bit-equal for any of them.
+Pull model over CSR rows (paper, section 3.1), rows split among threads by entries and hubs split
+too, features in registers, blocks of columns and of sources sized from the last-level cache.
+Nothing depends on the number of threads: results are bit-equal for any of them.
 """
 
 from typing import Any

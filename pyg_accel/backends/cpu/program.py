@@ -1,4 +1,4 @@
-"""Message formulas as code for the register machine of the CPU library (csrc/cpu/program_kernel.h)."""
+"""Message formulas as code for the register machine in csrc/cpu/program_kernel.h."""
 
 import struct
 from dataclasses import dataclass
@@ -9,10 +9,29 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, opera
 __all__ = ["REDUCES", "SIDES", "Program", "compile_formula", "program_reasons"]
 
 # The numbers of csrc/cpu/kernels.h.
-OPS = (
-    "add sub mul div sel neg abs exp log sqrt relu leaky_relu sigmoid tanh softplus pow step sign "
-    "iszero nonzero const"
-).split()
+OPS = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "sel",
+    "neg",
+    "abs",
+    "exp",
+    "log",
+    "sqrt",
+    "relu",
+    "leaky_relu",
+    "sigmoid",
+    "tanh",
+    "softplus",
+    "pow",
+    "step",
+    "sign",
+    "iszero",
+    "nonzero",
+    "const",
+]
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 SIDES = ("u", "v", "e")
 MAX_OPERANDS = 12
@@ -22,7 +41,7 @@ MAX_REDUCES = 6
 
 @dataclass(frozen=True)
 class Program:
-    """Straight-line code: six integers an instruction, the register of the message, its last sum."""
+    """Straight-line code: six integers an instruction; the message's register; a last sum."""
 
     code: tuple[int, ...]
     result: int

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary
+from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
 from pyg_accel.graph import CSR
 
 __all__ = ["ReferenceBackend"]

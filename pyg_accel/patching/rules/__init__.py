@@ -1,0 +1,130 @@
+"""What torch functions do to lazy edge tensors.
+
+Three kinds of rules, tried in this order:
+
+* a function of one operand, row by row (an activation, a view, a linear layer on ``x_j``), is
+  applied to the nodes instead of the edges;
+* an elementwise function of several operands becomes part of the formula;
+* a reduction over the target nodes runs the formula.
+
+Anything else asks for the tensor itself: narrow ones are written out (E x heads at most), wide ones
+raise :class:`Unrecognised` and PyG's own path takes over.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.formula import operands_of
+from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, plain_shape
+from pyg_accel.patching.rules import concatenation, shapes  # noqa: F401 - they register rules
+from pyg_accel.patching.rules.common import RULES, Args, Declined, Kwargs, name_of
+from pyg_accel.patching.rules.elementwise import assign
+from pyg_accel.patching.rules.scatter import reduce_over_targets
+
+__all__ = ["apply", "intercept", "reduce_over_targets"]
+
+# Elements an edge up to which a tensor may be written out: attention scores of that many heads.
+NARROW = 16
+
+
+def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
+    name = name_of(func)
+    if name == "index_select" and len(args) + len(kwargs) == 3:
+        source, dim, index = (*args, *kwargs.values())
+        row = trace.row_of(index)
+        if row is not None and not isinstance(source, LazyTensor):
+            return trace.gather(source, dim, row)
+    elif name == "__getitem__":
+        source, index = args
+        if source is trace.edge_index and type(index) is int:
+            result = func(*args)
+            trace.follow(result, index % 2)
+            return result
+        row = trace.row_of(index)
+        if row is not None and not isinstance(source, LazyTensor):
+            return trace.gather(source, 0, row)
+    elif name == "unbind" and args[0] is trace.edge_index and len(args) + len(kwargs) == 1:
+        rows = func(*args, **kwargs)
+        for row, index in enumerate(rows):
+            trace.follow(index, row)
+        return rows
+    elif name in _VIEWS and args and (row := trace.row_of(args[0])) is not None:
+        if len(args) > 1 and isinstance(args[1], LazyTensor):  # index.expand_as(messages)
+            result = args[0].expand(plain_shape(args[1]))
+        else:
+            result = func(*args, **kwargs)
+        trace.follow(result, row)
+        return result
+    return func(*args, **kwargs)
+
+
+_VIEWS = {"view", "reshape", "expand", "expand_as", "unsqueeze", "contiguous"}
+
+
+def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Handle a torch function with at least one lazy tensor among its arguments."""
+    name = name_of(func)
+    if name == "__get__":
+        return _attribute(func, args)
+    if name in _METADATA:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    in_place = name.endswith("_") and not name.endswith("__") and name[:-1] in RULES
+    rule = RULES.get(name[:-1] if in_place else name)
+    if rule is not None:
+        try:
+            result = rule(func, args, kwargs)
+        except Declined:
+            return _write_out(func, args, kwargs)
+        if in_place and isinstance(args[0], LazyTensor):
+            result = assign(args[0], result)
+        return result
+    return _write_out(func, args, kwargs)
+
+
+_METADATA = {
+    "size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "element_size",
+    "get_device", "__len__", "ndimension", "is_signed", "is_inference", "__repr__", "__format__",
+    "__hash__", "is_conj", "is_neg",
+}  # fmt: skip
+_PLAIN_ATTRIBUTES = {
+    "shape", "dtype", "device", "layout", "ndim", "is_sparse", "is_sparse_csr", "is_cuda", "is_cpu",
+    "is_meta", "is_quantized", "is_nested", "is_mps", "is_xpu", "is_mkldnn", "itemsize", "names",
+    "is_leaf", "grad",
+}  # fmt: skip
+
+
+def _attribute(func: Callable[..., Any], args: Args) -> Any:
+    name = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
+    lazy: LazyTensor = args[0]
+    if name == "requires_grad":
+        trace = lazy.tracer
+        return any(trace.operands[o.index].requires_grad for o in operands_of(lazy.formula))
+    if name in _PLAIN_ATTRIBUTES:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args)
+    return getattr(_computed(lazy, f"Tensor.{name}"), name)
+
+
+def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    name = name_of(func)
+
+    def real(value: Any) -> Any:
+        if isinstance(value, LazyTensor):
+            return _computed(value, name)
+        if isinstance(value, (list, tuple)) and any(isinstance(v, LazyTensor) for v in value):
+            return type(value)(real(v) for v in value)
+        return value
+
+    return func(*(real(a) for a in args), **{k: real(v) for k, v in kwargs.items()})
+
+
+def _computed(lazy: LazyTensor, name: str) -> Tensor:
+    shape = plain_shape(lazy)
+    if shape.numel() > NARROW * max(shape[lazy.edge_dim], 1):
+        raise Unrecognised(f"'{name}' on messages of {list(shape)}")
+    return lazy.tracer.compute(lazy)

@@ -1,0 +1,105 @@
+"""What rules share: their registry, and moving work from edges to nodes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.formula import Formula, Operand, map_operands
+from pyg_accel.patching.lazy import LazyTensor, is_single_side
+
+__all__ = [
+    "RULES",
+    "Args",
+    "Declined",
+    "Kwargs",
+    "Rule",
+    "hoist",
+    "map_operands_of",
+    "name_of",
+    "need_formula",
+    "rule",
+    "with_formula",
+]
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Rule = Callable[[Callable[..., Any], Args, Kwargs], Any]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for the torch functions of these names, in whatever module."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """Return the name of a torch function, e.g. ``index_select``."""
+    return getattr(func, "__name__", str(func))
+
+
+class Declined(Exception):
+    """A rule does not cover these arguments."""
+
+
+def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs) -> Any:
+    """Apply a row-wise function to the operand of a lazy tensor instead of to the edges.
+
+    The operand has its rows where the lazy tensor has its edges (dimension 0), so the arguments
+    keep their meaning.
+    """
+    if not is_single_side(lazy) or lazy.edge_dim != 0:
+        raise Declined
+    trace = lazy.tracer
+    operand = lazy.formula
+    assert isinstance(operand, Operand)
+    with torch._C.DisableTorchFunctionSubclass():
+        result = func(trace.operands[operand.index], *args, **kwargs)
+
+    def wrap(value: Tensor) -> LazyTensor:
+        shape = [trace.num_edges, *value.shape[1:]]
+        repeated = trace.repeated[operand.index]
+        return trace.leaf(operand.side, value, shape, 0, repeated=repeated)
+
+    return type(result)(map(wrap, result)) if isinstance(result, (list, tuple)) else wrap(result)
+
+
+def with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:
+    """Return a lazy tensor of the same shape with another formula."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return LazyTensor(lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype)
+
+
+def need_formula(lazy: Any) -> LazyTensor:
+    """Return the argument if it is a lazy tensor of floating point features; decline if not."""
+    if not isinstance(lazy, LazyTensor) or lazy.parts is not None:
+        raise Declined
+    with torch._C.DisableTorchFunctionSubclass():
+        if not lazy.dtype.is_floating_point:
+            raise Declined
+    return lazy
+
+
+def map_operands_of(
+    lazy: LazyTensor, change: Callable[[Tensor], Tensor], shape: torch.Size
+) -> LazyTensor:
+    """Return a lazy tensor of the same formula over changed operands."""
+    trace = lazy.tracer
+
+    def replace(operand: Operand) -> Formula:
+        number = trace.add_operand(
+            change(trace.operands[operand.index]), repeated=trace.repeated[operand.index]
+        )
+        return Operand(operand.side, number)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        formula = map_operands(lazy.formula, replace)
+        return LazyTensor(trace, formula, shape, lazy.edge_dim, lazy.dtype)

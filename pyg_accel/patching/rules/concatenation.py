@@ -1,0 +1,109 @@
+"""Concatenations and what follows them: linear layers; stacks; sums over features."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.formula import Const, Operand, map_operands, operands_of
+from pyg_accel.patching.lazy import LazyTensor, is_single_side, plain_shape
+from pyg_accel.patching.rules.common import Args, Declined, Kwargs, hoist, need_formula, rule
+
+
+@rule("linear")
+def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    lazy, weight, bias = given["input"], given["weight"], given.get("bias")
+    if not isinstance(lazy, LazyTensor) or lazy.edge_dim != 0:
+        raise Declined
+    if lazy.parts is None:
+        return hoist(func, need_formula(lazy), (weight, bias), {})
+    # A linear layer of a concatenation is a sum of linear layers, each on its own nodes.
+    total: Any = None
+    start = 0
+    for part in lazy.parts:
+        stop = start + plain_shape(part)[-1]
+        columns = weight[:, start:stop]
+        start = stop
+        if isinstance(part, LazyTensor):
+            term: Any = hoist(func, part, (columns, bias), {})
+        else:
+            term = func(part, columns, bias)
+        bias = None
+        total = term if total is None else total + term
+    return total
+
+
+@rule("cat", "concat", "concatenate")
+def _concatenate(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    tensors = list(args[0])
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    lead = next(t for t in tensors if isinstance(t, LazyTensor))
+    rank = len(plain_shape(lead))
+    if dim % rank != rank - 1 or rank < 2 or lead.edge_dim != 0:
+        raise Declined
+    return concatenate(tensors)
+
+
+def concatenate(tensors: list[Any]) -> LazyTensor:
+    """Return a concatenation of features that waits for the linear layer to come."""
+    lead = next(t for t in tensors if isinstance(t, LazyTensor))
+    parts: list[Tensor] = []
+    for t in tensors:
+        parts += t.parts if isinstance(t, LazyTensor) and t.parts is not None else [t]
+    if any(plain_shape(t)[0] != lead.tracer.num_edges for t in parts):
+        raise Declined
+    if any(isinstance(t, LazyTensor) and not is_single_side(t) for t in parts):
+        raise Declined
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = [*lead.shape[:-1], sum(t.shape[-1] for t in parts)]
+        return LazyTensor(lead.tracer, Const(0.0), shape, 0, lead.dtype, tuple(parts))
+
+
+@rule("stack")
+def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Stack messages of one formula by stacking their operands."""
+    tensors = [need_formula(t) for t in args[0]]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    lead = tensors[0]
+    shape = plain_shape(lead)
+    if dim % (len(shape) + 1) == 0 or any(t.edge_dim != 0 for t in tensors):
+        raise Declined
+    trace = lead.tracer
+    lists = [list(operands_of(t.formula)) for t in tensors]
+    patterns = {str(map_operands(t.formula, lambda o: Operand(o.side, 0))) for t in tensors}
+    if len(patterns) > 1 or any(plain_shape(t) != shape for t in tensors):
+        raise Declined
+    numbers = []
+    for group in zip(*lists, strict=True):
+        operands = [trace.operands[o.index] for o in group]
+        if any(t.shape[1:] != shape[1:] for t in operands) or any(
+            trace.repeated[o.index] for o in group
+        ):
+            raise Declined
+        numbers.append(trace.add_operand(torch.stack(operands, dim)))
+    place = iter(numbers)
+    formula = map_operands(lead.formula, lambda o: Operand(o.side, next(place)))
+    full = [*shape]
+    full.insert(dim % (len(shape) + 1), len(tensors))
+    with torch._C.DisableTorchFunctionSubclass():
+        return LazyTensor(trace, formula, full, 0, lead.dtype)
+
+
+@rule("sum")
+def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """A sum over the last dimension: on the nodes, or a dot product along the edges."""
+    lazy = need_formula(args[0])
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+    rank = len(plain_shape(lazy))
+    last = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
+    if not isinstance(last, int) or last % rank != rank - 1 or rank < 2:
+        raise Declined
+    if lazy.edge_dim != 0 or set(kwargs) - {"dim", "keepdim"}:
+        raise Declined
+    if is_single_side(lazy):
+        return hoist(func, lazy, args[1:], kwargs)
+    out = lazy.tracer.dot(lazy)
+    return out.unsqueeze(-1) if keepdim else out

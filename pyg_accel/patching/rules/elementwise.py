@@ -1,0 +1,213 @@
+"""Elementwise functions: part of the formula, or done on the nodes."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
+from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, is_single_side, plain_shape
+from pyg_accel.patching.rules.common import (
+    RULES,
+    Args,
+    Declined,
+    Kwargs,
+    Rule,
+    hoist,
+    name_of,
+    need_formula,
+    with_formula,
+)
+
+
+def assign(target: LazyTensor, result: Any) -> LazyTensor:
+    """Give an in-place function's result to the tensor it was called on."""
+    if not isinstance(result, LazyTensor) or plain_shape(result) != plain_shape(target):
+        raise Unrecognised("an in-place change of an edge tensor")
+    target.formula, target.parts = result.formula, result.parts
+    return target
+
+
+def _unary(build: Callable[..., Formula]) -> Rule:
+    def apply_rule(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        lazy = need_formula(args[0])
+        in_place = name_of(func).endswith("_") or kwargs.get("inplace", False)
+        if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place:
+            return hoist(func, lazy, args[1:], kwargs)
+        kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
+        try:
+            return with_formula(lazy, build(lazy.formula, *args[1:], **kwargs))
+        except TypeError:
+            raise Declined from None
+
+    return apply_rule
+
+
+def _leaky_relu(x: Formula, negative_slope: float = 0.01) -> Formula:
+    return Unary("leaky_relu", x, float(negative_slope))
+
+
+def _elu(x: Formula, alpha: float = 1.0) -> Formula:
+    negative = Unary("neg", Unary("relu", Unary("neg", x)))
+    fall = Binary("sub", Unary("exp", negative), Const(1.0))
+    return Binary("add", Unary("relu", x), Binary("mul", Const(float(alpha)), fall))
+
+
+def _softplus(x: Formula, beta: float = 1.0, threshold: float = 20.0) -> Formula:
+    if beta != 1 or threshold != 20:
+        raise Declined
+    return Unary("softplus", x)
+
+
+def _pow(x: Formula, exponent: float) -> Formula:
+    if not isinstance(exponent, (int, float)):
+        raise Declined
+    return Binary("mul", x, x) if exponent == 2 else Unary("pow", x, float(exponent))
+
+
+def _clamp(x: Formula, min: float | None = None, max: float | None = None) -> Formula:
+    if not isinstance(min, (int, float)) or max is not None:
+        raise Declined
+    if min == 0:
+        return Unary("relu", x)
+    return Binary("add", Unary("relu", Binary("sub", x, Const(float(min)))), Const(float(min)))
+
+
+for _op in ("neg", "abs", "exp", "log", "sqrt", "sigmoid", "tanh"):
+    RULES[_op] = _unary(lambda x, op=_op: Unary(op, x))
+RULES["__neg__"], RULES["__abs__"] = RULES["neg"], RULES["abs"]
+RULES["relu"] = _unary(lambda x: Unary("relu", x))
+RULES["leaky_relu"] = _unary(_leaky_relu)
+RULES["elu"] = _unary(_elu)
+RULES["silu"] = _unary(lambda x: Binary("mul", x, Unary("sigmoid", x)))
+RULES["softplus"] = _unary(_softplus)
+RULES["square"] = _unary(lambda x: Binary("mul", x, x))
+RULES["reciprocal"] = _unary(lambda x: Binary("div", Const(1.0), x))
+RULES["rsqrt"] = _unary(lambda x: Binary("div", Const(1.0), Unary("sqrt", x)))
+RULES["pow"] = RULES["__pow__"] = _unary(_pow)
+RULES["clamp"] = RULES["clamp_min"] = _unary(_clamp)
+
+
+def _binary(op: str, *, swap: bool = False) -> Rule:
+    def apply_rule(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        if kwargs or len(args) != 2:
+            raise Declined
+        left, right = (args[1], args[0]) if swap else args
+        return _combine(op, left, right)
+
+    return apply_rule
+
+
+for _op, _names in {
+    "add": ("add", "__add__", "__iadd__"),
+    "sub": ("sub", "subtract", "__sub__", "__isub__"),
+    "mul": ("mul", "multiply", "__mul__", "__imul__"),
+    "div": ("div", "divide", "true_divide", "__truediv__", "__itruediv__"),
+}.items():
+    for _each in _names:
+        RULES[_each] = _binary(_op)
+for _op, _each in (("add", "__radd__"), ("sub", "__rsub__"), ("sub", "rsub"), ("mul", "__rmul__"),
+                   ("div", "__rdiv__"), ("div", "__rtruediv__")):  # fmt: skip
+    RULES[_each] = _binary(_op, swap=True)
+
+
+def _then_assign(inner: Rule) -> Rule:
+    return lambda func, args, kwargs: assign(args[0], inner(func, args, kwargs))
+
+
+for _each in ("__iadd__", "__isub__", "__imul__", "__itruediv__"):
+    RULES[_each] = _then_assign(RULES[_each])
+
+
+def _combine(op: str, left: Any, right: Any) -> LazyTensor:
+    """Add an operation to the formula, or do it on the nodes if only one side takes part."""
+    lead = need_formula(left if isinstance(left, LazyTensor) else right)
+    trace = lead.tracer
+    a, b = _as_lazy(trace, left, lead), _as_lazy(trace, right, lead)
+    shapes = [plain_shape(t) for t in (a, b) if isinstance(t, LazyTensor)]
+    try:
+        shape = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise Unrecognised("shapes that do not broadcast", sticky=False) from None
+    edge_dim = len(shape) - (len(plain_shape(lead)) - lead.edge_dim)
+    hoisted = _combine_on_nodes(op, a, b, shape, edge_dim)
+    if hoisted is not None:
+        return hoisted
+    formula = Binary(op, _formula(a), _formula(b))
+    with torch._C.DisableTorchFunctionSubclass():
+        dtypes = [t.dtype for t in (a, b) if isinstance(t, LazyTensor)]
+        zero_dim = [t.dim() == 0 for t in (left, right) if isinstance(t, Tensor)]
+        if len(dtypes) == 2 and any(zero_dim):  # a 0-dim tensor does not widen the result
+            dtypes = [lead.dtype]
+    dtype = dtypes[0] if len(dtypes) == 1 else torch.promote_types(*dtypes)
+    return LazyTensor(trace, formula, shape, edge_dim, dtype)
+
+
+def _formula(value: "LazyTensor | float") -> Formula:
+    return value.formula if isinstance(value, LazyTensor) else Const(float(value))
+
+
+def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float":
+    """Bring an argument into the form of a formula: a number, or a tensor of edges."""
+    if isinstance(value, LazyTensor):
+        lazy = need_formula(value)
+        if len(plain_shape(lazy)) - lazy.edge_dim != len(plain_shape(lead)) - lead.edge_dim:
+            raise Unrecognised("edge dimensions that do not meet", sticky=False)
+        return lazy
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise Declined
+    from_right = len(plain_shape(lead)) - lead.edge_dim
+    place = value.dim() - from_right
+    if place >= 0 and value.size(place) == trace.num_edges:  # one row an edge
+        return trace.leaf("e", value.movedim(place, 0), value.shape, place)
+    if place >= 0 and value.size(place) != 1:
+        raise Unrecognised("shapes that do not broadcast", sticky=False)
+    # The same for every edge: one row that all targets share.
+    value = value.reshape((1,) * max(0, -place) + tuple(value.shape))
+    place = max(0, place)
+    shape = [*value.shape]
+    shape[place] = trace.num_edges
+    return trace.leaf("v", value.movedim(place, 0), shape, place, repeated=True)
+
+
+_OPERATORS = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+}
+
+
+def _node_value(value: "LazyTensor | float") -> Any:
+    """The operand behind a lazy tensor of one side; a number is itself."""
+    if not isinstance(value, LazyTensor):
+        return value
+    assert isinstance(value.formula, Operand)
+    return value.tracer.operands[value.formula.index]
+
+
+def _combine_on_nodes(
+    op: str, a: "LazyTensor | float", b: "LazyTensor | float", shape: torch.Size, edge_dim: int
+) -> LazyTensor | None:
+    """Do an operation on nodes if one side alone takes part (with numbers, shared rows)."""
+    lazies = [t for t in (a, b) if isinstance(t, LazyTensor)]
+    if edge_dim != 0 or not all(is_single_side(t) and t.edge_dim == 0 for t in lazies):
+        return None
+    trace = lazies[0].tracer
+    operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]
+    own = {o.side for o in operands if not trace.repeated[o.index]}
+    if len(own) > 1 or (own == {"e"} and len(lazies) == 2):
+        return None
+    ranks = {trace.operands[o.index].dim() for o in operands}
+    if len(ranks) > 1:
+        return None
+    left, right = (_node_value(t) for t in (a, b))
+    with torch._C.DisableTorchFunctionSubclass():
+        result = _OPERATORS[op](left, right)
+    side = own.pop() if own else "v"
+    repeated = all(trace.repeated[o.index] for o in operands)
+    return trace.leaf(side, result, [trace.num_edges, *result.shape[1:]], 0, repeated=repeated)

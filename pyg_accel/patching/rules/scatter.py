@@ -1,0 +1,70 @@
+"""Reductions over the target nodes: where formulas are run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised, plain_shape
+from pyg_accel.patching.rules.common import Args, Declined, Kwargs, name_of, need_formula, rule
+
+__all__ = ["reduce_over_targets"]
+
+
+@rule("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like")
+def _new(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    lazy = args[0]
+    with torch._C.DisableTorchFunctionSubclass():
+        like = torch.empty((), dtype=lazy.dtype, device=lazy.device)
+        if name_of(func).endswith("_like"):
+            like = like.expand(lazy.shape)
+        return func(like, *args[1:], **kwargs)
+
+
+def reduce_over_targets(lazy: LazyTensor, reduces: list[str], num_rows: int | None) -> list[Tensor]:
+    """Reduce messages over their target nodes, several ways in one pass."""
+    return lazy.tracer.reduce(_need_message(lazy), reduces, num_rows)
+
+
+def _need_message(lazy: LazyTensor) -> LazyTensor:
+    try:
+        return need_formula(lazy)
+    except Declined:
+        raise Unrecognised("messages that are not floating-point features") from None
+
+
+def _scattered(args: Args, names: tuple[str, ...], kwargs: Kwargs) -> dict[str, Any]:
+    given = dict(zip(names, args, strict=False)) | kwargs
+    lazy = given.get("src")
+    out, dim = given["self"], given["dim"]
+    if not isinstance(lazy, LazyTensor) or isinstance(out, LazyTensor):
+        raise Declined
+    lazy = _need_message(lazy)
+    if lazy.tracer.row_of(given["index"]) != lazy.tracer.target:
+        raise Declined
+    if dim % out.dim() != lazy.edge_dim or out.dim() != len(plain_shape(lazy)):
+        raise Declined
+    return given
+
+
+@rule("scatter_add")
+def _scatter_add(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    given = _scattered(args, ("self", "dim", "index", "src"), kwargs)
+    lazy, out = given["src"], given["self"]
+    (total,) = reduce_over_targets(lazy, ["sum"], out.size(lazy.edge_dim))
+    return out.add_(total) if name_of(func).endswith("_") else out + total
+
+
+_SCATTER_REDUCES = {"sum": "sum", "mean": "mean", "prod": "prod", "amax": "max", "amin": "min"}
+
+
+@rule("scatter_reduce")
+def _scatter_reduce(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    given = _scattered(args, ("self", "dim", "index", "src", "reduce"), kwargs)
+    lazy, out, reduce = given["src"], given["self"], _SCATTER_REDUCES[given["reduce"]]
+    start = 1.0 if reduce == "prod" else 0.0  # what the kernels give to targets without edges
+    if given.get("include_self", True) != (reduce == "prod") or not bool((out == start).all()):
+        raise Declined
+    (result,) = reduce_over_targets(lazy, [reduce], out.size(lazy.edge_dim))
+    return out.copy_(result) if name_of(func).endswith("_") else result

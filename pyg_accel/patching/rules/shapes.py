@@ -1,0 +1,113 @@
+"""Views and pieces of lazy tensors: of their operands, in truth."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.patching.lazy import LazyTensor, plain_shape
+from pyg_accel.patching.rules.common import (
+    Args,
+    Declined,
+    Kwargs,
+    hoist,
+    map_operands_of,
+    name_of,
+    need_formula,
+    rule,
+    with_formula,
+)
+from pyg_accel.patching.rules.concatenation import concatenate
+
+
+@rule("clone", "contiguous", "alias")
+def _identity(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    return with_formula(need_formula(args[0]), args[0].formula)
+
+
+@rule("detach")
+def _detach(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    return map_operands_of(need_formula(args[0]), lambda t: t.detach(), plain_shape(args[0]))
+
+
+@rule("to", "type_as", "float", "double", "half", "bfloat16")
+def _convert(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    lazy = need_formula(args[0])
+    with torch._C.DisableTorchFunctionSubclass():
+        like = torch.empty((), dtype=lazy.dtype, device=lazy.device)
+        result = func(like, *args[1:], **kwargs)
+        if result.dtype != like.dtype or result.device != like.device:
+            return hoist(func, lazy, args[1:], kwargs)
+    return lazy
+
+
+@rule("dropout")
+def _dropout(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    lazy = need_formula(args[0])
+    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    training = args[2] if len(args) > 2 else kwargs.get("training", True)
+    if training and p > 0:
+        raise Declined
+    return lazy
+
+
+@rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as")
+def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    lazy = need_formula(args[0])
+    if lazy.edge_dim != 0:
+        raise Declined
+    with torch._C.DisableTorchFunctionSubclass():
+        old = tuple(lazy.shape)
+        args = tuple(a.shape if isinstance(a, Tensor) else a for a in args[1:])
+        name = {"view_as": "view", "reshape_as": "reshape"}.get(name_of(func), name_of(func))
+        new = getattr(torch.empty(old, device="meta"), name)(*args, **kwargs).shape
+        if len(new) == 0 or new[0] != old[0]:
+            raise Declined
+        return map_operands_of(lazy, lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new)
+
+
+def _reshape_rows(operand: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
+    """Reshape an operand [rows, ...] the way its message went from trailing shape old to new."""
+    own = (1,) * (len(old) - operand.dim() + 1) + tuple(operand.shape[1:])
+    rows = operand.size(0)
+    if own == old:
+        return operand.reshape(rows, *new)
+    if all(n == 1 for n in own):
+        return operand.reshape(rows, *(1,) * len(new))
+    # Broadcast in some dimensions: only dimensions of size 1 may come or go.
+    if [n for n in old if n != 1] != [n for n in new if n != 1]:
+        raise Declined
+    kept = iter(mine for mine, full in zip(own, old, strict=True) if full != 1)
+    return operand.reshape(rows, *(next(kept) if n != 1 else 1 for n in new))
+
+
+@rule("__getitem__", "narrow", "select", "chunk", "split", "tensor_split")
+def _pick(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    lazy = args[0]
+    if not isinstance(lazy, LazyTensor) or not _leaves_edges_alone(func, args, kwargs):
+        raise Declined
+    if lazy.parts is not None:
+        return concatenate([_pick_part(func, part, args[1:], kwargs) for part in lazy.parts])
+    return hoist(func, lazy, args[1:], kwargs)
+
+
+def _pick_part(func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        if args and isinstance(args[0], tuple) and len(args[0]) >= part.dim():
+            raise Declined  # it would reach into the concatenated dimension
+    if isinstance(part, LazyTensor):
+        result: Tensor = hoist(func, part, args, kwargs)
+        return result
+    picked: Tensor = func(part, *args, **kwargs)
+    return picked
+
+
+def _leaves_edges_alone(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> bool:
+    if name_of(func) == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        plain = all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in index)
+        return plain and (index[0] is Ellipsis or index[0] == slice(None))
+    place = 1 if name_of(func) in ("narrow", "select") else 2
+    dim = args[place] if len(args) > place else kwargs.get("dim")
+    return bool((dim or 0) % len(plain_shape(args[0])) != 0)

@@ -1,0 +1,67 @@
+"""The report: what ran, how often, how long, and why not."""
+
+import io
+
+import pytest
+import torch
+from torch_geometric.nn import FeaStConv, SAGEConv
+
+import pyg_accel
+
+pytestmark = pytest.mark.usefixtures("always")
+
+
+def calls() -> None:
+    x, edges = torch.randn(9, 20), torch.arange(30).view(2, 15) % 9
+    fast, slow = SAGEConv(20, 4), FeaStConv(20, 20, heads=2)
+    with pyg_accel.patched():
+        for _ in range(3):
+            fast(x, edges)
+        slow(x, edges)
+
+
+def test_calls_are_counted_by_layer_with_their_formula_or_reason():
+    calls()
+    rows = {row.layer: row for row in pyg_accel.report(io.StringIO()).rows}
+    assert rows.keys() == {"SAGEConv", "FeaStConv"}
+    fast, slow = rows["SAGEConv"], rows["FeaStConv"]
+    assert (fast.formula, fast.backend, fast.reason, fast.calls) == ("mean_j u0", "cpu", "", 3)
+    assert (slow.formula, slow.backend, slow.calls) == ("", "PyG", 1)
+    assert slow.reason.endswith("on messages of [24, 20]")
+    assert fast.seconds > 0
+    assert slow.seconds > 0
+
+
+def test_the_slowest_comes_first():
+    calls()
+    seconds = [row.seconds for row in pyg_accel.report(io.StringIO()).rows]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_the_report_prints_a_table_to_the_given_file_or_standard_output(capsys):
+    calls()
+    file = io.StringIO()
+    found = pyg_accel.report(file)
+    assert capsys.readouterr().out == ""
+    assert file.getvalue() == f"{found}\n"
+    pyg_accel.report()
+    assert capsys.readouterr().out == file.getvalue()
+    first, head, *_ = file.getvalue().splitlines()
+    assert first == "pyg_accel: 3 of 4 forward calls accelerated"
+    assert head.split()[:4] == ["layer", "formula", "or", "reason"]
+    assert "mean_j u0" in file.getvalue()
+    assert "on messages of [24, 20]" in file.getvalue()
+
+
+def test_an_empty_report_asks_whether_patch_is_on():
+    assert "is patch() on?" in str(pyg_accel.report(io.StringIO()))
+
+
+def test_a_report_is_a_snapshot_and_can_be_reset():
+    calls()
+    before = pyg_accel.report(io.StringIO())
+    calls()
+    assert sum(row.calls for row in before.rows) == 4
+    assert sum(row.calls for row in pyg_accel.report(io.StringIO()).rows) == 8
+    pyg_accel.reset_report()
+    assert pyg_accel.report(io.StringIO()).rows == []

@@ -1,0 +1,427 @@
+"""The rules of lazy edge tensors, one by one, through layers that a user might write."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as fn
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter, softmax
+
+import pyg_accel
+
+pytestmark = pytest.mark.usefixtures("always")
+
+N, E, F = 25, 160, 6
+LINEAR = torch.nn.Linear(F, 5).double()
+WIDE = torch.nn.Linear(3 * F, 5).double()
+NARROW = torch.nn.Linear(F, 1).double()
+SCALE = torch.randn(F, dtype=torch.float64)
+
+
+def features(*sizes: int) -> Tensor:
+    return torch.randn(sizes, dtype=torch.float64, requires_grad=True)
+
+
+class Layer(MessagePassing):
+    """A layer whose message is a function of x_i, x_j, e (features of edges) and w (a number)."""
+
+    def __init__(self, says: Callable[..., Tensor], aggr: Any = "sum") -> None:
+        super().__init__(aggr=aggr)
+        self.says = says
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, w: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e, w=w)
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor, w: Tensor) -> Tensor:
+        return self.says(x_i, x_j, e, w)
+
+
+@pytest.fixture
+def inputs() -> tuple[Tensor, ...]:
+    edge_index = torch.randint(0, N - 3, (2, E))
+    return features(N, F), edge_index, features(E, F), features(E, 1)
+
+
+def set_in_place(t: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
+    change(t)
+    return t
+
+
+# What a message says, and the formula (of a sum) that it becomes.
+FUSED = {
+    "copy": (lambda i, j, e, w: j, "u0"),
+    "target": (lambda i, j, e, w: i, "v0"),
+    "difference": (lambda i, j, e, w: j - i, "sub(u0,v1)"),
+    "number-times": (lambda i, j, e, w: 2 * j + i, "add(u0,v1)"),
+    "minus-from-number": (lambda i, j, e, w: 1 - j * i, "sub(1.0,mul(u0,v1))"),
+    "number-divided": (lambda i, j, e, w: 1 / (1 + (i * j).exp()), "div(1.0,add(exp(mul(v0,u1)),1.0))"),
+    "negated": (lambda i, j, e, w: -(i + j), "neg(add(v0,u1))"),
+    "absolute": (lambda i, j, e, w: (i - j).abs(), "abs(sub(v0,u1))"),
+    "squared": (lambda i, j, e, w: (i - j) ** 2, "mul(sub(v0,u1),sub(v0,u1))"),
+    "cubed": (lambda i, j, e, w: (i - j).pow(3), "pow(sub(v0,u1),3.0)"),
+    "root": (lambda i, j, e, w: ((i - j).abs() + 1).sqrt(), "sqrt(add(abs(sub(v0,u1)),1.0))"),
+    "rsqrt": (lambda i, j, e, w: ((i * j).square() + 1).rsqrt(),
+              "div(1.0,sqrt(add(mul(mul(v0,u1),mul(v0,u1)),1.0)))"),
+    "log": (lambda i, j, e, w: ((i - j).abs() + 1).log(), "log(add(abs(sub(v0,u1)),1.0))"),
+    "relu": (lambda i, j, e, w: (i + j).relu(), "relu(add(v0,u1))"),
+    "functional-relu": (lambda i, j, e, w: fn.relu(j + e), "relu(add(u0,e1))"),
+    "leaky-relu": (lambda i, j, e, w: fn.leaky_relu(i + j, 0.3), "leaky_relu(add(v0,u1),0.3)"),
+    "tanh": (lambda i, j, e, w: torch.tanh(i + j), "tanh(add(v0,u1))"),
+    "sigmoid": (lambda i, j, e, w: torch.sigmoid(i) * j, "mul(v0,u1)"),
+    "silu": (lambda i, j, e, w: fn.silu(i + j), "mul(add(v0,u1),sigmoid(add(v0,u1)))"),
+    "softplus": (lambda i, j, e, w: fn.softplus(i + j), "softplus(add(v0,u1))"),
+    "clamped": (lambda i, j, e, w: (i + j).clamp(min=0), "relu(add(v0,u1))"),
+    "clamped-at-number": (lambda i, j, e, w: (i + j).clamp(min=0.5),
+                          "add(relu(sub(add(v0,u1),0.5)),0.5)"),
+    "weighted": (lambda i, j, e, w: w * j, "mul(e0,u1)"),
+    "weighted-view": (lambda i, j, e, w: w.view(-1, 1) * j, "mul(e0,u1)"),
+    "shared-row": (lambda i, j, e, w: (i + j) * SCALE, "mul(add(v0,u1),v2)"),
+    "in-place-sum": (lambda i, j, e, w: set_in_place(i + j, lambda t: t.add_(e)),
+                     "add(add(v0,u1),e2)"),
+    "in-place-relu": (lambda i, j, e, w: fn.relu(i + j, inplace=True), "relu(add(v0,u1))"),
+    "clone": (lambda i, j, e, w: (i + j).clone().contiguous(), "add(v0,u1)"),
+    "to-the-same-dtype": (lambda i, j, e, w: (i + j).to(torch.float64), "add(v0,u1)"),
+    "dropout-in-eval": (lambda i, j, e, w: fn.dropout(i + j, 0.5, training=False), "add(v0,u1)"),
+    "view-there-and-back": (lambda i, j, e, w: (i + j).view(-1, 2, 3).relu().view(-1, F),
+                            "relu(add(v0,u1))"),
+    "hoisted-linear": (lambda i, j, e, w: LINEAR(j), "u0"),
+    "hoisted-linear-both": (lambda i, j, e, w: LINEAR(i) * LINEAR(j), "mul(v0,u1)"),
+    "hoisted-activation": (lambda i, j, e, w: j.relu() + i.tanh(), "add(u0,v1)"),
+    "cat-linear": (lambda i, j, e, w: WIDE(torch.cat([i, j, e], -1)), "add(add(v0,u1),e2)"),
+    "cat-linear-difference": (lambda i, j, e, w: WIDE(torch.cat([i, j, i], 1)).relu(),
+                              "relu(add(add(v0,u1),v2))"),
+    "cat-slices": (lambda i, j, e, w: torch.cat([i, j], -1)[:, :F] if False else i[:, :3] * j[:, 3:],
+                   "mul(v0,u1)"),
+    "chunks": (lambda i, j, e, w: (lambda a, b: a + b)(*j.chunk(2, -1)), "u0"),
+    "scalar-score": (lambda i, j, e, w: NARROW(j) * i, "mul(u0,v1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_message_becomes_the_formula_it_says(name, inputs, report_of):
+    with pyg_accel.patched():
+        Layer(FUSED[name][0])(*inputs)
+    assert [row.formula for row in report_of()] == [f"sum_j {FUSED[name][1]}"]
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max", ["mean", "std"]], ids=str)
+@pytest.mark.parametrize("name", FUSED)
+def test_a_message_that_fuses_equals_stock(name, aggr, inputs, same_as_stock):
+    same_as_stock(Layer(FUSED[name][0], aggr), *inputs)
+
+
+def two_steps(i: Tensor, j: Tensor, e: Tensor, w: Tensor) -> Tensor:
+    score = (i * j).sum(-1)
+    return j * score.unsqueeze(-1).sigmoid()
+
+
+# Messages that need some numbers written out (E x 1), or PyG's own path altogether.
+OTHER = {
+    "dot-gate": two_steps,
+    "dot-keepdim": lambda i, j, e, w: (i * j).sum(dim=-1, keepdim=True) * j,
+    "norm": lambda i, j, e, w: (i - j).norm(dim=-1, keepdim=True) * j,
+    "mean-of-features": lambda i, j, e, w: (i + j).mean(-1, keepdim=True) * j,
+    "softmax-of-features": lambda i, j, e, w: (i + j).softmax(-1),
+    "where": lambda i, j, e, w: torch.where(i > j, i, j),
+    "maximum": lambda i, j, e, w: torch.maximum(i, j),
+    "compare": lambda i, j, e, w: (i > j).double() * e,
+    "sine": lambda i, j, e, w: (i + j).sin(),
+    "gelu": lambda i, j, e, w: fn.gelu(i + j),
+    "elu": lambda i, j, e, w: fn.elu(i + j),
+    "elu-alpha": lambda i, j, e, w: fn.elu(i * j, alpha=0.3),
+    "clamp-both": lambda i, j, e, w: (i + j).clamp(-0.5, 0.5),
+    "clamp-max": lambda i, j, e, w: (i + j).clamp(max=0.5),
+    "layer-norm": lambda i, j, e, w: fn.layer_norm(i + j, (F,)),
+    "linear-of-sum": lambda i, j, e, w: LINEAR(i + j),
+    "matmul": lambda i, j, e, w: (i + j) @ LINEAR.weight.t(),
+    "matmul-of-one": lambda i, j, e, w: j @ LINEAR.weight.t(),
+    "einsum": lambda i, j, e, w: torch.einsum("ef,eg->efg", i, j).flatten(1),
+    "outer": lambda i, j, e, w: (i.unsqueeze(2) * j.unsqueeze(1)).flatten(1),
+    "transposed": lambda i, j, e, w: (i + j).t().contiguous().t(),
+    "pick-edges": lambda i, j, e, w: (i + j)[torch.arange(E)],
+    "flip-edges": lambda i, j, e, w: (i + j).flip(0),
+    "cumulated": lambda i, j, e, w: (i + j).cumsum(0),
+    "stacked": lambda i, j, e, w: torch.stack([i + j, i * j], 1).flatten(1),
+    "stacked-alike": lambda i, j, e, w: torch.stack([i + j, j + i], 1).flatten(1),
+    "stacked-same-formula": lambda i, j, e, w: torch.stack([i + j, (2 * i) + j], 1).flatten(1),
+    "cat-left-alone": lambda i, j, e, w: torch.cat([i, j, e], -1),
+    "cat-of-formulas": lambda i, j, e, w: torch.cat([i + j, i * j], -1),
+    "cat-then-activation": lambda i, j, e, w: torch.cat([i, j], -1).relu(),
+    "cat-along-edges": lambda i, j, e, w: torch.cat([i, j], 0)[:E],
+    "cat-narrow-linear": lambda i, j, e, w: fn.linear(torch.cat([i, j], -1), WIDE.weight[:1, : 2 * F]) * j,
+    "sum-over-everything": lambda i, j, e, w: j * (i * j).sum(),
+    "sum-over-edges": lambda i, j, e, w: j * (i * j).sum(0),
+    "maximum-over-everything": lambda i, j, e, w: j - j.max(),
+    "in-place-view": lambda i, j, e, w: set_in_place(i + j, lambda t: t[:, 0].zero_()),
+    "in-place-column": lambda i, j, e, w: set_in_place(i + j, lambda t: t.__setitem__((slice(None), 0), 1.0)),
+    "detached": lambda i, j, e, w: (i - j).detach() * e,
+    "detached-target": lambda i, j, e, w: i.detach() * j,
+    "converted": lambda i, j, e, w: (i + j).float().double(),
+    "item": lambda i, j, e, w: j * float((i * j)[0, 0].item()),
+    "shape-arithmetic": lambda i, j, e, w: j * i.size(0) / i.shape[1] + len(i),
+    "new-tensor": lambda i, j, e, w: j + torch.ones_like(i) + i.new_zeros(F),
+    "power-of-tensor": lambda i, j, e, w: (i * j).abs().pow(w.sigmoid()),
+    "number-to-the-power": lambda i, j, e, w: 2 ** (i * j),
+    "floor": lambda i, j, e, w: (i * j).floor() * j,
+    "features-of-edges-only": lambda i, j, e, w: e,
+    "integer-tensor": lambda i, j, e, w: j * torch.arange(F),
+    "bool-mask": lambda i, j, e, w: j.masked_fill(torch.arange(E).view(-1, 1) % 2 == 0, 0.0),
+    "lerp": lambda i, j, e, w: torch.lerp(i, j, 0.3),
+    "addcmul": lambda i, j, e, w: torch.addcmul(e, i, j),
+    "out-of-place-alpha": lambda i, j, e, w: torch.add(i, j, alpha=2),
+    "rounded-division": lambda i, j, e, w: torch.div(i, 1 + j.abs(), rounding_mode="floor"),
+    "repeat": lambda i, j, e, w: (i + j).repeat(1, 2),
+    "expand": lambda i, j, e, w: ((i * j).sum(-1, keepdim=True)).expand(-1, 3),
+    "unbind": lambda i, j, e, w: (i + j).unbind(1)[2].view(-1, 1),
+    "permuted-heads": lambda i, j, e, w: (i + j).view(-1, 2, 3).transpose(1, 2).reshape(-1, F),
+    "reduced-heads": lambda i, j, e, w: (i + j).view(-1, 2, 3).mean(1),
+    "summed-heads": lambda i, j, e, w: (i * j).view(-1, 2, 3).sum(-1),
+    "logsumexp": lambda i, j, e, w: torch.logsumexp(i + j, -1, keepdim=True),
+    "normalised": lambda i, j, e, w: fn.normalize(i, dim=-1) * fn.normalize(j, dim=-1),
+    "cosine": lambda i, j, e, w: fn.cosine_similarity(i, j).unsqueeze(-1) * j,
+    "edge-times-target-number": lambda i, j, e, w: w * i[:, :1] * j,
+    "broadcast-up": lambda i, j, e, w: j[:, :1] * e,
+    "nothing-of-nodes": lambda i, j, e, w: e * w,
+    "constant": lambda i, j, e, w: torch.ones(E, 2, dtype=torch.float64),
+    "numpy-style-names": lambda i, j, e, w: torch.multiply(torch.subtract(i, j), e),
+    "scalar-tensor": lambda i, j, e, w: (i + j) * torch.tensor(2.0),
+    "parameter-row": lambda i, j, e, w: (i * j) + SCALE.view(1, -1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+@pytest.mark.parametrize("name", OTHER)
+def test_any_other_message_equals_stock(name, aggr, inputs, same_as_stock):
+    same_as_stock(Layer(OTHER[name], aggr), *inputs)
+
+
+def test_a_wide_message_of_an_unknown_function_declines_with_its_name(report_of):
+    x, edges = features(N, 40), torch.randint(0, N, (2, E))
+    layer = Layer(lambda i, j, e, w: (i + j).sin())
+    expected = layer(x, edges, x, x)
+    with pyg_accel.patched():
+        torch.testing.assert_close(layer(x, edges, x, x), expected)
+        torch.testing.assert_close(layer(x, edges, x, x), expected)
+    (row,) = report_of()
+    assert (row.formula, row.reason, row.calls) == ("", f"'sin' on messages of [{E}, 40]", 2)
+
+
+def test_a_narrow_message_of_an_unknown_function_is_written_out(report_of):
+    x, edges = features(N, 3), torch.randint(0, N, (2, E))
+    with pyg_accel.patched():
+        Layer(lambda i, j, e, w: (i + j).sin())(x, edges, x, x)
+    (row,) = report_of()
+    assert row.formula.startswith("add(v0,u1)")
+
+
+def test_a_declined_message_runs_once_a_call_from_then_on():
+    runs = []
+    layer = Layer(lambda i, j, e, w: (runs.append(type(j)), (i + j).sin())[1])
+    x, edges = features(N, 40), torch.randint(0, N, (2, E))
+    with pyg_accel.patched():
+        layer(x, edges, x, x)
+        assert len(runs) == 2  # tried, then PyG's own
+        layer(x, edges, x, x)
+        assert len(runs) == 3
+    assert runs[1:] == [Tensor, Tensor]
+
+
+@pytest.mark.parametrize("width", [4, 40], ids=["narrow", "wide"])
+def test_dropout_in_training_draws_the_numbers_of_stock(width):
+    x, edges = torch.randn(N, width), torch.randint(0, N, (2, E))
+    layer = Layer(lambda i, j, e, w: fn.dropout(i + j, 0.4, training=True)).train()
+
+    def twice() -> list[Tensor]:
+        torch.manual_seed(11)
+        return [layer(x, edges, x, x), layer(x, edges, x, x), torch.rand(3)]
+
+    expected = twice()
+    with pyg_accel.patched():
+        torch.testing.assert_close(twice(), expected)
+
+
+def test_random_numbers_drawn_in_eval_mode_are_those_of_stock():
+    """Noise in a message that then declines must not be drawn twice."""
+    x, edges = torch.randn(N, 40), torch.randint(0, N, (2, E))
+    layer = Layer(lambda i, j, e, w: ((i + j) * torch.rand(E, 40)).sin()).eval()
+
+    def once() -> list[Tensor]:
+        torch.manual_seed(11)
+        return [layer(x, edges, x, x), torch.rand(3)]
+
+    expected = once()
+    with pyg_accel.patched():
+        torch.testing.assert_close(once(), expected)
+
+
+def test_what_a_layer_puts_aside_is_an_ordinary_tensor(inputs):
+    class Keeps(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor, e: Tensor, w: Tensor) -> Tensor:
+            self.kept, self.nested = x_i + x_j, [x_i * x_j]
+            return self.kept
+
+    layer = Keeps(None)
+    layer(*inputs)
+    expected = layer.kept, layer.nested[0]
+    with pyg_accel.patched():
+        layer(*inputs)
+    assert type(layer.kept) is Tensor
+    torch.testing.assert_close(layer.kept, expected[0])
+    assert type(layer.nested[0]) is Tensor
+    torch.testing.assert_close(layer.nested[0], expected[1])
+
+
+def test_an_update_that_returns_messages_gets_ordinary_tensors(inputs, same_as_stock):
+    class Returns(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor, e: Tensor, w: Tensor) -> Tensor:
+            self.last = x_i - x_j
+            return self.last
+
+        def update(self, out: Tensor) -> Any:
+            return out, self.last.relu(), {"extra": [self.last]}
+
+    same_as_stock(Returns(None), *inputs)
+    with pyg_accel.patched():
+        out = Returns(None)(*inputs)
+    assert [type(t) for t in (out[0], out[1], out[2]["extra"][0])] == [Tensor] * 3
+
+
+def test_an_aggregate_written_by_hand_fuses_and_equals_stock(inputs, same_as_stock, report_of):
+    class Scatters(Layer):
+        def aggregate(self, inputs: Tensor, index: Tensor, dim_size: Any = None) -> Tensor:
+            total = scatter(inputs, index, 0, dim_size, "sum")
+            return total + scatter(inputs, index, 0, dim_size, "max") + torch.zeros(
+                dim_size, F, dtype=inputs.dtype
+            ).index_add(0, index, inputs)
+
+    same_as_stock(Scatters(lambda i, j, e, w: (i + j).relu()), *inputs)
+    assert any("sum_j relu(add(v0,u1))" in row.formula for row in report_of())
+
+
+def test_a_scatter_into_something_that_is_not_empty_equals_stock(inputs, same_as_stock):
+    class Continues(Layer):
+        def aggregate(self, inputs: Tensor, index: Tensor, dim_size: Any = None) -> Tensor:
+            start = torch.full((dim_size, F), 0.5, dtype=inputs.dtype)
+            where = index.view(-1, 1).expand_as(inputs)
+            return (
+                start.scatter_add(0, where, inputs)
+                + start.scatter_reduce(0, where, inputs, "amax", include_self=True)
+                + start.scatter_reduce(0, where, inputs, "mean", include_self=False)
+                + start.clone().scatter_add_(0, where, inputs)
+            )
+
+    same_as_stock(Continues(lambda i, j, e, w: (i + j).relu()), *inputs)
+
+
+def test_a_scatter_over_sources_equals_stock(inputs, same_as_stock):
+    class Backwards(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, w: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor, edge_index_j: Tensor) -> Tensor:
+            total = scatter(x_i * x_j, edge_index_j, 0, N, "sum")
+            return total[edge_index_j] + x_i
+
+    same_as_stock(Backwards(), *inputs)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 40])
+def test_attention_written_by_hand_equals_stock(heads, inputs, same_as_stock):
+    class Attends(MessagePassing):
+        def __init__(self) -> None:
+            super().__init__(aggr="add", node_dim=0)
+            self.lin = torch.nn.Linear(F, heads).double()
+
+        def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, w: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, ptr: Any, size_i: Any) -> Tensor:
+            alpha = softmax(fn.leaky_relu(self.lin(x_i) + self.lin(x_j)), index, ptr, size_i)
+            return alpha.unsqueeze(-1) * x_j.unsqueeze(1)
+
+    same_as_stock(Attends(), *inputs)
+
+
+def test_gathers_by_hand_of_rows_of_the_edge_index_equal_stock(inputs, same_as_stock):
+    class Gathers(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, w: Tensor) -> Tensor:
+            self.norm = x.abs().sum(1) + 1
+            return self.propagate(edge_index, x=x, both=edge_index)
+
+        def message(self, x_j: Tensor, edge_index_i: Tensor, edge_index_j: Tensor) -> Tensor:
+            return x_j / (self.norm[edge_index_i] * self.norm[edge_index_j]).sqrt().view(-1, 1)
+
+    same_as_stock(Gathers(), *inputs)
+
+
+def test_integer_and_bool_node_data_equal_stock(inputs, same_as_stock):
+    class Mixed(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, w: Tensor) -> Tensor:
+            kind = torch.arange(N).view(-1, 1)
+            return self.propagate(edge_index, x=x, kind=kind, flag=kind > 9)
+
+        def message(self, x_j: Tensor, kind_i: Tensor, kind_j: Tensor, flag_j: Tensor) -> Tensor:
+            return x_j * kind_i + (kind_j == kind_i) * x_j + flag_j * x_j
+
+    same_as_stock(Mixed(), *inputs)
+
+
+def test_integer_messages_equal_stock():
+    class Counts(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+    x, edges = torch.arange(N).view(-1, 1), torch.randint(0, N, (2, E))
+    for aggr in ("sum", "max", "mean"):
+        expected = Counts(aggr=aggr)(x, edges)
+        with pyg_accel.patched():
+            assert torch.equal(Counts(aggr=aggr)(x, edges), expected)
+
+
+def test_mixed_precision_messages_have_the_dtype_of_stock(report_of):
+    x, edges = torch.randn(N, F), torch.randint(0, N, (2, E))
+    for e in (torch.randn(E, F).double(), torch.randn(E, F).bfloat16()):
+        for says in (lambda i, j, e, w: j * e, lambda i, j, e, w: (i + j) * e + e):
+            expected = Layer(says)(x, edges, e, x)
+            with pyg_accel.patched():
+                found = Layer(says)(x, edges, e, x)
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_edge_update_equals_stock(inputs, same_as_stock):
+    class Updates(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, w: Tensor) -> Any:
+            alpha = self.edge_updater(edge_index, x=x, e=e)
+            return self.propagate(edge_index, x=x, alpha=alpha), alpha
+
+        def edge_update(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+            return (x_i * x_j + e).tanh()
+
+        def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+            return x_j * alpha
+
+    same_as_stock(Updates(), *inputs)
+
+
+def test_layers_inside_a_message_equal_stock(inputs, same_as_stock):
+    class Inner(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+    class Outer(MessagePassing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner(aggr="max")
+
+        def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, w: Tensor) -> Tensor:
+            self.x, self.edges = x, edge_index
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
+            return self.inner(self.x, self.edges)[index] * x_j + x_i
+
+    same_as_stock(Outer(), *inputs)

@@ -1,0 +1,182 @@
+"""Results of functions of an edge_index are remembered for as long as it lives, and no longer."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCN, GCNConv, SGConv
+
+import pyg_accel
+from pyg_accel.patching import accelerate
+from pyg_accel.patching.lazy import GRAPHS
+from pyg_accel.patching.memo import Memo
+from pyg_accel.settings import settings
+
+
+class Counter:
+    """A function that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, t: Tensor, *more: object, **named: object) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        return t + 1, t * 2
+
+
+@pytest.fixture
+def counted() -> Counter:
+    return Counter()
+
+
+def test_the_same_arguments_give_the_very_same_tensors(counted):
+    memo, t = Memo(), torch.arange(4)
+    first, second = memo(counted, t, 3, fill=1.0), memo(counted, t, 3, fill=1.0)
+    assert counted.calls == 1
+    assert first[0] is second[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda memo, f, t: memo(f, t.clone(), 3),
+        lambda memo, f, t: memo(f, t, 4),
+        lambda memo, f, t: memo(f, t, n=3),
+        lambda memo, f, t: memo(f, t, 3, t.clone()),
+        lambda memo, f, t: (t.add_(1), memo(f, t, 3)),
+    ],
+    ids=["another-tensor", "another-number", "a-keyword", "one-more", "changed-in-place"],
+)
+def test_anything_else_is_computed_anew(change, counted):
+    memo, t = Memo(), torch.arange(4)
+    memo(counted, t, 3)
+    change(memo, counted, t)
+    assert counted.calls == 2
+
+
+def test_one_and_true_and_one_point_zero_are_not_the_same_argument():
+    memo, t = Memo(), torch.arange(4)
+    outs = [memo(lambda t, n: t * n, t, n) for n in (1, 1.0, True)]
+    assert outs[0].dtype == torch.int64
+
+    def times(t: Tensor, n: float) -> Tensor:
+        return t * n
+
+    assert [memo(times, t, n).dtype for n in (1, 1.0)] == [torch.int64, torch.float32]
+
+
+def test_a_result_that_was_changed_in_place_is_computed_anew(counted):
+    memo, t = Memo(), torch.arange(4)
+    memo(counted, t)[1].zero_()
+    assert memo(counted, t)[1].tolist() == [0, 2, 4, 6]
+    assert counted.calls == 2
+
+
+def test_a_dead_argument_takes_its_entry_along(counted):
+    memo, t = Memo(), torch.arange(4)
+    result = weakref.ref(memo(counted, t)[0])
+    assert len(memo) == 1
+    del t
+    gc.collect()
+    assert len(memo) == 0
+    assert result() is None
+
+
+def test_a_result_that_is_an_argument_is_not_kept():
+    memo, t = Memo(), torch.arange(4)
+    memo(lambda t: t, t)
+    memo(lambda t: (t, t + 1), t)
+    memo(lambda t: t.view(2, 2), t)
+    alive = weakref.ref(t)
+    del t
+    gc.collect()
+    assert alive() is None
+    assert len(memo) == 0
+
+
+def test_no_more_results_are_kept_than_the_setting_allows(counted):
+    settings.graph_cache = 3
+    memo, ts = Memo(), [torch.arange(4) for _ in range(5)]
+    for t in ts:
+        memo(counted, t)
+    assert len(memo) == 3
+    memo(counted, ts[4])
+    assert counted.calls == 5
+    memo(counted, ts[0])
+    assert counted.calls == 6
+
+
+def test_arguments_with_gradients_or_without_versions_are_never_remembered(counted):
+    memo = Memo()
+    for t in (torch.ones(3, requires_grad=True), torch.inference_mode()(torch.ones)(3)):
+        memo(counted, t)
+        memo(counted, t)
+    assert counted.calls == 4
+    assert len(memo) == 0
+
+
+def test_arguments_that_cannot_be_hashed_are_passed_on(counted):
+    memo, t = Memo(), torch.arange(4)
+    memo(counted, t, [1, 2])
+    memo(counted, t, [1, 2])
+    assert counted.calls == 2
+
+
+def test_gcn_normalises_and_sorts_a_graph_once(always, monkeypatch):
+    built = []
+    right = pyg_accel.Graph._from_coo
+    monkeypatch.setattr(
+        pyg_accel.Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1]
+    )
+    model, x, edges = GCN(4, 8, 3), torch.randn(9, 4), torch.randint(0, 9, (2, 30))
+    with pyg_accel.patched():
+        for _ in range(4):
+            model(x, edges)
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize("layer", [lambda: GCNConv(4, 3), lambda: SGConv(4, 3, 2)], ids=["gcn", "sg"])
+def test_a_graph_changed_in_place_is_seen(layer, always):
+    conv, x, edges = layer(), torch.randn(9, 4), torch.randint(0, 9, (2, 30))
+    weight = torch.rand(30)
+    with pyg_accel.patched():
+        conv(x, edges, weight)
+        edges.copy_(edges.flip(0))
+        turned = conv(x, edges, weight)
+        weight.mul_(torch.arange(30))
+        weighted = conv(x, edges, weight)
+    torch.testing.assert_close(weighted, conv(x, edges, weight))
+    weight.div_(torch.arange(30)).nan_to_num_()
+    assert not torch.allclose(turned, weighted)
+
+
+def test_training_edge_weights_through_the_normalisation_equals_stock(always, same_as_stock):
+    x, edges = torch.randn(9, 4).double(), torch.randint(0, 9, (2, 30))
+    weight = torch.rand(30).double().requires_grad_()
+    same_as_stock(GCNConv(4, 3).double(), x, edges, weight)
+
+
+def test_neither_memo_nor_graphs_keep_sampled_batches_alive(always):
+    model = GCN(4, 8, 2)
+    alive = []
+    with pyg_accel.patched():
+        for _ in range(5):
+            edges = torch.randint(0, 9, (2, 30))
+            model(torch.randn(9, 4), edges).sum().backward()
+            alive.append(weakref.ref(edges))
+        del edges
+        gc.collect()
+        assert [ref() for ref in alive] == [None] * 5
+        assert len(GRAPHS) == 0
+        assert len(accelerate._memo) == 0
+
+
+def test_unpatch_forgets_everything(always):
+    model, x, edges = GCN(4, 8, 2), torch.randn(9, 4), torch.randint(0, 9, (2, 30))
+    with pyg_accel.patched():
+        model(x, edges)
+        assert len(GRAPHS) > 0
+    assert len(GRAPHS) == 0
+    assert len(accelerate._memo) == 0
