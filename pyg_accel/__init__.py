@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
-    from pyg_accel.settings import settings
 
 __version__ = "0.1.0"
 
@@ -28,7 +27,6 @@ _HOME = {
     "register_backend": "pyg_accel.backends",
     "report": "pyg_accel.patching",
     "reset_report": "pyg_accel.patching",
-    "settings": "pyg_accel.settings",
     "unpatch": "pyg_accel.patching",
     "use_backend": "pyg_accel.backends",
 }
@@ -43,7 +41,6 @@ __all__ = [
     "register_backend",
     "report",
     "reset_report",
-    "settings",
     "unpatch",
     "use_backend",
 ]

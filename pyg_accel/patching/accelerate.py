@@ -1,6 +1,5 @@
 """One call of ``propagate`` under ``patch()``: try the lazy way, else PyG's own, and say which."""
 
-import inspect
 import time
 import weakref
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pyg_accel.errors import VerificationError
 from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.memo import Memo
-from pyg_accel.patching.seam import hook_reasons, propagate_width
+from pyg_accel.patching.seam import hook_reasons
 from pyg_accel.patching.sparse import SparseTrace, is_sparse_matrix
 from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.settings import settings
@@ -62,7 +61,7 @@ def call(
     given = dict(kwargs)
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     known = _declined.get(self, {})
-    reasons = _reasons(original, self, edge_index, args, kwargs)
+    reasons = _reasons(self, edge_index)
     if not reasons and key in known:
         reasons = [known[key]]
     if not reasons:
@@ -131,13 +130,7 @@ def softmax(
         return ops.edge_softmax(graph, scores, edge_order=True)
 
 
-def _reasons(
-    original: Callable[..., Any],
-    module: MessagePassing,
-    edge_index: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> list[str]:
+def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     """Why this call is PyG's, before looking at the message."""
     reasons = hook_reasons(module)
     sparse = is_sparse_matrix(edge_index)
@@ -157,11 +150,7 @@ def _reasons(
     if unavailable:
         return [*reasons, *unavailable]
     if not reasons and not sparse and not settings.always:
-        arguments = kwargs
-        if args:
-            names = list(inspect.signature(original).parameters)[2:]
-            arguments = dict(zip(names, args, strict=False)) | kwargs
-        reasons += _size_reasons(edge_index, propagate_width(module, arguments))
+        reasons += _size_reasons(edge_index)
     return reasons
 
 
@@ -185,18 +174,10 @@ def _plain(edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     return (edge_index.as_tensor(), *args)
 
 
-def _size_reasons(edge_index: Tensor, width: int) -> list[str]:
-    """Small calls stay with PyG, and so do new graphs that are not worth sorting."""
-    work = edge_index.size(1) * width
-    limits = thresholds()
-    seen, _ = GRAPHS.find(edge_index, ("seen",))
-    if not seen:
-        GRAPHS.keep(edge_index, ("seen",), None)
-    if work < limits.cached_work:
-        return [f"small: edges x features below {limits.cached_work}"]
-    if not seen and work < limits.one_shot_work:
-        return [f"new graph: edges x features below {limits.one_shot_work} at first sight"]
-    return []
+def _size_reasons(edge_index: Tensor) -> list[str]:
+    """Small graphs stay with PyG, whose calls cost less before the first edge."""
+    fewest = thresholds().min_edges
+    return [f"small: fewer than {fewest} edges"] if edge_index.size(1) < fewest else []
 
 
 def _finish(module: MessagePassing, out: Any) -> Any:

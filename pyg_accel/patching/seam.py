@@ -24,7 +24,7 @@ from typing import Any
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
-__all__ = ["Hooks", "hook_reasons", "install", "installed", "propagate_width", "uninstall"]
+__all__ = ["Hooks", "hook_reasons", "install", "installed", "uninstall"]
 
 _MISSING = object()
 _RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
@@ -141,8 +141,8 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
         bypass = f"_orig_{name}"
         # A class that was rendered while its parent was wrapped has our wrapper as its original.
         found: Any = own.get(bypass)
-        original = getattr(found, "__wrapped__", found)
-        if template is original or own.get(name) is not template:
+        original: Any = getattr(found, "__wrapped__", found)
+        if original is None or template is original or own.get(name) is not template:
             continue  # written by the user: not ours to change
         wrapper = _wrapped(template, hooks.call)
         _replace(cls, name, wrapper)
@@ -183,15 +183,3 @@ def hook_reasons(module: MessagePassing) -> list[str]:
     if module.decomposed_layers > 1:
         reasons.append("decomposed_layers > 1")
     return reasons
-
-
-def propagate_width(module: MessagePassing, arguments: dict[str, Any]) -> int:
-    """Return the features of a node or edge in the widest argument of ``propagate``."""
-    widest = 1
-    for value in arguments.values():
-        for tensor in value if isinstance(value, (tuple, list)) else (value,):
-            rank = getattr(tensor, "dim", lambda: 0)()
-            if rank > 1 and -rank <= module.node_dim < rank:
-                rows = tensor.size(module.node_dim)
-                widest = max(widest, tensor.numel() // max(rows, 1))
-    return widest

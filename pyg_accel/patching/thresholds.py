@@ -1,7 +1,7 @@
-"""From which size on acceleration pays: measured numbers in a data file, not guesses.
+"""From which size on acceleration pays: a measured number in a data file, not a guess.
 
-``python -m benchmarks.thresholds`` measures them and writes ``thresholds.json``, with the machine
-it was run on. ``PYG_ACCEL_THRESHOLDS`` names another file; ``PYG_ACCEL_ALWAYS=1`` ignores them.
+``python -m benchmarks.thresholds`` measures it and writes ``thresholds.json``, with the machine it was
+run on. ``PYG_ACCEL_THRESHOLDS`` names another file; ``PYG_ACCEL_ALWAYS=1`` ignores it.
 """
 
 import json
@@ -16,15 +16,14 @@ __all__ = ["Thresholds", "thresholds"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Sizes as edges x features of the widest operand.
+    """When PyG's own path is kept.
 
     Attributes:
-        cached_work: below it PyG's own path is as fast, even if the graph is there already.
-        one_shot_work: below it a graph that was never seen before is not worth building.
+        min_edges: with fewer edges some layer was faster in PyG. Edges alone decide: on small graphs a
+            call's fixed cost does, and building the graph at first sight is a small part of it.
     """
 
-    cached_work: int
-    one_shot_work: int
+    min_edges: int
 
 
 def thresholds() -> Thresholds:
@@ -39,10 +38,9 @@ def thresholds() -> Thresholds:
 @lru_cache(maxsize=4)
 def _read(path: str) -> Thresholds:
     try:
-        data = json.loads(Path(path).read_text())
-        found = Thresholds(data["cached_work"], data["one_shot_work"])
-        if not all(type(value) is int and value >= 0 for value in vars(found).values()):
-            raise TypeError("sizes must be integers of at least 0")
+        found = json.loads(Path(path).read_text())["min_edges"]
+        if type(found) is not int or found < 0:
+            raise TypeError(f"'min_edges' must be an integer of at least 0 (got {found!r})")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"expected thresholds in '{path}': {error}") from error
-    return found
+        raise ValueError(f"expected thresholds in '{path}': {error!r}") from error
+    return Thresholds(found)

@@ -1,0 +1,323 @@
+"""The operator behind all others: shapes, gradients of gradients, modes of torch, bad input."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_accel import BackendNotSupported, Graph, ops, use_backend
+from pyg_accel.formula import parse
+from pyg_accel.testing import GraphCase, truth
+
+EDGES = torch.tensor([[0, 1, 2, 2, 0, 3, 3, 3], [1, 0, 1, 1, 3, 3, 0, 0]])
+CASE = GraphCase("small", EDGES, 4, 5)
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return Graph.from_edge_index(EDGES, (4, 5))
+
+
+def operand(*sizes: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(sizes, dtype=dtype, requires_grad=True)
+
+
+FORMULAS = {
+    "copy": ("u0", ((4, 3),)),
+    "weighted": ("mul(u0,e1)", ((4, 3), (8, 1))),
+    "gine": ("relu(add(u0,e1))", ((4, 3), (8, 3))),
+    "gated": ("mul(sigmoid(add(v0,u1)),u2)", ((5, 3), (4, 3), (4, 3))),
+    "quotient": ("div(u0,add(exp(v1),1.5))", ((4, 3), (5, 3))),
+    "powers": ("pow(softplus(mul(u0,v1)),1.5)", ((4, 3), (5, 1))),
+    "tanh-log": ("log(add(abs(tanh(sub(u0,v1))),0.5))", ((4, 3), (5, 3))),
+}
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod", "sqsum", "none"])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_gradcheck(graph, name, reduce):
+    text, shapes = FORMULAS[name]
+    operands = [operand(*shape) for shape in shapes]
+
+    def run(*given: Tensor) -> Tensor:
+        return ops.gspmm(graph, text, given, reduce=reduce, edge_order=True)
+
+    assert torch.autograd.gradcheck(run, operands)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "none", "sqsum"])
+@pytest.mark.parametrize("name", [*FORMULAS, "dot"])
+def test_gradgradcheck(graph, name, reduce):
+    text, shapes = (FORMULAS | {"dot": ("sum(mul(u0,v1))", ((4, 3), (5, 3)))})[name]
+    operands = [operand(*shape) for shape in shapes]
+
+    def run(*given: Tensor) -> Tensor:
+        return ops.gspmm(graph, text, given, reduce=reduce, edge_order=True)
+
+    assert torch.autograd.gradgradcheck(run, operands)
+
+
+def test_gradgradcheck_of_several_reductions(graph):
+    operands = [operand(4, 3), operand(8, 1)]
+
+    def run(*given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(ops.gspmm(graph, "mul(u0,e1)", given, reduce=["sum", "max", "mean"]))
+
+    assert torch.autograd.gradgradcheck(run, operands)
+
+
+def test_gradgradcheck_of_products(graph):
+    assert torch.autograd.gradgradcheck(
+        lambda x, e: ops.gspmm(graph, "mul(u0,e1)", [x, e], reduce="prod"),
+        [operand(4, 2), operand(8, 1)],
+    )
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2], ids=["no-zero", "one-zero", "two-zeros"])
+def test_the_gradient_of_a_product_with_zeros_equals_autograd(zeros):
+    graph, case = Graph.from_edge_index(torch.tensor([[0, 1, 2], [0, 0, 0]])), None
+    x = torch.tensor([[2.0], [3.0], [5.0]], dtype=torch.float64)
+    x[:zeros] = 0
+    x.requires_grad_()
+    (found,) = torch.autograd.grad(ops.spmm(graph, x, reduce="prod").sum(), x)
+    (right,) = torch.autograd.grad(x.prod(), x)
+    assert case is None
+    torch.testing.assert_close(found, right)
+
+
+SHAPES = {
+    "features": ((4, 3), (8, 3)),
+    "one-number-an-edge": ((4, 3), (8, 1)),
+    "vector-an-edge-is-a-feature": ((4, 3), (8,)),
+    "heads": ((4, 2, 3), (8, 2, 1)),
+    "heads-share-weights": ((4, 2, 3), (8, 1, 3)),
+    "features-given-to-heads": ((4, 2, 3), (8, 3)),
+    "edges-wider-than-nodes": ((4, 1), (8, 3)),
+    "three-levels": ((4, 2, 3, 5), (8, 2, 1, 5)),
+    "middle-broadcast": ((4, 2, 1, 5), (8, 1, 3, 1)),
+    "no-features": ((4,), (8,)),
+    "zero-width": ((4, 0), (8, 1)),
+    "zero-heads": ((4, 0, 3), (8, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_trailing_dimensions_broadcast_from_the_right(graph, shape):
+    x, e = (operand(*sizes) for sizes in SHAPES[shape])
+    if e.dim() == 1 and x.dim() > 1:
+        with pytest.raises((ValueError, RuntimeError)):
+            torch.broadcast_shapes(x.shape, e.shape)
+        e = e.detach().unsqueeze(1).requires_grad_()
+    trailing = torch.broadcast_shapes(x.shape[1:], e.shape[1:])
+    rank = len(trailing)
+
+    def full(t: Tensor) -> Tensor:
+        own = t.shape[1:]
+        return t.reshape(t.size(0), *(1,) * (rank - len(own)), *own).expand(-1, *trailing)
+
+    message = full(x)[EDGES[0]] * full(e)
+    expected = torch.zeros(5, *trailing, dtype=torch.float64).index_add(0, EDGES[1], message)
+    found = ops.gspmm(graph, "mul(u0,e1)", [x, e], edge_order=True)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected)
+    ours = torch.autograd.grad(found.sin().sum(), [x, e])
+    torch.testing.assert_close(ours, torch.autograd.grad(expected.sin().sum(), [x, e]))
+
+
+def test_edge_order_and_csr_order_differ_by_the_permutation(graph):
+    e = operand(8, 2)
+    by_edge = ops.gspmm(graph, "e0", [e], reduce="none", edge_order=True)
+    assert torch.equal(by_edge, e)
+    stored = e[graph.perm.long()]
+    torch.testing.assert_close(
+        ops.gspmm(graph, "e0", [e], edge_order=True), ops.gspmm(graph, "e0", [stored])
+    )
+    x = operand(4, 2)
+    torch.testing.assert_close(
+        ops.gspmm(graph, "u0", [x], reduce="none"), x[EDGES[0]][graph.perm.long()]
+    )
+
+
+def test_a_formula_may_be_text_or_data(graph):
+    x = operand(4, 2)
+    text, data = (ops.gspmm(graph, f, [x]) for f in ("relu(u0)", parse("relu(u0)")))
+    assert torch.equal(text, data)
+
+
+def test_features_of_several_dtypes_are_promoted(graph):
+    x, e = operand(4, 2, dtype=torch.float32), operand(8, 2, dtype=torch.float64)
+    found = ops.gspmm(graph, "mul(u0,e1)", [x, e], edge_order=True)
+    assert found.dtype == torch.float64
+    grads = torch.autograd.grad(found.sum(), [x, e])
+    assert [g.dtype for g in grads] == [torch.float32, torch.float64]
+
+
+def test_one_tensor_may_be_source_and_target_at_once():
+    graph = Graph.from_edge_index(EDGES % 4)
+    x, y = operand(4, 2), None
+    case = GraphCase("square", EDGES % 4, 4, 4)
+    found = ops.gspmm(graph, "mul(u0,v1)", [x, x])
+    y = truth(case, "mul(u0,v1)", [x.unsqueeze(1), x.unsqueeze(1)], "sum").squeeze(1)
+    torch.testing.assert_close(found, y)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sin().sum(), x), torch.autograd.grad(y.sin().sum(), x)
+    )
+
+
+def test_only_gradients_that_are_wanted_are_computed(graph):
+    x, e = operand(4, 2), operand(8, 2).detach()
+    out = ops.gspmm(graph, "mul(u0,e1)", [x, e])
+    assert out.requires_grad
+    out.sum().backward()
+    assert x.grad is not None
+    assert e.grad is None
+    assert not ops.gspmm(graph, "mul(u0,e1)", [x.detach(), e]).requires_grad
+
+
+def test_the_transpose_is_built_only_for_gradients_of_sources(graph):
+    ops.gspmm(graph, "mul(u0,e1)", [operand(4, 2).detach(), operand(8, 2)]).sum().backward()
+    ops.gspmm(graph, "v0", [operand(5, 2)]).sum().backward()
+    with torch.no_grad():
+        ops.gspmm(graph, "u0", [operand(4, 2)])
+    assert graph._transposed is None
+    ops.gspmm(graph, "u0", [operand(4, 2)]).sum().backward()
+    assert graph._transposed is not None
+
+
+def test_a_plain_sum_keeps_no_features_for_its_backward(graph):
+    x = operand(4, 2)
+    kept: list[tuple[int, ...]] = []
+
+    def pack(t: Tensor) -> Tensor:
+        if t.is_floating_point():
+            kept.append(tuple(t.shape))
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        ops.spmm(graph, x)
+    assert kept == []
+
+
+# -- modes of torch ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no-grad", "inference"])
+def test_without_gradients_the_results_are_the_same(graph, mode):
+    x, e = operand(4, 2), operand(8, 2)
+    expected = ops.gspmm(graph, "mul(u0,e1)", [x, e], reduce=["sum", "max"])
+    with mode():
+        found = ops.gspmm(graph, "mul(u0,e1)", [x, e], reduce=["sum", "max"])
+    assert not any(t.requires_grad for t in found)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.slow
+def test_a_function_of_a_graph_compiles_without_a_break(graph):
+    def run(x: Tensor, e: Tensor, scores: Tensor) -> Tensor:
+        alpha = ops.edge_softmax(graph, scores)
+        total, most = ops.gspmm(graph, "relu(add(u0,e1))", [x, e], reduce=["sum", "max"])
+        dots = ops.sddmm(graph, total[:5], x, "dot")
+        return (ops.spmm(graph, x, alpha) + total * most).sin().sum() + dots.sum()
+
+    inputs = [operand(4, 3), operand(8, 3), operand(8)]
+    expected = torch.autograd.grad(run(*inputs), inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), run(*inputs))
+    torch.testing.assert_close(torch.autograd.grad(compiled(*inputs), inputs), expected)
+    torch._dynamo.reset()
+
+
+def test_deterministic_algorithms_are_accepted(graph):
+    x = operand(4, 3)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for name in ("cpu", "reference"):
+            with use_backend(name):
+                torch.autograd.grad(ops.spmm(graph, x, reduce="max").sum(), x)
+                torch.autograd.grad(ops.spmm(graph, x).sum(), x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_forward_mode_differentiation_is_right_or_refused_never_dropped(graph):
+    import torch.autograd.forward_ad as forward_ad
+
+    x, tangent = torch.randn(4, 3), torch.randn(4, 3)
+    expected = ops.spmm(graph, tangent)  # the operator is linear
+    with forward_ad.dual_level():
+        try:
+            found = forward_ad.unpack_dual(ops.spmm(graph, forward_ad.make_dual(x, tangent))).tangent
+        except (NotImplementedError, RuntimeError):
+            return
+        assert found is not None, "the tangent was dropped: derivatives would silently be 0"
+        torch.testing.assert_close(found, expected)
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+BAD = {
+    "formula": (lambda g, x: ops.gspmm(g, "mul(u0", [x]), "expected a message formula"),
+    "unknown-function": (lambda g, x: ops.gspmm(g, "cosh(u0)", [x]), "unknown function 'cosh'"),
+    "reduction": (lambda g, x: ops.gspmm(g, "u0", [x], reduce="median"), "expected reductions of sum"),
+    "no-reduction": (lambda g, x: ops.gspmm(g, "u0", [x], reduce=[]), "expected reductions of sum"),
+    "missing-operand": (lambda g, x: ops.gspmm(g, "mul(u0,e1)", [x]), "to use operands 0 to 0"),
+    "unused-operand": (lambda g, x: ops.gspmm(g, "u0", [x, x]), "to use operands 0 to 1"),
+    "rows": (lambda g, x: ops.gspmm(g, "u0", [x[:3]]), r"operand u0 to have 4 rows \(got shape \[3, 2\]"),
+    "rows-of-targets": (lambda g, x: ops.gspmm(g, "v0", [x]), "operand v0 to have 5 rows"),
+    "rows-of-edges": (lambda g, x: ops.gspmm(g, "e0", [x]), "operand e0 to have 8 rows"),
+    "no-dimension": (lambda g, x: ops.gspmm(g, "u0", [x.sum()]), "operand u0 to have 4 rows"),
+    "not-a-tensor": (lambda g, x: ops.gspmm(g, "u0", [[1, 2]]), "operand u0 to be a tensor .got list"),
+    "integers": (lambda g, x: ops.gspmm(g, "u0", [x.long()]), "floating-point features"),
+    "device": (lambda g, x: ops.gspmm(g, "u0", [x.to("meta")]), "operand u0 on cpu .got meta"),
+    "broadcast": (lambda g, x: ops.gspmm(g, "mul(u0,v1)", [x, torch.ones(5, 3)]), "do not broadcast"),
+    "spmm-x": (lambda g, x: ops.spmm(g, x[:, 0]), "expected 'x' to be a tensor"),
+    "spmm-weight": (lambda g, x: ops.spmm(g, x, torch.ones(7)), "expected 'weight' to be a tensor with 8"),
+    "spmm-wide-weight": (lambda g, x: ops.spmm(g, x[:, :1], torch.ones(8, 2)), "no more features than 'x'"),
+    "sddmm-op": (lambda g, x: ops.sddmm(g, x, x, "pow"), "expected 'op' of dot, add, sub, mul, div"),
+    "softmax-shape": (lambda g, x: ops.edge_softmax(g, torch.ones(8, 2, 2)), r"'scores' .*\[E\] or \[E, H\]"),
+    "softmax-rows": (lambda g, x: ops.edge_softmax(g, torch.ones(7)), "'scores' .* 8 rows"),
+    "softmax-integers": (lambda g, x: ops.edge_softmax(g, torch.ones(8).long()), "'scores' to be floating"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_a_value_error_that_names_the_argument(graph, case):
+    call, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        call(graph, torch.randn(4, 2))
+
+
+def test_integer_features_beside_floating_ones_are_refused_by_name():
+    """In a process of its own: kernels that trust such an operand read beyond its end."""
+    code = """
+import torch
+from pyg_accel import Graph, ops
+graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]))
+try:
+    ops.gspmm(graph, "mul(u0,e1)", [torch.randn(2, 2), torch.ones(2, 2).long()])
+except ValueError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "operand e1" in ran.stdout
+
+
+def test_a_call_that_no_backend_can_run_names_every_reason(graph):
+    with use_backend("cpu"), pytest.raises(BackendNotSupported, match="sum over the width inside"):
+        ops.gspmm(graph, "mul(sum(mul(u0,v1)),u0)", [torch.randn(4, 2), torch.randn(5, 2)])
+
+
+def test_a_sum_inside_a_message_runs_on_the_reference(graph):
+    x, y = operand(4, 2), operand(5, 2)
+    found = ops.gspmm(graph, "mul(sum(mul(u0,v1)),u0)", [x, y])
+    message = (x[EDGES[0]] * y[EDGES[1]]).sum(-1, keepdim=True) * x[EDGES[0]]
+    expected = torch.zeros(5, 2, dtype=torch.float64).index_add(0, EDGES[1], message)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sin().sum(), [x, y]),
+        torch.autograd.grad(expected.sin().sum(), [x, y]),
+    )

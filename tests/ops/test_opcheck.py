@@ -1,0 +1,71 @@
+"""Every operator of the package keeps torch's contract: schema, fake tensors, autograd, compile."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from pyg_accel import Graph
+
+EDGES = torch.tensor([[0, 1, 2, 2, 0, 3, 3, 3], [1, 0, 1, 1, 3, 3, 0, 0]])
+
+
+def arrays(edge_order: bool) -> tuple[Any, ...]:
+    graph = Graph.from_edge_index(EDGES, (4, 5))
+    return (
+        *graph.csr(edge_order=edge_order)[:3],
+        *graph.transposed(edge_order=edge_order)[:3],
+        graph.num_cols,
+        True,
+    )
+
+
+def operand(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes, requires_grad=True)
+
+
+def gspmm(text: str, reduces: list[str], *shapes: tuple[int, ...], want_arg: bool = False) -> Any:
+    return lambda: (*arrays(True), [operand(*s) for s in shapes], text, reduces, want_arg)
+
+
+CALLS = {
+    "gspmm": {
+        "copy": gspmm("u0", ["sum"], (4, 1, 3)),
+        "copy-max": gspmm("u0", ["max"], (4, 1, 3), want_arg=True),
+        "weighted": gspmm("mul(u0,e1)", ["mean"], (4, 2, 3), (8, 2, 1)),
+        "several": gspmm("relu(add(u0,e1))", ["sum", "max", "min"], (4, 1, 3), (8, 1, 3), want_arg=True),
+        "product": gspmm("u0", ["prod"], (4, 1, 3)),
+        "messages": gspmm("mul(u0,v1)", ["none"], (4, 1, 3), (5, 1, 3)),
+        "dot": gspmm("sum(mul(u0,v1))", ["none"], (4, 2, 3), (5, 2, 3)),
+        "csr-order": lambda: (*arrays(False), [operand(8, 1, 2)], "e0", ["sum"], False),
+    },
+    "scatter_arg": {
+        "some": lambda: (operand(5, 3), torch.randint(-1, 4, (5, 3), dtype=torch.int32), 4),
+        "no-rows": lambda: (operand(0, 3), torch.empty(0, 3, dtype=torch.int64), 4),
+    },
+    "gather_arg": {"some": lambda: (operand(4, 3), torch.randint(-1, 4, (5, 3)))},
+    "edge_softmax": {
+        "one-head": lambda: (*arrays(True)[:3], 4, operand(8, 1)),
+        "heads": lambda: (*arrays(False)[:3], 4, operand(8, 3)),
+    },
+    "edge_softmax_backward": {
+        "heads": lambda: (*arrays(True)[:3], 4, operand(8, 3), operand(8, 3)),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "call"), [(name, call) for name, calls in CALLS.items() for call in calls]
+)
+def test_the_operator_passes_opcheck(name, call):
+    torch.library.opcheck(getattr(torch.ops.pyg_accel, name).default, CALLS[name][call]())
+
+
+def test_every_operator_of_the_package_is_checked_here():
+    names = {
+        schema.name.removeprefix("pyg_accel::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("pyg_accel::")
+    }
+    assert names == set(CALLS)
