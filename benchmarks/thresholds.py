@@ -2,9 +2,9 @@
 
 python -m benchmarks.thresholds
 
-Layers of every family run forward and backward, stock and accelerated, in turns, over a grid of edges
-and features; once with the same graph again and again, once with a new edge_index each time. The
-threshold is the number of edges from which on no layer of the grid was slower. All points go to
+Layers of every family run forward and backward, stock and accelerated, in turns, over a grid of
+edges and features; once with the same graph again and again, once with a new edge_index each time.
+The threshold is the number of edges from which on no layer of the grid was slower. All points go to
 results/thresholds.csv.
 """
 
@@ -55,8 +55,8 @@ def step(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, fresh: bool) -> 
 def in_patch(run: Callable[[], None]) -> Callable[[], None]:
     """The same under patch(), whatever its size.
 
-    patch() is on for the whole measurement, so the stock runs pass through its wrappers too: what is
-    compared is the choice that the threshold makes.
+    patch() is on for the whole measurement, so the stock runs pass through its wrappers too: what
+    is compared is the choice that the threshold makes.
     """
 
     def patched() -> None:

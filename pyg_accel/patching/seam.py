@@ -135,13 +135,13 @@ def _wrap_classes(hooks: Hooks) -> None:
 def _wrap_class(cls: type, hooks: Hooks) -> None:
     own = vars(cls)
     for name, rendered in _RENDERED.items():
-        template: Any = own.get(rendered)
+        template: Callable[..., Any] | None = own.get(rendered)
         if template is None or hasattr(template, "_pyg_accel"):
             continue
         bypass = f"_orig_{name}"
         # A class that was rendered while its parent was wrapped has our wrapper as its original.
         found: Any = own.get(bypass)
-        original: Any = getattr(found, "__wrapped__", found)
+        original: Callable[..., Any] | None = getattr(found, "__wrapped__", found)
         if original is None or template is original or own.get(name) is not template:
             continue  # written by the user: not ours to change
         wrapper = _wrapped(template, hooks.call)

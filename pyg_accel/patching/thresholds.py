@@ -1,7 +1,7 @@
 """From which size on acceleration pays: a measured number in a data file, not a guess.
 
-``python -m benchmarks.thresholds`` measures it and writes ``thresholds.json``, with the machine it was
-run on. ``PYG_ACCEL_THRESHOLDS`` names another file; ``PYG_ACCEL_ALWAYS=1`` ignores it.
+``python -m benchmarks.thresholds`` measures it and writes ``thresholds.json``, with the machine it
+was run on. ``PYG_ACCEL_THRESHOLDS`` names another file; ``PYG_ACCEL_ALWAYS=1`` ignores it.
 """
 
 import json
@@ -19,8 +19,8 @@ class Thresholds:
     """When PyG's own path is kept.
 
     Attributes:
-        min_edges: with fewer edges some layer was faster in PyG. Edges alone decide: on small graphs a
-            call's fixed cost does, and building the graph at first sight is a small part of it.
+        min_edges: with fewer edges some layer was faster in PyG. Features play no part: what small
+            graphs lose is the fixed cost of a call, and building the graph is little beside it.
     """
 
     min_edges: int
