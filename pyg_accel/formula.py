@@ -231,40 +231,52 @@ def _mul(a: Formula, b: Formula) -> Formula:
     return a if b == Const(1.0) else Binary("mul", a, b)
 
 
-def gradient(formula: Formula, index: int, seed: Formula) -> Formula | None:
+def gradient(
+    formula: Formula, index: int, seed: Formula, shapes: dict[int, Shape] | None = None
+) -> Formula | None:
     """Return the message gradient with respect to operand ``index``, given that of the message.
 
     The seed is a formula as well: usually the operand that holds the gradient of the reduction.
     None means that the operand does not matter.
+
+    Args:
+        formula: the message.
+        index: of the operand.
+        seed: gradient of the message.
+        shapes: (heads, width) of all operands, those of the seed too. Only sums over the width ask
+            for them; without, a gradient that may be of one column already is summed once more.
     """
+
+    def part(child: Formula, child_seed: Formula) -> Formula | None:
+        return gradient(child, index, child_seed, shapes)
+
     match formula:
         case Operand(index=found):
             return seed if found == index else None
         case Const():
             return None
         case Sum(arg=arg):
-            return gradient(arg, index, seed)
+            # The sum was repeated over the columns that the seed has.
+            one = shapes is not None and shape_of(seed, shapes)[1] == 1
+            return part(arg, seed if one else Sum(seed))
+        case Unary(op="step" | "sign" | "iszero"):
+            return None  # constant almost everywhere
         case Unary():
-            return gradient(formula.arg, index, _mul_derivative(formula, seed))
+            return part(formula.arg, _mul_derivative(formula, seed))
         case Binary(op="add", left=left, right=right):
-            parts = [gradient(left, index, seed), gradient(right, index, seed)]
+            parts = [part(left, seed), part(right, seed)]
         case Binary(op="sub", left=left, right=right):
-            parts = [gradient(left, index, seed), gradient(right, index, Unary("neg", seed))]
+            parts = [part(left, seed), part(right, Unary("neg", seed))]
         case Binary(op="mul", left=left, right=right):
-            parts = [
-                gradient(left, index, _mul(seed, right)),
-                gradient(right, index, _mul(seed, left)),
-            ]
+            parts = [part(left, _mul(seed, right)), part(right, _mul(seed, left))]
         case Binary(op="div", left=left, right=right):
-            parts = [
-                gradient(left, index, Binary("div", seed, right)),
-                gradient(right, index, Unary("neg", Binary("div", _mul(seed, formula), right))),
-            ]
+            quotient = Unary("neg", Binary("div", _mul(seed, formula), right))
+            parts = [part(left, Binary("div", seed, right)), part(right, quotient)]
         case Binary(op="sel", left=left, right=right):
-            parts = [gradient(left, index, Binary("sel", seed, right))]
+            parts = [part(left, Binary("sel", seed, right))]
     total: Formula | None = None
-    for part in parts:
-        total = total if part is None else _add(part, total)
+    for each in parts:
+        total = total if each is None else _add(each, total)
     return total
 
 
@@ -297,6 +309,5 @@ def _mul_derivative(formula: Unary, seed: Formula) -> Formula:
         case "pow":
             power = Unary("pow", x, formula.value - 1.0)
             return _mul(seed, _mul(Const(formula.value), power))
-        case "nonzero":  # x, but 1 where x is 0
-            return _mul(seed, Binary("sub", one, Unary("iszero", x)))
-    return _mul(seed, Const(0.0))  # step, sign, iszero are constant almost everywhere
+    # nonzero: x, but 1 where x is 0
+    return _mul(seed, Binary("sub", one, Unary("iszero", x)))

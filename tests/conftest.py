@@ -1,4 +1,4 @@
-"""What every test shares: seeds, a clean house before and after, and the runs that tests compare."""
+"""What every test shares: seeds, a clean house before and after, runs that tests compare."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def clean_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start from defaults; whatever a test switched on is off again after it, and that is checked."""
+    """Start from defaults; whatever a test switched on is off after it, and that is checked."""
     for name in list(os.environ):
         if name.startswith("PYG_ACCEL_") and name != DATA:
             monkeypatch.delenv(name)
@@ -127,8 +127,8 @@ def stock_and_patched() -> Callable[..., tuple[dict[str, Tensor], dict[str, Tens
 def same_as_stock(stock_and_patched: Callable[..., Any]) -> Callable[..., None]:
     """Assert that a layer gives the same outputs and gradients under ``patch()``.
 
-    ``rtol`` is relative to the largest element: results are sums whose order of additions differs, so
-    that small elements carry the rounding of large terms.
+    ``rtol`` is relative to the largest element: results are sums whose order of additions differs,
+    so that small elements carry the rounding of large terms.
     """
 
     def check(layer: torch.nn.Module, *args: Any, rtol: float | None = None, **kwargs: Any) -> None:

@@ -41,6 +41,13 @@ ProgramArgs program_of(const std::vector<Tensor>& operands,
     args.instructions[i] = Instruction{static_cast<Op>(field[0]),  static_cast<int>(field[1]),
                                        static_cast<int>(field[2]), std::bit_cast<double>(field[3]),
                                        field[4] != 0 && width > 1, field[5] != 0};
+    // Arguments of functions without one are 0; only the second of `select` may be an index.
+    const Op op = args.instructions[i].op;
+    const bool binary = op <= Op::kSelect;
+    auto is_index = [&](int64_t r) { return r < args.num_operands && args.operands[r].index; };
+    STD_TORCH_CHECK((op == Op::kConst || !is_index(field[1])) &&
+                        (!binary || is_index(field[2]) == (op == Op::kSelect)),
+                    "an operand of indices may only stand second in 'sel'");
     for (const int64_t input : {field[1], field[2]})
       STD_TORCH_CHECK(input >= 0 && input < args.num_operands + std::max(i, 1),
                       "a message formula may only use what it has computed");

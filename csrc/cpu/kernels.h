@@ -24,8 +24,8 @@ enum class Reduce : int {
 // Rows with more entries than kHubDegree are cut into pieces of kPieceEntries. Both are fixed, so
 // the order of the additions, and with it every bit of the result, is the same for any thread
 // count.
-inline constexpr int64_t kHubDegree = 16384;
-inline constexpr int64_t kPieceEntries = 8192;
+inline constexpr int64_t kHubDegree = 4096;
+inline constexpr int64_t kPieceEntries = 2048;
 // Column chunks of one row that are worked on before the next row.
 inline constexpr int kMaxSteps = 16;
 

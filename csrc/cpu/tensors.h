@@ -92,9 +92,9 @@ inline void check_features(const Tensor& t, const char* name, DType dtype) {
   STD_TORCH_CHECK(t.is_cpu() && t.dim() == 3, "expected '", name,
                   "' to be a CPU tensor [rows, H, F]");
   STD_TORCH_CHECK(dtype_of(t) == dtype, "expected '", name, "' to share the dtype of the others");
-  STD_TORCH_CHECK(
-      (t.size(2) == 1 || t.stride(2) == 1) && (t.size(1) == 1 || t.stride(1) == t.size(2)),
-      "expected '", name, "' to be contiguous within a row");
+  STD_TORCH_CHECK(t.numel() == 0 || ((t.size(2) == 1 || t.stride(2) == 1) &&
+                                     (t.size(1) == 1 || t.stride(1) == t.size(2))),
+                  "expected '", name, "' to be contiguous within a row");
 }
 
 // Asks for large pages under fresh memory. A large result is a fresh mapping every time, and the

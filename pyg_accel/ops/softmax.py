@@ -7,14 +7,14 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.ops.gspmm import _library
+from pyg_accel.ops.library import library
 
 __all__ = ["edge_softmax"]
 
-_library.define(
+library.define(
     "edge_softmax(Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols, Tensor scores) -> Tensor"
 )
-_library.define(
+library.define(
     "edge_softmax_backward(Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols, Tensor out, "
     "Tensor grad) -> Tensor"
 )
@@ -97,23 +97,23 @@ def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
     return None, None, None, None, grad_out, grad_grad
 
 
-_library.impl("edge_softmax", _forward, "CompositeExplicitAutograd")
-_library.impl("edge_softmax_backward", _backward, "CompositeExplicitAutograd")
+library.impl("edge_softmax", _forward, "CompositeExplicitAutograd")
+library.impl("edge_softmax_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake(
     "pyg_accel::edge_softmax", lambda rowptr, col, eid, n, scores: torch.empty_like(scores),
-    lib=_library,
+    lib=library,
 )  # fmt: skip
 torch.library.register_fake(
     "pyg_accel::edge_softmax_backward",
     lambda rowptr, col, eid, n, out, grad: torch.empty_like(out),
-    lib=_library,
+    lib=library,
 )
 torch.library.register_autograd(
-    "pyg_accel::edge_softmax", _differentiate, setup_context=_setup_context, lib=_library
+    "pyg_accel::edge_softmax", _differentiate, setup_context=_setup_context, lib=library
 )
 torch.library.register_autograd(
     "pyg_accel::edge_softmax_backward",
     _differentiate_twice,
     setup_context=_setup_context_twice,
-    lib=_library,
+    lib=library,
 )

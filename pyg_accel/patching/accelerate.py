@@ -66,7 +66,7 @@ def call(
         reasons = [known[key]]
     if not reasons:
         # A message that turns out not to be a formula runs twice: it must draw the same numbers.
-        state = torch.get_rng_state() if self.training else None
+        state = torch.get_rng_state()
         trace = _trace(self, edge_index)
         try:
             with trace:
@@ -76,8 +76,7 @@ def call(
             reasons = [str(reason)]
             if reason.sticky:
                 _declined.setdefault(self, {})[key] = str(reason)
-            if state is not None:
-                torch.set_rng_state(state)
+            torch.set_rng_state(state)
         else:
             if settings.verify:
                 _verify(original, self, edge_index, args, given, out, state)
@@ -143,6 +142,8 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
         return [*reasons, "a malformed edge_index"]
     if torch._C._functorch.peek_interpreter_stack() is not None:
         reasons.append("inside a torch.func transform")
+    if torch.autograd.forward_ad._current_level >= 0:
+        reasons.append("forward-mode differentiation")
     device = _trace_device(edge_index)
     if device != "cpu":
         return [*reasons, f"no backend for device '{device}'"]
@@ -182,14 +183,25 @@ def _size_reasons(edge_index: Tensor) -> list[str]:
 
 def _finish(module: MessagePassing, out: Any) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
-    for name, value in vars(module).items():
-        if isinstance(value, LazyTensor):
-            vars(module)[name] = value.tracer.compute(value)
-    if isinstance(out, LazyTensor):
-        return out.tracer.compute(out)
-    if isinstance(out, (tuple, list)) and any(isinstance(t, LazyTensor) for t in out):
-        return type(out)(t.tracer.compute(t) if isinstance(t, LazyTensor) else t for t in out)
-    return out
+    for name, value in list(vars(module).items()):
+        ordinary = _ordinary(value)
+        if ordinary is not value:
+            vars(module)[name] = ordinary
+    return _ordinary(out)
+
+
+def _ordinary(value: Any) -> Any:
+    """Write out lazy tensors, also inside lists, tuples and dictionaries; others are themselves."""
+    if isinstance(value, LazyTensor):
+        return value.tracer.compute(value)
+    if type(value) is dict:
+        changed = {key: _ordinary(each) for key, each in value.items()}
+        return changed if any(changed[key] is not value[key] for key in value) else value
+    if type(value) in (list, tuple):
+        items = [_ordinary(each) for each in value]
+        same = all(new is old for new, old in zip(items, value, strict=True))
+        return value if same else type(value)(items)
+    return value
 
 
 def _verify(
@@ -199,12 +211,13 @@ def _verify(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,
-    state: Tensor | None,
+    state: Tensor,
 ) -> None:
-    if state is not None:
-        torch.set_rng_state(state)
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
     with torch.no_grad():
         expected = original(module, edge_index, *args, **kwargs)
+    torch.set_rng_state(after)
     if not isinstance(out, Tensor):
         return
     relative, absolute = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-3, 1e-4)}.get(

@@ -47,6 +47,7 @@ class LazyTensor(Tensor):
     formula: Formula
     edge_dim: int
     parts: "tuple[Tensor, ...] | None"
+    shared: bool
 
     @staticmethod
     def __new__(
@@ -61,6 +62,7 @@ class LazyTensor(Tensor):
         """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer."""
         lazy = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
         lazy.tracer, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
+        lazy.shared = False  # a view of it, or what it is a view of, is about
         return lazy
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -211,7 +213,7 @@ class Trace(TorchFunctionMode):
             outs = ops.gspmm(graph, formula, operands, reduce=list(reduces), edge_order=True)
         name = "+".join(reduces)
         self.formulas.append(f"{name}_j {formula}")
-        return [out.movedim(0, lazy.edge_dim) for out in outs]
+        return [out.movedim(0, lazy.edge_dim).contiguous() for out in outs]
 
     def compute(self, lazy: LazyTensor) -> Tensor:
         """Write the tensor out: [.., E, ..]."""

@@ -68,7 +68,7 @@ class Memo:
                 function,
                 tuple(kwargs),
                 torch.is_inference_mode_enabled(),
-                *(("tensor", id(v)) if isinstance(v, Tensor) else v for v in values),
+                *(("tensor", id(v)) if isinstance(v, Tensor) else (type(v), v) for v in values),
             )
             with self._lock:
                 entry = self._entries.get(key)
@@ -85,8 +85,8 @@ class Memo:
             with self._lock:
                 self._entries.pop(key, None)
 
-        # A result that is an argument would keep itself alive.
-        if not any(r is t for r in _tensors(result) for t in tensors):
+        # A result that is an argument, or a view of one, would keep itself alive.
+        if not any(r is t or r._base is t for r in _tensors(result) for t in tensors):
             with self._lock:
                 self._entries[key] = _Entry(tensors, result, forget)
                 while len(self._entries) > settings.graph_cache:

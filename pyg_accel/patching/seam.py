@@ -19,6 +19,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 from torch_geometric.nn import MessagePassing
@@ -110,14 +111,20 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 
 def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper that keeps ``__module__``, by which PyG recognises its own templates."""
+    """A wrapper that keeps ``__module__``, by which PyG recognises its own templates.
 
-    @functools.wraps(original)
+    TorchScript reads the original's source through it and looks names up in the wrapper's globals:
+    they are those of the original.
+    """
+
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         return hook(original, self, *args, **kwargs)
 
-    wrapper._pyg_accel = True  # type: ignore[attr-defined]
-    return wrapper
+    names = getattr(original, "__globals__", globals())
+    built = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
+    functools.update_wrapper(built, original)
+    vars(built)["_pyg_accel"] = True
+    return built
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -135,14 +142,13 @@ def _wrap_classes(hooks: Hooks) -> None:
 def _wrap_class(cls: type, hooks: Hooks) -> None:
     own = vars(cls)
     for name, rendered in _RENDERED.items():
-        template: Callable[..., Any] | None = own.get(rendered)
-        if template is None or hasattr(template, "_pyg_accel"):
-            continue
         bypass = f"_orig_{name}"
+        if rendered not in own or bypass not in own or hasattr(own[rendered], "_pyg_accel"):
+            continue
+        template: Callable[..., Any] = own[rendered]
         # A class that was rendered while its parent was wrapped has our wrapper as its original.
-        found: Any = own.get(bypass)
-        original: Callable[..., Any] | None = getattr(found, "__wrapped__", found)
-        if original is None or template is original or own.get(name) is not template:
+        original: Callable[..., Any] = getattr(own[bypass], "__wrapped__", own[bypass])
+        if template is original or own.get(name) is not template:
             continue  # written by the user: not ours to change
         wrapper = _wrapped(template, hooks.call)
         _replace(cls, name, wrapper)

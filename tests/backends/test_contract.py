@@ -1,6 +1,5 @@
-"""One suite for every backend: each graph of the zoo, each formula, each reduction, all gradients."""
+"""One suite for every backend: each graph of the zoo, each formula and reduction, all gradients."""
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -141,7 +140,9 @@ def check(
 
     def compare(what: str, ours: Tensor, right: Tensor, scale: Tensor) -> None:
         error = (ours.double() - right).abs() - relative * scale - absolute
-        assert not bool((~(error <= 0)).any()), f"{label}: {what} is off by {float(error.max()):.2e}"
+        assert not bool((~(error <= 0)).any()), (
+            f"{label}: {what} is off by {float(error.max()):.2e}"
+        )
 
     compare("the result", found.detach(), expected.detach(), out_scale)
     if dtype in HALF and reduce in ("max", "min", "prod"):
@@ -221,7 +222,7 @@ def test_maxima_of_several_reductions_route_gradients_by_edge(backend, reduce):
 
 @pytest.mark.parametrize("case", CASES)
 def test_integers_in_float32_add_up_exactly(backend, case):
-    """Whole numbers leave no room for rounding: a lost or doubled edge cannot hide in a tolerance."""
+    """Whole numbers leave no room for rounding: no lost edge can hide in a tolerance."""
     graph, (rows, edges) = GRAPHS[case], (CASES[case].num_sources, CASES[case].edge_index.size(1))
     x = torch.randint(-3, 4, (rows, 1, 19)).float()
     weight = torch.randint(-3, 4, (edges, 1, 1)).float()
@@ -350,7 +351,7 @@ def test_ties_in_16_bit_lose_no_gradient(backend, dtype):
     assert grad.float().sum(0).tolist() == [float(targets)] * 16
 
 
-# -- the CPU kernels, one by one ---------------------------------------------------------------------
+# -- the CPU kernels, one by one ------------------------------------------------------------------
 
 CPU_VARIANTS = {
     "portable": ("portable", 0, 0),

@@ -126,7 +126,9 @@ def test_16_bit_results_are_rounded_to_the_nearest_even(isa, dtype):
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
 def test_nan_wins_every_maximum_and_minimum(isa, reduce, dtype):
     generator = torch.Generator().manual_seed(0)
     for place in (0, 1, 16, 39):
@@ -182,7 +184,7 @@ def test_softmax_survives_large_scores(isa, big):
     torch.testing.assert_close(found.view(-1), torch.tensor([0.5, 0.5, 0.0, 0.0, 1.0]))
 
 
-# -- determinism -------------------------------------------------------------------------------------
+# -- determinism ----------------------------------------------------------------------------------
 
 
 def hub_graph() -> Graph:
@@ -259,7 +261,9 @@ def test_calls_from_several_python_threads_do_not_disturb_one_another():
 @pytest.mark.parametrize("edges", [1000, 16_384, 100_000])
 def test_long_sums_in_float32_stay_within_the_backends_tolerance(edges):
     """Equal terms, where adding one by one into one register drifts the most."""
-    graph = Graph.from_csr(torch.tensor([0, edges]), torch.zeros(edges, dtype=torch.long), num_cols=1)
+    graph = Graph.from_csr(
+        torch.tensor([0, edges]), torch.zeros(edges, dtype=torch.long), num_cols=1
+    )
     found = ops.spmm(graph, torch.full((1, 1), 0.1)).item()
     relative, _ = get_backend("cpu").tolerance(torch.float32)
     assert math.isclose(found, edges * float(torch.tensor(0.1)), rel_tol=relative)

@@ -33,7 +33,9 @@ CALLS = {
         "copy": gspmm("u0", ["sum"], (4, 1, 3)),
         "copy-max": gspmm("u0", ["max"], (4, 1, 3), want_arg=True),
         "weighted": gspmm("mul(u0,e1)", ["mean"], (4, 2, 3), (8, 2, 1)),
-        "several": gspmm("relu(add(u0,e1))", ["sum", "max", "min"], (4, 1, 3), (8, 1, 3), want_arg=True),
+        "several": gspmm(
+            "relu(add(u0,e1))", ["sum", "max", "min"], (4, 1, 3), (8, 1, 3), want_arg=True
+        ),
         "product": gspmm("u0", ["prod"], (4, 1, 3)),
         "messages": gspmm("mul(u0,v1)", ["none"], (4, 1, 3), (5, 1, 3)),
         "dot": gspmm("sum(mul(u0,v1))", ["none"], (4, 2, 3), (5, 2, 3)),
@@ -51,7 +53,7 @@ CALLS = {
     "edge_softmax_backward": {
         "heads": lambda: (*arrays(True)[:3], 4, operand(8, 3), operand(8, 3)),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

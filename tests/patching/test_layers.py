@@ -27,7 +27,7 @@ def linear(*sizes: int) -> torch.nn.Linear:
 
 @dataclass
 class World:
-    """A directed graph with duplicates, self-loops and isolated nodes, and features to go with it."""
+    """A directed graph with duplicates, self-loops and isolated nodes, and features for it."""
 
     edge_index: Tensor = field(init=False)
     num_nodes: int = N
@@ -109,7 +109,9 @@ LAYERS = {
     # The SpMM family.
     "gcn": Layer(lambda: pyg.GCNConv(16, 8), x_edges_weight, WEIGHTED),
     "gcn-unweighted": Layer(lambda: pyg.GCNConv(16, 8), x_and_edges, WEIGHTED),
-    "gcn-not-normalised": Layer(lambda: pyg.GCNConv(16, 8, normalize=False), x_and_edges, ("sum_j u0",)),
+    "gcn-not-normalised": Layer(
+        lambda: pyg.GCNConv(16, 8, normalize=False), x_and_edges, ("sum_j u0",)
+    ),
     "sage-mean": Layer(lambda: pyg.SAGEConv(16, 8), formulas=("mean_j u0",)),
     "sage-max": Layer(lambda: pyg.SAGEConv(16, 8, aggr="max"), formulas=("max_j u0",)),
     "sage-min": Layer(lambda: pyg.SAGEConv(16, 8, aggr="min"), formulas=("min_j u0",)),
@@ -121,7 +123,9 @@ LAYERS = {
     ),
     "gin": Layer(lambda: pyg.GINConv(linear(16, 8), train_eps=True), formulas=("sum_j u0",)),
     "graph": Layer(lambda: pyg.GraphConv(16, 8), x_edges_weight, WEIGHTED),
-    "graph-max": Layer(lambda: pyg.GraphConv(16, 8, aggr="max"), x_edges_weight, ("max_j mul(e0,u1)",)),
+    "graph-max": Layer(
+        lambda: pyg.GraphConv(16, 8, aggr="max"), x_edges_weight, ("max_j mul(e0,u1)",)
+    ),
     "cheb": Layer(lambda: pyg.ChebConv(16, 8, 3), formulas=WEIGHTED),
     "arma": Layer(lambda: pyg.ARMAConv(16, 8, 3, 2), formulas=WEIGHTED),
     "sg": Layer(lambda: pyg.SGConv(16, 8, 2), formulas=WEIGHTED),
@@ -154,7 +158,9 @@ LAYERS = {
     ),
     # Binary-reduce.
     "le": Layer(lambda: pyg.LEConv(16, 8), x_edges_weight, ("sum_j mul(sub(u0,v1),e2)",)),
-    "gine": Layer(lambda: pyg.GINEConv(linear(16, 8)), with_features(16), ("sum_j relu(add(u0,e1))",)),
+    "gine": Layer(
+        lambda: pyg.GINEConv(linear(16, 8)), with_features(16), ("sum_j relu(add(u0,e1))",)
+    ),
     "gine-projected": Layer(
         lambda: pyg.GINEConv(linear(16, 8), edge_dim=8),
         with_features(8),
@@ -181,16 +187,25 @@ LAYERS = {
     ),
     "pna": Layer(
         lambda: pyg.PNAConv(
-            16, 8, ["mean", "max", "min", "std"], ["identity", "amplification"],
-            degrees(World()), edge_dim=8,
+            16,
+            8,
+            ["mean", "max", "min", "std"],
+            ["identity", "amplification"],
+            degrees(World()),
+            edge_dim=8,
         ),
         with_features(8),
         ("mean+max+min+sqsum_j add(add(v0,u1),e2)",),
     ),
     "pna-towers": Layer(
         lambda: pyg.PNAConv(
-            16, 8, ["mean", "sum", "var"], ["identity", "attenuation"], degrees(World()),
-            towers=4, divide_input=True,
+            16,
+            8,
+            ["mean", "sum", "var"],
+            ["identity", "attenuation"],
+            degrees(World()),
+            towers=4,
+            divide_input=True,
         ),
         formulas=("mean+sum+sqsum_j add(v0,u1)",),
     ),
@@ -239,9 +254,7 @@ LAYERS = {
     ),
     "agnn": Layer(
         lambda: pyg.AGNNConv(),
-        formulas=(
-            "sum(mul(v0,u1)); sum_j exp(sub(e0,v1)); sum_j mul(u0,div(exp(sub(e1,v2)),v3))",
-        ),
+        formulas=("sum(mul(v0,u1)); sum_j exp(sub(e0,v1)); sum_j mul(u0,div(exp(sub(e1,v2)),v3))",),
     ),
     "supergat": Layer(
         lambda: pyg.SuperGATConv(16, 8, heads=2).eval(),
@@ -266,10 +279,7 @@ LAYERS = {
     "rgat": Layer(
         lambda: pyg.RGATConv(16, 8, 3),
         lambda world: (world.x, world.edge_index, world.types),
-        (
-            "sum_j exp(sub(e0,v1)); sum_j mul(div(exp(sub(e0,v1)),v2),e3); "
-            "div(exp(sub(e0,v1)),v2)",
-        ),
+        ("sum_j exp(sub(e0,v1)); sum_j mul(div(exp(sub(e0,v1)),v2),e3); div(exp(sub(e0,v1)),v2)",),
     ),
     # Messages that no formula says: PyG's own path, with the reason.
     "feast": Layer(
@@ -285,7 +295,8 @@ LAYERS = {
     "sage-lstm": Layer(
         lambda: pyg.SAGEConv(16, 8, aggr="lstm"),
         lambda world: (
-            world.x, torch_geometric.utils.sort_edge_index(world.edge_index, sort_by_row=False),
+            world.x,
+            torch_geometric.utils.sort_edge_index(world.edge_index, sort_by_row=False),
         ),
         reasons=UNFUSED,
     ),
@@ -300,7 +311,7 @@ LAYERS = {
         lambda world: (world.features(N, 3, 16), world.edge_index),
         reasons=("'matmul' on messages of [240, 3, 16]",),
     ),
-}  # fmt: skip
+}
 
 
 def build(name: str) -> torch.nn.Module:
@@ -337,7 +348,8 @@ def test_float32_stays_close_to_stock(name, same_as_stock):
 TURNED = [
     name
     for name in LAYERS
-    if name not in ("signed", "pna", "pna-towers", "sage-lstm", "hypergraph", "hypergraph-attention")
+    if name
+    not in ("signed", "pna", "pna-towers", "sage-lstm", "hypergraph", "hypergraph-attention")
 ]
 
 
@@ -413,13 +425,24 @@ class Weighted(Sum):
         return (x_j - x_i).relu() * w
 
 
-@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min", "mul", "std", ["sum", "max"]], ids=str)
+@pytest.mark.parametrize(
+    "aggr", ["sum", "mean", "max", "min", "mul", "std", ["sum", "max"]], ids=str
+)
 @pytest.mark.parametrize(
     ("shape", "node_dim"),
-    [((N, 6), 0), ((N, 6), -2), ((N, 3, 6), 0), ((3, N, 6), -2), ((3, N, 6), 1), ((2, 3, N, 6), -2),
-     ((N,), 0), ((6, N), 1), ((6, N), -1)],
+    [
+        ((N, 6), 0),
+        ((N, 6), -2),
+        ((N, 3, 6), 0),
+        ((3, N, 6), -2),
+        ((3, N, 6), 1),
+        ((2, 3, N, 6), -2),
+        ((N,), 0),
+        ((6, N), 1),
+        ((6, N), -1),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_features_of_any_rank_and_node_dimension_equal_stock(aggr, shape, node_dim, same_as_stock):
     if shape == (6, N) and isinstance(aggr, list):
         pytest.skip("PyG concatenates several aggregations in the last dimension only")
@@ -493,7 +516,7 @@ def test_strided_features_equal_stock(same_as_stock):
     same_as_stock(Sum(), wide[:1].expand(N, 40).requires_grad_(), World().edge_index)
 
 
-# -- memory ------------------------------------------------------------------------------------------
+# -- memory ---------------------------------------------------------------------------------------
 
 WIDE_N, WIDE_E, WIDE_F = 211, 3001, 53
 
@@ -540,14 +563,15 @@ LEAN = {
     "res-gated": (lambda: pyg.ResGatedGraphConv(F, F), "x"),
     "film": (lambda: pyg.FiLMConv(F, F), "x"),
     "pna": (
-        lambda: pyg.PNAConv(F, F, ["mean", "max", "std"], ["identity"], torch.ones(90).long()), "x",
+        lambda: pyg.PNAConv(F, F, ["mean", "max", "std"], ["identity"], torch.ones(90).long()),
+        "x",
     ),
     "le": (lambda: pyg.LEConv(F, F), "weight"),
     "gat": (lambda: pyg.GATConv(F, F // 2, heads=2), "x"),
     "gatv2": (lambda: pyg.GATv2Conv(F, F // 2, heads=2), "x"),
     "agnn": (lambda: pyg.AGNNConv(), "x"),
     "fa": (lambda: pyg.FAConv(F), "start"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LEAN)

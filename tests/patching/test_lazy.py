@@ -57,14 +57,19 @@ FUSED = {
     "difference": (lambda i, j, e, w: j - i, "sub(u0,v1)"),
     "number-times": (lambda i, j, e, w: 2 * j + i, "add(u0,v1)"),
     "minus-from-number": (lambda i, j, e, w: 1 - j * i, "sub(1.0,mul(u0,v1))"),
-    "number-divided": (lambda i, j, e, w: 1 / (1 + (i * j).exp()), "div(1.0,add(exp(mul(v0,u1)),1.0))"),
+    "number-divided": (
+        lambda i, j, e, w: 1 / (1 + (i * j).exp()),
+        "div(1.0,add(exp(mul(v0,u1)),1.0))",
+    ),
     "negated": (lambda i, j, e, w: -(i + j), "neg(add(v0,u1))"),
     "absolute": (lambda i, j, e, w: (i - j).abs(), "abs(sub(v0,u1))"),
     "squared": (lambda i, j, e, w: (i - j) ** 2, "mul(sub(v0,u1),sub(v0,u1))"),
     "cubed": (lambda i, j, e, w: (i - j).pow(3), "pow(sub(v0,u1),3.0)"),
     "root": (lambda i, j, e, w: ((i - j).abs() + 1).sqrt(), "sqrt(add(abs(sub(v0,u1)),1.0))"),
-    "rsqrt": (lambda i, j, e, w: ((i * j).square() + 1).rsqrt(),
-              "div(1.0,sqrt(add(mul(mul(v0,u1),mul(v0,u1)),1.0)))"),
+    "rsqrt": (
+        lambda i, j, e, w: ((i * j).square() + 1).rsqrt(),
+        "div(1.0,sqrt(add(mul(mul(v0,u1),mul(v0,u1)),1.0)))",
+    ),
     "log": (lambda i, j, e, w: ((i - j).abs() + 1).log(), "log(add(abs(sub(v0,u1)),1.0))"),
     "relu": (lambda i, j, e, w: (i + j).relu(), "relu(add(v0,u1))"),
     "functional-relu": (lambda i, j, e, w: fn.relu(j + e), "relu(add(u0,e1))"),
@@ -74,30 +79,37 @@ FUSED = {
     "silu": (lambda i, j, e, w: fn.silu(i + j), "mul(add(v0,u1),sigmoid(add(v0,u1)))"),
     "softplus": (lambda i, j, e, w: fn.softplus(i + j), "softplus(add(v0,u1))"),
     "clamped": (lambda i, j, e, w: (i + j).clamp(min=0), "relu(add(v0,u1))"),
-    "clamped-at-number": (lambda i, j, e, w: (i + j).clamp(min=0.5),
-                          "add(relu(sub(add(v0,u1),0.5)),0.5)"),
+    "clamped-at-number": (
+        lambda i, j, e, w: (i + j).clamp(min=0.5),
+        "add(relu(sub(add(v0,u1),0.5)),0.5)",
+    ),
     "weighted": (lambda i, j, e, w: w * j, "mul(e0,u1)"),
     "weighted-view": (lambda i, j, e, w: w.view(-1, 1) * j, "mul(e0,u1)"),
     "shared-row": (lambda i, j, e, w: (i + j) * SCALE, "mul(add(v0,u1),v2)"),
-    "in-place-sum": (lambda i, j, e, w: set_in_place(i + j, lambda t: t.add_(e)),
-                     "add(add(v0,u1),e2)"),
+    "in-place-sum": (
+        lambda i, j, e, w: set_in_place(i + j, lambda t: t.add_(e)),
+        "add(add(v0,u1),e2)",
+    ),
     "in-place-relu": (lambda i, j, e, w: fn.relu(i + j, inplace=True), "relu(add(v0,u1))"),
     "clone": (lambda i, j, e, w: (i + j).clone().contiguous(), "add(v0,u1)"),
     "to-the-same-dtype": (lambda i, j, e, w: (i + j).to(torch.float64), "add(v0,u1)"),
     "dropout-in-eval": (lambda i, j, e, w: fn.dropout(i + j, 0.5, training=False), "add(v0,u1)"),
-    "view-there-and-back": (lambda i, j, e, w: (i + j).view(-1, 2, 3).relu().view(-1, F),
-                            "relu(add(v0,u1))"),
+    "view-there-and-back": (
+        lambda i, j, e, w: (i + j).view(-1, 2, 3).relu().view(-1, F),
+        "relu(add(v0,u1))",
+    ),
     "hoisted-linear": (lambda i, j, e, w: LINEAR(j), "u0"),
     "hoisted-linear-both": (lambda i, j, e, w: LINEAR(i) * LINEAR(j), "mul(v0,u1)"),
     "hoisted-activation": (lambda i, j, e, w: j.relu() + i.tanh(), "add(u0,v1)"),
     "cat-linear": (lambda i, j, e, w: WIDE(torch.cat([i, j, e], -1)), "add(add(v0,u1),e2)"),
-    "cat-linear-difference": (lambda i, j, e, w: WIDE(torch.cat([i, j, i], 1)).relu(),
-                              "relu(add(add(v0,u1),v2))"),
-    "cat-slices": (lambda i, j, e, w: torch.cat([i, j], -1)[:, :F] if False else i[:, :3] * j[:, 3:],
-                   "mul(v0,u1)"),
+    "cat-linear-difference": (
+        lambda i, j, e, w: WIDE(torch.cat([i, j, i], 1)).relu(),
+        "relu(add(add(v0,u1),v2))",
+    ),
+    "slices": (lambda i, j, e, w: i[:, :3] * j[:, 3:], "mul(v0,u1)"),
     "chunks": (lambda i, j, e, w: (lambda a, b: a + b)(*j.chunk(2, -1)), "u0"),
     "scalar-score": (lambda i, j, e, w: NARROW(j) * i, "mul(u0,v1)"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -151,12 +163,16 @@ OTHER = {
     "cat-of-formulas": lambda i, j, e, w: torch.cat([i + j, i * j], -1),
     "cat-then-activation": lambda i, j, e, w: torch.cat([i, j], -1).relu(),
     "cat-along-edges": lambda i, j, e, w: torch.cat([i, j], 0)[:E],
-    "cat-narrow-linear": lambda i, j, e, w: fn.linear(torch.cat([i, j], -1), WIDE.weight[:1, : 2 * F]) * j,
+    "cat-narrow-linear": lambda i, j, e, w: (
+        fn.linear(torch.cat([i, j], -1), WIDE.weight[:1, : 2 * F]) * j
+    ),
     "sum-over-everything": lambda i, j, e, w: j * (i * j).sum(),
     "sum-over-edges": lambda i, j, e, w: j * (i * j).sum(0),
     "maximum-over-everything": lambda i, j, e, w: j - j.max(),
     "in-place-view": lambda i, j, e, w: set_in_place(i + j, lambda t: t[:, 0].zero_()),
-    "in-place-column": lambda i, j, e, w: set_in_place(i + j, lambda t: t.__setitem__((slice(None), 0), 1.0)),
+    "in-place-column": lambda i, j, e, w: set_in_place(
+        i + j, lambda t: t.__setitem__((slice(None), 0), 1.0)
+    ),
     "detached": lambda i, j, e, w: (i - j).detach() * e,
     "detached-target": lambda i, j, e, w: i.detach() * j,
     "converted": lambda i, j, e, w: (i + j).float().double(),
@@ -189,7 +205,7 @@ OTHER = {
     "numpy-style-names": lambda i, j, e, w: torch.multiply(torch.subtract(i, j), e),
     "scalar-tensor": lambda i, j, e, w: (i + j) * torch.tensor(2.0),
     "parameter-row": lambda i, j, e, w: (i * j) + SCALE.view(1, -1),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("aggr", ["sum", "max"])
@@ -293,9 +309,11 @@ def test_an_aggregate_written_by_hand_fuses_and_equals_stock(inputs, same_as_sto
     class Scatters(Layer):
         def aggregate(self, inputs: Tensor, index: Tensor, dim_size: Any = None) -> Tensor:
             total = scatter(inputs, index, 0, dim_size, "sum")
-            return total + scatter(inputs, index, 0, dim_size, "max") + torch.zeros(
-                dim_size, F, dtype=inputs.dtype
-            ).index_add(0, index, inputs)
+            return (
+                total
+                + scatter(inputs, index, 0, dim_size, "max")
+                + torch.zeros(dim_size, F, dtype=inputs.dtype).index_add(0, index, inputs)
+            )
 
     same_as_stock(Scatters(lambda i, j, e, w: (i + j).relu()), *inputs)
     assert any("sum_j relu(add(v0,u1))" in row.formula for row in report_of())

@@ -137,7 +137,9 @@ def test_gcn_normalises_and_sorts_a_graph_once(always, monkeypatch):
     assert len(built) == 1
 
 
-@pytest.mark.parametrize("layer", [lambda: GCNConv(4, 3), lambda: SGConv(4, 3, 2)], ids=["gcn", "sg"])
+@pytest.mark.parametrize(
+    "layer", [lambda: GCNConv(4, 3), lambda: SGConv(4, 3, 2)], ids=["gcn", "sg"]
+)
 def test_a_graph_changed_in_place_is_seen(layer, always):
     conv, x, edges = layer(), torch.randn(9, 4), torch.randint(0, 9, (2, 30))
     weight = torch.rand(30)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import GATConv, GCN, GCNConv, GINConv, GraphSAGE, MessagePassing, SAGEConv
+from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, GraphSAGE, MessagePassing, SAGEConv
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import gcn_conv
 
@@ -86,7 +86,7 @@ def snapshot() -> dict[Any, dict[str, Any]]:
     return {**held, **modules}
 
 
-# -- nothing is left behind --------------------------------------------------------------------------
+# -- nothing is left behind -----------------------------------------------------------------------
 
 
 def test_unpatch_restores_every_class_and_module_attribute(x, edge_index):
@@ -200,7 +200,7 @@ def test_an_exception_inside_a_layer_leaves_later_calls_alone(x, edge_index, sam
     same_as_stock(SAGEConv(6, 4), x, edge_index)
 
 
-# -- which calls are reached -------------------------------------------------------------------------
+# -- which calls are reached ----------------------------------------------------------------------
 
 
 def test_models_built_before_and_after_patch_are_accelerated(x, edge_index, ran):
@@ -333,7 +333,7 @@ def test_patch_names_what_it_cannot_patch():
     assert not seam.installed()
 
 
-# -- what declines -----------------------------------------------------------------------------------
+# -- what declines --------------------------------------------------------------------------------
 
 HOOKS = {
     "propagate_forward_pre": lambda layer, seen: layer.register_propagate_forward_pre_hook(
@@ -442,11 +442,13 @@ def test_forward_hooks_of_modules_still_run(x, edge_index):
     assert seen == [Tensor, Tensor]
 
 
-# -- torch's own machinery ---------------------------------------------------------------------------
+# -- torch's own machinery ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [lambda: SAGEConv(6, 4), lambda: GCNConv(6, 4)], ids=["sage", "gcn"])
+@pytest.mark.parametrize(
+    "make", [lambda: SAGEConv(6, 4), lambda: GCNConv(6, 4)], ids=["sage", "gcn"]
+)
 def test_a_compiled_model_gives_stock_results(make, x, edge_index):
     layer = make()
     expected = layer(x, edge_index)
@@ -514,7 +516,9 @@ def test_autocast_gives_the_dtypes_and_about_the_results_of_stock(x, edge_index)
         torch.testing.assert_close(found.float(), expected.float(), rtol=5e-2, atol=5e-2)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no-grad", "inference"])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode], ids=["no-grad", "inference"]
+)
 def test_no_grad_and_inference_mode_give_stock_results(mode, x, edge_index, ran):
     model = GCN(6, 8, 2).eval()
     expected = model(x, edge_index)
@@ -650,7 +654,7 @@ def test_the_gradient_of_a_gradient_equals_stock(x, edge_index):
         torch.testing.assert_close(twice(), expected)
 
 
-# -- verification ------------------------------------------------------------------------------------
+# -- verification ---------------------------------------------------------------------------------
 
 
 def test_verify_passes_on_right_results_and_draws_no_other_random_numbers(x, edge_index):
@@ -672,5 +676,8 @@ def test_verify_raises_on_a_wrong_result(x, edge_index, monkeypatch):
         lambda *args, **kwargs: [t + 1 for t in right(*args, **kwargs)],
     )  # fmt: skip
     settings.verify = True
-    with pyg_accel.patched(), pytest.raises(VerificationError, match="SAGEConv: accelerated and PyG"):
+    with (
+        pyg_accel.patched(),
+        pytest.raises(VerificationError, match="SAGEConv: accelerated and PyG"),
+    ):
         SAGEConv(6, 4)(x, edge_index)

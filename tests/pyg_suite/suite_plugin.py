@@ -1,7 +1,7 @@
 """A pytest plugin for PyG's own tests: the same seeds in every run, and ``patch()`` if asked for.
 
-``PYG_SUITE_MODE`` is ``stock`` or ``patched``; ``PYG_SUITE_REPORT`` names the file that receives how
-many forward calls were accelerated.
+``PYG_SUITE_MODE`` is ``stock`` or ``patched``; ``PYG_SUITE_REPORT`` names the file that receives
+how many forward calls were accelerated.
 """
 
 import json

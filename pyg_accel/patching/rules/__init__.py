@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.formula import operands_of
+from pyg_accel.formula import Operand, operands_of
 from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.rules import concatenation, shapes  # noqa: F401 - they register rules
 from pyg_accel.patching.rules.common import RULES, Args, Declined, Kwargs, name_of
@@ -62,6 +62,10 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
     return func(*args, **kwargs)
 
 
+_VIEWS_OF_MESSAGES = {
+    "__getitem__", "select", "narrow", "chunk", "split", "unbind", "view", "reshape", "transpose",
+    "t", "permute", "movedim", "diagonal", "flatten", "unflatten", "squeeze", "unsqueeze", "detach",
+}  # fmt: skip
 _VIEWS = {"view", "reshape", "expand", "expand_as", "unsqueeze", "contiguous"}
 
 
@@ -112,6 +116,9 @@ def _attribute(func: Callable[..., Any], args: Args) -> Any:
 
 def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     name = name_of(func)
+    changes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    if (changes and isinstance(args[0], LazyTensor)) or isinstance(kwargs.get("out"), LazyTensor):
+        raise Unrecognised(f"'{name}' changes an edge tensor in place")
 
     def real(value: Any) -> Any:
         if isinstance(value, LazyTensor):
@@ -127,4 +134,10 @@ def _computed(lazy: LazyTensor, name: str) -> Tensor:
     shape = plain_shape(lazy)
     if shape.numel() > NARROW * max(shape[lazy.edge_dim], 1):
         raise Unrecognised(f"'{name}' on messages of {list(shape)}")
-    return lazy.tracer.compute(lazy)
+    if lazy.shared and name in _VIEWS_OF_MESSAGES:
+        raise Unrecognised(f"'{name}' on a message that has views already")
+    out = lazy.tracer.compute(lazy)
+    # From here on the tensor is what was written out: views of it may be changed in place.
+    number = lazy.tracer.add_operand(out.movedim(lazy.edge_dim, 0))
+    lazy.formula, lazy.parts = Operand("e", number), None
+    return out

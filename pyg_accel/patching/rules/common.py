@@ -20,6 +20,7 @@ __all__ = [
     "name_of",
     "need_formula",
     "rule",
+    "share",
     "with_formula",
 ]
 
@@ -76,6 +77,13 @@ def with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:
     """Return a lazy tensor of the same shape with another formula."""
     with torch._C.DisableTorchFunctionSubclass():
         return LazyTensor(lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype)
+
+
+def share(source: LazyTensor, result: Any) -> Any:
+    """Note that two lazy tensors would share memory if they had any."""
+    for value in result if isinstance(result, (list, tuple)) else (result,):
+        source.shared = value.shared = True
+    return result
 
 
 def need_formula(lazy: Any) -> LazyTensor:

@@ -24,8 +24,10 @@ from pyg_accel.patching.rules.common import (
 
 def assign(target: LazyTensor, result: Any) -> LazyTensor:
     """Give an in-place function's result to the tensor it was called on."""
-    if not isinstance(result, LazyTensor) or plain_shape(result) != plain_shape(target):
-        raise Unrecognised("an in-place change of an edge tensor")
+    if target.shared or not isinstance(result, LazyTensor):
+        raise Unrecognised("an in-place change of an edge tensor that has views")
+    if plain_shape(result) != plain_shape(target):
+        raise Unrecognised("an in-place change of the shape of an edge tensor")
     target.formula, target.parts = result.formula, result.parts
     return target
 

@@ -16,6 +16,7 @@ from pyg_accel.patching.rules.common import (
     name_of,
     need_formula,
     rule,
+    share,
     with_formula,
 )
 from pyg_accel.patching.rules.concatenation import concatenate
@@ -23,12 +24,14 @@ from pyg_accel.patching.rules.concatenation import concatenate
 
 @rule("clone", "contiguous", "alias")
 def _identity(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    return with_formula(need_formula(args[0]), args[0].formula)
+    result = with_formula(need_formula(args[0]), args[0].formula)
+    return result if name_of(func) == "clone" else share(args[0], result)
 
 
 @rule("detach")
 def _detach(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    return map_operands_of(need_formula(args[0]), lambda t: t.detach(), plain_shape(args[0]))
+    lazy = need_formula(args[0])
+    return share(lazy, map_operands_of(lazy, lambda t: t.detach(), plain_shape(lazy)))
 
 
 @rule("to", "type_as", "float", "double", "half", "bfloat16")
@@ -64,7 +67,8 @@ def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         new = getattr(torch.empty(old, device="meta"), name)(*args, **kwargs).shape
         if len(new) == 0 or new[0] != old[0]:
             raise Declined
-        return map_operands_of(lazy, lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new)
+        result = map_operands_of(lazy, lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new)
+    return share(lazy, result)
 
 
 def _reshape_rows(operand: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
@@ -89,7 +93,7 @@ def _pick(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         raise Declined
     if lazy.parts is not None:
         return concatenate([_pick_part(func, part, args[1:], kwargs) for part in lazy.parts])
-    return hoist(func, lazy, args[1:], kwargs)
+    return share(lazy, hoist(func, lazy, args[1:], kwargs))
 
 
 def _pick_part(func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs) -> Tensor:

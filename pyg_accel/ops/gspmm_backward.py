@@ -1,0 +1,214 @@
+"""The gradient of gspmm: gspmm with other formulas, on the graph and on its transpose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.formula import (
+    Binary,
+    Const,
+    Formula,
+    Operand,
+    Sum,
+    Unary,
+    gradient,
+    map_operands,
+    operands_of,
+    parse,
+    shape_of,
+    swap_sides,
+)
+from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
+from pyg_accel.ops.layout import contiguous_rows
+
+__all__ = ["backward", "setup_context", "shapes_of"]
+
+
+def shapes_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    """Return (heads, width) of folded operands."""
+    return tuple((t.size(1), t.size(2)) for t in operands)
+
+
+def _kinds(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    """Sizes as far as formulas care: 1 or not."""
+    return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes_of(operands))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """How the gradient of one operand is computed.
+
+    Attributes:
+        operand: its index.
+        side: where it is read.
+        formula: over the operands of the call and, after them, a gradient and winners a reduction.
+        used: the operands that the formula uses, in its own numbering.
+    """
+
+    operand: int
+    side: str
+    formula: Formula
+    used: tuple[int, ...]
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    text: str,
+    reduces: tuple[str, ...],
+    needs: tuple[bool, ...],
+    grads: tuple[bool, ...],
+    shapes: tuple[tuple[int, int], ...],
+) -> tuple[_Step, ...]:
+    """The steps of a backward pass.
+
+    With the n operands of the call, operand n + 2r is the gradient of reduction r (scaled for a
+    mean) and n + 2r + 1 its winners (max, min) or its second coefficient (prod).
+    """
+    formula = parse(text)
+    n = len(shapes)
+    sizes = dict(enumerate(shapes))
+    message_size = shape_of(formula, sizes)
+    seed: Formula | None = None
+    for r, reduce in enumerate(reduces):
+        if not grads[r]:
+            continue
+        g = Operand("e" if reduce == "none" else "v", n + 2 * r)
+        second = Operand("v", n + 2 * r + 1)
+        sizes[g.index] = sizes[second.index] = message_size
+        part: Formula = g
+        if reduce in ("max", "min"):
+            part = Binary("sel", g, second)
+        elif reduce == "sqsum":
+            part = Binary("mul", g, Binary("mul", Const(2.0), formula))
+        elif reduce == "prod":  # the product of the others: see _prod_coefficients
+            zero = Unary("iszero", formula)
+            others = Binary("div", g, Unary("nonzero", formula))
+            part = Binary("add", Binary("mul", others, Binary("sub", Const(1.0), zero)),
+                          Binary("mul", second, zero))  # fmt: skip
+        seed = part if seed is None else Binary("add", seed, part)
+    steps = []
+    for index, side in {o.index: o.side for o in operands_of(formula)}.items():
+        wanted = (
+            gradient(formula, index, seed, sizes) if needs[index] and seed is not None else None
+        )
+        if wanted is None:
+            continue
+        if sizes[index][1] == 1 and shape_of(wanted, sizes)[1] != 1:
+            wanted = Sum(wanted)
+        used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
+        wanted = map_operands(wanted, partial(_renumber, used))
+        steps.append(_Step(index, side, swap_sides(wanted) if side == "u" else wanted, used))
+    return tuple(steps)
+
+
+def _renumber(used: tuple[int, ...], operand: Operand) -> Formula:
+    return Operand(operand.side, used.index(operand.index))
+
+
+def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    """Keep what the backward pass will need."""
+    rowptr, col, eid, rowptr_t, col_t, eid_t, num_cols, sorted_, operands, text, reduces, _ = inputs
+    args = iter(output[len(reduces) :])
+    kept_args = [next(args, None) if r in ("max", "min") else None for r in reduces]
+    ctx.mark_non_differentiable(*output[len(reduces) :])
+    ctx.needs = tuple(t.requires_grad for t in operands)
+    ctx.shapes = shapes_of(operands)
+    ctx.facts = (num_cols, sorted_, text, tuple(reduces))
+    # Only what the backward formulas use is kept: a plain sum keeps no features at all.
+    everything = _plan(text, tuple(reduces), ctx.needs, (True,) * len(reduces), _kinds(operands))
+    used = {i for step in everything for i in step.used}
+    keep = [t if i in used or "prod" in reduces else None for i, t in enumerate(operands)]
+    ctx.num_operands = len(operands)
+    ctx.kinds = _kinds(operands)
+    ctx.save_for_backward(rowptr, col, eid, rowptr_t, col_t, eid_t, *keep, *kept_args)
+
+
+def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
+    """Return the gradients of the operator's inputs: those of the operands, None for others."""
+    saved = list(ctx.saved_tensors)
+    arrays, n = saved[:6], ctx.num_operands
+    operands, args = saved[6 : 6 + n], saved[6 + n :]
+    num_cols, sorted_, text, reduces = ctx.facts
+    rowptr = arrays[0]
+    forward = (*arrays, num_cols, sorted_)
+    backward = (*arrays[3:], *arrays[:3], rowptr.size(0) - 1, True)
+
+    once = not torch.is_grad_enabled()  # nobody will differentiate this backward pass
+    if once and reduces == ("mean",) and text == "u0" and arrays[3] is not None:
+        return (None,) * 8 + ([_mean_backward(grad_outputs[0], arrays)], None, None, None)
+    tensors = dict(enumerate(operands))
+    given = tuple(g is not None for g in grad_outputs[: len(reduces)])
+    for r, reduce in enumerate(reduces):
+        g = grad_outputs[r]
+        if g is None:
+            continue
+        if reduce == "mean":
+            degree = (rowptr[1:] - rowptr[:-1]).clamp(min=1).view(-1, 1, 1)
+            g = g / degree.to(g.dtype)
+        elif reduce == "prod":
+            g, tensors[n + 2 * r + 1] = _prod_coefficients(g, forward, operands, text)
+        elif reduce in ("max", "min"):
+            tensors[n + 2 * r + 1] = args[r]
+        tensors[n + 2 * r] = g
+
+    grads: list[Tensor | None] = [None] * n
+    plan = _plan(text, reduces, ctx.needs, given, ctx.kinds)
+    for step in plan:
+        if step.side == "u" and reduces in (("max",), ("min",)) and text[:1] == "u":
+            # A plain maximum of source features: its winners are source ids.
+            grad, arg = tensors[n], tensors[n + 1]
+            flat = torch.ops.pyg_accel.scatter_arg(
+                grad.flatten(1).contiguous(), arg.flatten(1).contiguous(), num_cols
+            )
+            grads[step.operand] = flat.view(num_cols, *grad.shape[1:])
+            continue
+        if step.side == "u" and arrays[3] is None:
+            raise RuntimeError("the gradient of a source operand needs the transposed graph")
+        (out,) = torch.ops.pyg_accel.gspmm(
+            *(backward if step.side == "u" else forward),
+            [contiguous_rows(tensors[i]) for i in step.used],
+            str(step.formula),
+            ["none" if step.side == "e" else "sum"],
+            False,
+        )
+        grads[step.operand] = _fit(out, ctx.shapes[step.operand])
+    return (None,) * 8 + (grads, None, None, None)
+
+
+def _mean_backward(grad: Tensor | None, arrays: list[Any]) -> Tensor | None:
+    """The gradient of a plain mean: each edge weighs 1 / degree, so no N x F quotient is made."""
+    if grad is None:
+        return None
+    rowptr, _, _, rowptr_t, col_t, _ = arrays
+    share = 1.0 / (rowptr[1:] - rowptr[:-1]).clamp(min=1).to(grad.dtype)
+    weight = share.index_select(0, col_t).view(-1, 1, 1)
+    operands = [contiguous_rows(grad), weight]
+    transposed = (rowptr_t, col_t, None, None, None, None, rowptr.size(0) - 1, True)
+    (out,) = torch.ops.pyg_accel.gspmm(*transposed, operands, "mul(u0,e1)", ["sum"], False)
+    result: Tensor = out
+    return result
+
+
+def _fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Sum or repeat a gradient [rows, H, F] to the shape of its operand."""
+    for dim, size in ((1, shape[0]), (2, shape[1])):
+        if grad.size(dim) != size:
+            if size == 1:
+                grad = grad.sum(dim, keepdim=True)
+            else:
+                grad = grad.expand(*(size if d == dim else -1 for d in range(3)))
+    return grad
+
+
+def _prod_coefficients(
+    grad: Tensor, forward: tuple[Any, ...], operands: list[Tensor], text: str
+) -> tuple[Tensor, Tensor]:
+    """What a factor's gradient is multiplied by: rows without a zero, and with exactly one."""
+    (product,) = torch.ops.pyg_accel.gspmm(*forward, operands, f"nonzero({text})", ["prod"], False)
+    (zeros,) = torch.ops.pyg_accel.gspmm(*forward, operands, f"iszero({text})", ["sum"], False)
+    scaled = grad * product
+    return scaled * (zeros == 0), scaled * (zeros == 1)

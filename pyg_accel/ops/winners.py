@@ -1,0 +1,59 @@
+"""Winners of a maximum: scattering gradients to them, and gathering from them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends import OpSpec, choose
+from pyg_accel.ops.library import library
+
+library.define("scatter_arg(Tensor grad, Tensor arg, SymInt num_rows) -> Tensor")
+library.define("gather_arg(Tensor x, Tensor arg) -> Tensor")
+
+
+def _scatter_arg(grad: Tensor, arg: Tensor, num_rows: int) -> Tensor:
+    spec = OpSpec("scatter_arg", grad.device.type, grad.dtype, arg.dtype, grad.size(0), num_rows,
+                  grad.size(0), 1, grad.size(1))  # fmt: skip
+    return choose(spec).backend.scatter_arg(grad, arg, num_rows)
+
+
+def _scatter_arg_fake(grad: Tensor, arg: Tensor, num_rows: int) -> Tensor:
+    return grad.new_empty(num_rows, grad.size(1))
+
+
+def _scatter_arg_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _scatter_arg_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return torch.ops.pyg_accel.gather_arg(grad, ctx.saved_tensors[0]), None, None
+
+
+def _gather_arg(x: Tensor, arg: Tensor) -> Tensor:
+    return torch.where(arg < 0, 0, x.gather(0, arg.clamp(min=0).long()))
+
+
+def _gather_arg_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.rows = inputs[0].size(0)
+
+
+def _gather_arg_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    grad = grad.contiguous()
+    return torch.ops.pyg_accel.scatter_arg(grad, ctx.saved_tensors[0], ctx.rows), None
+
+
+def _gather_arg_fake(x: Tensor, arg: Tensor) -> Tensor:
+    return x.new_empty(arg.shape)
+
+
+for _name, _run, _fake, _differentiate, _setup in (
+    ("scatter_arg", _scatter_arg, _scatter_arg_fake, _scatter_arg_backward, _scatter_arg_setup),
+    ("gather_arg", _gather_arg, _gather_arg_fake, _gather_arg_backward, _gather_arg_setup),
+):
+    library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"pyg_accel::{_name}", _fake, lib=library)
+    torch.library.register_autograd(
+        f"pyg_accel::{_name}", _differentiate, setup_context=_setup, lib=library
+    )

@@ -1,0 +1,74 @@
+"""PyG's own tests of its layers, aggregations and models, stock and under ``patch()``.
+
+``PYG_SRC`` names a checkout of PyG at the installed version. What passes stock must pass patched.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("test/nn/conv", "test/nn/aggr", "test/nn/models")
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+# Tests that compare a patched result with one of another path by `torch.allclose`, whose absolute
+# tolerance of 1e-8 is below the rounding of float32: the order of additions decides.
+ROUNDING = {
+    "test_cg_conv::test_cg_conv[False]",
+    "test_gen_conv::test_gen_conv[softmax]",
+    "test_gen_conv::test_gen_conv[aggr2]",
+}
+
+
+def outcomes(source: Path, folder: Path, mode: str) -> tuple[dict[str, str], dict[str, object]]:
+    """Run the suite in a process of its own; return test -> outcome, and what was accelerated."""
+    junit, facts = folder / f"{mode}.xml", folder / f"{mode}.json"
+    work = folder / mode  # an empty folder, so that the installed PyG is imported, not the checkout
+    work.mkdir()
+    environment = os.environ | {
+        "PYG_ACCEL_ALWAYS": "1",
+        "PYG_SUITE_MODE": mode,
+        "PYG_SUITE_REPORT": str(facts),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "suite_plugin", "-p", "no:cacheprovider",
+         "-c", os.devnull, "--import-mode=importlib", f"--rootdir={work}",
+         f"--confcutdir={source / 'test'}", "-W", "ignore", "--tb=short", f"--junitxml={junit}",
+         *(str(source / name) for name in FOLDERS)],
+        cwd=work, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode in (0, 1), ran.stdout[-3000:] + ran.stderr[-3000:]
+    found = {}
+    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        module = case.get("classname", "").rpartition(".")[2]
+        kinds = {child.tag for child in case}
+        failed = kinds & {"failure", "error"}
+        found[f"{module}::{case.get('name')}"] = (
+            "failed" if failed else "skipped" if "skipped" in kinds else "passed"
+        )
+        if failed:
+            message = next(child.get("message", "") for child in case if child.tag in failed)
+            found[f"{module}::{case.get('name')}"] += f": {message.splitlines()[0][:200]}"
+    return found, json.loads(facts.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.pyg_suite
+def test_whatever_passes_stock_passes_patched(tmp_path: Path) -> None:
+    source = os.environ.get("PYG_SRC")
+    if not source:
+        pytest.skip("PYG_SRC does not name a checkout of PyG")
+    stock, _ = outcomes(Path(source), tmp_path, "stock")
+    ours, facts = outcomes(Path(source), tmp_path, "patched")
+    passed = {name for name, outcome in stock.items() if outcome == "passed"}
+    assert len(passed) > 1000, "the suite was not collected"
+    assert facts["accelerated"] > 5000, "next to nothing ran accelerated"
+    lost = sorted(name for name in passed - ROUNDING if ours.get(name) != "passed")
+    assert not lost, "\n".join(f"{name} {ours.get(name, 'missing')}" for name in lost)

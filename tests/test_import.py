@@ -1,0 +1,69 @@
+"""Importing the package does nothing. Every test asks a fresh process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def ask(code: str, folder: Path, *flags: str) -> dict[str, object]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYG_ACCEL_")}
+    ran = subprocess.run(
+        [sys.executable, *flags, "-c", code], cwd=folder, capture_output=True, text=True,
+        env=environment | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    return json.loads(ran.stdout)
+
+
+def test_the_import_loads_nothing_heavy_writes_nothing_and_is_quick(tmp_path):
+    code = """
+import json, sys, time
+start = time.perf_counter()
+import pyg_accel
+seconds = time.perf_counter() - start
+print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
+"""
+    found = ask(code, tmp_path, "-W", "error")
+    heavy = {"torch", "torch_geometric", "triton", "xgboost", "numpy", "scipy", "pandas"}
+    assert heavy & set(found["modules"]) == set()
+    assert found["seconds"] < 0.1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_operators_need_neither_pyg_nor_a_gpu(tmp_path):
+    code = """
+import json, sys
+import pyg_accel
+pyg_accel.ops.spmm, pyg_accel.Graph, pyg_accel.settings, pyg_accel.use_backend
+import torch
+print(json.dumps({"modules": sorted(sys.modules), "cuda": torch.cuda.is_initialized()}))
+"""
+    found = ask(code, tmp_path)
+    assert {"torch_geometric", "xgboost"} & set(found["modules"]) == set()
+    assert found["cuda"] is False
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_public_name_can_be_had_and_is_listed(tmp_path):
+    code = """
+import json
+import pyg_accel
+for name in pyg_accel.__all__:
+    getattr(pyg_accel, name)
+print(json.dumps({"missing": sorted(set(pyg_accel.__all__) - set(dir(pyg_accel)))}))
+"""
+    assert ask(code, tmp_path) == {"missing": []}
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import pyg_accel
+
+    with pytest.raises(AttributeError, match="module 'pyg_accel' has no attribute 'patches'"):
+        pyg_accel.patches  # noqa: B018
