@@ -61,7 +61,7 @@ def measure_all(peers: Sequence[Peer], *, quick: bool) -> list[dict[str, Any]]:
         if at != (graph, features):
             at, inputs = (graph, features), None  # frees the last operands before making new ones
             inputs = Inputs(*graphs.load(graph), features)
-        for row in measure(case, inputs, peers, rounds=3 if quick else 9):
+        for row in measure(case, inputs, peers, rounds=3 if quick else 5):
             share = row["gather_gb_s"] / copy
             rows.append({"graph": graph, **row, "share_of_copy": share, "copy_gb_s": copy, **facts})
     return rows

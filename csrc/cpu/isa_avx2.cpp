@@ -19,5 +19,5 @@
 #ifdef PYG_ACCEL_HAS_ISA
 #include "isa_table.h"
 #else
-// Another compiler or processor family: the portable kernels stand in (see kernels.cpp).
+// Another compiler or processor family: the portable kernels stand in (see config.cpp).
 #endif

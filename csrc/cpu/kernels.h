@@ -26,6 +26,9 @@ enum class Reduce : int {
 // count.
 inline constexpr int64_t kHubDegree = 4096;
 inline constexpr int64_t kPieceEntries = 2048;
+// Entries that are added up in a row before their sum joins the others: it keeps the rounding error
+// of long sums that of short ones.
+inline constexpr int64_t kRunEntries = 256;
 // Column chunks of one row that are worked on before the next row.
 inline constexpr int kMaxSteps = 16;
 

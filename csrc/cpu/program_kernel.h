@@ -33,7 +33,10 @@ class Machine {
       const A* message = evaluate(k, f);
       for (int r = 0; r < a_.num_reduces; ++r)
         accumulate(r, message, k, k == k0, f);
+      if ((k - k0) % kRunEntries == kRunEntries - 1)
+        close_run();
     }
+    close_run();
     taken_ = k1 - k0;
   }
 
@@ -61,8 +64,11 @@ class Machine {
       n_ = 1;
       for (int r = 0; r < a_.num_reduces; ++r)
         accumulate(r, total, k, k == k0, 0);
+      if ((k - k0) % kRunEntries == kRunEntries - 1)
+        close_run();
     }
     n_ = 1;
+    close_run();
     taken_ = k1 - k0;
   }
 
@@ -75,7 +81,7 @@ class Machine {
       T* out = static_cast<T*>(a_.outs[r]) + place;
       const A scale = a_.reduces[r] == Reduce::kMean && taken_ > 1 ? static_cast<A>(taken_) : A(1);
       for (int i = 0; i < n_; ++i)
-        out[i] = from_acc<T>(sums_[r][i] / scale);
+        out[i] = from_acc<T>(result_of(r, i) / scale);
       if (a_.args[r]) {
         I* arg = static_cast<I*>(a_.args[r]) + place;
         for (int i = 0; i < n_; ++i)
@@ -91,7 +97,7 @@ class Machine {
       A* sums = partial + 2 * r * columns + place;
       auto* slots = reinterpret_cast<Lane*>(partial + (2 * r + 1) * columns) + place;
       for (int i = 0; i < n_; ++i) {
-        sums[i] = sums_[r][i];
+        sums[i] = result_of(r, i);
         slots[i] = static_cast<Lane>(slots_[r][i] + base);
       }
     }
@@ -300,8 +306,31 @@ class Machine {
       const V start = splat<A>(a_.reduces[r] == Reduce::kProd ? A(1) : A(0));
       for (int i = 0; i < n_; i += L)
         __builtin_memcpy(sums_[r] + i, &start, sizeof(start));
+      if (adds(r)) {
+        for (int i = 0; i < n_; i += L)
+          __builtin_memcpy(totals_[r] + i, &start, sizeof(start));
+      }
     }
   }
+
+  bool adds(int r) const {
+    return a_.reduces[r] == Reduce::kSum || a_.reduces[r] == Reduce::kMean ||
+           a_.reduces[r] == Reduce::kSqSum;
+  }
+
+  // Adds the sums of a run to the totals; finish() and save() read the totals.
+  void close_run() {
+    for (int r = 0; r < a_.num_reduces; ++r) {
+      if (!adds(r))
+        continue;
+      for (int i = 0; i < n_; ++i) {
+        totals_[r][i] += sums_[r][i];
+        sums_[r][i] = A{};
+      }
+    }
+  }
+
+  A result_of(int r, int i) const { return adds(r) ? totals_[r][i] : sums_[r][i]; }
 
   void accumulate(int r, const A* message, int64_t k, bool first, int64_t f) {
     const bool wide = !a_.sum_result && wide_[a_.result];
@@ -368,6 +397,7 @@ class Machine {
   bool wide_[kMaxOperands + kMaxInstructions] = {};
   alignas(64) A scratch_[kMaxOperands + kMaxInstructions][kBlock + 16];
   alignas(64) A sums_[kMaxReduces][kBlock + 16];
+  alignas(64) A totals_[kMaxReduces][kBlock + 16];
   alignas(64) Lane slots_[kMaxReduces][kBlock + 16];
 };
 

@@ -153,8 +153,25 @@ inline void spmm_place(const SpmmArgs& a,
       chunk.arg[i] = M{};
   }
   const T* weight = static_cast<const T*>(a.weight);
-  chunk.run(a, static_cast<const T*>(a.x) + (place.offset - a.x_begin),
-            weight ? weight + head : nullptr, vector_head, n_last, sign, k_row, k0, k1);
+  const T* x = static_cast<const T*>(a.x) + (place.offset - a.x_begin);
+  const T* w = weight ? weight + head : nullptr;
+  if constexpr (Max) {
+    chunk.run(a, x, w, vector_head, n_last, sign, k_row, k0, k1);
+  } else {
+    V total[NV];
+    for (int i = 0; i < NV; ++i)
+      total[i] = chunk.acc[i];
+    for (int64_t k = k0; k < k1; k += kRunEntries) {
+      for (int i = 0; i < NV; ++i)
+        chunk.acc[i] = V{};
+      chunk.run(a, x, w, vector_head, n_last, sign, k_row, k,
+                k + kRunEntries < k1 ? k + kRunEntries : k1);
+      for (int i = 0; i < NV; ++i)
+        total[i] += chunk.acc[i];
+    }
+    for (int i = 0; i < NV; ++i)
+      chunk.acc[i] = total[i];
+  }
 
   if (Max && a.reduce == Reduce::kMin) {
     for (int i = 0; i < NV; ++i) {

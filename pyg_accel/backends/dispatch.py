@@ -7,16 +7,26 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
+
 from pyg_accel.backends.base import Backend
 from pyg_accel.backends.registry import backends, get_backend
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.errors import BackendNotSupported
 from pyg_accel.settings import settings
 
-__all__ = ["Decision", "choose", "forget_decisions", "use_backend"]
+__all__ = [
+    "Decision",
+    "choose",
+    "fast_backend_reasons",
+    "forget_decisions",
+    "record_choices",
+    "use_backend",
+]
 
 _log = logging.getLogger("pyg_accel")
 _forced: ContextVar[str | None] = ContextVar("pyg_accel_backend", default=None)
+_chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", default=None)
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,33 @@ def use_backend(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+@contextmanager
+def record_choices() -> Iterator[dict[str, None]]:
+    """Collect the names of the backends that are chosen inside the block."""
+    names: dict[str, None] = {}
+    token = _chosen.set(names)
+    try:
+        yield names
+    finally:
+        _chosen.reset(token)
+
+
+def fast_backend_reasons(device: str) -> list[str]:
+    """Return why no backend but the reference would run a plain sum on a device; empty if one does.
+
+    A backend that was asked for by name counts, whatever it is.
+    """
+    like = OpSpec("gspmm", device, torch.float32, torch.int32, 1, 1, 1, 1, 1, "u0", ("sum",))
+    try:
+        decision = choose(like)
+    except BackendNotSupported as error:
+        return [f"{name}: {'; '.join(why)}" for name, why in error.reasons.items()]
+    asked_for = (_forced.get() or settings.backend) != "auto"
+    if decision.backend.name != "reference" or asked_for:
+        return []
+    return [f"{name}: {'; '.join(why)}" for name, why in decision.rejected.items()]
+
+
 def choose(spec: OpSpec) -> Decision:
     """Return the backend for a call.
 
@@ -58,7 +95,11 @@ def choose(spec: OpSpec) -> Decision:
         BackendNotSupported: with every backend's reasons, if none can, or not the one asked for.
     """
     forced = _forced.get() or settings.backend
-    return _choose(spec, forced, settings.disable)
+    decision = _choose(spec, forced, settings.disable)
+    names = _chosen.get()
+    if names is not None:
+        names[decision.backend.name] = None
+    return decision
 
 
 def forget_decisions() -> None:

@@ -134,6 +134,8 @@ def _check(
     reduces: list[str],
 ) -> None:
     rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
+    if len({index for _, index in read}) != len(read):
+        raise ValueError(f"expected {text} to read each operand at one side (pass it twice)")
     if not operands or {index for _, index in read} != set(range(len(operands))):
         raise ValueError(f"expected {text} to use operands 0 to {len(operands) - 1}")
     for side, index in read:

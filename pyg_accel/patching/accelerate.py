@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel import ops
-from pyg_accel.backends import get_backend
+from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
 from pyg_accel.errors import VerificationError
 from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
@@ -69,21 +69,21 @@ def call(
         state = torch.get_rng_state()
         trace = _trace(self, edge_index)
         try:
-            with trace:
+            with record_choices() as names, trace:
                 out = original(self, *_plain(edge_index, args, kwargs), **kwargs)
-            out = _finish(self, out)
+                out = _finish(self, out)
         except Unrecognised as reason:
             reasons = [str(reason)]
             if reason.sticky:
                 _declined.setdefault(self, {})[key] = str(reason)
             torch.set_rng_state(state)
         else:
+            seconds = time.perf_counter() - start
             if settings.verify:
                 _verify(original, self, edge_index, args, given, out, state)
-            seconds = time.perf_counter() - start
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
-                record(layer, formulas, trace.device.type, "", seconds)
+                record(layer, formulas, "+".join(names), "", seconds)
             else:
                 record(layer, "", "PyG", "no reduction that could be fused", seconds)
             return out
@@ -144,18 +144,13 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
         reasons.append("inside a torch.func transform")
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
-    device = _trace_device(edge_index)
-    if device != "cpu":
-        return [*reasons, f"no backend for device '{device}'"]
-    unavailable = get_backend("cpu").unavailable_reasons()
-    if unavailable:
-        return [*reasons, *unavailable]
+    reasons += fast_backend_reasons(_device_of(edge_index))
     if not reasons and not sparse and not settings.always:
         reasons += _size_reasons(edge_index)
     return reasons
 
 
-def _trace_device(edge_index: Any) -> str:
+def _device_of(edge_index: Any) -> str:
     device = edge_index.device
     return str((device() if callable(device) else device).type)
 
@@ -171,7 +166,8 @@ def _plain(edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     """Arguments with an EdgeIndex as an ordinary tensor, so that PyG does not fuse it by itself."""
     if not isinstance(edge_index, EdgeIndex):
         return (edge_index, *args)
-    kwargs["size"] = (edge_index.num_rows, edge_index.num_cols)
+    if not args:  # propagate's own arguments come by name; PyG ignores a given size here
+        kwargs["size"] = (edge_index.num_rows, edge_index.num_cols)
     return (edge_index.as_tensor(), *args)
 
 
@@ -229,5 +225,5 @@ def _verify(
     if out.shape != expected.shape or not bool(same.all()):
         raise VerificationError(
             f"{type(module).__name__}: accelerated and PyG's own result differ by "
-            f"{float((out - expected).abs().max()):.3g}"
+            f"{float((out.detach() - expected).abs().max()):.3g}"
         )

@@ -223,7 +223,9 @@ class Trace(TorchFunctionMode):
                 return torch.cat(pieces, dim=-1)
         formula, numbers = self._own_numbers(lazy)
         with torch._C.DisableTorchFunction():
-            if isinstance(formula, Operand) and formula.side != "e":
+            if isinstance(formula, Operand) and formula.side == "e":
+                return self.operands[numbers[0]].movedim(0, lazy.edge_dim)
+            if isinstance(formula, Operand):
                 row = self.target if formula.side == "v" else 1 - self.target
                 (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
                 index = self.edge_index[row]

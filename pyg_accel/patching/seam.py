@@ -111,14 +111,15 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 
 def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper that keeps ``__module__``, by which PyG recognises its own templates.
+    """A function that hands the original and its arguments to a hook.
 
-    TorchScript reads the original's source through it and looks names up in the wrapper's globals:
-    they are those of the original.
+    It keeps ``__module__``, by which PyG recognises its own templates. TorchScript reads the
+    original's source through it and looks names up in the wrapper's globals: they are those of the
+    original.
     """
 
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return hook(original, self, *args, **kwargs)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
 
     names = getattr(original, "__globals__", globals())
     built = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
@@ -172,7 +173,7 @@ def _replace_functions(hooks: Hooks) -> None:
                 continue
             if original not in wrappers:
                 hook = hooks.softmax if name == "softmax" else hooks.memoise
-                wrappers[original] = functools.wraps(original)(functools.partial(hook, original))
+                wrappers[original] = _wrapped(original, hook)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])
 
