@@ -72,7 +72,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--dataset", choices=datasets, default="community")
     parser.add_argument("--root", help="folder with the files of a real data set")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=64)
     options = parser.parse_args()
     if options.dataset != "community" and options.root is None:
@@ -83,7 +83,7 @@ def parse_options() -> argparse.Namespace:
 def train(name: str, options: argparse.Namespace, *, accelerate: bool) -> Run:
     """Train one model from seed 0 and test it."""
     if options.dataset == "community":
-        data = community_task(100_000, 1_500_000)
+        data = community_task(100_000, 3_000_000)
     else:
         data = load_task(options.dataset, options.root)
     torch.manual_seed(0)

@@ -1,15 +1,18 @@
 // SDDMM with a dot product, and the softmax over a row's entries. Included once per instruction
 // set.
 
+// Adds up the lanes by halving, in registers and in a fixed order.
 template <class A>
 inline A horizontal_sum(vec_t<A> v) {
-  // Halving keeps the order of additions fixed.
-  A lanes[kLanes<A>];
-  __builtin_memcpy(lanes, &v, sizeof(v));
-  for (int width = kLanes<A> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i)
-      lanes[i] += lanes[i + width];
-  return lanes[0];
+#pragma GCC unroll 4
+  for (int width = kLanes<A> / 2; width > 0; width /= 2) {
+    mask_t<A> from;
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes<A>; ++i)
+      from[i] = (i + width) % kLanes<A>;
+    v += __builtin_shuffle(v, from);
+  }
+  return v[0];
 }
 
 template <class T>
@@ -32,27 +35,25 @@ inline acc_t<T> dot(const T* a, const T* b, int64_t n) {
 }
 
 template <class T, class I>
-void dot_entries(const DotArgs& a, const Piece& piece, int64_t f_begin, int64_t f_end) {
+void dot_piece(const DotArgs& a, const Piece& piece) {
   const I* col = static_cast<const I*>(a.csr.col);
   const I* eid = static_cast<const I*>(a.csr.eid);
   const T* target = static_cast<const T*>(a.target) + piece.row * a.target_stride;
   const T* source = static_cast<const T*>(a.source);
   T* out = static_cast<T*>(a.out);
   const int64_t last = a.csr.num_entries - 1;
-  const int64_t lines = ((f_end - f_begin) * static_cast<int64_t>(sizeof(T)) + 63) / 64;
+  const int64_t bytes = a.heads * a.width * static_cast<int64_t>(sizeof(T));
+  const int64_t ahead = bytes > 512 ? 4 : 16;
   for (int64_t k = piece.k_begin; k < piece.k_end; ++k) {
-    const int64_t e = eid ? static_cast<int64_t>(eid[k]) : k;
+    const int64_t k_next = k + ahead < last ? k + ahead : last;
+    const char* next =
+        reinterpret_cast<const char*>(source + static_cast<int64_t>(col[k_next]) * a.source_stride);
+    for (int64_t b = 0; b < bytes; b += 64)
+      __builtin_prefetch(next + b);
     const T* xs = source + static_cast<int64_t>(col[k]) * a.source_stride;
-    const T* next =
-        source + static_cast<int64_t>(col[k + 4 < last ? k + 4 : last]) * a.source_stride;
-    for (int64_t h = 0; h < a.heads; ++h) {
-      const int64_t f = h * a.width + f_begin;
-      for (int64_t i = 0; i < lines; ++i)
-        __builtin_prefetch(reinterpret_cast<const char*>(next + f) + 64 * i);
-      const acc_t<T> s = dot(target + f, xs + f, f_end - f_begin);
-      T& place = out[e * a.heads + h];
-      place = from_acc<T>(a.accumulate ? to_acc(place) + s : s);
-    }
+    T* place = out + (eid ? static_cast<int64_t>(eid[k]) : k) * a.heads;
+    for (int64_t h = 0; h < a.heads; ++h)
+      place[h] = from_acc<T>(dot(target + h * a.width, xs + h * a.width, a.width));
   }
 }
 
@@ -61,13 +62,8 @@ void dot_rows(const DotArgs& a, const Range& range) {
   const I* rowptr = static_cast<const I*>(a.csr.rowptr);
   for (int64_t row = range.row_begin; row < range.row_end; ++row) {
     if (rowptr[row + 1] - rowptr[row] <= kHubDegree)
-      dot_entries<T, I>(a, {row, rowptr[row], rowptr[row + 1]}, range.f_begin, range.f_end);
+      dot_piece<T, I>(a, {row, rowptr[row], rowptr[row + 1]});
   }
-}
-
-template <class T, class I>
-void dot_piece(const DotArgs& a, const Piece& piece, int64_t f_begin, int64_t f_end) {
-  dot_entries<T, I>(a, piece, f_begin, f_end);
 }
 
 template <class T, class I>

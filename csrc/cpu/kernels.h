@@ -144,7 +144,6 @@ struct DotArgs {
   void* out;
   int64_t heads;
   int64_t width;
-  bool accumulate;  // add to what an earlier feature block left in `out`
 };
 
 // Softmax over the entries of each row, per head; backward: out * (grad - sum(out * grad)).
@@ -184,7 +183,7 @@ struct KernelTable {
                                       void* partials,
                                       int64_t count);
   void (*dot_rows[kDTypes][2])(const DotArgs&, const Range&);
-  void (*dot_piece[kDTypes][2])(const DotArgs&, const Piece&, int64_t f_begin, int64_t f_end);
+  void (*dot_piece[kDTypes][2])(const DotArgs&, const Piece&);
   void (*softmax_rows[kDTypes][2])(const SoftmaxArgs&, const Range&);
 };
 

@@ -20,6 +20,11 @@ class Machine {
         eid_(static_cast<const I*>(a.csr.eid)) {
     for (int i = 0; i < a.num_instructions; ++i)
       registers_[a.num_operands + i] = scratch_[a.num_operands + i];
+    for (int o = 0; o < a.num_operands; ++o) {
+      wide_[o] = a.operands[o].wide;
+      if (a.operands[o].side != Operand::kTarget)
+        moving_[num_moving_++].number = o;
+    }
   }
 
   // Columns [f, f + n) of head h, n <= kBlock, of entries [k0, k1) of `row`.
@@ -27,10 +32,9 @@ class Machine {
     n_ = n;
     head_ = h;
     start_accumulators();
-    bind(Operand::kTarget, row, f);
-    execute(true, 0);
+    start_block(row, f);
     for (int64_t k = k0; k < k1; ++k) {
-      const A* message = evaluate(k, f);
+      const A* message = evaluate(k);
       for (int r = 0; r < a_.num_reduces; ++r)
         accumulate(r, message, k, k == k0, f);
       if ((k - k0) % kRunEntries == kRunEntries - 1)
@@ -49,9 +53,8 @@ class Machine {
       A total[L] = {};  // a whole vector, so that block() may load it
       for (int64_t f = 0; f < a_.width; f += kBlock) {
         n_ = static_cast<int>(a_.width - f < kBlock ? a_.width - f : kBlock);
-        bind(Operand::kTarget, row, f);
-        execute(true, 0);
-        const A* message = evaluate(k, f);
+        start_block(row, f);
+        const A* message = evaluate(k);
         if (wide_[a_.result]) {
           V sum{};
           for (int i = 0; i < n_; i += L)
@@ -148,60 +151,72 @@ class Machine {
     return i + L <= n_ ? load(p + i) : load_n(p + i, n_ - i);
   }
 
-  // Points the operands of one side at their row; 16-bit operands are widened into scratch.
-  void bind(int side, int64_t index, int64_t f) {
+  // Element offset of a block of columns within a row of an operand.
+  int64_t offset_of(const Operand& operand, int64_t f) const {
+    const int64_t columns = operand.wide ? a_.width : 1;
+    return (operand.per_head ? head_ * columns : 0) + (operand.wide ? f : 0);
+  }
+
+  // Binds the target's operands, computes what depends on them alone, and prepares the others.
+  void start_block(int64_t row, int64_t f) {
     for (int o = 0; o < a_.num_operands; ++o) {
       const Operand& operand = a_.operands[o];
-      if (operand.side != side)
+      if (operand.side != Operand::kTarget)
         continue;
-      const int64_t columns = operand.wide ? a_.width : 1;
-      const int64_t offset = index * operand.stride + (operand.per_head ? head_ * columns : 0) +
-                             (operand.wide ? f : 0);
-      wide_[o] = operand.wide;
-      if (operand.index) {
+      const int64_t offset = row * operand.stride + offset_of(operand, f);
+      if (operand.index)
         index_[o] = static_cast<const I*>(operand.data) + offset;
-        continue;
+      else
+        bind(o, static_cast<const T*>(operand.data) + offset);
+    }
+    for (int m = 0; m < num_moving_; ++m) {
+      const Operand& operand = a_.operands[moving_[m].number];
+      moving_[m].index = operand.index;
+      if (operand.index)
+        moving_[m].base = static_cast<const I*>(operand.data) + offset_of(operand, f);
+      else
+        moving_[m].base = static_cast<const T*>(operand.data) + offset_of(operand, f);
+      moving_[m].stride = operand.stride;
+      moving_[m].by_source = operand.side == Operand::kSource;
+      moving_[m].bytes = operand.wide ? n_ * static_cast<int>(sizeof(T)) : 1;
+    }
+    execute(true, 0);
+  }
+
+  // Points a register at features in memory; 16-bit ones are widened into scratch.
+  void bind(int o, const T* p) {
+    if constexpr (std::is_same_v<T, A>) {
+      registers_[o] = p;
+    } else {
+      const int n = wide_[o] ? n_ : 1;
+      for (int i = 0; i < n; i += L) {
+        const V v = i + L <= n ? load(p + i) : load_n(p + i, n - i);
+        __builtin_memcpy(scratch_[o] + i, &v, sizeof(v));
       }
-      const T* p = static_cast<const T*>(operand.data) + offset;
-      if constexpr (std::is_same_v<T, A>) {
-        registers_[o] = p;
-      } else {
-        const int n = operand.wide ? n_ : 1;
-        for (int i = 0; i < n; i += L) {
-          const V v = i + L <= n ? load(p + i) : load_n(p + i, n - i);
-          __builtin_memcpy(scratch_[o] + i, &v, sizeof(v));
-        }
-        registers_[o] = scratch_[o];
-      }
+      registers_[o] = scratch_[o];
     }
   }
 
-  const A* evaluate(int64_t k, int64_t f) {
-    prefetch(k, f);
+  const A* evaluate(int64_t k) {
+    const int64_t next = k + kAhead < a_.csr.num_entries ? k + kAhead : a_.csr.num_entries - 1;
     edge_ = eid_ ? static_cast<int64_t>(eid_[k]) : k;
-    bind(Operand::kSource, col_[k], f);
-    bind(Operand::kEdge, edge_, f);
+    const int64_t next_edge = eid_ ? static_cast<int64_t>(eid_[next]) : next;
+    for (int m = 0; m < num_moving_; ++m) {
+      const Moving& moving = moving_[m];
+      const int64_t here = moving.by_source ? static_cast<int64_t>(col_[k]) : edge_;
+      const int64_t soon = moving.by_source ? static_cast<int64_t>(col_[next]) : next_edge;
+      if (moving.index) {
+        index_[moving.number] = static_cast<const I*>(moving.base) + here * moving.stride;
+        continue;
+      }
+      const T* base = static_cast<const T*>(moving.base);
+      const char* p = reinterpret_cast<const char*>(base + soon * moving.stride);
+      for (int b = 0; b < moving.bytes; b += 64)
+        __builtin_prefetch(p + b);
+      bind(moving.number, base + here * moving.stride);
+    }
     execute(false, edge_);
     return registers_[a_.result];
-  }
-
-  void prefetch(int64_t k, int64_t f) const {
-    const int64_t next = k + 6 < a_.csr.num_entries ? k + 6 : a_.csr.num_entries - 1;
-    for (int o = 0; o < a_.num_operands; ++o) {
-      const Operand& operand = a_.operands[o];
-      if (operand.side == Operand::kTarget || operand.index)
-        continue;
-      const int64_t index = operand.side == Operand::kSource ? static_cast<int64_t>(col_[next])
-                            : eid_                           ? static_cast<int64_t>(eid_[next])
-                                                             : next;
-      const int64_t columns = operand.wide ? a_.width : 1;
-      const char* p = reinterpret_cast<const char*>(
-          static_cast<const T*>(operand.data) + index * operand.stride +
-          (operand.per_head ? head_ * columns : 0) + (operand.wide ? f : 0));
-      const int bytes = operand.wide ? n_ * static_cast<int>(sizeof(T)) : 1;
-      for (int b = 0; b < bytes; b += 64)
-        __builtin_prefetch(p + b);
-    }
   }
 
   template <class F>
@@ -383,7 +398,20 @@ class Machine {
     }
   }
 
+  // An operand that is read at the source or the edge, and so moves from entry to entry.
+  struct Moving {
+    int number;
+    bool by_source;
+    bool index;
+    int bytes;
+    int64_t stride;
+    const void* base;
+  };
+  static constexpr int64_t kAhead = 8;  // entries ahead whose operands are prefetched
+
   const ProgramArgs& a_;
+  Moving moving_[kMaxOperands] = {};
+  int num_moving_ = 0;
   const I* rowptr_;
   const I* col_;
   const I* eid_;

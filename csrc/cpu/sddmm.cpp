@@ -31,22 +31,15 @@ Tensor dot(const Tensor& rowptr,
   args.out = out.mutable_data_ptr();
 
   const KernelTable& table = kernels();
-  const int64_t element = element_bytes(source.scalar_type());
-  // 16-bit scores cannot hold partial sums between blocks without losing digits.
-  const int64_t block =
-      element >= 4 ? choose_blocking(args.csr, args.heads, args.width, element, false).width
-                   : args.width;
-  for (int64_t f = 0; f < args.width; f += block) {
-    const int64_t f_end = std::min(args.width, f + block);
-    args.accumulate = f > 0;
-    parallel_rows(args.csr, args.heads * args.width, [&](int64_t begin, int64_t end) {
-      table.dot_rows[d][args.csr.wide](args, Range{begin, end, f, f_end});
+  // One pass over the whole width: blocks of columns would write every score several times, and
+  // rows cut out of X reach over as many pages as whole ones.
+  parallel_rows(args.csr, args.heads * args.width, [&](int64_t begin, int64_t end) {
+    table.dot_rows[d][args.csr.wide](args, Range{begin, end, 0, args.width});
+  });
+  for (const int64_t row : find_hubs(args.csr))
+    parallel_pieces(args.csr, row, [&](const Piece& piece, int64_t) {
+      table.dot_piece[d][args.csr.wide](args, piece);
     });
-    for (const int64_t row : find_hubs(args.csr))
-      parallel_pieces(args.csr, row, [&](const Piece& piece, int64_t) {
-        table.dot_piece[d][args.csr.wide](args, piece, f, f_end);
-      });
-  }
   return out;
 }
 

@@ -124,7 +124,10 @@ def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable
     names = getattr(original, "__globals__", globals())
     built = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
     functools.update_wrapper(built, original)
-    vars(built)["_pyg_accel"] = True
+    # What torch.jit.script_if_tracing leaves: scripting and compiling see the original.
+    vars(built).update(
+        {"_pyg_accel": True, "__script_if_tracing_wrapper": True, "__original_fn": original}
+    )
     return built
 
 

@@ -352,3 +352,9 @@ def test_a_sum_inside_a_message_runs_on_the_reference(graph):
         torch.autograd.grad(found.sin().sum(), [x, y]),
         torch.autograd.grad(expected.sin().sum(), [x, y]),
     )
+
+
+def test_an_operand_is_read_at_one_side():
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), (2, 2))
+    with pytest.raises(ValueError, match="each operand at one side"):
+        ops.gspmm(graph, "sub(u0,v0)", [torch.randn(2, 3)])

@@ -65,3 +65,23 @@ def test_a_report_is_a_snapshot_and_can_be_reset():
     assert sum(row.calls for row in pyg_accel.report(io.StringIO()).rows) == 8
     pyg_accel.reset_report()
     assert pyg_accel.report(io.StringIO()).rows == []
+
+
+def test_the_report_names_the_backend_that_ran(capsys):
+    layer, x = SAGEConv(4, 4), torch.randn(9, 4)
+    edge_index = torch.randint(9, (2, 40))
+    with pyg_accel.patched():
+        layer(x, edge_index)
+        with pyg_accel.use_backend("reference"):
+            layer(x, edge_index)
+    assert {row.backend for row in pyg_accel.report().rows} == {"cpu", "reference"}
+
+
+def test_without_a_fast_backend_pyg_runs_and_the_report_says_why(monkeypatch, capsys):
+    monkeypatch.setenv("PYG_ACCEL_DISABLE", "cpu")
+    layer, x = SAGEConv(4, 4), torch.randn(9, 4)
+    with pyg_accel.patched():
+        layer(x, torch.randint(9, (2, 40)))
+    (row,) = pyg_accel.report().rows
+    assert (row.backend, row.formula) == ("PyG", "")
+    assert "disabled by PYG_ACCEL_DISABLE" in row.reason
