@@ -36,7 +36,7 @@ MODELS = {
     "GIN": (GIN, {}),
     "GAT": (GAT, {"heads": 4}),
 }
-ROUNDS, MIN_EPOCHS, MAX_EPOCHS = 2, 2, 30
+ROUNDS, MIN_EPOCHS, MAX_EPOCHS = 1, 2, 30
 BUDGET = 3.0  # seconds of epochs in one run, beyond the minimum
 
 
