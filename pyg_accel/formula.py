@@ -16,6 +16,7 @@ from functools import lru_cache
 
 __all__ = [
     "BINARY",
+    "SIDES",
     "UNARY",
     "Binary",
     "Const",

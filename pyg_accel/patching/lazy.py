@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyg_accel import ops
-from pyg_accel.formula import Const, Formula, Operand, Sum, map_operands, operands_of
+from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph, GraphCache
 
 __all__ = ["GRAPHS", "LazyTensor", "Trace", "Unrecognised"]
@@ -284,8 +284,3 @@ class Trace(TorchFunctionMode):
 def is_single_side(lazy: LazyTensor) -> bool:
     """Whether a lazy tensor is one operand, not yet combined with another side."""
     return isinstance(lazy.formula, Operand) and lazy.parts is None
-
-
-def as_const(value: float) -> Formula:
-    """A number in a formula."""
-    return Const(float(value))

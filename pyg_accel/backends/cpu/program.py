@@ -4,36 +4,25 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, operands_of, shape_of
+from pyg_accel.formula import (
+    BINARY,
+    SIDES,
+    UNARY,
+    Binary,
+    Const,
+    Formula,
+    Operand,
+    Sum,
+    Unary,
+    operands_of,
+    shape_of,
+)
 
 __all__ = ["REDUCES", "SIDES", "Program", "compile_formula", "program_reasons"]
 
-# The numbers of csrc/cpu/kernels.h.
-OPS = [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "sel",
-    "neg",
-    "abs",
-    "exp",
-    "log",
-    "sqrt",
-    "relu",
-    "leaky_relu",
-    "sigmoid",
-    "tanh",
-    "softplus",
-    "pow",
-    "step",
-    "sign",
-    "iszero",
-    "nonzero",
-    "const",
-]
+# The numbers of csrc/cpu/kernels.h: its enumerations list the same names in the same order.
+OPS = (*BINARY, *UNARY, "const")
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
-SIDES = ("u", "v", "e")
 MAX_OPERANDS = 12
 MAX_INSTRUCTIONS = 48
 MAX_REDUCES = 6
