@@ -1,18 +1,21 @@
 // SDDMM with a dot product, and the softmax over a row's entries. Included once per instruction
 // set.
 
+// Lane i of the result is lane i + Step of v. The shuffle's indices must be constants by their
+// form: GCC does not fold a loop that fills them, and then spends longer on them than on the sum.
+template <class A, int Step, int... Lanes>
+inline vec_t<A> rotate(vec_t<A> v, std::integer_sequence<int, Lanes...>) {
+  return __builtin_shuffle(v, mask_t<A>{((Lanes + Step) % kLanes<A>)...});
+}
+
 // Adds up the lanes by halving, in registers and in a fixed order.
-template <class A>
+template <class A, int Step = kLanes<A> / 2>
 inline A horizontal_sum(vec_t<A> v) {
-#pragma GCC unroll 4
-  for (int width = kLanes<A> / 2; width > 0; width /= 2) {
-    mask_t<A> from;
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes<A>; ++i)
-      from[i] = (i + width) % kLanes<A>;
-    v += __builtin_shuffle(v, from);
-  }
-  return v[0];
+  v += rotate<A, Step>(v, std::make_integer_sequence<int, kLanes<A>>{});
+  if constexpr (Step > 1)
+    return horizontal_sum<A, Step / 2>(v);
+  else
+    return v[0];
 }
 
 template <class T>

@@ -8,6 +8,7 @@ namespace PYG_ACCEL_ISA {
 #include "math.h"
 
 #include "dot_kernel.h"
+#include "machine.h"
 #include "program_kernel.h"
 #include "spmm_kernel.h"
 

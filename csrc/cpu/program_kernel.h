@@ -1,11 +1,8 @@
-// Binary-reduce for any message formula: a small register machine that runs one instruction over a
-// block of columns at a time, so its dispatch cost is shared by up to kBlock elements and every
-// intermediate stays in the first-level cache. Included once per instruction set.
-
-inline constexpr int kBlock = 128;
+// Binary-reduce for any message formula: the machine computes the messages of a row tile by tile,
+// and they are reduced here. Included once per instruction set.
 
 template <class T, class I>
-class Machine {
+class Reducer {
   using A = acc_t<T>;
   using V = vec_t<A>;
   using M = mask_t<A>;
@@ -13,64 +10,55 @@ class Machine {
   static constexpr int L = kLanes<A>;
 
  public:
-  explicit Machine(const ProgramArgs& a)
+  explicit Reducer(const ProgramArgs& a)
       : a_(a),
+        machine_(a),
         rowptr_(static_cast<const I*>(a.csr.rowptr)),
         col_(static_cast<const I*>(a.csr.col)),
-        eid_(static_cast<const I*>(a.csr.eid)) {
-    for (int i = 0; i < a.num_instructions; ++i)
-      registers_[a.num_operands + i] = scratch_[a.num_operands + i];
-    for (int o = 0; o < a.num_operands; ++o) {
-      wide_[o] = a.operands[o].wide;
-      if (a.operands[o].side != Operand::kTarget)
-        moving_[num_moving_++].number = o;
-    }
-  }
+        eid_(static_cast<const I*>(a.csr.eid)) {}
 
-  // Columns [f, f + n) of head h, n <= kBlock, of entries [k0, k1) of `row`.
+  // Columns [f, f + n) of head h, n <= kTile, of entries [k0, k1) of `row`.
   void entries(int64_t row, int64_t k0, int64_t k1, int64_t h, int64_t f, int n) {
     n_ = n;
     head_ = h;
+    first_ = k0;
     start_accumulators();
-    start_block(row, f);
-    for (int64_t k = k0; k < k1; ++k) {
-      const A* message = evaluate(k);
+    const int batch = machine_.start(row, h, f, n, k1 - k0);
+    for (int64_t k = k0; k < k1;) {
+      const int count = tile_at(k, k1, batch);
+      const A* messages = machine_.evaluate(k, count);
       for (int r = 0; r < a_.num_reduces; ++r)
-        accumulate(r, message, k, k == k0, f);
-      if ((k - k0) % kRunEntries == kRunEntries - 1)
+        accumulate(r, messages, machine_.edges(), k, count, f);
+      k += count;
+      if ((k - k0) % kRunEntries == 0)
         close_run();
     }
     close_run();
     taken_ = k1 - k0;
   }
 
-  // The same for a message that is summed over the whole width: one value per entry.
+  // The same for a message that is summed over the whole width: one value an entry.
   void summed_entries(int64_t row, int64_t k0, int64_t k1, int64_t h) {
-    head_ = h;
     n_ = 1;
+    head_ = h;
+    first_ = k0;
     start_accumulators();
-    for (int64_t k = k0; k < k1; ++k) {
-      A total[L] = {};  // a whole vector, so that block() may load it
-      for (int64_t f = 0; f < a_.width; f += kBlock) {
-        n_ = static_cast<int>(a_.width - f < kBlock ? a_.width - f : kBlock);
-        start_block(row, f);
-        const A* message = evaluate(k);
-        if (wide_[a_.result]) {
-          V sum{};
-          for (int i = 0; i < n_; i += L)
-            sum += block(message, true, i);
-          total[0] += horizontal_sum<A>(sum);
-        } else {
-          total[0] += message[0] * static_cast<A>(n_);
-        }
+    alignas(64) A totals[kTile];
+    int64_t edges[kTile];
+    for (int64_t k = k0; k < k1;) {
+      const int count = tile_at(k, k1, kTile);
+      for (int j = 0; j < count; ++j) {
+        totals[j] = A{};
+        edges[j] = eid_ ? static_cast<int64_t>(eid_[k + j]) : k + j;
       }
-      n_ = 1;
+      for (int64_t f = 0; f < a_.width; f += kTile)
+        add_columns(row, k, count, h, f, totals);
       for (int r = 0; r < a_.num_reduces; ++r)
-        accumulate(r, total, k, k == k0, 0);
-      if ((k - k0) % kRunEntries == kRunEntries - 1)
+        accumulate(r, totals, edges, k, count, 0);
+      k += count;
+      if ((k - k0) % kRunEntries == 0)
         close_run();
     }
-    n_ = 1;
     close_run();
     taken_ = k1 - k0;
   }
@@ -145,175 +133,30 @@ class Machine {
     return a_.arg_is_col ? col_[k] : eid_ ? eid_[k] : static_cast<I>(k);
   }
 
-  V block(const A* p, bool wide, int i) const {
-    if (!wide)
-      return splat<A>(p[0]);
-    return i + L <= n_ ? load(p + i) : load_n(p + i, n_ - i);
+  // Entries of the next tile; a tile ends where a run of additions does.
+  int tile_at(int64_t k, int64_t k1, int64_t most) const {
+    const int64_t run = kRunEntries - (k - first_) % kRunEntries;
+    return static_cast<int>(smaller(most, smaller(run, k1 - k)));
   }
 
-  // Element offset of a block of columns within a row of an operand.
-  int64_t offset_of(const Operand& operand, int64_t f) const {
-    const int64_t columns = operand.wide ? a_.width : 1;
-    return (operand.per_head ? head_ * columns : 0) + (operand.wide ? f : 0);
-  }
-
-  // Binds the target's operands, computes what depends on them alone, and prepares the others.
-  void start_block(int64_t row, int64_t f) {
-    for (int o = 0; o < a_.num_operands; ++o) {
-      const Operand& operand = a_.operands[o];
-      if (operand.side != Operand::kTarget)
-        continue;
-      const int64_t offset = row * operand.stride + offset_of(operand, f);
-      if (operand.index)
-        index_[o] = static_cast<const I*>(operand.data) + offset;
-      else
-        bind(o, static_cast<const T*>(operand.data) + offset);
-    }
-    for (int m = 0; m < num_moving_; ++m) {
-      const Operand& operand = a_.operands[moving_[m].number];
-      moving_[m].index = operand.index;
-      if (operand.index)
-        moving_[m].base = static_cast<const I*>(operand.data) + offset_of(operand, f);
-      else
-        moving_[m].base = static_cast<const T*>(operand.data) + offset_of(operand, f);
-      moving_[m].stride = operand.stride;
-      moving_[m].by_source = operand.side == Operand::kSource;
-      moving_[m].bytes = operand.wide ? n_ * static_cast<int>(sizeof(T)) : 1;
-    }
-    execute(true, 0);
-  }
-
-  // Points a register at features in memory; 16-bit ones are widened into scratch.
-  void bind(int o, const T* p) {
-    if constexpr (std::is_same_v<T, A>) {
-      registers_[o] = p;
-    } else {
-      const int n = wide_[o] ? n_ : 1;
-      for (int i = 0; i < n; i += L) {
-        const V v = i + L <= n ? load(p + i) : load_n(p + i, n - i);
-        __builtin_memcpy(scratch_[o] + i, &v, sizeof(v));
-      }
-      registers_[o] = scratch_[o];
-    }
-  }
-
-  const A* evaluate(int64_t k) {
-    const int64_t next = k + kAhead < a_.csr.num_entries ? k + kAhead : a_.csr.num_entries - 1;
-    edge_ = eid_ ? static_cast<int64_t>(eid_[k]) : k;
-    const int64_t next_edge = eid_ ? static_cast<int64_t>(eid_[next]) : next;
-    for (int m = 0; m < num_moving_; ++m) {
-      const Moving& moving = moving_[m];
-      const int64_t here = moving.by_source ? static_cast<int64_t>(col_[k]) : edge_;
-      const int64_t soon = moving.by_source ? static_cast<int64_t>(col_[next]) : next_edge;
-      if (moving.index) {
-        index_[moving.number] = static_cast<const I*>(moving.base) + here * moving.stride;
-        continue;
-      }
-      const T* base = static_cast<const T*>(moving.base);
-      const char* p = reinterpret_cast<const char*>(base + soon * moving.stride);
-      for (int b = 0; b < moving.bytes; b += 64)
-        __builtin_prefetch(p + b);
-      bind(moving.number, base + here * moving.stride);
-    }
-    execute(false, edge_);
-    return registers_[a_.result];
-  }
-
-  template <class F>
-  void map(int to, bool wide, F f) {
-    A* out = scratch_[to];
-    const int n = wide ? n_ : 1;
-    for (int i = 0; i < n; i += L) {
-      const V v = f(i);
-      __builtin_memcpy(out + i, &v, sizeof(v));
-    }
-  }
-
-  void execute(bool invariant, int64_t edge) {
-    for (int i = 0; i < a_.num_instructions; ++i) {
-      const Instruction& in = a_.instructions[i];
-      if (in.invariant != invariant)
-        continue;
-      const int to = a_.num_operands + i;
-      wide_[to] = in.wide;
-      const A* pa = registers_[in.a];
-      const A* pb = registers_[in.b];
-      const bool wa = wide_[in.a], wb = wide_[in.b];
-      auto x = [&](int j) { return block(pa, wa, j); };
-      auto y = [&](int j) { return block(pb, wb, j); };
-      const A value = static_cast<A>(in.value);
-      switch (in.op) {
-        case Op::kAdd:
-          map(to, in.wide, [&](int j) { return x(j) + y(j); });
-          break;
-        case Op::kSub:
-          map(to, in.wide, [&](int j) { return x(j) - y(j); });
-          break;
-        case Op::kMul:
-          map(to, in.wide, [&](int j) { return x(j) * y(j); });
-          break;
-        case Op::kDiv:
-          map(to, in.wide, [&](int j) { return x(j) / y(j); });
-          break;
-        case Op::kSelect: {
-          const I* arg = index_[in.b];
-          const int n = in.wide ? n_ : 1;
-          for (int j = 0; j < n; ++j)
-            scratch_[to][j] = static_cast<int64_t>(arg[wb ? j : 0]) == edge ? pa[wa ? j : 0] : A{};
-          break;
-        }
-        case Op::kNeg:
-          map(to, in.wide, [&](int j) { return -x(j); });
-          break;
-        case Op::kAbs:
-          map(to, in.wide, [&](int j) { return x(j) < 0 ? -x(j) : x(j); });
-          break;
-        case Op::kExp:
-          map(to, in.wide, [&](int j) { return vexp(x(j)); });
-          break;
-        case Op::kLog:
-          map(to, in.wide, [&](int j) { return vlog(x(j)); });
-          break;
-        case Op::kSqrt:
-          map(to, in.wide, [&](int j) { return vsqrt<A>(x(j)); });
-          break;
-        case Op::kRelu:  // the comparison is written so that NaN passes through
-          map(to, in.wide, [&](int j) { return x(j) <= 0 ? V{} : x(j); });
-          break;
-        case Op::kLeakyRelu:
-          map(to, in.wide, [&](int j) { return x(j) > 0 ? x(j) : x(j) * value; });
-          break;
-        case Op::kSigmoid:
-          map(to, in.wide, [&](int j) { return vsigmoid(x(j)); });
-          break;
-        case Op::kTanh:
-          map(to, in.wide, [&](int j) { return vtanh(x(j)); });
-          break;
-        case Op::kSoftplus:
-          map(to, in.wide, [&](int j) { return vsoftplus(x(j)); });
-          break;
-        case Op::kPow:
-          map(to, in.wide, [&](int j) { return vpow<A>(x(j), value); });
-          break;
-        case Op::kStep:
-          map(to, in.wide, [&](int j) { return x(j) > 0 ? splat<A>(1) : V{}; });
-          break;
-        case Op::kSign:
-          map(to, in.wide, [&](int j) {
-            return x(j) > 0 ? splat<A>(1) : x(j) < 0 ? splat<A>(-1) : V{};
-          });
-          break;
-        case Op::kIsZero:
-          map(to, in.wide, [&](int j) { return x(j) == 0 ? splat<A>(1) : V{}; });
-          break;
-        case Op::kNonZero:
-          map(to, in.wide, [&](int j) { return x(j) == 0 ? splat<A>(1) : x(j); });
-          break;
-        case Op::kConst:
-          scratch_[to][0] = value;
-          break;
+  // Adds the sums over one block of columns to the totals of entries k, k + 1, ...
+  void add_columns(int64_t row, int64_t k, int count, int64_t h, int64_t f, A* totals) {
+    const int n = static_cast<int>(smaller(a_.width - f, kTile));
+    const int batch = machine_.start(row, h, f, n, count);
+    for (int done = 0; done < count; done += batch) {
+      const int some = static_cast<int>(smaller(batch, count - done));
+      const A* messages = machine_.evaluate(k + done, some);
+      for (int j = 0; j < some; ++j) {
+        V sum{};
+        for (int i = 0; i < n; i += L)
+          sum += part(messages + j * n, n, i);
+        totals[done + j] += horizontal_sum<A>(sum);
       }
     }
+  }
+
+  static V part(const A* p, int n, int i) {
+    return i + L <= n ? load(p + i) : load_n(p + i, n - i);
   }
 
   void start_accumulators() {
@@ -347,15 +190,15 @@ class Machine {
 
   A result_of(int r, int i) const { return adds(r) ? totals_[r][i] : sums_[r][i]; }
 
-  void accumulate(int r, const A* message, int64_t k, bool first, int64_t f) {
-    const bool wide = !a_.sum_result && wide_[a_.result];
-    A* sums = sums_[r];
+  // Messages [count, n] of entries k, k + 1, ..., in their order.
+  void accumulate(int r, const A* messages, const int64_t* edges, int64_t k, int count, int64_t f) {
     auto update = [&](auto fn) {
       for (int i = 0; i < n_; i += L) {
         V s;
-        __builtin_memcpy(&s, sums + i, sizeof(s));
-        s = fn(s, block(message, wide, i));
-        __builtin_memcpy(sums + i, &s, sizeof(s));
+        __builtin_memcpy(&s, sums_[r] + i, sizeof(s));
+        for (int j = 0; j < count; ++j)
+          s = fn(s, part(messages + j * n_, n_, i));
+        __builtin_memcpy(sums_[r] + i, &s, sizeof(s));
       }
     };
     switch (a_.reduces[r]) {
@@ -370,63 +213,54 @@ class Machine {
         update([](V s, V m) { return s * m; });
         break;
       case Reduce::kMax:
-      case Reduce::kMin: {
-        const bool max = a_.reduces[r] == Reduce::kMax;
-        if (first)
-          first_ = k;
-        for (int i = 0; i < n_; i += L) {
-          V s;
-          M slot;
-          __builtin_memcpy(&s, sums + i, sizeof(s));
-          __builtin_memcpy(&slot, slots_[r] + i, sizeof(slot));
-          const V m = block(message, wide, i);
-          const M better = first ? ~M{} : ((max ? m > s : m < s) | (m != m));
-          s = better ? m : s;
-          slot = better ? M{} + static_cast<Lane>(k - first_) : slot;
-          __builtin_memcpy(sums + i, &s, sizeof(s));
-          __builtin_memcpy(slots_[r] + i, &slot, sizeof(slot));
-        }
+        choose(r, messages, k, count, [](V m, V s) { return m > s; });
         break;
-      }
+      case Reduce::kMin:
+        choose(r, messages, k, count, [](V m, V s) { return m < s; });
+        break;
       case Reduce::kNone: {
         const int64_t columns = a_.sum_result ? 1 : a_.width;
-        T* out = static_cast<T*>(a_.outs[r]) + (edge_ * a_.heads + head_) * columns + f;
-        for (int i = 0; i < n_; i += L)
-          store_n(out + i, block(message, wide, i), n_ - i < L ? n_ - i : L);
+        T* out = static_cast<T*>(a_.outs[r]) + head_ * columns + f;
+        for (int j = 0; j < count; ++j)
+          for (int i = 0; i < n_; i += L)
+            store_n(out + edges[j] * a_.heads * columns + i, part(messages + j * n_, n_, i),
+                    n_ - i < L ? n_ - i : L);
         break;
       }
     }
   }
 
-  // An operand that is read at the source or the edge, and so moves from entry to entry.
-  struct Moving {
-    int number;
-    bool by_source;
-    bool index;
-    int bytes;
-    int64_t stride;
-    const void* base;
-  };
-  static constexpr int64_t kAhead = 8;  // entries ahead whose operands are prefetched
+  // The first entry of a row wins whatever it is, a better one later, and NaN over all.
+  template <class Better>
+  void choose(int r, const A* messages, int64_t k, int count, Better better_than) {
+    for (int i = 0; i < n_; i += L) {
+      V s;
+      M slot;
+      __builtin_memcpy(&s, sums_[r] + i, sizeof(s));
+      __builtin_memcpy(&slot, slots_[r] + i, sizeof(slot));
+      for (int j = 0; j < count; ++j) {
+        const V m = part(messages + j * n_, n_, i);
+        const M better = k + j == first_ ? ~M{} : (better_than(m, s) | (m != m));
+        s = better ? m : s;
+        slot = better ? M{} + static_cast<Lane>(k + j - first_) : slot;
+      }
+      __builtin_memcpy(sums_[r] + i, &s, sizeof(s));
+      __builtin_memcpy(slots_[r] + i, &slot, sizeof(slot));
+    }
+  }
 
   const ProgramArgs& a_;
-  Moving moving_[kMaxOperands] = {};
-  int num_moving_ = 0;
+  Machine<T, I> machine_;
   const I* rowptr_;
   const I* col_;
   const I* eid_;
   int n_ = 0;
   int64_t head_ = 0;
-  int64_t edge_ = 0;
-  int64_t first_ = 0;
+  int64_t first_ = 0;  // entry at which the row or piece begins
   int64_t taken_ = 0;
-  const A* registers_[kMaxOperands + kMaxInstructions] = {};
-  const I* index_[kMaxOperands] = {};
-  bool wide_[kMaxOperands + kMaxInstructions] = {};
-  alignas(64) A scratch_[kMaxOperands + kMaxInstructions][kBlock + 16];
-  alignas(64) A sums_[kMaxReduces][kBlock + 16];
-  alignas(64) A totals_[kMaxReduces][kBlock + 16];
-  alignas(64) Lane slots_[kMaxReduces][kBlock + 16];
+  alignas(64) A sums_[kMaxReduces][kTile + 16];
+  alignas(64) A totals_[kMaxReduces][kTile + 16];
+  alignas(64) Lane slots_[kMaxReduces][kTile + 16];
 };
 
 // Calls fn(head, first column, count, place) for every block of a row's output.
@@ -437,35 +271,35 @@ inline void program_blocks(const ProgramArgs& a, int64_t f_begin, int64_t f_end,
       fn(h, 0, 1, h);
       continue;
     }
-    for (int64_t f = f_begin; f < f_end; f += kBlock)
-      fn(h, f, static_cast<int>(f_end - f < kBlock ? f_end - f : kBlock), h * a.width + f);
+    for (int64_t f = f_begin; f < f_end; f += kTile)
+      fn(h, f, static_cast<int>(f_end - f < kTile ? f_end - f : kTile), h * a.width + f);
   }
 }
 
 template <class T, class I>
-inline void program_entries(Machine<T, I>& machine,
+inline void program_entries(Reducer<T, I>& reducer,
                             const ProgramArgs& a,
                             const Piece& piece,
                             int64_t h,
                             int64_t f,
                             int n) {
   if (a.sum_result)
-    machine.summed_entries(piece.row, piece.k_begin, piece.k_end, h);
+    reducer.summed_entries(piece.row, piece.k_begin, piece.k_end, h);
   else
-    machine.entries(piece.row, piece.k_begin, piece.k_end, h, f, n);
+    reducer.entries(piece.row, piece.k_begin, piece.k_end, h, f, n);
 }
 
 template <class T, class I>
 void program_rows(const ProgramArgs& a, const Range& range) {
   const I* rowptr = static_cast<const I*>(a.csr.rowptr);
   const int64_t columns = a.heads * (a.sum_result ? 1 : a.width);
-  Machine<T, I> machine(a);
+  Reducer<T, I> reducer(a);
   for (int64_t row = range.row_begin; row < range.row_end; ++row) {
     if (rowptr[row + 1] - rowptr[row] > kHubDegree)
       continue;
     program_blocks(a, range.f_begin, range.f_end, [&](int64_t h, int64_t f, int n, int64_t place) {
-      program_entries(machine, a, {row, rowptr[row], rowptr[row + 1]}, h, f, n);
-      machine.finish(row, row * columns + place);
+      program_entries(reducer, a, {row, rowptr[row], rowptr[row + 1]}, h, f, n);
+      reducer.finish(row, row * columns + place);
     });
   }
 }
@@ -473,16 +307,16 @@ void program_rows(const ProgramArgs& a, const Range& range) {
 template <class T, class I>
 void program_piece(const ProgramArgs& a, const Piece& piece, void* partial) {
   const int64_t columns = a.heads * (a.sum_result ? 1 : a.width);
-  Machine<T, I> machine(a);
+  Reducer<T, I> reducer(a);
   program_blocks(a, 0, a.width, [&](int64_t h, int64_t f, int n, int64_t place) {
-    program_entries(machine, a, piece, h, f, n);
-    machine.save(piece.row, piece.k_begin, static_cast<acc_t<T>*>(partial), columns, place);
+    program_entries(reducer, a, piece, h, f, n);
+    reducer.save(piece.row, piece.k_begin, static_cast<acc_t<T>*>(partial), columns, place);
   });
 }
 
 template <class T, class I>
 void program_combine(const ProgramArgs& a, int64_t row, void* partials, int64_t count) {
-  Machine<T, I> machine(a);
-  machine.combine(row, static_cast<const acc_t<T>*>(partials), count,
+  Reducer<T, I> reducer(a);
+  reducer.combine(row, static_cast<const acc_t<T>*>(partials), count,
                   a.heads * (a.sum_result ? 1 : a.width));
 }

@@ -33,6 +33,12 @@ using mask_t = typename Simd<A>::M;
 typedef uint16_t Half16 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 2)));
 typedef uint32_t Word32 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
 
+// Not std::min: a template of the standard library, instantiated here, might reach other
+// processors.
+inline int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
 // The same bits as another vector type.
 template <class To, class From>
 inline To as(From v) {

@@ -1,0 +1,374 @@
+// A small register machine for any message formula. It runs one instruction over a tile at a time:
+// a block of columns of one entry, or of several entries of a row where the block is narrow. So the
+// cost of dispatch is shared by up to kTile elements, and every intermediate stays in the
+// first-level cache. Included once per instruction set.
+
+inline constexpr int kTile = 256;
+
+// A register holds the values of `count` entries: [count, columns] if wide, else [count].
+template <class T, class I>
+class Machine {
+ public:
+  using A = acc_t<T>;
+  using V = vec_t<A>;
+  static constexpr int L = kLanes<A>;
+
+  explicit Machine(const ProgramArgs& a)
+      : a_(a), col_(static_cast<const I*>(a.csr.col)), eid_(static_cast<const I*>(a.csr.eid)) {
+    for (int o = 0; o < a.num_operands; ++o) {
+      wide_[o] = a.operands[o].wide;
+      invariant_[o] = a.operands[o].side == Operand::kTarget;
+      if (!invariant_[o])
+        moving_[num_moving_++].number = o;
+    }
+    for (int i = 0; i < a.num_instructions; ++i) {
+      const Instruction& in = a.instructions[i];
+      const int to = a.num_operands + i;
+      registers_[to] = scratch_[to];
+      wide_[to] = in.wide;
+      invariant_[to] = in.invariant;
+      for (const int input : {in.a, in.b})
+        per_entry_[input] |= !in.invariant;
+    }
+    per_entry_[a.result] = true;
+  }
+
+  // The next calls of `evaluate` are about columns [f, f + n), n <= kTile, of head h of `row`, and
+  // at most `entries` of it. Returns how many of them fit a tile.
+  int start(int64_t row, int64_t h, int64_t f, int n, int64_t entries) {
+    columns_ = n;
+    head_ = h;
+    batch_ = static_cast<int>(entries < 1 ? 1 : smaller(kTile / n, entries));
+    count_ = 1;
+    for (int o = 0; o < a_.num_operands; ++o) {
+      if (!invariant_[o])
+        continue;
+      const Operand& operand = a_.operands[o];
+      const int64_t place = row * operand.stride + offset_of(operand, f);
+      if (operand.index)
+        index_[o] = static_cast<const I*>(operand.data) + place;
+      else
+        bind(o, static_cast<const T*>(operand.data) + place);
+    }
+    for (int m = 0; m < num_moving_; ++m) {
+      Moving& moving = moving_[m];
+      const Operand& operand = a_.operands[moving.number];
+      const int64_t offset = offset_of(operand, f);
+      if (operand.index)
+        moving.base = static_cast<const I*>(operand.data) + offset;
+      else
+        moving.base = static_cast<const T*>(operand.data) + offset;
+      moving.stride = operand.stride;
+      moving.index = operand.index;
+      moving.by_source = operand.side == Operand::kSource;
+    }
+    execute(true);
+    if (batch_ > 1)
+      repeat_invariants();
+    return batch_;
+  }
+
+  // The messages [count, columns] of entries k, k + 1, ... of the row, valid until the next call.
+  const A* evaluate(int64_t k, int count) {
+    count_ = count;
+    for (int j = 0; j < count; ++j)
+      edges_[j] = eid_ ? static_cast<int64_t>(eid_[k + j]) : k + j;
+    for (int m = 0; m < num_moving_; ++m) {
+      const Moving& moving = moving_[m];
+      if (moving.index)
+        gather_indices(moving, k);
+      else
+        gather(moving, k);
+    }
+    execute(false);
+    return wide_[a_.result] || columns_ == 1 ? registers_[a_.result] : spread(a_.result);
+  }
+
+  const int64_t* edges() const { return edges_; }
+
+ private:
+  // An operand that is read at the source or the edge, and so moves from entry to entry.
+  struct Moving {
+    int number;
+    bool by_source;
+    bool index;
+    int64_t stride;
+    const void* base;
+  };
+  static constexpr int64_t kAhead = 8;  // entries ahead whose operands are prefetched
+
+  int size_of(int r) const { return wide_[r] ? count_ * columns_ : count_; }
+
+  V part(const A* p, int n, int i) const { return i + L <= n ? load(p + i) : load_n(p + i, n - i); }
+
+  // Element offset of a block of columns within a row of an operand.
+  int64_t offset_of(const Operand& operand, int64_t f) const {
+    const int64_t columns = operand.wide ? a_.width : 1;
+    return (operand.per_head ? head_ * columns : 0) + (operand.wide ? f : 0);
+  }
+
+  int64_t row_of(const Moving& moving, int64_t k, int j) const {
+    return moving.by_source ? static_cast<int64_t>(col_[k + j]) : edges_[j];
+  }
+
+  // Copies n features to p and widens them. Lanes up to a whole vector may be overwritten.
+  static void copy(const T* from, int n, A* p) {
+    for (int i = 0; i < n; i += L) {
+      const V v = i + L <= n ? load(from + i) : load_n(from + i, n - i);
+      __builtin_memcpy(p + i, &v, sizeof(v));
+    }
+  }
+
+  // Points a register at features in memory; 16-bit ones are widened into scratch.
+  void bind(int o, const T* p) {
+    if constexpr (std::is_same_v<T, A>) {
+      registers_[o] = p;
+    } else {
+      copy(p, wide_[o] ? columns_ : 1, scratch_[o]);
+      registers_[o] = scratch_[o];
+    }
+  }
+
+  void gather(const Moving& moving, int64_t k) {
+    const int o = moving.number;
+    const T* base = static_cast<const T*>(moving.base);
+    const int n = wide_[o] ? columns_ : 1;
+    const bool in_order = !moving.by_source && !eid_;
+    if (!in_order)
+      prefetch(moving, k, n);
+    if (count_ == 1) {
+      bind(o, base + row_of(moving, k, 0) * moving.stride);
+      return;
+    }
+    if constexpr (std::is_same_v<T, A>) {
+      if (in_order && moving.stride == n) {  // the rows of a tile lie one after another
+        registers_[o] = base + k * moving.stride;
+        return;
+      }
+    }
+    A* to = scratch_[o];
+    registers_[o] = to;
+    if (n == 1) {
+      for (int j = 0; j < count_; ++j)
+        to[j] = to_acc(base[row_of(moving, k, j) * moving.stride]);
+      return;
+    }
+    for (int j = 0; j < count_; ++j)
+      copy(base + row_of(moving, k, j) * moving.stride, n, to + j * n);
+  }
+
+  void prefetch(const Moving& moving, int64_t k, int n) const {
+    const int64_t last = a_.csr.num_entries - 1;
+    const T* base = static_cast<const T*>(moving.base);
+    const int bytes = n * static_cast<int>(sizeof(T));
+    const int64_t ahead = count_ > kAhead ? count_ : kAhead;
+    for (int j = 0; j < count_; ++j) {
+      const int64_t next = k + j + ahead < last ? k + j + ahead : last;
+      const int64_t row =
+          moving.by_source ? static_cast<int64_t>(col_[next]) : static_cast<int64_t>(eid_[next]);
+      const char* p = reinterpret_cast<const char*>(base + row * moving.stride);
+      for (int b = 0; b < bytes; b += 64)
+        __builtin_prefetch(p + b);
+    }
+  }
+
+  void gather_indices(const Moving& moving, int64_t k) {
+    const int o = moving.number;
+    const I* base = static_cast<const I*>(moving.base);
+    if (count_ == 1) {
+      index_[o] = base + row_of(moving, k, 0) * moving.stride;
+      return;
+    }
+    const int n = wide_[o] ? columns_ : 1;
+    I* to = index_scratch_[o];
+    for (int j = 0; j < count_; ++j)
+      __builtin_memcpy(to + j * n, base + row_of(moving, k, j) * moving.stride, n * sizeof(I));
+    index_[o] = to;
+  }
+
+  // What depends on the target alone was computed for one entry: says it for every entry of a tile.
+  void repeat_invariants() {
+    for (int r = 0; r < a_.num_operands + a_.num_instructions; ++r) {
+      if (!invariant_[r] || !per_entry_[r])
+        continue;
+      const int n = wide_[r] ? columns_ : 1;
+      if (r < a_.num_operands && a_.operands[r].index) {
+        I* to = index_scratch_[r];
+        for (int j = 0; j < batch_; ++j)
+          __builtin_memcpy(to + j * n, index_[r], n * sizeof(I));
+        index_[r] = to;
+        continue;
+      }
+      A* to = scratch_[r];
+      if (n == 1) {
+        const A value = *registers_[r];
+        for (int j = 0; j < batch_; ++j)
+          to[j] = value;
+      } else {
+        for (int i = 0; i < n; i += L) {
+          const V v = part(registers_[r], n, i);
+          const int lanes = n - i < L ? n - i : L;
+          for (int j = 0; j < batch_; ++j)
+            store_n(to + j * n + i, v, lanes);
+        }
+      }
+      registers_[r] = to;
+    }
+  }
+
+  // A narrow register as [count, columns].
+  const A* spread(int r) {
+    A* to = spread_scratch_[r];
+    const A* from = registers_[r];
+    for (int j = 0; j < count_; ++j) {
+      const V v = splat<A>(from[j]);
+      for (int i = 0; i < columns_; i += L)
+        __builtin_memcpy(to + j * columns_ + i, &v, sizeof(v));
+    }
+    return to;
+  }
+
+  template <class F>
+  void map(int to, F f) {
+    A* out = scratch_[to];
+    const int n = size_of(to);
+    for (int i = 0; i < n; i += L) {
+      const V v = f(n, i);
+      __builtin_memcpy(out + i, &v, sizeof(v));
+    }
+  }
+
+  template <class F>
+  void unary(int to, const A* a, F f) {
+    map(to, [&](int n, int i) { return f(part(a, n, i)); });
+  }
+
+  // One entry has one value of a narrow input: no need to write it out.
+  template <class F>
+  void binary(int to, const Instruction& in, F f) {
+    const A *a = registers_[in.a], *b = registers_[in.b];
+    const bool one_a = in.wide && !wide_[in.a], one_b = in.wide && !wide_[in.b];
+    if (count_ == 1 && (one_a || one_b)) {
+      const V va = splat<A>(*a), vb = splat<A>(*b);
+      map(to,
+          [&](int n, int i) { return f(one_a ? va : part(a, n, i), one_b ? vb : part(b, n, i)); });
+      return;
+    }
+    if (one_a)
+      a = spread(in.a);
+    if (one_b)
+      b = spread(in.b);
+    map(to, [&](int n, int i) { return f(part(a, n, i), part(b, n, i)); });
+  }
+
+  void select(int to, const Instruction& in) {
+    const I* arg = index_[in.b];
+    const A* a = registers_[in.a];
+    const int n = in.wide ? columns_ : 1, na = wide_[in.a] ? n : 1, nb = wide_[in.b] ? n : 1;
+    for (int j = 0; j < count_; ++j)
+      for (int i = 0; i < n; ++i)
+        scratch_[to][j * n + i] = static_cast<int64_t>(arg[j * nb + (nb > 1 ? i : 0)]) == edges_[j]
+                                      ? a[j * na + (na > 1 ? i : 0)]
+                                      : A{};
+  }
+
+  void execute(bool invariant) {
+    for (int i = 0; i < a_.num_instructions; ++i) {
+      const Instruction& in = a_.instructions[i];
+      if (in.invariant != invariant)
+        continue;
+      const int to = a_.num_operands + i;
+      registers_[to] = scratch_[to];
+      const A* a = registers_[in.a];
+      const A value = static_cast<A>(in.value);
+      switch (in.op) {
+        case Op::kAdd:
+          binary(to, in, [](V x, V y) { return x + y; });
+          break;
+        case Op::kSub:
+          binary(to, in, [](V x, V y) { return x - y; });
+          break;
+        case Op::kMul:
+          binary(to, in, [](V x, V y) { return x * y; });
+          break;
+        case Op::kDiv:
+          binary(to, in, [](V x, V y) { return x / y; });
+          break;
+        case Op::kSelect:
+          select(to, in);
+          break;
+        case Op::kNeg:
+          unary(to, a, [](V x) { return -x; });
+          break;
+        case Op::kAbs:
+          unary(to, a, [](V x) { return x < 0 ? -x : x; });
+          break;
+        case Op::kExp:
+          unary(to, a, [](V x) { return vexp(x); });
+          break;
+        case Op::kLog:
+          unary(to, a, [](V x) { return vlog(x); });
+          break;
+        case Op::kSqrt:
+          unary(to, a, [](V x) { return vsqrt<A>(x); });
+          break;
+        case Op::kRelu:  // the comparison is written so that NaN passes through
+          unary(to, a, [](V x) { return x <= 0 ? V{} : x; });
+          break;
+        case Op::kLeakyRelu:
+          unary(to, a, [&](V x) { return x > 0 ? x : x * value; });
+          break;
+        case Op::kSigmoid:
+          unary(to, a, [](V x) { return vsigmoid(x); });
+          break;
+        case Op::kTanh:
+          unary(to, a, [](V x) { return vtanh(x); });
+          break;
+        case Op::kSoftplus:
+          unary(to, a, [](V x) { return vsoftplus(x); });
+          break;
+        case Op::kPow:
+          unary(to, a, [&](V x) { return vpow<A>(x, value); });
+          break;
+        case Op::kStep:
+          unary(to, a, [](V x) { return x > 0 ? splat<A>(1) : V{}; });
+          break;
+        case Op::kSign:
+          unary(to, a, [](V x) { return x > 0 ? splat<A>(1) : x < 0 ? splat<A>(-1) : V{}; });
+          break;
+        case Op::kIsZero:
+          unary(to, a, [](V x) { return x == 0 ? splat<A>(1) : V{}; });
+          break;
+        case Op::kNonZero:
+          unary(to, a, [](V x) { return x == 0 ? splat<A>(1) : x; });
+          break;
+        case Op::kConst:
+          for (int j = 0; j < count_; ++j)
+            scratch_[to][j] = value;
+          break;
+      }
+    }
+  }
+
+  static constexpr int kRegisters = kMaxOperands + kMaxInstructions;
+
+  const ProgramArgs& a_;
+  const I* col_;
+  const I* eid_;
+  Moving moving_[kMaxOperands] = {};
+  int num_moving_ = 0;
+  int columns_ = 0;
+  int batch_ = 1;
+  int count_ = 1;
+  int64_t head_ = 0;
+  int64_t edges_[kTile];
+  const A* registers_[kRegisters] = {};
+  const I* index_[kMaxOperands] = {};
+  bool wide_[kRegisters] = {};
+  bool invariant_[kRegisters] = {};
+  bool per_entry_[kRegisters] = {};  // wanted for every entry of a tile
+  // A vector more than a tile: the last store of a loop may reach over its end.
+  alignas(64) A scratch_[kRegisters][kTile + 16];
+  alignas(64) A spread_scratch_[kRegisters][kTile + 16];
+  alignas(64) I index_scratch_[kMaxOperands][kTile];
+};
