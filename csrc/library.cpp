@@ -8,7 +8,8 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def("csr_transpose(Tensor rowptr, Tensor col, int num_cols) -> Tensor[]");
   m.def(
       "spmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, bool sorted, Tensor x, "
-      "Tensor? weight, int reduce, bool want_arg, bool arg_is_col) -> Tensor[]");
+      "Tensor? weight, int combine, bool relu, int reduce, bool want_arg, bool arg_is_col) -> "
+      "Tensor[]");
   m.def("scatter_arg(Tensor grad, Tensor arg, int num_cols) -> Tensor");
   m.def(
       "gspmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor[] operands, int[] sides, "

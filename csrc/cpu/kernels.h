@@ -43,14 +43,21 @@ struct Csr {
   bool sorted;  // columns ascend within each row
 };
 
+// How a row of edge features meets the row of x; SpMM with one weight an edge always multiplies.
+enum class Combine : int { kMul = 0, kAdd = 1, kSub = 2, kReverseSub = 3 };
+
 // out[r, h, f] = reduce over entries k of row r of  weight[eid k, h] * x[col k, h, f]
+// or, with a whole row of features an edge, of  relu?(weight[eid k, h, f] combined with x)
 struct SpmmArgs {
   Csr csr;
   const void* x;  // [num_cols, heads, width], rows x_stride elements apart, from column x_begin on
   int64_t x_stride;
   int64_t x_begin;
-  const void* weight;  // [num_edges, weight_heads] or null
-  int64_t weight_heads;
+  const void* weight;      // [num_edges, weight_columns] or null
+  int64_t weight_columns;  // 1, heads, or heads * width if `weight_rows`
+  bool weight_rows;
+  Combine combine;
+  bool relu;
   void* out;  // [num_rows, heads, width]
   void* arg;  // [num_rows, heads, width] winner of max/min, or null
   bool arg_is_col;

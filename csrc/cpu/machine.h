@@ -95,7 +95,7 @@ class Machine {
     int64_t stride;
     const void* base;
   };
-  static constexpr int64_t kAhead = 8;  // entries ahead whose operands are prefetched
+  static constexpr int64_t kAhead = 24;  // at most so many entries ahead operands are prefetched
 
   int size_of(int r) const { return wide_[r] ? count_ * columns_ : count_; }
 
@@ -134,8 +134,7 @@ class Machine {
     const T* base = static_cast<const T*>(moving.base);
     const int n = wide_[o] ? columns_ : 1;
     const bool in_order = !moving.by_source && !eid_;
-    if (!in_order)
-      prefetch(moving, k, n);
+    prefetch(moving, k, n);
     if (count_ == 1) {
       bind(o, base + row_of(moving, k, 0) * moving.stride);
       return;
@@ -161,11 +160,12 @@ class Machine {
     const int64_t last = a_.csr.num_entries - 1;
     const T* base = static_cast<const T*>(moving.base);
     const int bytes = n * static_cast<int>(sizeof(T));
-    const int64_t ahead = count_ > kAhead ? count_ : kAhead;
+    const int64_t ahead = smaller(2 * kTile / n, kAhead);
     for (int j = 0; j < count_; ++j) {
       const int64_t next = k + j + ahead < last ? k + j + ahead : last;
-      const int64_t row =
-          moving.by_source ? static_cast<int64_t>(col_[next]) : static_cast<int64_t>(eid_[next]);
+      const int64_t row = moving.by_source ? static_cast<int64_t>(col_[next])
+                          : eid_           ? static_cast<int64_t>(eid_[next])
+                                           : next;
       const char* p = reinterpret_cast<const char*>(base + row * moving.stride);
       for (int b = 0; b < bytes; b += 64)
         __builtin_prefetch(p + b);

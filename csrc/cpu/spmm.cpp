@@ -12,6 +12,8 @@ std::vector<Tensor> spmm(const Tensor& rowptr,
                          bool sorted,
                          const Tensor& x,
                          const std::optional<Tensor>& weight,
+                         int64_t combine,
+                         bool relu,
                          int64_t reduce,
                          bool want_arg,
                          bool arg_is_col) {
@@ -28,15 +30,21 @@ std::vector<Tensor> spmm(const Tensor& rowptr,
   args.reduce = static_cast<Reduce>(reduce);
   args.arg_is_col = arg_is_col;
   if (weight) {
-    STD_TORCH_CHECK(weight->is_contiguous() && weight->dim() == 2 && dtype_of(*weight) == dtype,
-                    "expected 'weight' to be contiguous [E, 1 or H] of the dtype of 'x'");
-    STD_TORCH_CHECK(weight->size(0) == args.csr.num_entries &&
-                        (weight->size(1) == 1 || weight->size(1) == args.heads),
-                    "expected 'weight' of shape [E, 1 or H]");
+    STD_TORCH_CHECK(weight->is_contiguous() && weight->dim() == 3 && dtype_of(*weight) == dtype &&
+                        weight->size(0) == args.csr.num_entries,
+                    "expected 'weight' to be contiguous [E, H, F] of the dtype of 'x'");
+    args.weight_rows = weight->size(1) == args.heads && weight->size(2) == args.width;
+    STD_TORCH_CHECK(args.weight_rows || (weight->size(2) == 1 &&
+                                         (weight->size(1) == 1 || weight->size(1) == args.heads)),
+                    "expected 'weight' of shape [E, 1 or H, 1] or [E, H, F]");
+    args.weight_columns = weight->size(1) * weight->size(2);
     args.weight = weight->const_data_ptr();
-    args.weight_heads = weight->size(1);
+    args.combine = static_cast<Combine>(combine);
+    args.relu = relu;
+    STD_TORCH_CHECK(args.weight_rows || (args.combine == Combine::kMul && !relu),
+                    "one weight an edge can only be multiplied with");
   }
-  if (args.weight_heads <= 1) {  // nothing tells the heads apart
+  if (args.weight_rows || args.weight_columns <= 1) {  // nothing tells the heads apart
     args.width *= args.heads;
     args.heads = 1;
   }

@@ -1,7 +1,7 @@
 // SpMM row kernels: pull, accumulators in registers, one pass over a row's entries per chunk of
 // columns. Included once per instruction set (see vec.h).
 
-enum class Weight { kNone, kScalar, kPerVector };
+enum class Weight { kNone, kScalar, kPerVector, kRow };
 
 // Entries ahead whose row of x is prefetched; measured on F = 32..256 where x exceeds the cache.
 inline constexpr int64_t kPrefetchVectors = 32;
@@ -24,6 +24,17 @@ struct SpmmChunk {
         return load_n(p + i * L, n_last[i - (NV - 2)]);
     }
     return load(p + i * L);
+  }
+
+  // The same branch for every entry: predicted, and cheaper than a kernel for each.
+  static V combined(const SpmmArgs& a, V x, V w) {
+    V v = a.combine == Combine::kAdd   ? x + w
+          : a.combine == Combine::kMul ? x * w
+          : a.combine == Combine::kSub ? x - w
+                                       : w - x;
+    if (a.relu)
+      v = v <= 0 ? V{} : v;  // written so that NaN passes through
+    return v;
   }
 
   // `sign` is a vector of zeros for max and of sign bits for min, so one comparison serves both.
@@ -49,7 +60,14 @@ struct SpmmChunk {
         __builtin_prefetch(reinterpret_cast<const char*>(next) + 64 * i);
       const T* wr = nullptr;
       if constexpr (W != Weight::kNone)
-        wr = weight + (eid ? static_cast<int64_t>(eid[k]) : k) * a.weight_heads;
+        wr = weight + (eid ? static_cast<int64_t>(eid[k]) : k) * a.weight_columns;
+      if constexpr (W == Weight::kRow) {
+        const T* next_row =
+            weight + (eid ? static_cast<int64_t>(eid[k_next]) : k_next) * a.weight_columns;
+#pragma GCC unroll 16
+        for (int i = 0; i < (NV * L * static_cast<int>(sizeof(T)) + 63) / 64; ++i)
+          __builtin_prefetch(reinterpret_cast<const char*>(next_row) + 64 * i);
+      }
       A w{};
       if constexpr (W == Weight::kScalar)
         w = to_acc(*wr);
@@ -60,6 +78,8 @@ struct SpmmChunk {
           v = v * w;
         if constexpr (W == Weight::kPerVector)
           v = v * to_acc(wr[vector_head[i]]);
+        if constexpr (W == Weight::kRow)
+          v = combined(a, v, load_column(wr, i, n_last));
         if constexpr (!Max) {
           acc[i] += v;
         } else {
@@ -154,7 +174,7 @@ inline void spmm_place(const SpmmArgs& a,
   }
   const T* weight = static_cast<const T*>(a.weight);
   const T* x = static_cast<const T*>(a.x) + (place.offset - a.x_begin);
-  const T* w = weight ? weight + head : nullptr;
+  const T* w = weight ? weight + (W == Weight::kRow ? place.offset : head) : nullptr;
   if constexpr (Max) {
     chunk.run(a, x, w, vector_head, n_last, sign, k_row, k0, k1);
   } else {
@@ -232,6 +252,8 @@ inline SpmmPlaceFn<T, I> spmm_pick(const SpmmArgs& a, Weight weight) {
     return spmm_pick_reduce<T, I, NV, Partial, Weight::kNone>(a);
   if (weight == Weight::kScalar)
     return spmm_pick_reduce<T, I, NV, Partial, Weight::kScalar>(a);
+  if (weight == Weight::kRow)
+    return spmm_pick_reduce<T, I, NV, Partial, Weight::kRow>(a);
   return spmm_pick_reduce<T, I, NV, Partial, Weight::kPerVector>(a);
 }
 
@@ -294,8 +316,10 @@ inline void spmm_cut(const SpmmArgs& a,
 // boundary are handled one by one.
 template <class T, class I, class Emit>
 inline void spmm_steps(const SpmmArgs& a, int64_t f_begin, int64_t f_end, Emit emit) {
-  if (!a.weight || a.weight_heads == 1) {
-    const Weight weight = a.weight ? Weight::kScalar : Weight::kNone;
+  if (!a.weight || a.weight_rows || a.weight_columns == 1) {
+    const Weight weight = !a.weight       ? Weight::kNone
+                          : a.weight_rows ? Weight::kRow
+                                          : Weight::kScalar;
     for (int64_t h = 0; h < a.heads; ++h)
       spmm_cut<T, I>(a, h * a.width + f_begin, h * a.width + f_end, 0, weight, emit);
   } else if (a.width % kLanes<acc_t<T>> == 0 && f_begin == 0 && f_end == a.width) {

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, winners_are_columns
-from pyg_accel.backends.cpu.program import REDUCES, SIDES, compile_formula, program_reasons
+from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, program_reasons
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Binary, Formula, Operand, Sum, operands_of, parse
+from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
 
@@ -72,11 +72,10 @@ class CpuBackend(Backend):
         arg_is_col = winners_are_columns(formula, reduces)
 
         if len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min"):
-            x, weight = _as_spmm(formula, operands, (heads, width))
-            if x is not None:
+            if (spmm := _as_spmm(formula, operands, (heads, width))) is not None:
                 code = REDUCES.index(reduces[0])
                 result: list[Tensor] = library.spmm(
-                    *arrays, csr.sorted, x, weight, code, want_arg, arg_is_col
+                    *arrays, csr.sorted, *spmm, code, want_arg, arg_is_col
                 )
                 return result
         if reduces == ["none"] and (pair := _as_dot(formula, operands, (heads, width))):
@@ -118,19 +117,33 @@ class CpuBackend(Backend):
 
 def _as_spmm(
     formula: Formula, operands: list[Tensor], full: tuple[int, int]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The features and weights of ``u`` or ``u * e`` with one weight an edge (and head)."""
+) -> tuple[Tensor, Tensor | None, int, bool] | None:
+    """What the SpMM kernels need: features, weights, how they meet, and whether a relu follows.
+
+    They do ``u``, ``u * e`` with one weight an edge (and head), and ``u + e``, ``u - e``, ``e - u``,
+    ``u * e`` with edge features as wide as those of ``u``.
+    """
     match formula:
         case Operand(side="u"):
-            return operands[formula.index], None
-        case Binary(op="mul", left=Operand() as a, right=Operand() as b):
+            return operands[formula.index], None, 0, False
+        case Unary(op="relu", arg=Binary() as inner):
+            relu = True
+        case _:
+            inner, relu = formula, False
+    match inner:
+        case Binary(op=("mul" | "add" | "sub") as op, left=Operand() as a, right=Operand() as b):
             u, e = (a, b) if a.side == "u" else (b, a)
             if (u.side, e.side) != ("u", "e"):
-                return None, None
+                return None
             x, weight = operands[u.index], operands[e.index]
-            if tuple(x.shape[1:]) == full and weight.size(2) == 1:
-                return x, weight.squeeze(2).contiguous()
-    return None, None
+            if tuple(x.shape[1:]) != full:
+                return None
+            if tuple(weight.shape[1:]) == full:
+                meet = COMBINE.index("reverse_sub" if op == "sub" and a is e else op)
+                return x, weight.contiguous(), meet, relu
+            if op == "mul" and not relu and weight.size(2) == 1:
+                return x, weight.contiguous(), 0, False
+    return None
 
 
 def _as_dot(

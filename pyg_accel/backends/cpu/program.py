@@ -18,10 +18,11 @@ from pyg_accel.formula import (
     shape_of,
 )
 
-__all__ = ["REDUCES", "SIDES", "Program", "compile_formula", "program_reasons"]
+__all__ = ["COMBINE", "REDUCES", "SIDES", "Program", "compile_formula", "program_reasons"]
 
 # The numbers of csrc/cpu/kernels.h: its enumerations list the same names in the same order.
 OPS = (*BINARY, *UNARY, "const")
+COMBINE = ("mul", "add", "sub", "reverse_sub")
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 MAX_OPERANDS = 12
 MAX_INSTRUCTIONS = 48
