@@ -23,7 +23,7 @@ WORKER = Path(__file__).with_name("dgl_worker.py")
 
 
 class Dgl:
-    """DGL's gspmm and gsddmm, which its layers call."""
+    """DGL's gspmm and gsddmm, which its `update_all` calls."""
 
     name = "DGL"
 
@@ -34,23 +34,16 @@ class Dgl:
 
     def reasons(self, case: Case) -> list[str]:
         missing = [] if os.environ.get(PYTHON_VARIABLE) else [f"{PYTHON_VARIABLE} is not set"]
-        if case.op == "gspmm" and _binary(case) is None:
-            missing.append(f"no single DGL operation computes {case.formula}")
+        if case.op == "gspmm" and case.formula not in _OPERATIONS:
+            missing.append(f"{case.formula} is not translated for DGL")
         return missing
 
     def prepare(self, case: Case, inputs: Inputs) -> "RemoteCall":
         if self._worker is None:
             self._worker = Worker(os.environ[PYTHON_VARIABLE])
         self._load(inputs, edge_features=case.op == "gspmm")
-        operation, operands = ("copy_lhs", ["u"])
-        if case.op == "sddmm":
-            operation, operands = "dot", ["u", "v"]
-        elif case.op == "gspmm":
-            operation, operands = _binary(case) or "", ["u", "e"]
-        elif case.weighted:
-            operation, operands = "mul", ["u", "weight"]
-        request = {"operation": operation, "operands": operands, "reduce": case.reduce}
-        return RemoteCall(self._worker, request)
+        key = case.formula or (case.op + " weighted" * case.weighted)
+        return RemoteCall(self._worker, {**_OPERATIONS[key], "reduce": case.reduce})
 
     def close(self) -> None:
         if self._worker is not None:
@@ -118,6 +111,17 @@ class Worker:
         self._temporary.cleanup()
 
 
-def _binary(case: Case) -> str | None:
-    """DGL's name of a formula of one source and one edge operand."""
-    return {"add(u0,e1)": "add", "mul(u0,e1)": "mul"}.get(case.formula)
+def _operation(name: str, *operands: str, relu: bool = False) -> dict[str, Any]:
+    return {"operation": name, "operands": operands, "relu": relu}
+
+
+# What gspmm cannot do in one call (a relu, an operand of the target), DGL computes on the edges.
+_OPERATIONS = {
+    "spmm": _operation("copy_lhs", "u"),
+    "spmm weighted": _operation("mul", "u", "weight"),
+    "sddmm": _operation("dot", "u", "v"),
+    "add(u0,e1)": _operation("add", "u", "e"),
+    "mul(u0,e1)": _operation("mul", "u", "e"),
+    "relu(add(u0,e1))": _operation("add", "u", "e", relu=True),
+    "sub(v0,u1)": _operation("sub", "v", "u"),
+}

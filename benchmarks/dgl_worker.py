@@ -52,11 +52,15 @@ def load(path):
     return graph, arrays
 
 
-def run(graph, arrays, operation, operands, reduce):
+def run(graph, arrays, operation, operands, relu, reduce):
     """One DGL operation: [N, F], or [E] for a dot product."""
     left, right = (*(arrays[name] for name in operands), None)[:2]
     if operation == "dot":
-        return dgl.ops.gsddmm(graph, operation, left, right, "u", "v").squeeze(-1)
+        return dgl.ops.gsddmm(graph, operation, left, right, *operands).squeeze(-1)
+    if relu or "v" in operands:
+        messages = dgl.ops.gsddmm(graph, operation, left, right, *operands)
+        messages = messages.relu_() if relu else messages
+        return dgl.ops.gspmm(graph, "copy_rhs", reduce, None, messages)
     return dgl.ops.gspmm(graph, operation, reduce, left, right)
 
 
