@@ -30,6 +30,7 @@ QUICK_GRAPHS = ("rmat-20k@0.2", "rmat-2.7k", "arxiv-like@0.1")
 NUM_FEATURES, QUICK_NUM_FEATURES = (32, 128, 256), (32, 128)
 BINARY_FEATURES = 32  # its edge operand is [E, F], so that wider ones measure nothing but memory
 STOCK_FEATURES = 128  # wider, stock PyG takes minutes a case and has long lost
+CASE = ["graph", "F", "op", "reduce", "weighted"]
 BUDGET = 3.0  # seconds for one backend on one case, beyond the three laps that everyone gets
 
 
@@ -112,12 +113,21 @@ def measure(
 
 def best_peers(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a case: our time, the fastest right peer, and the ratio (above 1: we are faster)."""
-    keys = ["graph", "F", "op", "reduce", "weighted"]
-    frame = frame.fillna({"reduce": ""})
-    ours = frame[frame["backend"] == OURS].set_index(keys)["ms"]
     others = frame[(frame["backend"] != OURS) & frame["correct"]]
-    best = others.loc[others.groupby(keys, sort=False)["ms"].idxmin()].set_index(keys)
-    joined = best[["backend", "ms"]].rename(columns={"backend": "best_peer", "ms": "peer_ms"})
+    best = others.loc[others.fillna({"reduce": ""}).groupby(CASE, sort=False)["ms"].idxmin()]
+    return _beside_ours(frame, best)
+
+
+def against(frame: pd.DataFrame, peer: str) -> pd.DataFrame:
+    """The same for one peer, wherever it is right."""
+    return _beside_ours(frame, frame[(frame["backend"] == peer) & frame["correct"]])
+
+
+def _beside_ours(frame: pd.DataFrame, peers: pd.DataFrame) -> pd.DataFrame:
+    frame, peers = frame.fillna({"reduce": ""}), peers.fillna({"reduce": ""})
+    ours = frame[frame["backend"] == OURS].set_index(CASE)["ms"]
+    joined = peers.set_index(CASE)[["backend", "ms"]]
+    joined = joined.rename(columns={"backend": "best_peer", "ms": "peer_ms"})
     joined = joined.join(ours.rename("ours_ms"), how="inner")
     joined["ratio"] = joined["peer_ms"] / joined["ours_ms"]
     return joined.reset_index()

@@ -6,16 +6,29 @@ had, and lazily loaded libraries are paid by whoever comes first.
 
 import gc
 import multiprocessing
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+from unittest import mock
 
 import psutil
 
+from pyg_accel.large_pages import VARIABLE
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@contextmanager
+def small_pages() -> Iterator[None]:
+    """New processes in the block take torch as it comes, without the variable of pyg_accel."""
+    with mock.patch.dict(os.environ):
+        os.environ[VARIABLE] = "0"
+        yield
 
 
 def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

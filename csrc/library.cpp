@@ -21,5 +21,4 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");
-  m.def("keep_memory(bool keep) -> bool");
 }

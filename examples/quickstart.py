@@ -29,7 +29,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is never installed
 import pyg_accel
 from benchmarks.datasets import load_task
-from benchmarks.fresh import PeakMemory, in_fresh_process
+from benchmarks.fresh import PeakMemory, in_fresh_process, small_pages
 from benchmarks.graphs import community_task
 
 # GIN adds up neighbours without a mean, so it needs normalisation between its layers; statistics of
@@ -57,7 +57,8 @@ def main() -> None:
     console = Console()
     runs = {}
     for name in options.models:
-        stock = in_fresh_process(train, name, options, accelerate=False)
+        with small_pages():
+            stock = in_fresh_process(train, name, options, accelerate=False)
         runs[name] = (stock, in_fresh_process(train, name, options, accelerate=True))
     console.print(comparison(runs, options))
     console.print(ROUNDING)

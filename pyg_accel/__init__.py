@@ -3,11 +3,14 @@
     import pyg_accel
     pyg_accel.patch()
 
-Importing this package does nothing else: what a name needs is imported when the name is used.
+Importing this package sets one variable, for large memory pages (:mod:`.large_pages`), and nothing
+else: what a name needs is imported when the name is used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from pyg_accel.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
     from pyg_accel import ops
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
 
 __version__ = "0.1.0"
+
+ask_for_large_pages()
 
 _HOME = {
     "BackendNotSupported": "pyg_accel.errors",

@@ -41,6 +41,7 @@ def doctor() -> int:
     import torch
 
     from pyg_accel.backends import backends
+    from pyg_accel.large_pages import small_pages_reasons
     from pyg_accel.settings import SETTINGS, settings
 
     print(f"pyg_accel {pyg_accel.__version__} in {Path(pyg_accel.__file__).parent}")
@@ -48,6 +49,7 @@ def doctor() -> int:
     for name in PACKAGES:
         print(f"  {name:16} {_version(name)}")
     print(f"processor: {_processor()}, {torch.get_num_threads()} threads")
+    print(f"large pages: {'; '.join(small_pages_reasons()) or 'yes'}")
     gpus = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus))
     print(f"GPUs: {names or 'none'}")

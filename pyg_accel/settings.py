@@ -52,11 +52,6 @@ SETTINGS = (
     Setting("disable", "", "comma-separated names of backends that must not be chosen"),
     Setting("graph_cache", 64, "how many graphs are kept, each only while its edge_index lives"),
     Setting("isa", "", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest"),
-    Setting(
-        "keep_memory",
-        False,
-        "under patch(), freed memory stays with the process: faster steps, a higher peak (glibc)",
-    ),
     Setting("thresholds", "", "a JSON file of size thresholds in place of the measured one"),
     Setting("verify", False, "run PyG's own path beside every call and raise on a difference"),
 )

@@ -12,11 +12,9 @@ from types import TracebackType
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.patching import accelerate, seam
 from pyg_accel.patching.calls import Report, report, reset_report
 from pyg_accel.patching.reductions import aggregate
-from pyg_accel.settings import settings
 
 __all__ = ["PatchHandle", "Report", "patch", "patched", "report", "reset_report", "unpatch"]
 
@@ -42,7 +40,6 @@ class PatchHandle:
         self._removed = False
         if not seam.installed():
             seam.install(_HOOKS)
-            _keep_memory(settings.keep_memory)
         if self._everything:
             accelerate.switch(1)
         for module in self._modules:
@@ -66,7 +63,6 @@ class PatchHandle:
         if not _handles:
             seam.uninstall()
             accelerate.forget()
-            _keep_memory(False)
 
     def __enter__(self) -> "PatchHandle":
         return self
@@ -78,20 +74,6 @@ class PatchHandle:
         traceback: TracebackType | None,
     ) -> None:
         self.remove()
-
-
-def _keep_memory(keep: bool) -> None:
-    """Hold on to freed memory, as torch does on GPUs, or give it back.
-
-    The system's zeroing of fresh pages takes up to half of a training step on large graphs.
-    """
-    global _keeps
-    if keep != _keeps and not cpu_unavailable_reasons():
-        cpu_library().keep_memory(keep)
-        _keeps = keep
-
-
-_keeps = False
 
 
 def patch(model: torch.nn.Module | None = None) -> PatchHandle:

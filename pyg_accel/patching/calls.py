@@ -5,6 +5,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from pyg_accel.large_pages import small_pages_reasons
+
 __all__ = ["Report", "Row", "record", "report", "reset_report"]
 
 
@@ -31,9 +33,15 @@ class Row:
 
 @dataclass
 class Report:
-    """A snapshot of :func:`report`; ``print`` shows it as a table."""
+    """A snapshot of :func:`report`; ``print`` shows it as a table.
+
+    Attributes:
+        rows: one a kind of call.
+        small_pages: why large CPU tensors lie on small pages (:mod:`pyg_accel.large_pages`).
+    """
 
     rows: list[Row] = field(default_factory=list)
+    small_pages: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         if not self.rows:
@@ -56,7 +64,8 @@ class Report:
         accelerated = sum(row.calls for row in self.rows if row.formula)
         total = sum(row.calls for row in self.rows)
         summary = f"pyg_accel: {accelerated} of {total} forward calls accelerated"
-        return "\n".join([summary, show(head), rule, *(show(line) for line in lines[1:])])
+        notes = [f"Slower than need be, memory comes in small pages: {r}" for r in self.small_pages]
+        return "\n".join([summary, show(head), rule, *(show(line) for line in lines[1:]), *notes])
 
 
 _lock = threading.Lock()
@@ -82,7 +91,7 @@ def report(file: TextIO | None = None) -> Report:
         The same as data.
     """
     with _lock:
-        snapshot = Report([Row(**vars(row)) for row in _rows.values()])
+        snapshot = Report([Row(**vars(row)) for row in _rows.values()], small_pages_reasons())
     snapshot.rows.sort(key=lambda row: -row.seconds)
     print(snapshot, file=file or sys.stdout)
     return snapshot

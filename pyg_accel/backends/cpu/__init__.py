@@ -71,13 +71,13 @@ class CpuBackend(Backend):
         arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
         arg_is_col = winners_are_columns(formula, reduces)
 
-        if len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min"):
-            if (spmm := _as_spmm(formula, operands, (heads, width))) is not None:
-                code = REDUCES.index(reduces[0])
-                result: list[Tensor] = library.spmm(
-                    *arrays, csr.sorted, *spmm, code, want_arg, arg_is_col
-                )
-                return result
+        simple = len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min")
+        if simple and (spmm := _as_spmm(formula, operands, (heads, width))) is not None:
+            code = REDUCES.index(reduces[0])
+            result: list[Tensor] = library.spmm(
+                *arrays, csr.sorted, *spmm, code, want_arg, arg_is_col
+            )
+            return result
         if reduces == ["none"] and (pair := _as_dot(formula, operands, (heads, width))):
             return [library.dot(*arrays, *pair).unsqueeze(-1)]
 
@@ -120,17 +120,13 @@ def _as_spmm(
 ) -> tuple[Tensor, Tensor | None, int, bool] | None:
     """What the SpMM kernels need: features, weights, how they meet, and whether a relu follows.
 
-    They do ``u``, ``u * e`` with one weight an edge (and head), and ``u + e``, ``u - e``, ``e - u``,
-    ``u * e`` with edge features as wide as those of ``u``.
+    They do ``u``, ``u * e`` with one weight an edge (and head), and with edge features as wide as
+    those of ``u`` also ``u + e``, ``u - e``, ``e - u``, ``u * e`` and the relu of each.
     """
-    match formula:
-        case Operand(side="u"):
-            return operands[formula.index], None, 0, False
-        case Unary(op="relu", arg=Binary() as inner):
-            relu = True
-        case _:
-            inner, relu = formula, False
-    match inner:
+    if isinstance(formula, Operand) and formula.side == "u":
+        return operands[formula.index], None, 0, False
+    relu = isinstance(formula, Unary) and formula.op == "relu"
+    match formula.arg if isinstance(formula, Unary) and relu else formula:
         case Binary(op=("mul" | "add" | "sub") as op, left=Operand() as a, right=Operand() as b):
             u, e = (a, b) if a.side == "u" else (b, a)
             if (u.side, e.side) != ("u", "e"):

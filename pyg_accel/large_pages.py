@@ -1,0 +1,43 @@
+"""Large pages under torch's large CPU tensors: switched on at import, explained by the report.
+
+The system hands out fresh memory in zeroed pages of 4 KiB, and a training step on a large graph
+asks for gigabytes of it: that can take longer than all its arithmetic. torch can ask for pages of
+2 MiB instead, with an environment variable that it reads when it first allocates memory, and never
+again. So it has to be set before, and an import is the only moment that may be early enough.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["VARIABLE", "ask_for_large_pages", "small_pages_reasons"]
+
+VARIABLE = "THP_MEM_ALLOC_ENABLE"
+_SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def ask_for_large_pages() -> None:
+    """Set torch's variable, unless somebody has decided already."""
+    os.environ.setdefault(VARIABLE, "1")
+
+
+def small_pages_reasons() -> list[str]:
+    """Return why large tensors lie on small pages; empty if they do not, or nobody can tell."""
+    if sys.platform != "linux" or not _SYSTEM.exists():
+        return []
+    system = _SYSTEM.read_text()
+    if "[always]" in system:
+        return []
+    if "[never]" in system:
+        return [f"this system never gives large pages ({_SYSTEM})"]
+    if os.environ.get(VARIABLE) != "1":
+        return [f"{VARIABLE} is {os.environ.get(VARIABLE)!r}"]
+    import torch
+
+    # Under the variable large tensors begin at a page, otherwise behind the allocator's header.
+    if torch.empty(8 << 20, dtype=torch.uint8).data_ptr() % os.sysconf("SC_PAGESIZE") == 0:
+        return []
+    return [
+        "torch had allocated memory before pyg_accel was imported: import pyg_accel before "
+        f"torch_geometric, or start Python with {VARIABLE}=1"
+    ]
