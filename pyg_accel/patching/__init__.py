@@ -12,6 +12,7 @@ from types import TracebackType
 import torch
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import accelerate, seam
 from pyg_accel.patching.calls import Report, report, reset_report
 from pyg_accel.patching.reductions import aggregate
@@ -38,6 +39,7 @@ class PatchHandle:
         )
         self._everything = model is None
         self._removed = False
+        fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
         if not seam.installed():
             seam.install(_HOOKS)
         if self._everything:
