@@ -6,13 +6,15 @@ and put back by :func:`uninstall`:
 
 * ``propagate`` and ``edge_updater`` of every class that has a rendered one, and
   ``MessagePassing._set_jittable_templates``, which renders them for classes still to come.
-  Explainers and feature decomposition go round them by way of ``_orig_propagate``; that one only
-  takes a note.
+* ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
+  decomposition run that one instead. It only takes a note.
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops),
   wherever ``torch_geometric.nn`` and ``torch_geometric.utils`` hold them: see
   :mod:`pyg_accel.patching.memo`.
 * ``softmax`` over target nodes.
+* torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
+  the functions above by their originals: what it compiles is kept under them, and outlives us.
 """
 
 import functools
@@ -22,12 +24,14 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
 __all__ = ["Hooks", "hook_reasons", "install", "installed", "uninstall"]
 
 _MISSING = object()
+_ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
 _RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
 _MEMOISED = (
     "gcn_norm",
@@ -90,8 +94,11 @@ def install(hooks: Hooks) -> None:
                     _wrap_class(type(self), hooks)
 
         _replace(MessagePassing, "_set_jittable_templates", rendered)
+        _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace_functions(hooks)
+        find: Callable[[Any], Any] = torch.jit._script._get_overloads
+        _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
 
 
 def uninstall() -> None:
@@ -126,7 +133,7 @@ def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable
     functools.update_wrapper(built, original)
     # What torch.jit.script_if_tracing leaves: scripting and compiling see the original.
     vars(built).update(
-        {"_pyg_accel": True, "__script_if_tracing_wrapper": True, "__original_fn": original}
+        {"_pyg_accel": True, "__script_if_tracing_wrapper": True, _ORIGINAL: original}
     )
     return built
 
@@ -151,16 +158,12 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
             continue
         template: Callable[..., Any] = own[rendered]
         # A class that was rendered while its parent was wrapped has our wrapper as its original.
-        original: Callable[..., Any] = getattr(own[bypass], "__wrapped__", own[bypass])
-        if template is original or own.get(name) is not template:
+        setattr(cls, bypass, getattr(own[bypass], _ORIGINAL, own[bypass]))
+        if template is own[bypass] or own.get(name) is not template:
             continue  # written by the user: not ours to change
         wrapper = _wrapped(template, hooks.call)
         _replace(cls, name, wrapper)
         _replace(cls, rendered, wrapper)
-        if name == "propagate":
-            _replace(cls, bypass, _wrapped(original, hooks.bypassed))
-            # What is put back later is the real original, not the parent's wrapper.
-            _recorded[-1] = (cls, bypass, original)
 
 
 def _replace_functions(hooks: Hooks) -> None:
