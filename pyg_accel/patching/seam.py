@@ -9,7 +9,7 @@ and put back by :func:`uninstall`:
 * ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
   decomposition run that one instead. It only takes a note.
 * ``Aggregation.__call__``, where messages meet their reduction.
-* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops),
+* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks),
   wherever ``torch_geometric.nn`` and ``torch_geometric.utils`` hold them: see
   :mod:`pyg_accel.patching.memo`.
 * ``softmax`` over target nodes.
@@ -39,6 +39,8 @@ _MEMOISED = (
     "remove_self_loops",
     "add_remaining_self_loops",
     "get_laplacian",
+    "masked_edge_index",  # RGCNConv: the edges of one relation
+    "construct_bipartite_edge_index",  # HGTConv: the edges of all of them
 )
 _HOOK_DICTS = (
     "_propagate_forward_pre_hooks",
