@@ -16,6 +16,7 @@ from pyg_accel.errors import VerificationError
 from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.memo import Memo
+from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.seam import hook_reasons
 from pyg_accel.patching.sparse import SparseTrace, is_sparse_matrix
 from pyg_accel.patching.thresholds import thresholds
@@ -112,20 +113,26 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def softmax(
     function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stand in for ``torch_geometric.utils.softmax`` where the scores belong to a lazy message."""
-    if not isinstance(src, LazyTensor) or src.tracer.row_of(index) != src.tracer.target:
+    """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
+    trace = Trace.active()
+    if trace is None or trace.row_of(index) != trace.target:
         return function(src, index, *args, **kwargs)
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
-    if len(shape) > 2 or src.edge_dim != 0 or given.get("dim", 0) != 0 or shape[1:].numel() > 16:
+    if (
+        len(shape) not in (1, 2)
+        or shape[0] != trace.num_edges
+        or shape[1:].numel() > NARROW
+        or given.get("dim", 0) != 0
+        or not src.dtype.is_floating_point
+    ):
         return function(src, index, *args, **kwargs)
-    trace = src.tracer
-    scores = trace.compute(src)
-    num_nodes: int = given.get("num_nodes") or trace.sizes[trace.target] or 0
-    graph = trace.graph_of(src, num_nodes)
+    scores = trace.compute(src) if isinstance(src, LazyTensor) else src
+    graph = trace.graph_of(given.get("num_nodes") or trace.sizes[trace.target] or 0)
     trace.formulas.append("softmax_j")
     with torch._C.DisableTorchFunction():
-        return ops.edge_softmax(graph, scores, edge_order=True)
+        weights = ops.edge_softmax(graph, scores, edge_order=True)
+    return trace.leaf("e", weights, shape, 0)  # so that what is weighted by them can be fused
 
 
 def _torch_records() -> bool:
