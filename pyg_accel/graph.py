@@ -239,7 +239,7 @@ def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tens
 class _Entry:
     owner: "weakref.ref[Tensor]"
     version: int
-    graph: Graph | None
+    graph: Graph
 
 
 class GraphCache:
@@ -255,23 +255,23 @@ class GraphCache:
         self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
         self._lock = threading.RLock()  # a weak reference may die inside any of the methods
 
-    def find(self, edge_index: Tensor, key: tuple[object, ...]) -> tuple[bool, Graph | None]:
-        """Return whether this edge_index was seen with this key, and its graph if it was built."""
+    def find(self, edge_index: Tensor, key: tuple[object, ...]) -> Graph | None:
+        """Return the graph that was kept for this edge_index and key, if it still holds."""
         if edge_index.is_inference():  # has no version: a change in place would go unnoticed
-            return False, None
+            return None
         full_key = (id(edge_index), *key)
         with self._lock:
             entry = self._entries.get(full_key)
             if entry is None or entry.owner() is not edge_index:
-                return False, None
+                return None
             if entry.version != edge_index._version:
                 del self._entries[full_key]
-                return False, None
+                return None
             self._entries.move_to_end(full_key)
-            return True, entry.graph
+            return entry.graph
 
-    def keep(self, edge_index: Tensor, key: tuple[object, ...], graph: Graph | None) -> None:
-        """Remember a graph, or with None only that the edge_index was seen."""
+    def keep(self, edge_index: Tensor, key: tuple[object, ...], graph: Graph) -> None:
+        """Remember a graph."""
         if edge_index.is_inference():
             return
         full_key = (id(edge_index), *key)

@@ -12,7 +12,6 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel import ops
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
-from pyg_accel.errors import VerificationError
 from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.memo import Memo
@@ -20,6 +19,7 @@ from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.seam import hook_reasons
 from pyg_accel.patching.sparse import SparseTrace, is_sparse_matrix
 from pyg_accel.patching.thresholds import thresholds
+from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
 __all__ = ["bypassed", "call", "is_active", "memoise", "softmax"]
@@ -79,7 +79,7 @@ def call(
         else:
             seconds = time.perf_counter() - start
             if settings.verify:
-                _verify(original, self, edge_index, args, given, out, state)
+                verify(original, self, edge_index, args, given, out, state)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, "+".join(names), "", seconds)
@@ -209,32 +209,3 @@ def _ordinary(value: Any) -> Any:
         same = all(new is old for new, old in zip(items, value, strict=True))
         return value if same else type(value)(items)
     return value
-
-
-def _verify(
-    original: Callable[..., Any],
-    module: MessagePassing,
-    edge_index: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    out: Any,
-    state: Tensor,
-) -> None:
-    after = torch.get_rng_state()
-    torch.set_rng_state(state)
-    with torch.no_grad():
-        expected = original(module, edge_index, *args, **kwargs)
-    torch.set_rng_state(after)
-    if not isinstance(out, Tensor):
-        return
-    relative, absolute = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-3, 1e-4)}.get(
-        out.dtype, (5e-2, 5e-2)
-    )
-    # Sums of many terms of both signs: measured against the largest result.
-    allowed = absolute + relative * max(float(expected.abs().max()), 1.0) if out.numel() else 0.0
-    same = torch.isclose(out, expected, rtol=relative, atol=allowed, equal_nan=True)
-    if out.shape != expected.shape or not bool(same.all()):
-        raise VerificationError(
-            f"{type(module).__name__}: accelerated and PyG's own result differ by "
-            f"{float((out.detach() - expected).abs().max()):.3g}"
-        )

@@ -186,7 +186,7 @@ class Trace(TorchFunctionMode):
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""
         key = (self.target, num_rows, num_cols)
-        _, graph = GRAPHS.find(self.owner, key)
+        graph = GRAPHS.find(self.owner, key)
         if graph is None:
             size = [num_cols, num_rows] if self.target == 1 else [num_rows, num_cols]
             flow = "source_to_target" if self.target == 1 else "target_to_source"

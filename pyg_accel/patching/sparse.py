@@ -71,7 +71,7 @@ class SparseTrace(TorchFunctionMode):
 
     def _graph(self, adj: Tensor) -> Graph:
         key = ("csr", tuple(adj.shape))
-        _, graph = GRAPHS.find(self._owner, key)
+        graph = GRAPHS.find(self._owner, key)
         if graph is None:
             # torch has checked the arrays when the matrix was made.
             graph = Graph(adj.crow_indices(), adj.col_indices(), None, adj.size(1), sorted=False)

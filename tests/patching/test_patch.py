@@ -19,9 +19,7 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import gcn_conv
 
 import pyg_accel
-from pyg_accel.errors import VerificationError
 from pyg_accel.patching import accelerate, seam
-from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -704,32 +702,3 @@ def test_the_gradient_of_a_gradient_equals_stock(x, edge_index):
     expected = twice()
     with pyg_accel.patched():
         torch.testing.assert_close(twice(), expected)
-
-
-# -- verification ---------------------------------------------------------------------------------
-
-
-def test_verify_passes_on_right_results_and_draws_no_other_random_numbers(x, edge_index):
-    model = GCN(6, 8, 2, dropout=0.5).train()
-    torch.manual_seed(1)
-    expected = model(x, edge_index)
-    settings.verify = True
-    with pyg_accel.patched():
-        torch.manual_seed(1)
-        torch.testing.assert_close(model(x, edge_index), expected)
-
-
-def test_verify_raises_on_a_wrong_result(x, edge_index, monkeypatch):
-    from pyg_accel.backends import get_backend
-
-    right = type(get_backend("cpu")).gspmm
-    monkeypatch.setattr(
-        type(get_backend("cpu")), "gspmm",
-        lambda *args, **kwargs: [t + 1 for t in right(*args, **kwargs)],
-    )  # fmt: skip
-    settings.verify = True
-    with (
-        pyg_accel.patched(),
-        pytest.raises(VerificationError, match="SAGEConv: accelerated and PyG"),
-    ):
-        SAGEConv(6, 4)(x, edge_index)
