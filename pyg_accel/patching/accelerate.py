@@ -17,12 +17,17 @@ from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, pla
 from pyg_accel.patching.memo import Memo
 from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.seam import hook_reasons
-from pyg_accel.patching.sparse import SparseTrace, is_sparse_matrix
+from pyg_accel.patching.sparse import (
+    SparseTrace,
+    as_edge_index,
+    is_sparse_matrix,
+    num_entries,
+)
 from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "is_active", "memoise", "softmax"]
+__all__ = ["bypassed", "call", "is_active", "memoise", "softmax", "spmm"]
 
 MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
 
@@ -57,7 +62,7 @@ def call(
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
-    given = dict(kwargs)
+    given = kwargs
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     known = _declined.get(self, {})
     reasons = _reasons(self, edge_index)
@@ -66,10 +71,10 @@ def call(
     if not reasons:
         # A message that turns out not to be a formula runs twice: it must draw the same numbers.
         state = torch.get_rng_state()
-        trace = _trace(self, edge_index)
         try:
+            trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
             with record_choices() as names, trace:
-                out = original(self, *_plain(edge_index, args, kwargs), **kwargs)
+                out = original(self, plain, *args, **kwargs)
                 out = _finish(self, out)
         except Unrecognised as reason:
             reasons = [str(reason)]
@@ -115,7 +120,7 @@ def softmax(
 ) -> Any:
     """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
     trace = Trace.active()
-    if trace is None or trace.row_of(index) != trace.target:
+    if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:
         return function(src, index, *args, **kwargs)
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
@@ -133,6 +138,13 @@ def softmax(
     with torch._C.DisableTorchFunction():
         weights = ops.edge_softmax(graph, scores, edge_order=True)
     return trace.leaf("e", weights, shape, 0)  # so that what is weighted by them can be fused
+
+
+def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum") -> Any:
+    """Stand in for ``torch_geometric.utils.spmm`` inside a call with a sparse matrix."""
+    trace = SparseTrace.active()
+    out = trace.multiply(src, other, reduce) if isinstance(trace, SparseTrace) else None
+    return function(src, other, reduce) if out is None else out
 
 
 def _torch_records() -> bool:
@@ -156,8 +168,8 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
     reasons += fast_backend_reasons(_device_of(edge_index))
-    if not reasons and not sparse and not settings.always:
-        reasons += _size_reasons(edge_index)
+    if not reasons and not settings.always:
+        reasons += _size_reasons(num_entries(edge_index) if sparse else edge_index.size(1))
     return reasons
 
 
@@ -166,26 +178,34 @@ def _device_of(edge_index: Any) -> str:
     return str((device() if callable(device) else device).type)
 
 
-def _trace(module: MessagePassing, edge_index: Any) -> Trace | SparseTrace:
+def _trace(
+    original: Callable[..., Any],
+    module: MessagePassing,
+    edge_index: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
+    """What watches a call, and the graph and arguments that it is made with.
+
+    Fused products stay what they are. Otherwise the graph is an ordinary edge_index.
+    """
     if is_sparse_matrix(edge_index):
-        return SparseTrace(edge_index)
-    plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-    return Trace(plain, module.flow, owner=edge_index)
-
-
-def _plain(edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments with an EdgeIndex as an ordinary tensor, so that PyG does not fuse it by itself."""
+        if module.fuse and original.__name__ == "propagate":
+            return SparseTrace(_memo), edge_index, kwargs
+        plain, kwargs = as_edge_index(_memo, original, module, edge_index, kwargs)
+        return Trace(plain, module.flow), plain, kwargs
     if not isinstance(edge_index, EdgeIndex):
-        return (edge_index, *args)
+        return Trace(edge_index, module.flow), edge_index, kwargs
+    plain = edge_index.as_tensor()
     if not args:  # propagate's own arguments come by name; PyG ignores a given size here
-        kwargs["size"] = (edge_index.num_rows, edge_index.num_cols)
-    return (edge_index.as_tensor(), *args)
+        kwargs = kwargs | {"size": (edge_index.num_rows, edge_index.num_cols)}
+    return Trace(plain, module.flow, owner=edge_index), plain, kwargs
 
 
-def _size_reasons(edge_index: Tensor) -> list[str]:
+def _size_reasons(num_edges: int) -> list[str]:
     """Small graphs stay with PyG, whose calls cost less before the first edge."""
     fewest = thresholds().min_edges
-    return [f"small: fewer than {fewest} edges"] if edge_index.size(1) < fewest else []
+    return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 
 
 def _finish(module: MessagePassing, out: Any) -> Any:

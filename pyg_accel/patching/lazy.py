@@ -21,7 +21,7 @@ from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph, GraphCache
 from pyg_accel.ops.gspmm import REDUCES
 
-__all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised"]
+__all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised", "Watch"]
 
 GRAPHS = GraphCache()
 
@@ -130,7 +130,38 @@ def plain_shape(lazy: Tensor) -> torch.Size:
         return lazy.shape
 
 
-class Trace(TorchFunctionMode):
+class Watch(TorchFunctionMode):
+    """Sees every torch function of one accelerated call.
+
+    Attributes:
+        formulas: what has been run, for the report.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formulas: list[str] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.see(func, args, kwargs or {})
+
+    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a torch function, or something in its place."""
+        raise NotImplementedError
+
+    @staticmethod
+    def active() -> "Watch | None":
+        """Return the innermost one that is on, if one is."""
+        modes = reversed(torch.overrides._get_current_function_mode_stack())
+        return next((mode for mode in modes if isinstance(mode, Watch)), None)
+
+
+class Trace(Watch):
     """One accelerated call: follows which tensors are gathered by which row of ``edge_index``.
 
     Attributes:
@@ -139,7 +170,6 @@ class Trace(TorchFunctionMode):
         target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
             turned round).
         operands: tensors that formulas refer to by index, rows first.
-        formulas: what has been run, for the report.
     """
 
     def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
@@ -152,25 +182,13 @@ class Trace(TorchFunctionMode):
         self.operands: list[Tensor] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
-        self.formulas: list[str] = []
         self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Find gathers, follow views of edge_index."""
         from pyg_accel.patching.rules import intercept
 
-        return intercept(self, func, args, kwargs or {})
-
-    @staticmethod
-    def active() -> "Trace | None":
-        """Return the innermost trace that is running, if one is."""
-        modes = reversed(torch.overrides._get_current_function_mode_stack())
-        return next((mode for mode in modes if isinstance(mode, Trace)), None)
+        return intercept(self, func, args, kwargs)
 
     # -- edge_index and its rows -----------------------------------------------------------------
 

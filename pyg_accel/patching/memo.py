@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_accel.settings import settings
 
-__all__ = ["Memo"]
+__all__ = ["Memo", "is_sparse_tensor"]
 
 
 class _Entry:
@@ -47,9 +47,18 @@ class _Derived(NamedTuple):
     edge_index: Tensor
 
 
+def is_sparse_tensor(value: Any) -> bool:
+    """Return whether this is a ``torch_sparse.SparseTensor``, without importing torch_sparse."""
+    return type(value).__name__ == "SparseTensor" and hasattr(value, "storage")
+
+
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
+    if is_sparse_tensor(value):
+        storage = value.storage
+        own = (storage._row, storage._rowptr, storage._col, storage._value)
+        return [t for t in own if t is not None]
     if isinstance(value, dict):
         return _tensors(list(value.values()))
     if isinstance(value, (tuple, list)):
@@ -65,6 +74,15 @@ def _is_edge_index(value: Any) -> bool:
         and value.dtype in (torch.int32, torch.int64)
         and not value.is_inference()
     )
+
+
+def _key(value: Any) -> Any:
+    """What an argument is told apart by; tensors by identity, so that no key keeps them alive."""
+    if isinstance(value, Tensor):
+        return ("tensor", id(value))
+    if is_sparse_tensor(value):
+        return ("sparse", *value.sizes(), *map(id, _tensors(value)))
+    return (type(value), value)
 
 
 class Memo:
@@ -84,7 +102,9 @@ class Memo:
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
         values = [*args, *kwargs.values()]
-        tensors = [v for v in values if isinstance(v, Tensor)]
+        tensors = [
+            t for v in values if isinstance(v, Tensor) or is_sparse_tensor(v) for t in _tensors(v)
+        ]
         if any(type(t) is not Tensor for t in tensors):
             return function(*args, **kwargs)
         if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
@@ -94,7 +114,7 @@ class Memo:
                 function,
                 tuple(kwargs),
                 torch.is_inference_mode_enabled(),
-                *(("tensor", id(v)) if isinstance(v, Tensor) else (type(v), v) for v in values),
+                *map(_key, values),
             )
             with self._lock:
                 entry = self._entries.get(key)
@@ -104,7 +124,7 @@ class Memo:
         except TypeError:  # an argument that cannot be a key
             return self._equal_to_known(values, function(*args, **kwargs))
         result = self._equal_to_known(values, function(*args, **kwargs))
-        if any(t.is_inference() for t in _tensors(result)):
+        if any(t.is_inference() or t.requires_grad for t in _tensors(result)):
             return result
 
         def forget(_: object) -> None:

@@ -10,9 +10,9 @@ and put back by :func:`uninstall`:
   decomposition run that one instead. It only takes a note.
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks),
-  wherever ``torch_geometric.nn`` and ``torch_geometric.utils`` hold them: see
+  wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
   :mod:`pyg_accel.patching.memo`.
-* ``softmax`` over target nodes.
+* ``softmax`` over target nodes, and ``spmm``.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
   the functions above by their originals: what it compiles is kept under them, and outlives us.
 """
@@ -41,7 +41,11 @@ _MEMOISED = (
     "get_laplacian",
     "masked_edge_index",  # RGCNConv: the edges of one relation
     "construct_bipartite_edge_index",  # HGTConv: the edges of all of them
+    "set_diag",  # of torch_sparse
+    "fill_diag",
 )
+_HOLDERS = ("torch_geometric.nn", "torch_geometric.utils", "torch_sparse")
+_HOMES = ("torch_geometric.", "torch_sparse.")
 _HOOK_DICTS = (
     "_propagate_forward_pre_hooks",
     "_propagate_forward_hooks",
@@ -69,10 +73,11 @@ class Hooks:
         aggregate: Callable[..., Any],
         memoise: Callable[..., Any],
         softmax: Callable[..., Any],
+        spmm: Callable[..., Any],
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
-        self.memoise, self.softmax = memoise, softmax
+        self.functions = dict.fromkeys(_MEMOISED, memoise) | {"softmax": softmax, "spmm": spmm}
 
 
 def installed() -> bool:
@@ -171,16 +176,13 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
 def _replace_functions(hooks: Hooks) -> None:
     wrappers: dict[Any, Any] = {}
     for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith(("torch_geometric.nn", "torch_geometric.utils")):
+        if not module_name.startswith(_HOLDERS):
             continue
-        for name in (*_MEMOISED, "softmax"):
+        for name, hook in hooks.functions.items():
             original = vars(module).get(name)
-            if not callable(original) or not getattr(original, "__module__", "").startswith(
-                "torch_geometric."
-            ):
+            if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
                 continue
             if original not in wrappers:
-                hook = hooks.softmax if name == "softmax" else hooks.memoise
                 wrappers[original] = _wrapped(original, hook)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])
