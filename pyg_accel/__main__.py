@@ -13,15 +13,15 @@ import pyg_accel
 
 __all__ = ["main"]
 
-PACKAGES = (
-    "torch",
-    "torch-geometric",
-    "torch-sparse",
-    "pyg-lib",
-    "triton",
-    "xgboost",
-    "xgboost-cpu",
-)
+# Modules, and the distributions that may bring them.
+PACKAGES = {
+    "torch": ("torch",),
+    "torch_geometric": ("torch-geometric",),
+    "torch_sparse": ("torch-sparse",),
+    "pyg_lib": ("pyg-lib",),
+    "triton": ("triton", "pytorch-triton"),
+    "xgboost": ("xgboost", "xgboost-cpu"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,8 +46,8 @@ def doctor() -> int:
 
     print(f"pyg_accel {pyg_accel.__version__} in {Path(pyg_accel.__file__).parent}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
-    for name in PACKAGES:
-        print(f"  {name:16} {_version(name)}")
+    for module, distributions in PACKAGES.items():
+        print(f"  {module:16} {_version(module, distributions)}")
     print(f"processor: {_processor()}, {torch.get_num_threads()} threads")
     print(f"large pages: {'; '.join(small_pages_reasons()) or 'yes'}")
     gpus = torch.cuda.device_count()
@@ -71,12 +71,14 @@ def doctor() -> int:
     return 0 if fast else 1
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        module = name.replace("-", "_")
-        return "found, version unknown" if find_spec(module) else "not installed"
+def _version(module: str, distributions: Sequence[str]) -> str:
+    for name in distributions:
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        return found if name == distributions[0] else f"{found} ({name})"
+    return "found, version unknown" if find_spec(module) else "not installed"
 
 
 def _processor() -> str:

@@ -167,13 +167,18 @@ class Graph:
             rowptr, col, perm = arrays
             return cls(rowptr, col, perm, num_cols, sorted=True)
         for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):
-            if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= most):
-                raise IndexError(f"found {name} ids outside of [0, {most})")
+            inside = ((ids >= 0) & (ids < most)).all()
+            if ids.device.type == "cpu":
+                if not bool(inside):
+                    raise IndexError(f"found {name} ids outside of [0, {most})")
+            else:  # as PyG's own kernels do there: without waiting for the device
+                torch._assert_async(inside, f"found {name} ids outside of [0, {most})")
         dtype = torch.int32 if narrow else torch.int64
-        perm = torch.argsort(row.long() * max(num_cols, 1) + col.long(), stable=True)
-        rowptr = row.new_zeros(num_rows + 1, dtype=dtype)
-        rowptr[1:] = torch.bincount(row.long(), minlength=num_rows).cumsum(0)
-        return cls(rowptr, col[perm].to(dtype), perm.to(dtype), num_cols, sorted=True)
+        stride = max(num_cols, 1)
+        keys, perm = torch.sort(row.long() * stride + col, stable=True)
+        starts = torch.arange(0, (num_rows + 1) * stride, stride, device=row.device)
+        rowptr = torch.searchsorted(keys, starts, out_int32=narrow)
+        return cls(rowptr, (keys % stride).to(dtype), perm.to(dtype), num_cols, sorted=True)
 
     @property
     def num_edges(self) -> int:
@@ -228,10 +233,11 @@ def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tens
     row = torch.repeat_interleave(
         torch.arange(rowptr.numel() - 1, dtype=col.dtype, device=col.device),
         (rowptr[1:] - rowptr[:-1]).long(),
+        output_size=col.numel(),
     )
-    perm = torch.argsort(col, stable=True)
-    colptr = rowptr.new_zeros(num_cols + 1)
-    colptr[1:] = torch.bincount(col.long(), minlength=num_cols).cumsum(0)
+    columns, perm = torch.sort(col, stable=True)
+    starts = torch.arange(num_cols + 1, dtype=col.dtype, device=col.device)
+    colptr = torch.searchsorted(columns, starts, out_int32=col.dtype == torch.int32)
     return colptr, row[perm], perm.to(col.dtype)
 
 
@@ -239,7 +245,7 @@ def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tens
 class _Entry:
     owner: "weakref.ref[Tensor]"
     version: int
-    graph: Graph | None
+    graph: Graph
 
 
 class GraphCache:
@@ -255,23 +261,23 @@ class GraphCache:
         self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
         self._lock = threading.RLock()  # a weak reference may die inside any of the methods
 
-    def find(self, edge_index: Tensor, key: tuple[object, ...]) -> tuple[bool, Graph | None]:
-        """Return whether this edge_index was seen with this key, and its graph if it was built."""
+    def find(self, edge_index: Tensor, key: tuple[object, ...]) -> Graph | None:
+        """Return the graph that was kept for this edge_index and key, if it still holds."""
         if edge_index.is_inference():  # has no version: a change in place would go unnoticed
-            return False, None
+            return None
         full_key = (id(edge_index), *key)
         with self._lock:
             entry = self._entries.get(full_key)
             if entry is None or entry.owner() is not edge_index:
-                return False, None
+                return None
             if entry.version != edge_index._version:
                 del self._entries[full_key]
-                return False, None
+                return None
             self._entries.move_to_end(full_key)
-            return True, entry.graph
+            return entry.graph
 
-    def keep(self, edge_index: Tensor, key: tuple[object, ...], graph: Graph | None) -> None:
-        """Remember a graph, or with None only that the edge_index was seen."""
+    def keep(self, edge_index: Tensor, key: tuple[object, ...], graph: Graph) -> None:
+        """Remember a graph."""
         if edge_index.is_inference():
             return
         full_key = (id(edge_index), *key)

@@ -249,22 +249,16 @@ def kept() -> tuple[GraphCache, Tensor, Graph]:
 
 def test_a_kept_graph_is_found_by_the_same_tensor_and_key_only(kept):
     cache, edges, graph = kept
-    assert cache.find(edges, ("key",)) == (True, graph)
-    assert cache.find(edges, ("other",)) == (False, None)
-    assert cache.find(edges.clone(), ("key",)) == (False, None)
-    assert cache.find(edges[:], ("key",)) == (False, None)
-
-
-def test_a_graph_that_was_only_seen_is_found_without_one():
-    cache, edges = GraphCache(), torch.tensor([[0], [1]])
-    cache.keep(edges, ("seen",), None)
-    assert cache.find(edges, ("seen",)) == (True, None)
+    assert cache.find(edges, ("key",)) is graph
+    assert cache.find(edges, ("other",)) is None
+    assert cache.find(edges.clone(), ("key",)) is None
+    assert cache.find(edges[:], ("key",)) is None
 
 
 def test_a_change_in_place_makes_it_a_new_graph(kept):
     cache, edges, _ = kept
     edges.add_(0)
-    assert cache.find(edges, ("key",)) == (False, None)
+    assert cache.find(edges, ("key",)) is None
     assert len(cache) == 0
 
 
@@ -272,8 +266,7 @@ def test_the_cache_never_keeps_an_edge_index_or_its_graph_alive():
     cache = GraphCache()
     edges = torch.tensor([[0, 5], [1, 2]])
     cache.keep(edges, ("key",), Graph.from_edge_index(edges))
-    cache.keep(edges, ("seen",), None)
-    owner, held = weakref.ref(edges), weakref.ref(cache.find(edges, ("key",))[1])
+    owner, held = weakref.ref(edges), weakref.ref(cache.find(edges, ("key",)))
     del edges
     gc.collect()
     assert owner() is None
@@ -284,24 +277,25 @@ def test_the_cache_never_keeps_an_edge_index_or_its_graph_alive():
 def test_the_least_recently_used_graph_goes_first():
     settings.graph_cache = 2
     cache, (a, b, c) = GraphCache(), torch.zeros(3, 2, 1, dtype=torch.long).unbind()
-    for edges in (a, b):
-        cache.keep(edges, (), None)
+    graphs = [Graph.from_edge_index(edges) for edges in (a, b, c)]
+    for edges, graph in zip((a, b), graphs, strict=False):
+        cache.keep(edges, (), graph)
     cache.find(a, ())
-    cache.keep(c, (), None)
-    assert [cache.find(edges, ())[0] for edges in (a, b, c)] == [True, False, True]
+    cache.keep(c, (), graphs[2])
+    assert [cache.find(edges, ()) for edges in (a, b, c)] == [graphs[0], None, graphs[2]]
 
 
 def test_tensors_of_inference_mode_are_never_kept():
     cache = GraphCache()
     with torch.inference_mode():
         edges = torch.tensor([[0], [1]])
-    cache.keep(edges, (), None)
+        cache.keep(edges, (), Graph.from_edge_index(edges))
     assert len(cache) == 0
-    assert cache.find(edges, ()) == (False, None)
+    assert cache.find(edges, ()) is None
 
 
 def test_clear_forgets_everything(kept):
     cache, edges, _ = kept
     cache.clear()
     assert len(cache) == 0
-    assert cache.find(edges, ("key",)) == (False, None)
+    assert cache.find(edges, ("key",)) is None

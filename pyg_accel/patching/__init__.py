@@ -25,6 +25,7 @@ _HOOKS = seam.Hooks(
     aggregate=aggregate,
     memoise=accelerate.memoise,
     softmax=accelerate.softmax,
+    spmm=accelerate.spmm,
 )
 _handles: "list[PatchHandle]" = []
 

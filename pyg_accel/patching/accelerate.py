@@ -12,16 +12,22 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel import ops
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
-from pyg_accel.errors import VerificationError
 from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.memo import Memo
+from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.seam import hook_reasons
-from pyg_accel.patching.sparse import SparseTrace, is_sparse_matrix
+from pyg_accel.patching.sparse import (
+    SparseTrace,
+    as_edge_index,
+    is_sparse_matrix,
+    num_entries,
+)
 from pyg_accel.patching.thresholds import thresholds
+from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "is_active", "memoise", "softmax"]
+__all__ = ["bypassed", "call", "is_active", "memoise", "softmax", "spmm"]
 
 MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
 
@@ -52,13 +58,11 @@ def call(
     original: Callable[..., Any], self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for a rendered ``propagate`` or ``edge_updater``."""
-    if torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing():
-        return original(self, edge_index, *args, **kwargs)
-    if not is_active(self):
+    if _torch_records() or not is_active(self):
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
-    given = dict(kwargs)
+    given = kwargs
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     known = _declined.get(self, {})
     reasons = _reasons(self, edge_index)
@@ -67,10 +71,10 @@ def call(
     if not reasons:
         # A message that turns out not to be a formula runs twice: it must draw the same numbers.
         state = torch.get_rng_state()
-        trace = _trace(self, edge_index)
         try:
+            trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
             with record_choices() as names, trace:
-                out = original(self, *_plain(edge_index, args, kwargs), **kwargs)
+                out = original(self, plain, *args, **kwargs)
                 out = _finish(self, out)
         except Unrecognised as reason:
             reasons = [str(reason)]
@@ -80,7 +84,7 @@ def call(
         else:
             seconds = time.perf_counter() - start
             if settings.verify:
-                _verify(original, self, edge_index, args, given, out, state)
+                verify(original, self, edge_index, args, given, out, state)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, "+".join(names), "", seconds)
@@ -93,19 +97,20 @@ def call(
 
 
 def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for the ``propagate`` that explainers and decomposition switch to: take a note."""
-    if not is_active(self) or torch.compiler.is_compiling():
-        return original(self, *args, **kwargs)
-    start = time.perf_counter()
-    out = original(self, *args, **kwargs)
-    reason = "; ".join(hook_reasons(self)) or "PyG's reference propagate was asked for"
-    record(type(self).__name__, "", "PyG", reason, time.perf_counter() - start)
-    return out
+    """Stand in for how the reference ``propagate`` gathers its inputs: take a note of the call.
+
+    The layer may hold that ``propagate`` since before patch(), so it cannot be caught itself, nor
+    timed; one in n decomposed layers is noted n times.
+    """
+    if is_active(self) and not _torch_records():
+        reason = "; ".join(hook_reasons(self)) or "PyG's reference propagate was asked for"
+        record(type(self).__name__, "", "PyG", reason, 0.0)
+    return original(self, *args, **kwargs)
 
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if not is_active() or torch.compiler.is_compiling() or torch.jit.is_scripting():
+    if _torch_records() or not is_active():
         return function(*args, **kwargs)
     return _memo(function, *args, **kwargs)
 
@@ -113,20 +118,38 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def softmax(
     function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stand in for ``torch_geometric.utils.softmax`` where the scores belong to a lazy message."""
-    if not isinstance(src, LazyTensor) or src.tracer.row_of(index) != src.tracer.target:
+    """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
+    trace = Trace.active()
+    if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:
         return function(src, index, *args, **kwargs)
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
-    if len(shape) > 2 or src.edge_dim != 0 or given.get("dim", 0) != 0 or shape[1:].numel() > 16:
+    if (
+        len(shape) not in (1, 2)
+        or shape[0] != trace.num_edges
+        or shape[1:].numel() > NARROW
+        or given.get("dim", 0) != 0
+        or not src.dtype.is_floating_point
+    ):
         return function(src, index, *args, **kwargs)
-    trace = src.tracer
-    scores = trace.compute(src)
-    num_nodes: int = given.get("num_nodes") or trace.sizes[trace.target] or 0
-    graph = trace.graph_of(src, num_nodes)
+    scores = trace.compute(src) if isinstance(src, LazyTensor) else src
+    graph = trace.graph_of(given.get("num_nodes") or trace.sizes[trace.target] or 0)
     trace.formulas.append("softmax_j")
     with torch._C.DisableTorchFunction():
-        return ops.edge_softmax(graph, scores, edge_order=True)
+        weights = ops.edge_softmax(graph, scores, edge_order=True)
+    return trace.leaf("e", weights, shape, 0)  # so that what is weighted by them can be fused
+
+
+def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum") -> Any:
+    """Stand in for ``torch_geometric.utils.spmm`` inside a call with a sparse matrix."""
+    trace = SparseTrace.active()
+    out = trace.multiply(src, other, reduce) if isinstance(trace, SparseTrace) else None
+    return function(src, other, reduce) if out is None else out
+
+
+def _torch_records() -> bool:
+    """Whether the calls now made are those of a compiler or tracer that reads them."""
+    return torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing()
 
 
 def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
@@ -145,8 +168,8 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
     reasons += fast_backend_reasons(_device_of(edge_index))
-    if not reasons and not sparse and not settings.always:
-        reasons += _size_reasons(edge_index)
+    if not reasons and not settings.always:
+        reasons += _size_reasons(num_entries(edge_index) if sparse else edge_index.size(1))
     return reasons
 
 
@@ -155,26 +178,34 @@ def _device_of(edge_index: Any) -> str:
     return str((device() if callable(device) else device).type)
 
 
-def _trace(module: MessagePassing, edge_index: Any) -> Trace | SparseTrace:
+def _trace(
+    original: Callable[..., Any],
+    module: MessagePassing,
+    edge_index: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
+    """What watches a call, and the graph and arguments that it is made with.
+
+    Fused products stay what they are. Otherwise the graph is an ordinary edge_index.
+    """
     if is_sparse_matrix(edge_index):
-        return SparseTrace(edge_index)
-    plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-    return Trace(plain, module.flow, owner=edge_index)
-
-
-def _plain(edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments with an EdgeIndex as an ordinary tensor, so that PyG does not fuse it by itself."""
+        if module.fuse and original.__name__ == "propagate":
+            return SparseTrace(_memo), edge_index, kwargs
+        plain, kwargs = as_edge_index(_memo, original, module, edge_index, kwargs)
+        return Trace(plain, module.flow), plain, kwargs
     if not isinstance(edge_index, EdgeIndex):
-        return (edge_index, *args)
+        return Trace(edge_index, module.flow), edge_index, kwargs
+    plain = edge_index.as_tensor()
     if not args:  # propagate's own arguments come by name; PyG ignores a given size here
-        kwargs["size"] = (edge_index.num_rows, edge_index.num_cols)
-    return (edge_index.as_tensor(), *args)
+        kwargs = kwargs | {"size": (edge_index.num_rows, edge_index.num_cols)}
+    return Trace(plain, module.flow, owner=edge_index), plain, kwargs
 
 
-def _size_reasons(edge_index: Tensor) -> list[str]:
+def _size_reasons(num_edges: int) -> list[str]:
     """Small graphs stay with PyG, whose calls cost less before the first edge."""
     fewest = thresholds().min_edges
-    return [f"small: fewer than {fewest} edges"] if edge_index.size(1) < fewest else []
+    return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 
 
 def _finish(module: MessagePassing, out: Any) -> Any:
@@ -198,32 +229,3 @@ def _ordinary(value: Any) -> Any:
         same = all(new is old for new, old in zip(items, value, strict=True))
         return value if same else type(value)(items)
     return value
-
-
-def _verify(
-    original: Callable[..., Any],
-    module: MessagePassing,
-    edge_index: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    out: Any,
-    state: Tensor,
-) -> None:
-    after = torch.get_rng_state()
-    torch.set_rng_state(state)
-    with torch.no_grad():
-        expected = original(module, edge_index, *args, **kwargs)
-    torch.set_rng_state(after)
-    if not isinstance(out, Tensor):
-        return
-    relative, absolute = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-3, 1e-4)}.get(
-        out.dtype, (5e-2, 5e-2)
-    )
-    # Sums of many terms of both signs: measured against the largest result.
-    allowed = absolute + relative * max(float(expected.abs().max()), 1.0) if out.numel() else 0.0
-    same = torch.isclose(out, expected, rtol=relative, atol=allowed, equal_nan=True)
-    if out.shape != expected.shape or not bool(same.all()):
-        raise VerificationError(
-            f"{type(module).__name__}: accelerated and PyG's own result differ by "
-            f"{float((out.detach() - expected).abs().max()):.3g}"
-        )

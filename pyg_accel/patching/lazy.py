@@ -8,7 +8,8 @@ them unchanged.
 What a function on a lazy tensor becomes is in :mod:`pyg_accel.patching.rules`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph, GraphCache
+from pyg_accel.ops.gspmm import REDUCES
 
-__all__ = ["GRAPHS", "LazyTensor", "Trace", "Unrecognised"]
+__all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised", "Watch"]
 
 GRAPHS = GraphCache()
 
@@ -36,6 +38,27 @@ class Unrecognised(Exception):
         self.sticky = sticky
 
 
+@dataclass(frozen=True)
+class Later:
+    """What is left to do to messages, and can be done to the reduced ones instead.
+
+    Attributes:
+        apply: a function of a tensor with its rows first.
+        commutes_with: the reductions for which the order makes no difference.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    commutes_with: Collection[str] = REDUCES
+
+    def then(self, following: "Later") -> "Later":
+        """Return both, one after the other."""
+        both = set(self.commutes_with) & set(following.commutes_with)
+        return Later(lambda t: following.apply(self.apply(t)), both)
+
+
+NOTHING = Later(lambda t: t)
+
+
 class LazyTensor(Tensor):
     """A tensor with an edge dimension and a formula in place of storage.
 
@@ -47,6 +70,7 @@ class LazyTensor(Tensor):
     formula: Formula
     edge_dim: int
     parts: "tuple[Tensor, ...] | None"
+    later: Later
     shared: bool
 
     @staticmethod
@@ -58,10 +82,15 @@ class LazyTensor(Tensor):
         edge_dim: int,
         dtype: torch.dtype,
         parts: "tuple[Tensor, ...] | None" = None,
+        later: Later = NOTHING,
     ) -> "LazyTensor":
-        """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer."""
+        """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer.
+
+        With something to do ``later``, ``shape`` is what comes out of that.
+        """
         lazy = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
         lazy.tracer, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
+        lazy.later = later
         lazy.shared = False  # a view of it, or what it is a view of, is about
         return lazy
 
@@ -101,7 +130,38 @@ def plain_shape(lazy: Tensor) -> torch.Size:
         return lazy.shape
 
 
-class Trace(TorchFunctionMode):
+class Watch(TorchFunctionMode):
+    """Sees every torch function of one accelerated call.
+
+    Attributes:
+        formulas: what has been run, for the report.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formulas: list[str] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.see(func, args, kwargs or {})
+
+    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a torch function, or something in its place."""
+        raise NotImplementedError
+
+    @staticmethod
+    def active() -> "Watch | None":
+        """Return the innermost one that is on, if one is."""
+        modes = reversed(torch.overrides._get_current_function_mode_stack())
+        return next((mode for mode in modes if isinstance(mode, Watch)), None)
+
+
+class Trace(Watch):
     """One accelerated call: follows which tensors are gathered by which row of ``edge_index``.
 
     Attributes:
@@ -110,7 +170,6 @@ class Trace(TorchFunctionMode):
         target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
             turned round).
         operands: tensors that formulas refer to by index, rows first.
-        formulas: what has been run, for the report.
     """
 
     def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
@@ -123,19 +182,13 @@ class Trace(TorchFunctionMode):
         self.operands: list[Tensor] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
-        self.formulas: list[str] = []
         self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Find gathers, follow views of edge_index."""
         from pyg_accel.patching.rules import intercept
 
-        return intercept(self, func, args, kwargs or {})
+        return intercept(self, func, args, kwargs)
 
     # -- edge_index and its rows -----------------------------------------------------------------
 
@@ -151,7 +204,7 @@ class Trace(TorchFunctionMode):
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""
         key = (self.target, num_rows, num_cols)
-        _, graph = GRAPHS.find(self.owner, key)
+        graph = GRAPHS.find(self.owner, key)
         if graph is None:
             size = [num_cols, num_rows] if self.target == 1 else [num_rows, num_cols]
             flow = "source_to_target" if self.target == 1 else "target_to_source"
@@ -204,16 +257,18 @@ class Trace(TorchFunctionMode):
         self, lazy: LazyTensor, reduces: Sequence[str], num_rows: int | None = None
     ) -> list[Tensor]:
         """Reduce the messages over the target nodes; the edge dimension becomes the nodes'."""
+        if not set(reduces) <= set(lazy.later.commutes_with):
+            raise Unrecognised(f"'{'+'.join(reduces)}' of messages that are sums")
         formula, numbers = self._own_numbers(lazy)
         if num_rows is None:
             num_rows = self.sizes[self.target] or self._rows_of_side(lazy, "v")
-        graph = self.graph_of(lazy, num_rows)
+        graph = self.graph_of(num_rows)
         operands = self._operands(numbers, graph.num_rows)
         with torch._C.DisableTorchFunction():
             outs = ops.gspmm(graph, formula, operands, reduce=list(reduces), edge_order=True)
         name = "+".join(reduces)
         self.formulas.append(f"{name}_j {formula}")
-        return [out.movedim(0, lazy.edge_dim).contiguous() for out in outs]
+        return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
 
     def compute(self, lazy: LazyTensor) -> Tensor:
         """Write the tensor out: [.., E, ..]."""
@@ -223,23 +278,26 @@ class Trace(TorchFunctionMode):
                 return torch.cat(pieces, dim=-1)
         formula, numbers = self._own_numbers(lazy)
         with torch._C.DisableTorchFunction():
-            if isinstance(formula, Operand) and formula.side == "e":
-                return self.operands[numbers[0]].movedim(0, lazy.edge_dim)
-            if isinstance(formula, Operand):
-                row = self.target if formula.side == "v" else 1 - self.target
-                (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
-                index = self.edge_index[row]
-                return operand.index_select(0, index).movedim(0, lazy.edge_dim)
-            graph = self.graph_of(lazy, self._rows_of_side(lazy, "v"))
+            if is_single_side(lazy):
+                return self._gathered(formula, numbers).movedim(0, lazy.edge_dim)
+            graph = self.graph_of(self._rows_of_side(lazy, "v"))
             operands = self._operands(numbers, graph.num_rows)
             out: Tensor = ops.gspmm(graph, formula, operands, reduce="none", edge_order=True)
         self.formulas.append(f"{formula}")
-        return out.movedim(0, lazy.edge_dim)
+        return lazy.later.apply(out).movedim(0, lazy.edge_dim)
+
+    def _gathered(self, formula: Formula, numbers: list[int]) -> Tensor:
+        assert isinstance(formula, Operand)
+        if formula.side == "e":
+            return self.operands[numbers[0]]
+        row = self.target if formula.side == "v" else 1 - self.target
+        (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
+        return operand.index_select(0, self.edge_index[row])
 
     def dot(self, lazy: LazyTensor) -> Tensor:
         """Sum over the last dimension: [E, ...] without it, written out."""
         formula, numbers = self._own_numbers(lazy)
-        graph = self.graph_of(lazy, self._rows_of_side(lazy, "v"))
+        graph = self.graph_of(self._rows_of_side(lazy, "v"))
         operands = self._operands(numbers, graph.num_rows)
         with torch._C.DisableTorchFunction():
             out: Tensor = ops.gspmm(graph, Sum(formula), operands, reduce="none", edge_order=True)
@@ -272,7 +330,7 @@ class Trace(TorchFunctionMode):
             raise Unrecognised("a message without node features")
         return size
 
-    def graph_of(self, lazy: LazyTensor, num_rows: int) -> Graph:
+    def graph_of(self, num_rows: int) -> Graph:
         """Return the graph that a message of this many target nodes runs on."""
         known = self.sizes[self.target]
         if known is not None and known != num_rows:
@@ -283,4 +341,4 @@ class Trace(TorchFunctionMode):
 
 def is_single_side(lazy: LazyTensor) -> bool:
     """Whether a lazy tensor is one operand, not yet combined with another side."""
-    return isinstance(lazy.formula, Operand) and lazy.parts is None
+    return isinstance(lazy.formula, Operand) and lazy.parts is None and lazy.later is NOTHING

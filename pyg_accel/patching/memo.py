@@ -3,20 +3,24 @@
 GCNConv normalises its graph anew in every forward pass and gets a new edge_index each time, so a
 graph that is kept by identity would never be found again. The results of such functions are kept
 instead: the same tensors come back for the same arguments, and with them the same graph.
+
+Where that cannot be, because a weight is being learned or a mask is new in every call, the function
+runs; but an edge_index that equals one which came out before is replaced by that one. Comparing is
+far cheaper than sorting, and needs no belief in what the function does.
 """
 
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_accel.settings import settings
 
-__all__ = ["Memo"]
+__all__ = ["Memo", "is_sparse_tensor"]
 
 
 class _Entry:
@@ -35,40 +39,82 @@ class _Entry:
         )
 
 
+class _Derived(NamedTuple):
+    """An edge_index that came out of a function of another, its parent."""
+
+    parent: "weakref.ref[Tensor]"
+    version: int
+    edge_index: Tensor
+
+
+def is_sparse_tensor(value: Any) -> bool:
+    """Return whether this is a ``torch_sparse.SparseTensor``, without importing torch_sparse."""
+    return type(value).__name__ == "SparseTensor" and hasattr(value, "storage")
+
+
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
+    if is_sparse_tensor(value):
+        storage = value.storage
+        own = (storage._row, storage._rowptr, storage._col, storage._value)
+        return [t for t in own if t is not None]
+    if isinstance(value, dict):
+        return _tensors(list(value.values()))
     if isinstance(value, (tuple, list)):
         return [t for v in value for t in _tensors(v)]
     return []
+
+
+def _is_edge_index(value: Any) -> bool:
+    return (
+        type(value) is Tensor
+        and value.layout == torch.strided
+        and value.dim() == 2
+        and value.dtype in (torch.int32, torch.int64)
+        and not value.is_inference()
+    )
+
+
+def _key(value: Any) -> Any:
+    """What an argument is told apart by; tensors by identity, so that no key keeps them alive."""
+    if isinstance(value, Tensor):
+        return ("tensor", id(value))
+    if is_sparse_tensor(value):
+        return ("sparse", *value.sizes(), *map(id, _tensors(value)))
+    return (type(value), value)
 
 
 class Memo:
     """Results by the identity and version of tensor arguments and the value of the others.
 
     Holds at most ``settings.graph_cache`` results, each only while all tensors it was computed from
-    are alive. Arguments that carry gradients are never remembered.
+    are alive; and as many derived edge_indices, while the one they were derived from is. Arguments
+    that carry gradients are never remembered.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self._entries: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
+        self._derived: OrderedDict[int, _Derived] = OrderedDict()  # by the id of the edge_index
         self._lock = threading.RLock()
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
         values = [*args, *kwargs.values()]
-        tensors = [v for v in values if isinstance(v, Tensor)]
-        if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
-            return function(*args, **kwargs)
+        tensors = [
+            t for v in values if isinstance(v, Tensor) or is_sparse_tensor(v) for t in _tensors(v)
+        ]
         if any(type(t) is not Tensor for t in tensors):
             return function(*args, **kwargs)
+        if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
+            return self._equal_to_known(values, function(*args, **kwargs))
         try:
             key: tuple[Any, ...] = (
                 function,
                 tuple(kwargs),
                 torch.is_inference_mode_enabled(),
-                *(("tensor", id(v)) if isinstance(v, Tensor) else (type(v), v) for v in values),
+                *map(_key, values),
             )
             with self._lock:
                 entry = self._entries.get(key)
@@ -76,9 +122,9 @@ class Memo:
                     self._entries.move_to_end(key)
                     return entry.result
         except TypeError:  # an argument that cannot be a key
-            return function(*args, **kwargs)
-        result = function(*args, **kwargs)
-        if any(t.is_inference() for t in _tensors(result)):
+            return self._equal_to_known(values, function(*args, **kwargs))
+        result = self._equal_to_known(values, function(*args, **kwargs))
+        if any(t.is_inference() or t.requires_grad for t in _tensors(result)):
             return result
 
         def forget(_: object) -> None:
@@ -93,10 +139,42 @@ class Memo:
                     self._entries.popitem(last=False)
         return result
 
+    def _equal_to_known(self, values: list[Any], result: Any) -> Any:
+        """Return a result with every edge_index replaced by an equal one of the same parent."""
+        given = [t for t in _tensors(values) if _is_edge_index(t)]
+        if not given:
+            return result
+        if type(result) is tuple:
+            return tuple(self._known(given, r) if _is_edge_index(r) else r for r in result)
+        return self._known(given, result) if _is_edge_index(result) else result
+
+    def _known(self, given: list[Tensor], found: Tensor) -> Tensor:
+        parent = given[0]  # whose life it shares; that it equals what is returned is checked
+        if any(found is t or found._base is t for t in given):
+            return found  # it would keep itself alive
+        with self._lock:
+            for key, (owner, version, known) in list(self._derived.items()):
+                if owner() is not parent or version != parent._version:
+                    continue
+                if known is found or torch.equal(known, found):
+                    self._derived.move_to_end(key)
+                    return known
+            key = id(found)
+
+            def forget(_: object) -> None:
+                with self._lock:
+                    self._derived.pop(key, None)
+
+            self._derived[key] = _Derived(weakref.ref(parent, forget), parent._version, found)
+            while len(self._derived) > settings.graph_cache:
+                self._derived.popitem(last=False)
+        return found
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._entries.clear()
+            self._derived.clear()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._derived)

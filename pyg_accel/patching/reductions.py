@@ -74,7 +74,7 @@ def _is_spread(member: Any) -> bool:
 
 def _spread(member: Any, mean: Tensor, sqsum: Tensor, x: LazyTensor) -> Tensor:
     """Variance or standard deviation from mean and sum of squares, as PyG defines them."""
-    graph = x.tracer.graph_of(x, mean.size(x.edge_dim))
+    graph = x.tracer.graph_of(mean.size(x.edge_dim))
     shape = [1] * mean.dim()
     shape[x.edge_dim] = -1
     degree = graph.degree.clamp(min=1).to(mean.dtype).view(shape)

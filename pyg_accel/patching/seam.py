@@ -6,13 +6,15 @@ and put back by :func:`uninstall`:
 
 * ``propagate`` and ``edge_updater`` of every class that has a rendered one, and
   ``MessagePassing._set_jittable_templates``, which renders them for classes still to come.
-  Explainers and feature decomposition go round them by way of ``_orig_propagate``; that one only
-  takes a note.
+* ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
+  decomposition run that one instead. It only takes a note.
 * ``Aggregation.__call__``, where messages meet their reduction.
-* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops),
-  wherever ``torch_geometric.nn`` and ``torch_geometric.utils`` hold them: see
+* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks),
+  wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
   :mod:`pyg_accel.patching.memo`.
-* ``softmax`` over target nodes.
+* ``softmax`` over target nodes, and ``spmm``.
+* torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
+  the functions above by their originals: what it compiles is kept under them, and outlives us.
 """
 
 import functools
@@ -22,12 +24,14 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
 __all__ = ["Hooks", "hook_reasons", "install", "installed", "uninstall"]
 
 _MISSING = object()
+_ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
 _RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
 _MEMOISED = (
     "gcn_norm",
@@ -35,7 +39,13 @@ _MEMOISED = (
     "remove_self_loops",
     "add_remaining_self_loops",
     "get_laplacian",
+    "masked_edge_index",  # RGCNConv: the edges of one relation
+    "construct_bipartite_edge_index",  # HGTConv: the edges of all of them
+    "set_diag",  # of torch_sparse
+    "fill_diag",
 )
+_HOLDERS = ("torch_geometric.nn", "torch_geometric.utils", "torch_sparse")
+_HOMES = ("torch_geometric.", "torch_sparse.")
 _HOOK_DICTS = (
     "_propagate_forward_pre_hooks",
     "_propagate_forward_hooks",
@@ -63,10 +73,11 @@ class Hooks:
         aggregate: Callable[..., Any],
         memoise: Callable[..., Any],
         softmax: Callable[..., Any],
+        spmm: Callable[..., Any],
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
-        self.memoise, self.softmax = memoise, softmax
+        self.functions = dict.fromkeys(_MEMOISED, memoise) | {"softmax": softmax, "spmm": spmm}
 
 
 def installed() -> bool:
@@ -90,8 +101,11 @@ def install(hooks: Hooks) -> None:
                     _wrap_class(type(self), hooks)
 
         _replace(MessagePassing, "_set_jittable_templates", rendered)
+        _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace_functions(hooks)
+        find: Callable[[Any], Any] = torch.jit._script._get_overloads
+        _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
 
 
 def uninstall() -> None:
@@ -126,7 +140,7 @@ def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable
     functools.update_wrapper(built, original)
     # What torch.jit.script_if_tracing leaves: scripting and compiling see the original.
     vars(built).update(
-        {"_pyg_accel": True, "__script_if_tracing_wrapper": True, "__original_fn": original}
+        {"_pyg_accel": True, "__script_if_tracing_wrapper": True, _ORIGINAL: original}
     )
     return built
 
@@ -151,31 +165,24 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
             continue
         template: Callable[..., Any] = own[rendered]
         # A class that was rendered while its parent was wrapped has our wrapper as its original.
-        original: Callable[..., Any] = getattr(own[bypass], "__wrapped__", own[bypass])
-        if template is original or own.get(name) is not template:
+        setattr(cls, bypass, getattr(own[bypass], _ORIGINAL, own[bypass]))
+        if template is own[bypass] or own.get(name) is not template:
             continue  # written by the user: not ours to change
         wrapper = _wrapped(template, hooks.call)
         _replace(cls, name, wrapper)
         _replace(cls, rendered, wrapper)
-        if name == "propagate":
-            _replace(cls, bypass, _wrapped(original, hooks.bypassed))
-            # What is put back later is the real original, not the parent's wrapper.
-            _recorded[-1] = (cls, bypass, original)
 
 
 def _replace_functions(hooks: Hooks) -> None:
     wrappers: dict[Any, Any] = {}
     for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith(("torch_geometric.nn", "torch_geometric.utils")):
+        if not module_name.startswith(_HOLDERS):
             continue
-        for name in (*_MEMOISED, "softmax"):
+        for name, hook in hooks.functions.items():
             original = vars(module).get(name)
-            if not callable(original) or not getattr(original, "__module__", "").startswith(
-                "torch_geometric."
-            ):
+            if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
                 continue
             if original not in wrappers:
-                hook = hooks.softmax if name == "softmax" else hooks.memoise
                 wrappers[original] = _wrapped(original, hook)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])

@@ -28,8 +28,8 @@ def features(*sizes: int) -> Tensor:
 class Layer(MessagePassing):
     """A layer whose message is a function of x_i, x_j, e (features of edges) and w (a number)."""
 
-    def __init__(self, says: Callable[..., Tensor], aggr: Any = "sum") -> None:
-        super().__init__(aggr=aggr)
+    def __init__(self, says: Callable[..., Tensor], aggr: Any = "sum", node_dim: int = -2) -> None:
+        super().__init__(aggr=aggr, node_dim=node_dim)
         self.says = says
 
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, w: Tensor) -> Tensor:
@@ -109,6 +109,16 @@ FUSED = {
     "slices": (lambda i, j, e, w: i[:, :3] * j[:, 3:], "mul(v0,u1)"),
     "chunks": (lambda i, j, e, w: (lambda a, b: a + b)(*j.chunk(2, -1)), "u0"),
     "scalar-score": (lambda i, j, e, w: NARROW(j) * i, "mul(u0,v1)"),
+    "merged-heads": (
+        lambda i, j, e, w: (j.view(-1, 2, 3) * e[:, :2].view(-1, 2, 1)).view(-1, F),
+        "mul(u0,e1)",
+    ),
+    "merged-heads-and-back": (
+        lambda i, j, e, w: (
+            (j.view(-1, 2, 3) * e[:, :2].view(-1, 2, 1)).reshape(-1, 6).clone().view(-1, 3, 2)
+        ).flatten(1),
+        "mul(u0,e1)",
+    ),
 }
 
 
@@ -195,6 +205,13 @@ OTHER = {
     "permuted-heads": lambda i, j, e, w: (i + j).view(-1, 2, 3).transpose(1, 2).reshape(-1, F),
     "reduced-heads": lambda i, j, e, w: (i + j).view(-1, 2, 3).mean(1),
     "summed-heads": lambda i, j, e, w: (i * j).view(-1, 2, 3).sum(-1),
+    "summed-over-heads": lambda i, j, e, w: (i * j).view(-1, 2, 3).sum(1),
+    "summed-over-heads-kept": lambda i, j, e, w: (
+        (i * j).view(-1, 2, 3).sum(dim=[1], keepdim=True)[:, 0]
+    ),
+    "merged-then-activation": lambda i, j, e, w: (
+        (j.view(-1, 2, 3) * e[:, :2].view(-1, 2, 1)).view(-1, F).tanh() * i
+    ),
     "logsumexp": lambda i, j, e, w: torch.logsumexp(i + j, -1, keepdim=True),
     "normalised": lambda i, j, e, w: fn.normalize(i, dim=-1) * fn.normalize(j, dim=-1),
     "cosine": lambda i, j, e, w: fn.cosine_similarity(i, j).unsqueeze(-1) * j,
@@ -231,6 +248,53 @@ def test_a_narrow_message_of_an_unknown_function_is_written_out(report_of):
         Layer(lambda i, j, e, w: (i + j).sin())(x, edges, x, x)
     (row,) = report_of()
     assert row.formula.startswith("add(v0,u1)")
+
+
+def wide_inputs() -> tuple[Tensor, ...]:
+    return features(N, 40), torch.randint(0, N, (2, E)), features(E, 2), features(E, 1)
+
+
+def heads(i: Tensor, j: Tensor, e: Tensor, w: Tensor) -> Tensor:
+    return j.view(-1, 2, 20) * e.view(-1, 2, 1)
+
+
+# Wide messages with something left to do to the reduced ones, and what then runs for a sum.
+LATER = {
+    "merged": (lambda i, j, e, w: heads(i, j, e, w).view(-1, 40), "sum_j mul(u0,e1)"),
+    "merged-in-steps": (
+        lambda i, j, e, w: heads(i, j, e, w).flatten(1).unsqueeze(1).squeeze(1).contiguous(),
+        "sum_j mul(u0,e1)",
+    ),
+    "summed": (lambda i, j, e, w: heads(i, j, e, w).sum(1), "sum_j mul(u0,e1)"),
+    "summed-and-kept": (
+        lambda i, j, e, w: heads(i, j, e, w).sum(1, keepdim=True).view(-1, 20),
+        "sum_j mul(u0,e1)",
+    ),
+    "few-scores": (
+        lambda i, j, e, w: fn.linear(i - j, SCORES, SCORES[:, 0]).softmax(-1)[:, :1] * j,
+        "sum(mul(sub(v0,u1),v2)); sum_j mul(e0,u1)",
+    ),
+}
+SCORES = torch.randn(3, 40, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", ["mean", "std"]], ids=str)
+@pytest.mark.parametrize("name", LATER)
+def test_what_is_left_for_the_reduced_messages_equals_stock(name, aggr, same_as_stock):
+    same_as_stock(Layer(LATER[name][0], aggr, node_dim=0), *wide_inputs())
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_is_left_for_the_reduced_messages_leaves_the_formula_alone(name, report_of):
+    with pyg_accel.patched():
+        Layer(LATER[name][0], node_dim=0)(*wide_inputs())
+    assert [row.formula for row in report_of()] == [LATER[name][1]]
+
+
+def test_a_maximum_of_sums_over_heads_declines(report_of):
+    with pyg_accel.patched():
+        Layer(LATER["summed"][0], "max", node_dim=0)(*wide_inputs())
+    assert [row.reason for row in report_of()] == ["'max' of messages that are sums"]
 
 
 def test_a_declined_message_runs_once_a_call_from_then_on():

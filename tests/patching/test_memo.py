@@ -2,11 +2,12 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCN, GCNConv, SGConv
+from torch_geometric.nn import GCN, GCNConv, HGTConv, PDNConv, RGCNConv, SGConv
 
 import pyg_accel
 from pyg_accel.patching import accelerate
@@ -124,17 +125,92 @@ def test_arguments_that_cannot_be_hashed_are_passed_on(counted):
     assert counted.calls == 2
 
 
-def test_gcn_normalises_and_sorts_a_graph_once(always, monkeypatch):
+def keeps(t: Tensor, mask: Tensor) -> Tensor:
+    return t[:, mask]
+
+
+def test_an_edge_index_that_comes_out_again_is_the_one_that_came_out_before():
+    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
+    first = memo(keeps, edges, edges[0] > 3)
+    other = memo(keeps, edges, edges[0] > 4)
+    assert memo(keeps, edges, edges[0] > 3) is first
+    assert memo(keeps, edges, edges[0] > 4) is other
+    assert torch.equal(first, edges[:, edges[0] > 3])
+    first.zero_()
+    assert torch.equal(memo(keeps, edges, edges[0] > 3), edges[:, edges[0] > 3])
+    edges.add_(1)
+    assert torch.equal(memo(keeps, edges, edges[0] > 4), edges[:, edges[0] > 4])
+
+
+def test_equal_edges_of_another_parent_are_not_mixed_up():
+    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
+    twin = edges.clone()
+    first = memo(keeps, edges, edges[0] > 3)
+    assert memo(keeps, twin, edges[0] > 3) is not first
+    alive = weakref.ref(first)
+    del first, edges
+    gc.collect()
+    assert alive() is None
+    assert len(memo) == 1
+
+
+def test_learned_weights_are_new_in_each_call_and_the_edges_are_not():
+    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
+    weight = torch.rand(30, requires_grad=True)
+    first, scaled = memo(lambda t, w: (t + 0, w * 2), edges, weight)
+    again, rescaled = memo(lambda t, w: (t + 0, w * 3), edges, weight)
+    assert again is first
+    assert torch.equal(rescaled, 3 * weight)
+    assert scaled.grad_fn is not rescaled.grad_fn
+
+
+def test_no_more_derived_edges_are_kept_than_the_setting_allows():
+    settings.graph_cache = 3
+    memo, edges, weight = Memo(), torch.randint(0, 9, (2, 30)), torch.rand(1, requires_grad=True)
+    for n in range(5):
+        memo(lambda t, w, n: t + n, edges, weight, n + 1)
+    assert len(memo) == 3
+
+
+def hetero(make: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    kinds = [("a", "to", "b"), ("b", "to", "a")]
+    xs = {"a": torch.randn(9, 4), "b": torch.randn(7, 4)}
+    edges = {
+        ("a", "to", "b"): torch.stack([torch.randint(0, 9, (30,)), torch.randint(0, 7, (30,))]),
+        ("b", "to", "a"): torch.stack([torch.randint(0, 7, (30,)), torch.randint(0, 9, (30,))]),
+    }
+    return make((["a", "b"], kinds)), (xs, edges)
+
+
+def edges_of(*more: Tensor) -> tuple[Tensor, ...]:
+    return torch.randn(9, 4), torch.randint(0, 9, (2, 30)), *more
+
+
+# Models whose layers derive their graphs in each call, and how many graphs there are.
+DERIVING: dict[str, tuple[Any, int]] = {
+    "gcn": (lambda: (GCN(4, 8, 3), edges_of()), 1),
+    "pdn": (lambda: (PDNConv(4, 3, 5, 6), edges_of(torch.randn(30, 5))), 1),
+    "rgcn": (lambda: (RGCNConv(4, 3, 3), edges_of(torch.arange(30) % 3)), 3),
+    "hgt": (lambda: hetero(lambda metadata: HGTConv(4, 4, metadata, 2)), 1),
+}
+
+
+@pytest.mark.parametrize("name", DERIVING)
+def test_a_derived_graph_is_sorted_once_and_goes_with_its_edges(name, always, monkeypatch):
     built = []
     right = pyg_accel.Graph._from_coo
     monkeypatch.setattr(
         pyg_accel.Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1]
     )
-    model, x, edges = GCN(4, 8, 3), torch.randn(9, 4), torch.randint(0, 9, (2, 30))
+    make, graphs = DERIVING[name]
+    model, args = make()
     with pyg_accel.patched():
         for _ in range(4):
-            model(x, edges)
-    assert len(built) == 1
+            out = model(*args)
+        assert len(built) == graphs
+        del args, out
+        gc.collect()
+        assert len(GRAPHS) == len(accelerate._memo) == 0
 
 
 @pytest.mark.parametrize(

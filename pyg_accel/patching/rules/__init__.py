@@ -18,16 +18,13 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand, operands_of
-from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, plain_shape
+from pyg_accel.patching.lazy import NOTHING, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.rules import concatenation, shapes  # noqa: F401 - they register rules
-from pyg_accel.patching.rules.common import RULES, Args, Declined, Kwargs, name_of
+from pyg_accel.patching.rules.common import NARROW, RULES, Args, Declined, Kwargs, name_of
 from pyg_accel.patching.rules.elementwise import assign
 from pyg_accel.patching.rules.scatter import reduce_over_targets
 
 __all__ = ["apply", "intercept", "reduce_over_targets"]
-
-# Elements an edge up to which a tensor may be written out: attention scores of that many heads.
-NARROW = 16
 
 
 def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
@@ -139,5 +136,5 @@ def _computed(lazy: LazyTensor, name: str) -> Tensor:
     out = lazy.tracer.compute(lazy)
     # From here on the tensor is what was written out: views of it may be changed in place.
     number = lazy.tracer.add_operand(out.movedim(lazy.edge_dim, 0))
-    lazy.formula, lazy.parts = Operand("e", number), None
+    lazy.formula, lazy.parts, lazy.later = Operand("e", number), None, NOTHING
     return out

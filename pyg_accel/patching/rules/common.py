@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
-from pyg_accel.patching.lazy import LazyTensor, is_single_side
+from pyg_accel.patching.lazy import NOTHING, LazyTensor, is_single_side
 
 __all__ = [
+    "NARROW",
     "RULES",
     "Args",
     "Declined",
@@ -29,6 +30,9 @@ Kwargs = dict[str, Any]
 Rule = Callable[[Callable[..., Any], Args, Kwargs], Any]
 
 RULES: dict[str, Rule] = {}
+
+# Elements an edge up to which a tensor may be written out: attention scores of that many heads.
+NARROW = 16
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -76,7 +80,9 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
 def with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:
     """Return a lazy tensor of the same shape with another formula."""
     with torch._C.DisableTorchFunctionSubclass():
-        return LazyTensor(lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype)
+        return LazyTensor(
+            lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype, None, lazy.later
+        )
 
 
 def share(source: LazyTensor, result: Any) -> Any:
@@ -86,9 +92,14 @@ def share(source: LazyTensor, result: Any) -> Any:
     return result
 
 
-def need_formula(lazy: Any) -> LazyTensor:
-    """Return the argument if it is a lazy tensor of floating point features; decline if not."""
+def need_formula(lazy: Any, *, later: bool = False) -> LazyTensor:
+    """Return the argument if it is a lazy tensor of floating point features; decline if not.
+
+    With ``later``, also if something is left to do after its formula.
+    """
     if not isinstance(lazy, LazyTensor) or lazy.parts is not None:
+        raise Declined
+    if not later and lazy.later is not NOTHING:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         if not lazy.dtype.is_floating_point:

@@ -6,9 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.formula import Const, Operand, map_operands, operands_of
-from pyg_accel.patching.lazy import LazyTensor, is_single_side, plain_shape
-from pyg_accel.patching.rules.common import Args, Declined, Kwargs, hoist, need_formula, rule
+from pyg_accel.formula import Binary, Const, Operand, map_operands, operands_of
+from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side, plain_shape
+from pyg_accel.patching.rules.common import (
+    NARROW,
+    Args,
+    Declined,
+    Kwargs,
+    hoist,
+    map_operands_of,
+    need_formula,
+    rule,
+)
 
 
 @rule("linear")
@@ -17,6 +26,8 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy, weight, bias = given["input"], given["weight"], given.get("bias")
     if not isinstance(lazy, LazyTensor) or lazy.edge_dim != 0:
         raise Declined
+    if lazy.parts is None and not is_single_side(lazy):
+        return _narrow_linear(need_formula(lazy), weight, bias)
     if lazy.parts is None:
         return hoist(func, need_formula(lazy), (weight, bias), {})
     # A linear layer of a concatenation is a sum of linear layers, each on its own nodes.
@@ -33,6 +44,25 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         bias = None
         total = term if total is None else total + term
     return total
+
+
+def _narrow_linear(lazy: LazyTensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A few dot products an edge, of messages that are not written out.
+
+    Moving the layer to the nodes, term by term, would be faster but subtract large numbers where
+    the message is a small difference.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        alike = weight.dtype == lazy.dtype and not torch.is_autocast_enabled(lazy.device.type)
+        if lazy.dim() != 2 or lazy.size(1) <= NARROW or weight.size(0) > NARROW or not alike:
+            raise Declined
+    trace = lazy.tracer
+    shape = torch.Size((trace.num_edges, *weight.shape))
+    columns = trace.leaf("v", weight.unsqueeze(0), shape, 0, repeated=True)
+    messages = map_operands_of(lazy, lambda t: t.unsqueeze(1), shape)
+    formula = Binary("mul", messages.formula, columns.formula)
+    out = trace.dot(LazyTensor(trace, formula, shape, 0, columns.dtype))
+    return out if bias is None else out + bias
 
 
 @rule("cat", "concat", "concatenate")
@@ -93,17 +123,23 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 @rule("sum")
 def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    """A sum over the last dimension: on the nodes, or a dot product along the edges."""
+    """A sum over features: on the nodes, a dot product along the edges, or after the reduction."""
     lazy = need_formula(args[0])
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
     rank = len(plain_shape(lazy))
-    last = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
-    if not isinstance(last, int) or last % rank != rank - 1 or rank < 2:
+    place = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
+    if not isinstance(place, int) or place % rank == 0 or set(kwargs) - {"dim", "keepdim"}:
         raise Declined
-    if lazy.edge_dim != 0 or set(kwargs) - {"dim", "keepdim"}:
+    if lazy.edge_dim != 0:
         raise Declined
     if is_single_side(lazy):
         return hoist(func, lazy, args[1:], kwargs)
-    out = lazy.tracer.dot(lazy)
-    return out.unsqueeze(-1) if keepdim else out
+    if place % rank == rank - 1:
+        out = lazy.tracer.dot(lazy)
+        return out.unsqueeze(-1) if keepdim else out
+    place %= rank
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = lazy.shape[:place] + (1,) * keepdim + lazy.shape[place + 1 :]
+        later = Later(lambda t: t.sum(place, keepdim=keepdim), ("sum", "mean"))
+        return LazyTensor(lazy.tracer, lazy.formula, shape, 0, lazy.dtype, None, later)

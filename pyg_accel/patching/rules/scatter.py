@@ -29,7 +29,7 @@ def reduce_over_targets(lazy: LazyTensor, reduces: list[str], num_rows: int | No
 
 def _need_message(lazy: LazyTensor) -> LazyTensor:
     try:
-        return need_formula(lazy)
+        return need_formula(lazy, later=True)
     except Declined:
         raise Unrecognised("messages that are not floating-point features") from None
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.patching.lazy import LazyTensor, plain_shape
+from pyg_accel.patching.lazy import Later, LazyTensor, plain_shape
 from pyg_accel.patching.rules.common import (
     Args,
     Declined,
@@ -24,7 +24,7 @@ from pyg_accel.patching.rules.concatenation import concatenate
 
 @rule("clone", "contiguous", "alias")
 def _identity(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    result = with_formula(need_formula(args[0]), args[0].formula)
+    result = with_formula(need_formula(args[0], later=True), args[0].formula)
     return result if name_of(func) == "clone" else share(args[0], result)
 
 
@@ -57,7 +57,7 @@ def _dropout(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 @rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as")
 def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    lazy = need_formula(args[0])
+    lazy = need_formula(args[0], later=True)
     if lazy.edge_dim != 0:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
@@ -67,7 +67,13 @@ def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         new = getattr(torch.empty(old, device="meta"), name)(*args, **kwargs).shape
         if len(new) == 0 or new[0] != old[0]:
             raise Declined
-        result = map_operands_of(lazy, lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new)
+        try:
+            result = map_operands_of(
+                need_formula(lazy), lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new
+            )
+        except Declined:  # operands that broadcast in what is merged: the reduced messages will do
+            later = lazy.later.then(Later(lambda t: t.reshape(t.size(0), *new[1:])))
+            result = LazyTensor(lazy.tracer, lazy.formula, new, 0, lazy.dtype, None, later)
     return share(lazy, result)
 
 

@@ -1,0 +1,99 @@
+"""PYG_ACCEL_VERIFY: no wrong result passes, and no right one is complained of."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCN, PNAConv, SAGEConv
+
+import pyg_accel
+from pyg_accel.backends import get_backend
+from pyg_accel.errors import VerificationError
+from pyg_accel.settings import settings
+
+pytestmark = pytest.mark.usefixtures("always")
+
+N, E = 20, 90
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(N, 6)
+
+
+@pytest.fixture
+def edge_index() -> Tensor:
+    return torch.randint(0, N, (2, E))
+
+
+@pytest.fixture
+def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make every result of the kernels wrong by a factor."""
+
+    def change(factor: float) -> None:
+        backend = type(get_backend("cpu"))
+        right = backend.gspmm
+        monkeypatch.setattr(
+            backend, "gspmm",
+            lambda *args, **kwargs: [t * factor for t in right(*args, **kwargs)],
+        )  # fmt: skip
+
+    return change
+
+
+def test_verify_passes_on_right_results_and_draws_no_other_random_numbers(x, edge_index):
+    model = GCN(6, 8, 2, dropout=0.5).train()
+    torch.manual_seed(1)
+    expected = model(x, edge_index)
+    settings.verify = True
+    with pyg_accel.patched():
+        torch.manual_seed(1)
+        torch.testing.assert_close(model(x, edge_index), expected)
+
+
+def test_verify_raises_on_a_wrong_result(x, edge_index, off_by):
+    off_by(1.5)
+    settings.verify = True
+    with (
+        pyg_accel.patched(),
+        pytest.raises(VerificationError, match="SAGEConv: accelerated and PyG"),
+    ):
+        SAGEConv(6, 4)(x, edge_index)
+
+
+def pna(aggregators: list[str]) -> PNAConv:
+    return PNAConv(6, 4, aggregators, ["identity"], torch.bincount(torch.arange(9)))
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e3, 1e4], ids=str)
+def test_deviations_of_large_numbers_lose_digits_and_that_is_no_mistake(offset, x, edge_index):
+    """Their variance is a difference of squares: wrong in PyG by as much."""
+    layer = pna(["std"])
+    settings.verify = True
+    with pyg_accel.patched():
+        layer(offset + x, edge_index)
+        SAGEConv(6, 4, aggr=["var", "std"])(offset + x, edge_index)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e2], ids=str)
+def test_a_deviation_that_is_wrong_by_more_than_that_is_found(offset, x, edge_index, off_by):
+    off_by(1.1)
+    settings.verify = True
+    with pyg_accel.patched(), pytest.raises(VerificationError, match="PNAConv"):
+        pna(["std"])(offset + x, edge_index)
+
+
+def test_a_layer_that_cannot_run_in_double_is_held_to_the_tolerance(x, edge_index, off_by):
+    class Scales(SAGEConv):
+        def message(self, x_j: Tensor) -> Tensor:
+            return torch.nn.functional.linear(x_j, self.kept["weight"])
+
+    layer = Scales(6, 4)
+    layer.kept = {"weight": torch.randn(6, 6)}
+    settings.verify = True
+    with pyg_accel.patched():
+        layer(x, edge_index)
+        off_by(1.5)
+        with pytest.raises(VerificationError, match="Scales"):
+            layer(x, edge_index)
