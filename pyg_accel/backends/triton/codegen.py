@@ -74,13 +74,12 @@ def _columns(recipe: Recipe) -> list[str]:
     """`c`: columns of all heads, `head`: theirs, `c_ok`: which exist; `f`: within the head."""
     size = recipe.tile.columns
     if recipe.dot and recipe.heads == "one":  # part of the width of one head
-        lines = [
+        return [
             "head = tl.program_id(1)",
             f"f = part * {size} + tl.arange(0, {size})",
             f"c = head * (width * {recipe.columns}) + f",
             f"c_ok = f < width * {recipe.columns}",
         ]
-        return lines
     lines = [
         f"c = tl.program_id(1) * {size} + tl.arange(0, {size})",
         f"c_ok = c < columns * {recipe.columns}",
@@ -94,38 +93,48 @@ def _columns(recipe: Recipe) -> list[str]:
     return lines
 
 
-def _offset(recipe: Recipe, index: int, place: str, scalar: bool) -> tuple[str, str]:
-    """Pointer expression of an operand, and the shape of its mask: edges, columns or both."""
-    kind, unit = recipe.kinds[index], recipe.aligned[index]
-    base = f"{place}.to(tl.int64)"
-    base = base if scalar else f"{base}[:, None]"
-    start = f"x{index}_ptr + {base} * (x{index}_stride * {unit})"
-    if kind == "number":
-        return start, "edges"
-    if kind == "head" and recipe.heads == "one":
-        return f"{start} + head", "edges"
-    column = {"full": "c", "head": "head", "feature": "f"}[kind]
-    return f"{start} + {column}[None, :]", "both"
+def _one_an_edge(recipe: Recipe, operand: Operand) -> bool:
+    """Whether a tile reads a single value of an operand for every edge."""
+    kind = recipe.kinds[operand.index]
+    return kind == "number" or (kind == "head" and recipe.heads == "one")
+
+
+def _stride(recipe: Recipe, operand: Operand) -> str:
+    unit = recipe.aligned[operand.index]
+    return f"(x{operand.index}_stride * {unit})" if unit else "1"
 
 
 def _load(recipe: Recipe, operand: Operand, place: str, ok: str, scalar: bool, cast: bool) -> str:
-    pointer, spread = _offset(recipe, operand.index, place, scalar)
+    """Code that reads an operand for every edge of a tile, or (`scalar`) for the one row."""
+    i, kind = operand.index, recipe.kinds[operand.index]
+    # A 32-bit product costs one instruction, a 64-bit one five.
+    rows = f"{place}.to(tl.int32)" if recipe.near[i] else f"{place}.to(tl.int64)"
+    tail = ".to(ACC)" if cast else ""
+    if _one_an_edge(recipe, operand):
+        # Read along the edges alone, or each thread would read it many times.
+        pointer = f"x{i}_ptr + {rows} * {_stride(recipe, operand)}" + (" + head" * (kind == "head"))
+        if scalar:
+            return f"tl.load({pointer}){tail}"
+        return f"tl.load({pointer}, mask={ok}, other=0){tail}[:, None]"
+    column = {"full": "c", "head": "head", "feature": "f"}[kind]
+    if not scalar:
+        rows = f"({rows})[:, None]"
+    pointer = f"x{i}_ptr + ({rows} * {_stride(recipe, operand)} + {column}[None, :])"
     masks = [] if scalar else [f"{ok}[:, None]"]
-    if spread == "both" and not recipe.even:
+    if not recipe.even:
         masks.append("c_ok[None, :]")
     mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
-    return f"tl.load({pointer}{mask})" + (".to(ACC)" if cast else "")
+    return f"tl.load({pointer}{mask}){tail}"
 
 
 def entry_lines(recipe: Recipe) -> list[str]:
+    """The kernel that goes over the entries of rows, or of pieces of long ones."""
     tile, formula = recipe.tile, recipe.formula
     edges, size = tile.rows * tile.lanes, tile.columns
     scalar = tile.rows == 1  # one row: its numbers are scalars
-    body = _columns(recipe) + task_lines(recipe, finish=False)
-    if tile.lanes > 1 or scalar:
-        body.append(f"lane = tl.arange(0, {edges})" + (f" % {tile.lanes}" if not scalar else ""))
     operands = list(dict.fromkeys(operands_of(formula)))
     indices = index_operands(formula)
+    body = _columns(recipe) + task_lines(recipe)
     known: dict[Formula, str] = {}
     for operand in operands:
         if operand.side == "v":
@@ -137,20 +146,32 @@ def entry_lines(recipe: Recipe) -> list[str]:
         emit(part, invariants, "")
     body += invariants.lines
     for state in states_of(recipe.reduces, recipe.winners):
-        if state.endswith("_at"):
-            body.append(f"{state} = tl.full([{edges}, {size}], NOWHERE, POS)")
-        else:
-            body.append(f"{state} = tl.full([{edges}, {size}], {START[state]}, ACC)")
+        start = "NOWHERE, POS" if state.endswith("_at") else f"{START[state]}, ACC"
+        body.append(f"{state} = tl.full([{edges}, {size}], {start})")
+    # Pointers move with `offset` and `step`; the edges of a step are at constant distances.
+    body += ["offset = begin + lane" if tile.lanes > 1 or scalar else "offset = begin"]
+    body += ["left = end - offset", "col_at = col_ptr + offset"]
+    if recipe.numbered:
+        body.append("eid_at = eid_ptr + offset")
+    for operand in _streams(recipe, operands):
+        start = f"x{operand.index}_ptr + offset.to(tl.int64) * {_stride(recipe, operand)}"
+        head = " + head" if recipe.kinds[operand.index] == "head" else ""
+        body.append(f"x{operand.index}_at = {start}{head}")
     longest = "end - begin" if scalar else "tl.max(end - begin, axis=0)"
     # `while`: with NumPy 2.4 Triton's interpreter cannot take the end of a `range` from a tensor.
     body += [f"longest = {longest}", "step = 0", "while step < longest:"]
     body += [f"    {line}" for line in _step(recipe, operands, indices, known)]
     body.append(f"    step += {tile.lanes * tile.unroll}")
-    if recipe.tasks == "pieces":
-        body += store_pieces(recipe)
-    elif states_of(recipe.reduces, recipe.winners):
-        body += store_rows(recipe)
+    if states_of(recipe.reduces, recipe.winners):
+        body += store_pieces(recipe) if recipe.tasks == "pieces" else store_rows(recipe)
     return header(recipe, "gspmm_kernel", _parameters(recipe)) + [f"    {line}" for line in body]
+
+
+def _streams(recipe: Recipe, operands: list[Operand]) -> list[Operand]:
+    """Operands with one value an edge that lie in the order of the entries."""
+    if recipe.numbered:
+        return []
+    return [o for o in operands if o.side == "e" and _one_an_edge(recipe, o)]
 
 
 def _step(
@@ -159,28 +180,42 @@ def _step(
     """One pass of the loop: all addresses, then all loads, then the arithmetic."""
     tile, formula = recipe.tile, recipe.formula
     stores = "none" in recipe.reduces
-    sides = {o.side for o in operands}
-    wants_edge = stores or "e" in sides or bool(indices)
-    places, loads, work = [], [], []
+    streams = _streams(recipe, operands)
+    wide_edges = [o for o in operands if o.side == "e" and o not in streams]
+    wants_edge = stores or bool(wide_edges) or bool(indices)
+    positions = any(s.endswith("_at") for s in states_of(recipe.reduces, recipe.winners))
+    places, loads, work = ["rest = left - step"], [], []
+    if any(o.side == "u" for o in operands):
+        places.append("col_here = col_at + step")
+    if wants_edge and recipe.numbered:
+        places.append("eid_here = eid_at + step")
+    places += [f"x{o.index}_here = x{o.index}_at + step * {_stride(recipe, o)}" for o in streams]
     for u in range(tile.unroll):
-        at = f"begin + (step + {u * tile.lanes})" if tile.unroll > 1 else "begin + step"
-        if tile.lanes > 1 or tile.rows == 1:
-            at += " + lane"
-        places += [f"at{u} = {at}", f"ok{u} = at{u} < end"]
-        if "u" in sides:
-            places.append(f"col{u} = tl.load(col_ptr + at{u}, mask=ok{u}, other=0)")
+        far = f" + {u * tile.lanes}" if u else ""
+        places.append(f"ok{u} = rest > {u * tile.lanes}")
+        if positions or (wants_edge and not recipe.numbered):
+            places.append(f"at{u} = offset + (step{far})")
+        if any(o.side == "u" for o in operands):
+            places.append(f"col{u} = tl.load(col_here{far}, mask=ok{u}, other=0)")
         if wants_edge:
-            edge = f"tl.load(eid_ptr + at{u}, mask=ok{u}, other=0)" if recipe.numbered else f"at{u}"
-            places.append(f"edge{u} = {edge}")
+            numbered = f"tl.load(eid_here{far}, mask=ok{u}, other=0)"
+            places.append(f"edge{u} = {numbered if recipe.numbered else f'at{u}'}")
     for u in range(tile.unroll):
         names = Names(dict(known), str(u))
         for operand in operands:
             if operand.side == "v":
                 continue
-            name = names.known[operand] = f"{operand.side}{operand.index}_{u}"
-            place = f"col{u}" if operand.side == "u" else f"edge{u}"
+            i = operand.index
+            name = names.known[operand] = f"{operand.side}{i}_{u}"
             cast = operand not in indices
-            loads.append(f"{name} = {_load(recipe, operand, place, f'ok{u}', False, cast)}")
+            if operand in streams:
+                far = f" + {u * tile.lanes} * {_stride(recipe, operand)}" if u else ""
+                tail = ".to(ACC)" if cast else ""
+                code = f"tl.load(x{i}_here{far}, mask=ok{u}, other=0){tail}[:, None]"
+            else:
+                place = f"col{u}" if operand.side == "u" else f"edge{u}"
+                code = _load(recipe, operand, place, f"ok{u}", False, cast)
+            loads.append(f"{name} = {code}")
         message = emit(formula, names, f"edge{u}[:, None]")
         work += names.lines
         if stores:
@@ -190,6 +225,7 @@ def _step(
 
 
 def store_message(recipe: Recipe, message: str, u: int) -> list[str]:
+    """Store messages, or their sums over the width, where their edges lie."""
     tile = recipe.tile
     edges, slot = tile.rows * tile.lanes, len(recipe.reduces) - 1
     if recipe.tasks == "pieces":

@@ -111,6 +111,7 @@ class _Shape:
 
     kind: str
     unit: int
+    near: bool
     itemsize: int
 
 
@@ -126,19 +127,20 @@ def _renumbered(formula: Formula) -> tuple[Formula, tuple[int, ...], frozenset[s
 
 
 def _shape(t: Tensor, heads: int, width: int) -> _Shape:
-    own, size = (t.size(1), t.size(2)), t.element_size()
+    own, size, stride = (t.size(1), t.size(2)), t.element_size(), t.stride(0)
+    near = t.size(0) * stride + heads * width < _INT32_ENTRIES
+    if own == (1, 1):
+        return _Shape("number", 0 if stride == 1 else 1, near, size)
     if own == (heads, width):
         kind = "full"
-    elif own == (1, 1):
-        return _Shape("number", 1, size)
     elif own == (heads, 1):
-        return _Shape("head", 1, size)
+        return _Shape("head", 1, near, size)
     else:
         kind = "feature"
     unit = max(16 // size, 1)
-    while t.stride(0) % unit:
+    while stride % unit:
         unit //= 2
-    return _Shape(kind, unit, size)
+    return _Shape(kind, unit, near, size)
 
 
 @lru_cache(maxsize=4096)
@@ -176,16 +178,22 @@ def _recipe(
             lanes = max(lanes // shrink, 1)
         tile = replace(tile, columns=size, rows=rows, lanes=lanes)
         return Recipe(
-            formula, tuple(s.kind for s in shapes), tuple(s.unit for s in shapes), reduces, winners,
-            tile, "rows", False, numbered, "whole", width, heads * width % size == 0, True, False,
+            formula, *_columns_of(shapes), reduces, winners, tile, "rows", False, numbered, "whole", width, heads * width % size == 0, True, False,
             accumulate, position,
         ), gathers  # fmt: skip
     one = dot or heads == 1 or width % tile.columns == 0
     return Recipe(
-        formula, tuple(s.kind for s in shapes), tuple(s.unit for s in shapes), reduces, winners,
-        tile, "rows", False, numbered, "one" if one else "mixed", unit, columns % tile.columns == 0,
+        formula, *_columns_of(shapes), reduces, winners, tile, "rows", False, numbered, "one" if one else "mixed", unit, columns % tile.columns == 0,
         dot, dot and columns > tile.columns, accumulate, position,
     ), gathers  # fmt: skip
+
+
+def _columns_of(
+    shapes: tuple[_Shape, ...],
+) -> tuple[tuple[str, ...], tuple[int, ...], tuple[bool, ...]]:
+    return tuple(s.kind for s in shapes), tuple(s.unit for s in shapes), tuple(
+        s.near for s in shapes
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -205,7 +213,7 @@ class _Call:
     def go(self, part: int = 0) -> None:
         """Launch."""
         csr, recipe, tile = self.csr, self.recipe, self.recipe.tile
-        schedule = schedule_of(csr.rowptr, tile.split, ordered=tile.rows > 1)
+        schedule = schedule_of(csr.rowptr, tile.split, tile.piece, ordered=tile.rows > 1)
         pieces, order = schedule.pieces, schedule.order
         rows = replace(
             recipe, tasks="rows" if order is None else "order", hubs=pieces is not None
@@ -244,7 +252,7 @@ class _Call:
         csr, tile = self.csr, recipe.tile
         arguments: list[Any] = [csr.rowptr, csr.col, csr.eid if recipe.numbered else None, *where]
         for t, unit in zip(self.operands, recipe.aligned, strict=True):
-            arguments += [t, t.stride(0) // unit]
+            arguments += [t, t.stride(0) // max(unit, 1)]
         arguments += [*stored, tasks, self.columns, self.width, part, tile.split]
         grid = (-(-tasks // tile.rows), self.slices)
         launch(kernel(recipe), grid, arguments, warps=tile.warps)

@@ -60,6 +60,7 @@ class Tile:
         columns: features.
         unroll: loads of an edge tile that are in flight together.
         split: rows longer than this are cut into pieces.
+        piece: entries of a piece.
         warps: of a program.
     """
 
@@ -68,6 +69,7 @@ class Tile:
     columns: int
     unroll: int
     split: int
+    piece: int
     warps: int = 1
 
 
@@ -76,8 +78,8 @@ def table(device: str) -> dict[str, dict[str, int]]:
     """Return the measured launch parameters of a device, or of the one nearest to it in the file.
 
     ``<degree class>-<bytes of an element>`` gives ``passes`` (16-byte loads a thread and edge
-    tile), ``unroll``, ``split``, the most ``columns`` of a slice, and how many percent of the L2
-    the features may take that should stay ``resident``.
+    tile), ``lanes`` (1 if absent), ``unroll``, ``split``, ``piece``, the most ``columns`` of a
+    slice, and how many percent of the L2 the features may take that should stay ``resident``.
     """
     everything: dict[str, dict[str, dict[str, int]]] = json.loads(TABLE.read_text())["devices"]
     for name, entry in everything.items():
@@ -128,12 +130,14 @@ def choose_tile(
     if kind == "long":
         lanes = side_by_side
         unroll = max(1, min(entry["unroll"] // max(gathers, 1), degree // lanes))
-        return Tile(1, lanes, width, unroll, entry["split"])
-    passes = max(1, entry["passes"] // wide)
-    lanes = max(1, min(degree // 2, side_by_side // 2)) if width <= 8 else 1
+        return Tile(1, lanes, width, unroll, entry["split"], entry["piece"])
+    passes = _floor_power(entry["passes"] // wide)
+    lanes = entry.get("lanes", 1)
+    if width <= 8:  # one row would leave the lanes of a load far apart
+        lanes = max(lanes, min(degree // 2, side_by_side // 2), 1)
     rows = max(side_by_side * passes // lanes, 1)
     unroll = max(1, min(entry["unroll"] // max(gathers, 1), _ceil_power(mean)))
-    return Tile(rows, lanes, width, unroll, entry["split"])
+    return Tile(rows, lanes, width, unroll, entry["split"], entry["piece"])
 
 
 def _slice(
@@ -155,12 +159,12 @@ def _slice(
 def piece_tile(tile: Tile, itemsize: int, gathers: int) -> Tile:
     """Return the tile for pieces of long rows, over the same columns."""
     lanes = max(WARP // max(tile.columns // max(16 // itemsize, 1), 1), 1)
-    return Tile(1, lanes, tile.columns, max(1, 8 // max(gathers, 1)), tile.split)
+    return Tile(1, lanes, tile.columns, max(1, 8 // max(gathers, 1)), tile.split, tile.piece)
 
 
 def combine_tile(tile: Tile) -> Tile:
     """Return the tile for putting pieces together, over the same columns."""
-    return Tile(1, max(WARP * 4 // tile.columns, 1), tile.columns, 1, tile.split)
+    return Tile(1, max(WARP * 4 // tile.columns, 1), tile.columns, 1, tile.split, tile.piece)
 
 
 def _ceil_power(number: float) -> int:

@@ -28,7 +28,9 @@ class Recipe:
         formula: the message, without sums; summed over the width if ``dot``.
         kinds: of each operand: ``full``, ``head`` [rows, H, 1], ``feature`` [rows, 1, F] or
             ``number`` [rows, 1, 1].
-        aligned: of each operand: row strides and columns are counted in units of so many elements.
+        aligned: of each operand: row strides are counted in units of so many elements; 0 means a
+            stride of one element.
+        near: of each operand: offsets fit 32 bits.
         reduces: as in the backend's ``gspmm``.
         winners: positions (``at``), source ids (``col``) or none (``""``) of maxima and minima.
         tile: of a program.
@@ -48,6 +50,7 @@ class Recipe:
     formula: Formula
     kinds: tuple[str, ...]
     aligned: tuple[int, ...]
+    near: tuple[bool, ...]
     reduces: tuple[str, ...]
     winners: str
     tile: Tile

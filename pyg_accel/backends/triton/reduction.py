@@ -1,7 +1,6 @@
 """Kernel lines that reduce messages over rows, and put the pieces of long rows together."""
 
 from pyg_accel.backends.triton.expression import keeps_zero
-from pyg_accel.backends.triton.launch import Tile
 from pyg_accel.backends.triton.recipe import ACCUMULATORS, START, Recipe, states_of, winning
 
 __all__ = ["combine_lines", "header", "reduce_lines", "store_pieces", "store_rows", "task_lines"]
@@ -17,32 +16,25 @@ def header(recipe: Recipe, name: str, parameters: list[str]) -> list[str]:
     ]
 
 
-def task_lines(recipe: Recipe, finish: bool) -> list[str]:
-    """`task`, `row`, `begin`, `end`, `keep`: of every edge lane, or of every row to finish."""
-    tile = recipe.tile
-    if tile.rows == 1:
-        lines = ["task = tl.program_id(0)"]
-        mask = ""
-    elif finish or tile.lanes == 1:
-        lines = [f"task = tl.program_id(0) * {tile.rows} + tl.arange(0, {tile.rows})"]
-        mask = ", mask=task < tasks, other=0"
+def task_lines(recipe: Recipe) -> list[str]:
+    """`task`, `row`, `begin`, `end`, `keep` of every edge lane (scalars if all are of one row)."""
+    rows, lanes = recipe.tile.rows, recipe.tile.lanes
+    mask = ", mask=task < tasks, other=0" if rows > 1 else ""
+    if rows == 1:
+        lines = ["task = tl.program_id(0)", f"lane = tl.arange(0, {lanes})"]
+    elif lanes == 1:
+        lines = [f"task = tl.program_id(0) * {rows} + tl.arange(0, {rows})"]
     else:
-        lines = [f"task = tl.program_id(0) * {tile.rows} + "
-                 f"tl.arange(0, {tile.rows * tile.lanes}) // {tile.lanes}"]  # fmt: skip
-        mask = ", mask=task < tasks, other=0"
-    lines += ["keep = task < tasks"]
-    lines += [
-        "row = task" if recipe.tasks == "rows" else f"row = tl.load(task_ptr + task{mask})",
-    ]
-    if recipe.tasks == "pieces":
-        lines += [
-            f"begin = tl.load(begin_ptr + task{mask})",
-            f"end = tl.load(end_ptr + task{mask})",
-        ]
-    else:
-        lines += [f"begin = tl.load(rowptr_ptr + row{mask})",
-                  f"end = tl.load(rowptr_ptr + row + 1{mask})"]  # fmt: skip
-    lines += ["begin = begin.to(POS)", "end = end.to(POS)"]
+        lines = [f"task = tl.program_id(0) * {rows} + tl.arange(0, {rows * lanes}) // {lanes}",
+                 f"lane = tl.arange(0, {rows * lanes}) % {lanes}"]  # fmt: skip
+    lines.append("keep = task < tasks")
+    lines.append(
+        "row = task" if recipe.tasks == "rows" else f"row = tl.load(task_ptr + task{mask})"
+    )
+    begin, end = ("begin_ptr + task", "end_ptr + task")
+    if recipe.tasks != "pieces":
+        begin, end = ("rowptr_ptr + row", "rowptr_ptr + row + 1")
+    lines += [f"begin = tl.load({begin}{mask}).to(POS)", f"end = tl.load({end}{mask}).to(POS)"]
     if recipe.hubs:
         lines += ["keep = keep & (end - begin <= limit)", "end = tl.where(keep, end, begin)"]
     return lines
@@ -80,78 +72,89 @@ def reduce_lines(recipe: Recipe, message: str, u: int) -> list[str]:
     return lines
 
 
-def fold(recipe: Recipe, pieces: bool = False) -> list[str]:
-    """Bring the lanes of a row together: [edges, columns] becomes [rows, columns]."""
+def fold(recipe: Recipe) -> list[str]:
+    """Give every lane what all lanes of its row have together.
+
+    The shape stays [edges, columns], so that results leave from where they are.
+    """
     tile, lines = recipe.tile, []
     if tile.lanes == 1:
         return lines
-    for state in states_of(recipe.reduces, recipe.winners):
+    kept = states_of(recipe.reduces, recipe.winners)
+    for state in kept:
         if state.endswith("_at"):
             continue
-        names = [state] + ([f"{state}_at"] if recipe.winners and state in ("most", "least") else [])
-        axis, keep = 0, True
+        names = [state] + ([f"{state}_at"] if f"{state}_at" in kept else [])
         if tile.rows > 1:
-            axis, keep = 1, False
-            lines += [f"{n} = tl.reshape({n}, [{tile.rows}, {tile.lanes}, {tile.columns}])"
-                      for n in names]  # fmt: skip
-        lines += _fold_state(state, len(names) > 1, axis, keep, tile)
+            shape = f"[{tile.rows}, {tile.lanes}, {tile.columns}]"
+            lines += [f"{name} = tl.reshape({name}, {shape})" for name in names]
+        lines += _fold_state(state, len(names) > 1, 1 if tile.rows > 1 else 0)
+        shape = f"[{tile.lanes}, {tile.columns}]"
+        if tile.rows > 1:
+            shape = f"[{tile.rows}, {tile.lanes}, {tile.columns}]"
+        for name in names:
+            lines.append(f"{name} = tl.broadcast_to({name}, {shape})")
+            if tile.rows > 1:
+                flat = f"[{tile.rows * tile.lanes}, {tile.columns}]"
+                lines.append(f"{name} = tl.reshape({name}, {flat})")
     return lines
 
 
-def _fold_state(state: str, positions: bool, axis: int, keep: bool, tile: Tile) -> list[str]:
+def _fold_state(state: str, positions: bool, axis: int) -> list[str]:
     if state in ("total", "squares"):
-        return [f"{state} = tl.sum({state}, axis={axis}, keep_dims={keep})"]
+        return [f"{state} = tl.sum({state}, axis={axis}, keep_dims=True)"]
     if state == "product":
-        return [f"product = tl.reduce(product, {axis}, multiply, keep_dims={keep})"]
+        return [f"product = tl.reduce(product, {axis}, multiply, keep_dims=True)"]
     minus = "-" if state == "least" else ""
-    best = f"{minus}most_of({minus}{state}, {axis}, {keep})"
+    best = f"{minus}most_of({minus}{state}, {axis})"
     if not positions:
         return [f"{state} = {best}"]
-    again = "best" if keep else f"tl.reshape(best, [{tile.rows}, 1, {tile.columns}])"
     return [  # of the lanes that have the best value, the one that comes first in the row
         f"best = {best}",
-        f"wins = ({state} == {again}) | (({state} != {state}) & ({again} != {again}))",
-        f"{state}_at = tl.min(tl.where(wins, {state}_at, NOWHERE), axis={axis}, keep_dims={keep})",
+        f"wins = ({state} == best) | (({state} != {state}) & (best != best))",
+        f"{state}_at = tl.min(tl.where(wins, {state}_at, NOWHERE), axis={axis}, keep_dims=True)",
         f"{state} = best",
     ]
 
 
 def store_pieces(recipe: Recipe) -> list[str]:
     """Store accumulators as they are."""
-    lines = fold(recipe) + task_lines(recipe, finish=True)
-    place = "task.to(tl.int64)" if recipe.tile.rows == 1 else "task.to(tl.int64)[:, None]"
-    mask = _result_mask(recipe)
+    place = _place(recipe, "task", recipe.tile.rows == 1)
+    lines = [*fold(recipe), f"place = {place}"]
     for i, state in enumerate(states_of(recipe.reduces, recipe.winners)):
-        lines.append(
-            f"tl.store(out{i}_ptr + {place} * (columns * {recipe.columns}) + c[None, :], "
-            f"{state}{mask})"
-        )
+        lines.append(f"tl.store(out{i}_ptr + place, {state}{_result_mask(recipe, True)})")
     return lines
 
 
-def _result_mask(recipe: Recipe) -> str:
-    masks = []
-    if recipe.hubs or recipe.tile.rows > 1:
-        masks.append("keep" if recipe.tile.rows == 1 else "keep[:, None]")
+def store_rows(recipe: Recipe) -> list[str]:
+    """Store the results of a tile's rows."""
+    return fold(recipe) + _finish(recipe, recipe.tile.rows == 1)
+
+
+def _place(recipe: Recipe, row: str, scalar: bool) -> str:
+    """[edges, columns], where the results of a row belong."""
+    start = f"{row}.to(tl.int64)" + ("" if scalar else "[:, None]")
+    place = f"{start} * (columns * {recipe.columns}) + c[None, :]"
+    return f"{place} + lane[:, None] * 0" if scalar else place
+
+
+def _result_mask(recipe: Recipe, kept: bool) -> str:
+    """Rows that are there and not left to others; one lane of each; columns that are there."""
+    tile, masks = recipe.tile, []
+    if kept and (recipe.hubs or tile.rows > 1):
+        masks.append("keep" if tile.rows == 1 else "keep[:, None]")
+    if tile.lanes > 1:
+        masks.append("(lane == 0)[:, None]")
     if not recipe.even:
         masks.append("c_ok[None, :]")
     return f", mask={' & '.join(masks)}" if masks else ""
 
 
-def store_rows(recipe: Recipe) -> list[str]:
-    """Store the results of a tile's rows."""
-    again = (
-        task_lines(recipe, finish=True) if recipe.tile.lanes > 1 and recipe.tile.rows > 1 else []
-    )
-    return fold(recipe) + again + _finish(recipe, recipe.tile.rows == 1)
-
-
-def _finish(recipe: Recipe, scalar: bool) -> list[str]:
-    """From accumulators [rows, columns] to results."""
+def _finish(recipe: Recipe, scalar: bool, kept: bool = True) -> list[str]:
+    """From accumulators to results, both [edges, columns]."""
     spread = "" if scalar else "[:, None]"
-    place = f"row.to(tl.int64){spread} * (columns * {recipe.columns}) + c[None, :]"
-    lines = [f"count = (end - begin){spread}", f"place = {place}"]
-    mask = _result_mask(recipe)
+    lines = [f"count = (end - begin){spread}", f"place = {_place(recipe, 'row', scalar)}"]
+    mask = _result_mask(recipe, kept)
     for i, reduce in enumerate(recipe.reduces):
         state = ACCUMULATORS.get(reduce)
         if state is None:
@@ -198,7 +201,7 @@ def combine_lines(recipe: Recipe) -> list[str]:
     body.append(f"    step += {tile.lanes}")
     body += fold(recipe)
     body += ["begin = tl.load(rowptr_ptr + row)", "end = tl.load(rowptr_ptr + row + 1)"]
-    body += _finish(recipe, scalar=True)
+    body += _finish(recipe, scalar=True, kept=False)
     return header(recipe, "combine_kernel", parameters) + [f"    {line}" for line in body]
 
 

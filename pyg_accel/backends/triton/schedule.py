@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["PIECE", "Pieces", "Schedule", "schedule_of"]
+__all__ = ["Pieces", "Schedule", "schedule_of"]
 
-PIECE = 512  # edges that one program works on, of rows that are cut
 # Rows are ordered by length among so many neighbours: rows of a tile are of one length then, and
 # neighbours, which often share sources, still run at about the same time.
 NEIGHBOURS = 4096
@@ -50,19 +49,20 @@ class Schedule:
 class _Entry:
     owner: "weakref.ref[Tensor]"
     version: int
-    made: dict[tuple[int, bool], Schedule] = field(default_factory=dict)
+    made: dict[tuple[int, int, bool], Schedule] = field(default_factory=dict)
 
 
 _entries: dict[int, _Entry] = {}
 _lock = threading.RLock()  # a weak reference may die inside
 
 
-def schedule_of(rowptr: Tensor, split: int, *, ordered: bool) -> Schedule:
+def schedule_of(rowptr: Tensor, split: int, piece: int, *, ordered: bool) -> Schedule:
     """Return the schedule of a graph.
 
     Args:
         rowptr: [num_rows + 1].
         split: rows longer than this are cut into pieces.
+        piece: entries of a piece.
         ordered: bring rows of like length together.
     """
     version = 0 if rowptr.is_inference() else rowptr._version
@@ -72,9 +72,9 @@ def schedule_of(rowptr: Tensor, split: int, *, ordered: bool) -> Schedule:
             key = id(rowptr)
             entry = _Entry(weakref.ref(rowptr, lambda dead: _forget(key, dead)), version)
             _entries[key] = entry
-        found = entry.made.get((split, ordered))
+        found = entry.made.get((split, piece, ordered))
         if found is None:
-            found = entry.made[split, ordered] = _build(rowptr, split, ordered)
+            found = entry.made[split, piece, ordered] = _build(rowptr, split, piece, ordered)
         return found
 
 
@@ -85,7 +85,7 @@ def _forget(key: int, dead: "weakref.ref[Tensor]") -> None:
             del _entries[key]
 
 
-def _build(rowptr: Tensor, split: int, ordered: bool) -> Schedule:
+def _build(rowptr: Tensor, split: int, piece: int, ordered: bool) -> Schedule:
     degree = rowptr.diff()
     if degree.numel() == 0:
         return Schedule(None, None)
@@ -94,7 +94,7 @@ def _build(rowptr: Tensor, split: int, ordered: bool) -> Schedule:
     mean = float(rowptr.numel() and degree.double().mean())
     if ordered and longest > 2 * mean + 4:
         order = _order(degree.masked_fill(degree > split, 0))
-    return Schedule(order, _cut(rowptr, degree, split) if longest > split else None)
+    return Schedule(order, _cut(rowptr, degree, split, piece) if longest > split else None)
 
 
 def _order(degree: Tensor) -> Tensor:
@@ -103,15 +103,15 @@ def _order(degree: Tensor) -> Tensor:
     return torch.argsort(key, stable=True).to(degree.dtype)
 
 
-def _cut(rowptr: Tensor, degree: Tensor, split: int) -> Pieces:
+def _cut(rowptr: Tensor, degree: Tensor, split: int, piece: int) -> Pieces:
     rows = (degree > split).nonzero().flatten()
-    counts = (degree[rows] + PIECE - 1) // PIECE
+    counts = (degree[rows] + piece - 1) // piece
     first = counts.new_zeros(rows.numel() + 1)
     first[1:] = counts.cumsum(0)
     owner = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts.long())
     number = torch.arange(owner.numel(), device=rows.device) - first[owner]
-    begin = rowptr[rows][owner] + number * PIECE
-    end = torch.minimum(begin + PIECE, rowptr[rows + 1][owner])
+    begin = rowptr[rows][owner] + number * piece
+    end = torch.minimum(begin + piece, rowptr[rows + 1][owner])
     dtype = rowptr.dtype
     parts = (rows, first, rows[owner], begin, end)
     return Pieces(*(t.to(dtype).contiguous() for t in parts))

@@ -15,6 +15,7 @@ __all__ = ["run"]
 ELEMENTS = 256  # of a tile: eight a thread
 HEADS = 16  # at most, in a tile
 SPLIT = 2048  # edges of a row that a program goes over on its own
+PIECE = 1024  # of a longer one
 
 
 def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
@@ -38,7 +39,7 @@ def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
     entry = {**shared, "NUMBERED": csr.eid is not None}
     inputs = (scores, None if grad is None else grad.contiguous(), out)
 
-    pieces = schedule_of(csr.rowptr, SPLIT, ordered=False).pieces
+    pieces = schedule_of(csr.rowptr, SPLIT, PIECE, ordered=False).pieces
     rows = most_lanes // lanes
     tile = {"ROWS": rows, "LANES": lanes, "STAGE": "rows", **entry}
     tasks = (csr.num_rows, heads, SPLIT)

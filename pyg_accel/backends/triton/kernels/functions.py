@@ -55,8 +55,8 @@ def multiply(a: Any, b: Any) -> Any:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def most_of(values: Any, axis: tl.constexpr, keep: tl.constexpr) -> Any:
-    """Maximum along an axis; one NaN makes it NaN."""
-    spoiled = tl.sum((values != values).to(tl.int32), axis=axis, keep_dims=keep) > 0
+def most_of(values: Any, axis: tl.constexpr) -> Any:
+    """Maximum along an axis, which stays; one NaN makes it NaN."""
+    spoiled = tl.sum((values != values).to(tl.int32), axis=axis, keep_dims=True) > 0
     clean = tl.where(values != values, float("-inf"), values)
-    return tl.where(spoiled, float("nan"), tl.max(clean, axis=axis, keep_dims=keep))
+    return tl.where(spoiled, float("nan"), tl.max(clean, axis=axis, keep_dims=True))
