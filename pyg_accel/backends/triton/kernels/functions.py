@@ -3,8 +3,6 @@
 Written with Triton's own operations alone, so that the interpreter runs them too.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -12,20 +10,20 @@ __all__ = ["log1p", "most_of", "multiply", "power", "softplus", "tanh"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def log1p(x: Any) -> Any:
+def log1p(x: tl.tensor) -> tl.tensor:
     """log(1 + x) for 0 <= x <= 1 to the last bits: the rounding of 1 + x is divided out."""
     near = 1.0 + x
     return tl.where(near == 1.0, x, tl.log(near) * (x / (near - 1.0)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def softplus(x: Any) -> Any:
+def softplus(x: tl.tensor) -> tl.tensor:
     """log(1 + exp(x)) without overflow."""
     return tl.where(x > 0.0, x, 0.0 * x) + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def tanh(x: Any) -> Any:
+def tanh(x: tl.tensor) -> tl.tensor:
     """Hyperbolic tangent; near 0, where the quotient cancels, the first terms of its series."""
     decay = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - decay) / (1.0 + decay)
@@ -38,7 +36,7 @@ def tanh(x: Any) -> Any:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def power(x: Any, exponent: Any, odd: tl.constexpr, whole: tl.constexpr) -> Any:
+def power(x: tl.tensor, exponent: tl.tensor, odd: tl.constexpr, whole: tl.constexpr) -> tl.tensor:
     """abs(x) ** exponent with the sign, or the NaN, that a negative x asks for."""
     size = tl.exp(exponent * tl.log(tl.abs(x)))
     if odd:
@@ -49,13 +47,13 @@ def power(x: Any, exponent: Any, odd: tl.constexpr, whole: tl.constexpr) -> Any:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def multiply(a: Any, b: Any) -> Any:
+def multiply(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     """For products as a reduction."""
     return a * b
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def most_of(values: Any, axis: tl.constexpr) -> Any:
+def most_of(values: tl.tensor, axis: tl.constexpr) -> tl.tensor:
     """Maximum along an axis, which stays; one NaN makes it NaN."""
     spoiled = tl.sum((values != values).to(tl.int32), axis=axis, keep_dims=True) > 0
     clean = tl.where(values != values, float("-inf"), values)

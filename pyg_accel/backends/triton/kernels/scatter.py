@@ -3,8 +3,6 @@
 Sums of integers do not depend on the order of their terms, so atomic additions are deterministic.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -13,11 +11,11 @@ __all__ = ["column_max_kernel", "scatter_finish_kernel", "scatter_kernel"]
 
 @triton.jit(do_not_specialize=["rows", "columns", "share"])  # type: ignore[untyped-decorator]
 def column_max_kernel(
-    x_ptr: Any,
-    out_ptr: Any,
-    rows: Any,
-    columns: Any,
-    share: Any,
+    x_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    share: tl.tensor,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
@@ -39,13 +37,13 @@ def column_max_kernel(
 
 @triton.jit(do_not_specialize=["rows", "columns"])  # type: ignore[untyped-decorator]
 def scatter_kernel(
-    grad_ptr: Any,
-    arg_ptr: Any,
-    scale_ptr: Any,
-    sum_ptr: Any,
-    strange_ptr: Any,
-    rows: Any,
-    columns: Any,
+    grad_ptr: tl.tensor,
+    arg_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    sum_ptr: tl.tensor,
+    strange_ptr: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -68,12 +66,12 @@ def scatter_kernel(
 
 @triton.jit(do_not_specialize=["count", "columns"])  # type: ignore[untyped-decorator]
 def scatter_finish_kernel(
-    sum_ptr: Any,
-    strange_ptr: Any,
-    scale_ptr: Any,
-    out_ptr: Any,
-    count: Any,
-    columns: Any,
+    sum_ptr: tl.tensor,
+    strange_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    count: tl.tensor,
+    columns: tl.tensor,
     ELEMENTS: tl.constexpr,
 ) -> None:
     """From whole numbers back to floats."""
@@ -85,4 +83,6 @@ def scatter_finish_kernel(
     result = tl.where(strange == 1, float("inf"), result)
     result = tl.where(strange == 2, float("-inf"), result)
     result = tl.where(strange > 2, float("nan"), result)
+    if out_ptr.dtype.element_ty != tl.float64:  # the interpreter knows no way to 16 bits from 64
+        result = result.to(tl.float32)
     tl.store(out_ptr + i, result, mask=ok)

@@ -5,8 +5,6 @@ Scores are [E, H] in the order of the edges. A program has a tile of ``ROWS * LA
 brought together, and a second pass over the same edges, which are in cache by then, writes.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -15,18 +13,18 @@ __all__ = ["softmax_combine_kernel", "softmax_kernel"]
 
 @triton.jit(do_not_specialize=["tasks", "heads", "limit"])  # type: ignore[untyped-decorator]
 def softmax_kernel(
-    rowptr_ptr: Any,
-    eid_ptr: Any,
-    begin_ptr: Any,
-    end_ptr: Any,
-    x_ptr: Any,
-    grad_ptr: Any,
-    out_ptr: Any,
-    most_ptr: Any,
-    total_ptr: Any,
-    tasks: Any,
-    heads: Any,
-    limit: Any,
+    rowptr_ptr: tl.tensor,
+    eid_ptr: tl.tensor,
+    begin_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    grad_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    most_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    tasks: tl.tensor,
+    heads: tl.tensor,
+    limit: tl.tensor,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     HEADS: tl.constexpr,
@@ -111,10 +109,10 @@ def softmax_kernel(
 
 @triton.jit(do_not_specialize=["heads"])  # type: ignore[untyped-decorator]
 def softmax_combine_kernel(
-    first_ptr: Any,
-    most_ptr: Any,
-    total_ptr: Any,
-    heads: Any,
+    first_ptr: tl.tensor,
+    most_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    heads: tl.tensor,
     LANES: tl.constexpr,
     HEADS: tl.constexpr,
     BACKWARD: tl.constexpr,
