@@ -45,9 +45,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 @pytest.fixture(params=list(backends()))
-def backend(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Backend]:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     found = get_backend(request.param)
     if reasons := found.unavailable_reasons():
         pytest.skip("; ".join(reasons))

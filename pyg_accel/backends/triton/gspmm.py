@@ -155,7 +155,7 @@ def _recipe(
     device: Device,
     dot: bool,
 ) -> tuple[Recipe, int]:
-    """The recipe for the rows of a graph (rows, cols, entries), and the wide operands of an edge."""
+    """The recipe for a graph (rows, columns, entries), and how many wide operands an edge has."""
     heads, width = extent
     numbered, accumulate, position = facts
     sides = {o.index: o.side for o in operands_of(formula)}
@@ -166,34 +166,30 @@ def _recipe(
     states = states_of(reduces, winners)
     columns = width if dot else heads * width
     tile = choose_tile(device, *graph, columns, itemsize, gathers, resident, max(len(states), 1))
-    narrow = min((shapes[i].itemsize for i in range(len(shapes))), default=4)
-    unit = max(16 // narrow, 1)
+    kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
+    unit = max(16 // min(s.itemsize for s in shapes), 1)
     while width % unit:
         unit //= 2
+    head_of_tile = "one" if dot or heads == 1 or width % tile.columns == 0 else "mixed"
+    adds = dot and columns > tile.columns
     if dot and heads > 1 and width < 64 and width & (width - 1) == 0:
-        size = tile.columns * min(1 << (heads - 1).bit_length(), max(64 // tile.columns, 1))
-        shrink = size // tile.columns
-        rows, lanes = max(tile.rows // shrink, 1), tile.lanes
-        if tile.rows == 1:
-            lanes = max(lanes // shrink, 1)
-        tile = replace(tile, columns=size, rows=rows, lanes=lanes)
-        return Recipe(
-            formula, *_columns_of(shapes), reduces, winners, tile, "rows", False, numbered, "whole", width, heads * width % size == 0, True, False,
-            accumulate, position,
-        ), gathers  # fmt: skip
-    one = dot or heads == 1 or width % tile.columns == 0
-    return Recipe(
-        formula, *_columns_of(shapes), reduces, winners, tile, "rows", False, numbered, "one" if one else "mixed", unit, columns % tile.columns == 0,
-        dot, dot and columns > tile.columns, accumulate, position,
-    ), gathers  # fmt: skip
-
-
-def _columns_of(
-    shapes: tuple[_Shape, ...],
-) -> tuple[tuple[str, ...], tuple[int, ...], tuple[bool, ...]]:
-    return tuple(s.kind for s in shapes), tuple(s.unit for s in shapes), tuple(
-        s.near for s in shapes
+        head_of_tile, unit, columns = "whole", width, heads * width
+        tile = _widened(tile, min(1 << (heads - 1).bit_length(), max(64 // tile.columns, 1)))
+    recipe = Recipe(
+        formula=formula, kinds=kinds, aligned=units, near=near, reduces=reduces, winners=winners,
+        tile=tile, tasks="rows", hubs=False, numbered=numbered, heads=head_of_tile, columns=unit,
+        even=columns % tile.columns == 0, dot=dot, adds=adds, accumulate=accumulate,
+        position=position,
     )  # fmt: skip
+    return recipe, gathers
+
+
+def _widened(tile: Tile, times: int) -> Tile:
+    """A tile with more columns and fewer edges."""
+    columns = tile.columns * times
+    if tile.rows == 1:
+        return replace(tile, columns=columns, lanes=max(tile.lanes // times, 1))
+    return replace(tile, columns=columns, rows=max(tile.rows // times, 1))
 
 
 @dataclass(frozen=True)
@@ -215,9 +211,7 @@ class _Call:
         csr, recipe, tile = self.csr, self.recipe, self.recipe.tile
         schedule = schedule_of(csr.rowptr, tile.split, tile.piece, ordered=tile.rows > 1)
         pieces, order = schedule.pieces, schedule.order
-        rows = replace(
-            recipe, tasks="rows" if order is None else "order", hubs=pieces is not None
-        )
+        rows = replace(recipe, tasks="rows" if order is None else "order", hubs=pieces is not None)
         stored = [*self.outs, *self.winners]
         self._launch(rows, csr.num_rows, (order, None, None), stored, part)
         if pieces is None:
@@ -231,9 +225,7 @@ class _Call:
             )
             for s in states
         ]
-        direct = [
-            out for out, r in zip(self.outs, recipe.reduces, strict=True) if r == "none"
-        ]
+        direct = [out for out, r in zip(self.outs, recipe.reduces, strict=True) if r == "none"]
         itemsize = max(t.element_size() for t in self.operands)
         cut = replace(recipe, tasks="pieces", tile=piece_tile(tile, itemsize, self.gathers))
         where = (pieces.row, pieces.begin, pieces.end)

@@ -9,7 +9,12 @@ __all__ = ["launch"]
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], *, warps: int = 1, **constants: Any
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: Sequence[Any],
+    *,
+    warps: int = 1,
+    **constants: Any,
 ) -> None:
     """Run a kernel on the device of its first argument, in the current stream.
 

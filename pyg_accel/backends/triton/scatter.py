@@ -39,14 +39,15 @@ def run(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
     most = torch.empty(parts, columns, dtype=torch.float64 if wide else torch.float32,
                        device=grad.device)  # fmt: skip
     launch(column_max_kernel, (parts, slices), (grad, most, rows, columns, share), ROWS=tall,
-           COLUMNS=block, ACC=tl.float64 if wide else tl.float32)  # fmt: skip
+           COLUMNS=block, ACC=tl.float64 if wide else tl.float32, warps=4)  # fmt: skip
     exponent = torch.frexp(most.amax(0)).exponent
     scale = torch.exp2(62 - rows.bit_length() - exponent.double())
 
     total = torch.zeros(num_cols, columns, dtype=torch.int64, device=grad.device)
     strange = torch.zeros(num_cols, columns, dtype=torch.int32, device=grad.device)
     launch(scatter_kernel, (-(-rows // tall), slices),
-           (grad, arg, scale, total, strange, rows, columns), ROWS=tall, COLUMNS=block)  # fmt: skip
+           (grad, arg, scale, total, strange, rows, columns), ROWS=tall, COLUMNS=block,
+           warps=4)  # fmt: skip
     out = torch.empty(num_cols, columns, dtype=grad.dtype, device=grad.device)
     launch(scatter_finish_kernel, (-(-out.numel() // 1024),),
            (total, strange, scale, out, out.numel(), columns), ELEMENTS=1024, warps=4)  # fmt: skip
