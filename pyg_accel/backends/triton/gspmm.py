@@ -252,7 +252,8 @@ class _Call:
     def _combine(self, pieces: Pieces, raw: list[Tensor]) -> None:
         csr, tile = self.csr, combine_tile(self.recipe.tile)
         recipe = replace(self.recipe, tasks="rows", tile=tile)
-        arguments = [csr.rowptr, csr.col, csr.eid if recipe.numbered else None, pieces.rows]
+        eid = csr.eid if recipe.numbered else None
+        arguments: list[Any] = [csr.rowptr, csr.col, eid, pieces.rows]
         arguments += [pieces.first, *raw, *self.outs, *self.winners, self.columns]
         grid = (pieces.rows.numel(), self.slices)
         launch(combine_kernel(recipe), grid, arguments, warps=tile.warps)
@@ -286,10 +287,13 @@ def _call(
     if dot:
         columns = heads
         slices = -(-heads * width // recipe.tile.columns) if recipe.heads == "whole" else heads
-    elif numbered and slices > 1 and _only_weights(formula, shapes, sides, reduces, winners):
+    elif slices > 1 and csr.eid is not None and numbered and _only_weights(
+        formula, shapes, sides, reduces, winners
+    ):  # fmt: skip
         # Each slice would fetch every weight from where its edge lies: do that once.
+        order = csr.eid
         operands = [
-            t.index_select(0, csr.eid) if s.kind in ("number", "head") else t
+            t.index_select(0, order) if s.kind in ("number", "head") else t
             for t, s in zip(operands, shapes, strict=True)
         ]
         recipe = replace(recipe, numbered=False)

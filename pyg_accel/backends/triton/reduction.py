@@ -77,7 +77,8 @@ def fold(recipe: Recipe) -> list[str]:
 
     The shape stays [edges, columns], so that results leave from where they are.
     """
-    tile, lines = recipe.tile, []
+    tile = recipe.tile
+    lines: list[str] = []
     if tile.lanes == 1:
         return lines
     kept = states_of(recipe.reduces, recipe.winners)
