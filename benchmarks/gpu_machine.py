@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.machine import Quantiles, _commit, quantiles
 
-BUDGET = 0.25  # seconds for the laps of one function
+BUDGET = 0.1  # seconds for the laps of one function
 MOST_LAPS = 50
 
 

@@ -54,7 +54,7 @@ def describe(
 
     from pyg_accel.backends.triton import gspmm
     from pyg_accel.backends.triton.codegen import combine_kernel, kernel
-    from pyg_accel.backends.triton.launch import Device, combine_tile, piece_tile
+    from pyg_accel.backends.triton.launch import Device
     from pyg_accel.backends.triton.recipe import states_of
     from pyg_accel.formula import parse
 
@@ -66,16 +66,17 @@ def describe(
     sizes = (shape.num_nodes, shape.num_nodes, shape.num_entries)
     device = Device("NVIDIA H200", H200_L2, 132)
     numbered = "sel" in text
-    recipe, gathers = gspmm._recipe(
+    kernels = gspmm._recipe(
         parse(text), shapes, reduces, winners, (1, features), sizes,
         (numbered, "float32", "int32"), device, name == "dot",
     )  # fmt: skip
+    recipe = kernels.recipe
     versions = {"rows": (kernel, replace(recipe, tasks="order", hubs=True))}
     if graph == "arxiv-like":
-        cut = replace(recipe, tasks="pieces", tile=piece_tile(recipe.tile, size, gathers))
+        cut = replace(recipe, tasks="pieces", tile=kernels.piece_tile)
         versions["pieces"] = (kernel, cut)
         if states_of(reduces, winners):
-            whole = replace(recipe, tile=combine_tile(recipe.tile))
+            whole = replace(recipe, tile=kernels.combine_tile)
             versions["combine"] = (combine_kernel, whole)
     for version, (make, each) in versions.items():
         label = f"{graph} {features} {dtype} {name} {version}"

@@ -246,14 +246,12 @@ def store_message(recipe: Recipe, message: str, u: int) -> list[str]:
         target = f"{out} * columns + head"
         lines.append(f"sum{u} = tl.sum(full{u}, axis=1)")
         ok = f"ok{u}"
-    else:  # width is the power of two that the head dimension was made of
-        per = "WIDTH"
+    else:  # `columns` counts whole heads: the width is a power of two
+        width = recipe.columns
+        heads = tile.columns // width
         lines += [
-            f"WIDTH: tl.constexpr = {recipe.columns}",
-            f"sum{u} = tl.sum(tl.reshape(full{u}, "
-            f"[{edges}, {tile.columns} // {per}, {per}]), axis=2)",
-            f"h{u} = tl.program_id(1) * ({tile.columns} // {per}) + "
-            f"tl.arange(0, {tile.columns} // {per})",
+            f"sum{u} = tl.sum(tl.reshape(full{u}, [{edges}, {heads}, {width}]), axis=2)",
+            f"h{u} = tl.program_id(1) * {heads} + tl.arange(0, {heads})",
         ]
         target = f"{out}[:, None] * columns + h{u}[None, :]"
         ok = f"ok{u}[:, None] & (h{u} < columns)[None, :]"

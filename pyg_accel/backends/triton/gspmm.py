@@ -154,8 +154,8 @@ def _recipe(
     facts: tuple[bool, str, str],
     device: Device,
     dot: bool,
-) -> tuple[Recipe, int]:
-    """The recipe for a graph (rows, columns, entries), and how many wide operands an edge has."""
+) -> "_Kernels":
+    """The kernels for a graph of so many (rows, columns, entries)."""
     heads, width = extent
     numbered, accumulate, position = facts
     sides = {o.index: o.side for o in operands_of(formula)}
@@ -181,7 +181,7 @@ def _recipe(
         even=columns % tile.columns == 0, dot=dot, adds=adds, accumulate=accumulate,
         position=position,
     )  # fmt: skip
-    return recipe, gathers
+    return _Kernels(recipe, gathers, itemsize)
 
 
 def _widened(tile: Tile, times: int) -> Tile:
@@ -192,13 +192,51 @@ def _widened(tile: Tile, times: int) -> Tile:
     return replace(tile, columns=columns, rows=max(tile.rows // times, 1))
 
 
+class _Kernels:
+    """The kernels of one recipe, made when they are first needed."""
+
+    def __init__(self, recipe: Recipe, gathers: int, itemsize: int) -> None:
+        self.recipe = recipe
+        self.states = states_of(recipe.reduces, recipe.winners)
+        self.piece_tile = piece_tile(recipe.tile, itemsize, gathers)
+        self.combine_tile = combine_tile(recipe.tile)
+        self._facts = (gathers, itemsize)
+        self._made: dict[tuple[str, bool], Any] = {}
+        self._plain: _Kernels | None = None
+
+    def rows(self, tasks: str, hubs: bool) -> Any:
+        """The kernel that goes over rows."""
+        if (tasks, hubs) not in self._made:
+            self._made[tasks, hubs] = kernel(replace(self.recipe, tasks=tasks, hubs=hubs))
+        return self._made[tasks, hubs]
+
+    def pieces(self) -> Any:
+        """The kernel that goes over pieces of long rows."""
+        if ("pieces", False) not in self._made:
+            cut = replace(self.recipe, tasks="pieces", tile=self.piece_tile)
+            self._made["pieces", False] = kernel(cut)
+        return self._made["pieces", False]
+
+    def combine(self) -> Any:
+        """The kernel that puts pieces together."""
+        if ("combine", False) not in self._made:
+            whole = replace(self.recipe, tile=self.combine_tile)
+            self._made["combine", False] = combine_kernel(whole)
+        return self._made["combine", False]
+
+    def plain(self) -> "_Kernels":
+        """The same for entries without numbers of their own."""
+        if self._plain is None:
+            self._plain = _Kernels(replace(self.recipe, numbered=False), *self._facts)
+        return self._plain
+
+
 @dataclass(frozen=True)
 class _Call:
     """One pass over a graph: what the launches of its rows, pieces and combinations share."""
 
     csr: CSR
-    recipe: Recipe
-    gathers: int
+    kernels: _Kernels
     operands: list[Tensor]
     outs: list[Tensor]
     winners: list[Tensor]
@@ -208,55 +246,49 @@ class _Call:
 
     def go(self, part: int = 0) -> None:
         """Launch."""
-        csr, recipe, tile = self.csr, self.recipe, self.recipe.tile
+        csr, kernels, tile = self.csr, self.kernels, self.kernels.recipe.tile
         schedule = schedule_of(csr.rowptr, tile.split, tile.piece, ordered=tile.rows > 1)
         pieces, order = schedule.pieces, schedule.order
-        rows = replace(recipe, tasks="rows" if order is None else "order", hubs=pieces is not None)
+        rows = kernels.rows("rows" if order is None else "order", pieces is not None)
         stored = [*self.outs, *self.winners]
-        self._launch(rows, csr.num_rows, (order, None, None), stored, part)
+        self._launch(rows, tile, csr.num_rows, (order, None, None), stored, part)
         if pieces is None:
             return
-        states = states_of(recipe.reduces, recipe.winners)
+        recipe = kernels.recipe
         accumulate, position = getattr(torch, recipe.accumulate), getattr(torch, recipe.position)
-        size = self.columns * recipe.columns
+        count, size = pieces.row.numel(), self.columns * recipe.columns
         raw = [
-            csr.col.new_empty(
-                (pieces.row.numel(), size), dtype=position if s.endswith("_at") else accumulate
-            )
-            for s in states
+            csr.col.new_empty((count, size), dtype=position if s.endswith("_at") else accumulate)
+            for s in kernels.states
         ]
         direct = [out for out, r in zip(self.outs, recipe.reduces, strict=True) if r == "none"]
-        itemsize = max(t.element_size() for t in self.operands)
-        cut = replace(recipe, tasks="pieces", tile=piece_tile(tile, itemsize, self.gathers))
         where = (pieces.row, pieces.begin, pieces.end)
-        self._launch(cut, pieces.row.numel(), where, [*raw, *direct], part)
-        if states:
+        self._launch(kernels.pieces(), kernels.piece_tile, count, where, [*raw, *direct], part)
+        if raw:
             self._combine(pieces, raw)
 
     def _launch(
         self,
-        recipe: Recipe,
+        function: Any,
+        tile: Tile,
         tasks: int,
         where: tuple[Tensor | None, Tensor | None, Tensor | None],
         stored: list[Tensor],
         part: int,
     ) -> None:
-        csr, tile = self.csr, recipe.tile
+        csr, recipe = self.csr, self.kernels.recipe
         arguments: list[Any] = [csr.rowptr, csr.col, csr.eid if recipe.numbered else None, *where]
         for t, unit in zip(self.operands, recipe.aligned, strict=True):
             arguments += [t, t.stride(0) // max(unit, 1)]
         arguments += [*stored, tasks, self.columns, self.width, part, tile.split]
-        grid = (-(-tasks // tile.rows), self.slices)
-        launch(kernel(recipe), grid, arguments, warps=tile.warps)
+        launch(function, (-(-tasks // tile.rows), self.slices), arguments, warps=tile.warps)
 
     def _combine(self, pieces: Pieces, raw: list[Tensor]) -> None:
-        csr, tile = self.csr, combine_tile(self.recipe.tile)
-        recipe = replace(self.recipe, tasks="rows", tile=tile)
-        eid = csr.eid if recipe.numbered else None
+        csr = self.csr
+        eid = csr.eid if self.kernels.recipe.numbered else None
         arguments: list[Any] = [csr.rowptr, csr.col, eid, pieces.rows]
         arguments += [pieces.first, *raw, *self.outs, *self.winners, self.columns]
-        grid = (pieces.rows.numel(), self.slices)
-        launch(combine_kernel(recipe), grid, arguments, warps=tile.warps)
+        launch(self.kernels.combine(), (pieces.rows.numel(), self.slices), arguments)
 
 
 def _call(
@@ -280,8 +312,9 @@ def _call(
     accumulate = str(_accumulate_dtype(operands)).removeprefix("torch.")
     facts = (numbered, accumulate, "int64" if wide else "int32")
     graph = (csr.num_rows, csr.num_cols, entries)
-    recipe, gathers = _recipe(formula, shapes, reduces, winners, extent, graph, facts,
-                              device_facts(csr.rowptr), dot)  # fmt: skip
+    kernels = _recipe(formula, shapes, reduces, winners, extent, graph, facts,
+                      device_facts(csr.rowptr), dot)  # fmt: skip
+    recipe = kernels.recipe
     columns = heads * width // recipe.columns
     slices = -(-(heads * width) // recipe.tile.columns)
     if dot:
@@ -296,11 +329,9 @@ def _call(
             t.index_select(0, order) if s.kind in ("number", "head") else t
             for t, s in zip(operands, shapes, strict=True)
         ]
-        recipe = replace(recipe, numbered=False)
+        kernels = kernels.plain()
     inner = 1 if recipe.heads == "whole" else width // recipe.columns
-    return lambda outs, args: _Call(
-        csr, recipe, gathers, operands, outs, args, columns, inner, slices
-    )
+    return lambda outs, args: _Call(csr, kernels, operands, outs, args, columns, inner, slices)
 
 
 def _only_weights(
@@ -357,13 +388,13 @@ def _dot(
         return torch.zeros(shape, dtype=dtype, device=device)
     prepare = _call(csr, formula, operands, ("none",), "", extent, dot=True)
     call = prepare([], [])
-    if not call.recipe.adds:
+    if not call.kernels.recipe.adds:
         out = torch.empty(shape, dtype=dtype, device=device)
         replace(call, outs=[out]).go()
         return out
     # One part of the width after the other: its features stay in cache while all edges read them.
     total = torch.zeros(shape, dtype=_accumulate_dtype(operands), device=device)
     call = replace(call, outs=[total])
-    for part in range(-(-width // call.recipe.tile.columns)):
+    for part in range(-(-width // call.kernels.recipe.tile.columns)):
         call.go(part)
     return total.to(dtype)
