@@ -18,7 +18,7 @@ C_FILES   := find csrc -regex '.*\.\(h\|cuh\|cpp\|cu\)' -exec clang-format
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-pyg lint format bench clean
+.PHONY: help venv build demo test test-gpu test-pyg lint format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,10 @@ demo: build  ## run the quickstart
 
 test: build  ## run the tests
 	$(PY) -m pytest $(ARGS)
+
+# With the Python at hand: torch for CUDA, triton, PyG and pytest are all it takes.
+test-gpu:  ## run the tests that need a GPU, with $(PYTHON)
+	PYTHONPATH="$(CURDIR)" $(PYTHON) -m pytest -m gpu $(ARGS)
 
 test-pyg: build  ## run PyG's own tests under patch(); PYG_SRC=<checkout of PyG>
 	@test -d "$(PYG_SRC)" || { echo "set PYG_SRC to a checkout of pytorch_geometric"; exit 1; }
@@ -64,7 +68,7 @@ $(PY):
 # Without the library: the rule below compiles it once, visibly and incrementally.
 $(INSTALLED): pyproject.toml setup.py | $(PY)
 	$(PY) -m pip install "$(TORCH)" "setuptools>=77" ninja
-	PYG_ACCEL_NO_EXTENSION=1 $(PY) -m pip install --no-build-isolation -e ".[dev,bench,cost]"
+	PYG_ACCEL_NO_EXTENSION=1 $(PY) -m pip install --no-build-isolation -e ".[dev,bench,cost,triton]"
 	touch $@
 
 # Where there is no compiler this makes no file, says so, and tries again next time.

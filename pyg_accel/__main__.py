@@ -1,10 +1,11 @@
-"""``python -m pyg_accel doctor | run``: look at the installation, or run a script patched."""
+"""``python -m pyg_accel doctor | run | bench``: look at the installation, run a script, measure."""
 
 import argparse
 import platform
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = commands.add_parser("run", help="run a PyG script unchanged under patch(), then report")
     run.add_argument("script", help="path of a Python script")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
-    given = parser.parse_args(argv)
+    bench = commands.add_parser("bench", help="measure against other libraries (in a checkout)")
+    bench.add_argument("--suite", choices=("kernels", "epochs"), default="kernels")
+    bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    given, rest = parser.parse_known_args(argv)
+    if given.command == "bench":
+        return run_bench(given.device, given.suite, rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return doctor() if given.command == "doctor" else run_script(given.script, given.args)
 
 
@@ -105,6 +113,19 @@ def run_script(script: str, args: Sequence[str]) -> int:
             sys.stdout.flush()
             print()
             pyg_accel.report()
+    return 0
+
+
+def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
+    """Run a suite of the checkout's ``benchmarks`` folder; other arguments are passed on to it."""
+    name = f"benchmarks.{'gpu' if device == 'cuda' else 'cpu'}_{suite}"
+    if find_spec("benchmarks") is None:
+        print("python -m pyg_accel bench: run it in a checkout of pyg_accel", file=sys.stderr)
+        return 2
+    if find_spec(name) is None:
+        print(f"python -m pyg_accel bench: no suite '{suite}' for {device}", file=sys.stderr)
+        return 2
+    import_module(name).main(args)
     return 0
 
 

@@ -16,9 +16,11 @@ _backends: dict[str, Backend] = {}
 def _load_builtin() -> None:
     from pyg_accel.backends.cpu import CpuBackend
     from pyg_accel.backends.reference import ReferenceBackend
+    from pyg_accel.backends.triton import TritonBackend
 
     register_backend(ReferenceBackend())
     register_backend(CpuBackend())
+    register_backend(TritonBackend())
 
 
 @lru_cache(maxsize=1)

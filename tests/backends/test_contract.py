@@ -45,10 +45,15 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 @pytest.fixture(params=list(backends()))
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     found = get_backend(request.param)
     if reasons := found.unavailable_reasons():
         pytest.skip("; ".join(reasons))
+    if found.name == "triton":  # interpreted, edge by edge: a hub that is cut up there is enough
+        small = next(case for case in zoo(hub=400) if case.name == "hub")
+        graph = Graph.from_edge_index(small.edge_index, (small.num_sources, small.num_targets))
+        monkeypatch.setitem(CASES, "hub", small)
+        monkeypatch.setitem(GRAPHS, "hub", graph)
     with use_backend(found.name):
         yield found
 
@@ -159,19 +164,23 @@ def check(
         compare(f"the gradient of operand {i}", mine, good, grad_scales[i])
 
 
-def reductions(name: str, case: GraphCase) -> list[str]:
+def reductions(name: str, case: GraphCase, backend: Backend | None = None) -> list[str]:
     if FORMULAS[name][0].startswith("sum"):
         return ["none"]
+    found = list(DIFFERENTIABLE)
     if case.name == "hub":  # a product of 17000 numbers is 0 or infinite
-        return ["sum", "mean", "max", "min", "sqsum", "none"]
-    return list(DIFFERENTIABLE)
+        found.remove("prod")
+    if backend is not None and backend.name == "triton":  # interpreted: three of them in turn
+        turn = list(FORMULAS).index(name) + 2 * list(CASES).index(case.name)
+        found = [found[(turn + 2 * k) % len(found)] for k in range(3)]
+    return found
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("case", CASES)
 def test_float64_results_and_gradients_equal_the_truth(backend, case, name):
     for heads, width in ((1, 5),) if case == "hub" else ((2, 33), (1, 1)):
-        for reduce in reductions(name, CASES[case]):
+        for reduce in reductions(name, CASES[case], backend):
             check(backend, CASES[case], name, heads, width, torch.float64, reduce)
 
 
@@ -180,7 +189,7 @@ def test_float64_results_and_gradients_equal_the_truth(backend, case, name):
 @pytest.mark.parametrize("case", CASES)
 def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, name, dtype):
     heads, width = (1, 5) if case == "hub" else (3, 16)
-    for reduce in reductions(name, CASES[case]):
+    for reduce in reductions(name, CASES[case], backend):
         check(backend, CASES[case], name, heads, width, dtype, reduce)
 
 

@@ -1,0 +1,97 @@
+"""The Triton backend: GPU kernels generated from message formulas.
+
+A formula becomes one kernel that gathers, computes and reduces (:mod:`.codegen`); rows are divided
+among programs by their lengths and columns by the L2 cache (:mod:`.launch`, :mod:`.schedule`).
+No float is added atomically, so results are the same in every run. Under Triton's interpreter the
+same kernels run on CPU tensors, slowly: for tests, and only when asked for by name.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.base import Backend
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.formula import Formula
+from pyg_accel.graph import CSR
+
+__all__ = ["TritonBackend"]
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class TritonBackend(Backend):
+    """Kernels for CUDA devices."""
+
+    name = "triton"
+
+    def unavailable_reasons(self) -> list[str]:
+        """It needs Triton, and a GPU or Triton's interpreter."""
+        if find_spec("triton") is None:
+            return ["Triton is not installed: pip install triton (Linux)"]
+        if not torch.cuda.is_available() and not _interpreted():
+            return ["there is no CUDA device (TRITON_INTERPRET=1 interprets kernels on the CPU)"]
+        return []
+
+    def not_supported_reasons(self, spec: OpSpec) -> list[str]:
+        """It runs every formula in floating point on a GPU."""
+        reasons = []
+        runs_on = "cpu" if _interpreted() else "cuda"
+        if spec.device != runs_on:
+            reasons.append(f"tensors are on '{spec.device}', kernels run on '{runs_on}'")
+        if spec.dtype not in _DTYPES:
+            reasons.append(f"features are {spec.dtype}")
+        return reasons
+
+    def cost(self, spec: OpSpec) -> float:
+        """Bytes gathered at 4 TB/s, and what a launch costs; interpreted, slower than anything."""
+        if spec.device == "cpu":
+            return 1e6
+        return 3e-5 + 2.5e-13 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+
+    def info(self) -> dict[str, Any]:
+        """Return the version of Triton and the devices."""
+        import triton
+
+        devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return {
+            "triton": triton.__version__,
+            "runs on": "CPU tensors, interpreted" if _interpreted() else ", ".join(devices),
+        }
+
+    def gspmm(
+        self,
+        csr: CSR,
+        formula: Formula,
+        operands: list[Tensor],
+        reduces: list[str],
+        *,
+        want_arg: bool,
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm`."""
+        from pyg_accel.backends.triton.gspmm import run
+
+        return run(csr, formula, operands, reduces, want_arg=want_arg)
+
+    def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
+        """See :meth:`Backend.scatter_arg`; see :mod:`.scatter` for how it is deterministic."""
+        from pyg_accel.backends.triton.scatter import run
+
+        return run(grad, arg, num_cols)
+
+    def edge_softmax(self, csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
+        """See :meth:`Backend.edge_softmax`."""
+        from pyg_accel.backends.triton.softmax import run
+
+        return run(csr, scores, grad)
+
+
+def _interpreted() -> bool:
+    """Whether Triton interprets kernels instead of compiling them."""
+    if find_spec("triton") is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)

@@ -1,0 +1,147 @@
+"""A message formula as lines of a Triton kernel."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, operands_of
+
+__all__ = ["Names", "emit", "index_operands", "keeps_zero", "number", "per_target"]
+
+_UNARY = {
+    "neg": "-{x}",
+    "abs": "tl.abs({x})",
+    "exp": "tl.exp({x})",
+    "log": "tl.log({x})",
+    "sqrt": "tl.sqrt({x})",
+    "relu": "tl.where({x} <= 0.0, 0.0, {x})",  # this way round a NaN stays one
+    "sigmoid": "1.0 / (1.0 + tl.exp(-{x}))",
+    "tanh": "tanh({x})",
+    "softplus": "softplus({x})",
+    "step": "({x} > 0.0).to(ACC)",
+    "sign": "({x} > 0.0).to(ACC) - ({x} < 0.0).to(ACC)",
+    "iszero": "({x} == 0.0).to(ACC)",
+    "nonzero": "tl.where({x} == 0.0, 1.0, {x})",
+}
+_BINARY = {"add": "{x} + {y}", "sub": "{x} - {y}", "mul": "{x} * {y}", "div": "{x} / {y}"}
+_LONGEST_PRODUCT = 8  # larger whole powers go through the logarithm
+
+
+@dataclass
+class Names:
+    """Values that a kernel has computed already, and names for new ones."""
+
+    known: dict[Formula, str]
+    suffix: str
+    lines: list[str] = field(default_factory=list)
+
+    def new(self, code: str, node: Formula) -> str:
+        """Assign code to a fresh name."""
+        name = f"t{len(self.known)}_{self.suffix}"
+        self.lines.append(f"{name} = {code}")
+        self.known[node] = name
+        return name
+
+
+def number(value: float) -> str:
+    """A float as Triton reads it."""
+    finite = value == value and value not in (float("inf"), float("-inf"))
+    return repr(value) if finite else f'float("{value}")'
+
+
+def emit(node: Formula, names: Names, edge: str) -> str:
+    """Append what computes a formula, and return the name of its value.
+
+    Operands must be known. Equal parts are computed once.
+
+    Args:
+        node: a formula without sums over the width.
+        names: of what is there; new values are added.
+        edge: name of the edge numbers, for ``sel``.
+    """
+    if node in names.known:
+        return names.known[node]
+    match node:
+        case Const(value=value):
+            return names.new(f"tl.full([1, 1], {number(value)}, ACC)", node)
+        case Unary(op="leaky_relu", arg=arg, value=value):
+            x = emit(arg, names, edge)
+            return names.new(f"tl.where({x} > 0.0, {x}, {x} * {number(value)})", node)
+        case Unary(op="pow", arg=arg, value=value):
+            return names.new(_power(emit(arg, names, edge), value), node)
+        case Unary(op=op, arg=arg):
+            return names.new(_UNARY[op].format(x=emit(arg, names, edge)), node)
+        case Binary(op="sel", left=left, right=right):
+            x, winner = emit(left, names, edge), emit(right, names, edge)
+            return names.new(f"tl.where({edge} == {winner}, {x}, 0.0)", node)
+        case Binary(op=op, left=left, right=right):
+            x, y = emit(left, names, edge), emit(right, names, edge)
+            return names.new(_BINARY[op].format(x=x, y=y), node)
+    raise AssertionError(f"{node} should have been prepared for the kernel")
+
+
+def _power(x: str, value: float) -> str:
+    if value == 0.0:
+        return f"tl.where({x} == {x}, 1.0, 1.0)"
+    if value == 0.5:
+        return f"tl.sqrt({x})"
+    if value == -0.5:
+        return f"1.0 / tl.sqrt({x})"
+    whole = value == int(value) if abs(value) < 2**53 else True
+    if whole and abs(value) <= _LONGEST_PRODUCT:
+        product = " * ".join([x] * int(abs(value)))
+        return product if value > 0 else f"1.0 / ({product})"
+    odd = whole and int(value) % 2 == 1
+    return f"power({x}, {number(value)}, {odd}, {whole})"
+
+
+def per_target(formula: Formula) -> Iterator[Formula]:
+    """Yield the largest parts that are the same for all edges of a target."""
+    if _of_target(formula):
+        yield formula
+        return
+    match formula:
+        case Unary(arg=arg) | Sum(arg=arg):
+            yield from per_target(arg)
+        case Binary(left=left, right=right):
+            yield from per_target(left)
+            yield from per_target(right)
+
+
+def _of_target(formula: Formula) -> bool:
+    if isinstance(formula, Operand):
+        return False  # loaded anyway
+    return not _selects(formula) and all(o.side == "v" for o in operands_of(formula))
+
+
+def _selects(formula: Formula) -> bool:
+    match formula:
+        case Unary(arg=arg) | Sum(arg=arg):
+            return _selects(arg)
+        case Binary(op=op, left=left, right=right):
+            return op == "sel" or _selects(left) or _selects(right)
+    return False
+
+
+def keeps_zero(formula: Formula) -> bool:
+    """Whether the message of an entry that is not there, whose operands read as 0, is 0."""
+    match formula:
+        case Operand(side=side):
+            return side != "v"
+        case Unary(op="neg" | "abs" | "relu" | "leaky_relu" | "tanh" | "sign", arg=arg):
+            return keeps_zero(arg)
+        case Binary(op="add" | "sub" | "mul", left=left, right=right):
+            return keeps_zero(left) and keeps_zero(right)
+        case Binary(op="sel", left=left):
+            return keeps_zero(left)
+    return False
+
+
+def index_operands(formula: Formula) -> set[Formula]:
+    """Operands that hold winners rather than features."""
+    match formula:
+        case Unary(arg=arg) | Sum(arg=arg):
+            return index_operands(arg)
+        case Binary(op=op, left=left, right=right):
+            here: set[Formula] = {right} if op == "sel" else set()
+            return here | index_operands(left) | index_operands(right)
+    return set()

@@ -1,0 +1,175 @@
+"""How rows, edges and columns are divided among programs: tiles, and the table they come from.
+
+A program holds a tile of ``rows * lanes`` edges by ``columns`` features. Each row has ``lanes``
+edges side by side and ``unroll`` of those in flight; short rows share a program, a long one has a
+program, or several, to itself. Column slices are as wide as the L2 cache lets the rows of X that
+all programs read at a time stay resident.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+__all__ = [
+    "INTERPRETED",
+    "Device",
+    "Tile",
+    "choose_tile",
+    "combine_tile",
+    "degree_class",
+    "device_of",
+    "piece_tile",
+    "table",
+]
+
+TABLE = Path(__file__).with_name("launch.json")
+WARP = 32
+# Mean entries a row, upper ends: very short rows, short rows, long rows.
+DEGREE_CLASSES = (("tiny", 8), ("short", 40), ("long", float("inf")))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the division of work asks of a device."""
+
+    name: str
+    l2_bytes: int
+    multiprocessors: int
+
+
+INTERPRETED = Device("interpreter", 2**16, 2)
+
+
+@lru_cache(maxsize=64)
+def device_of(index: int) -> Device:
+    """Return the facts of a CUDA device."""
+    found = torch.cuda.get_device_properties(index)
+    return Device(found.name, found.L2_cache_size, found.multi_processor_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A program's share of the work.
+
+    Attributes:
+        rows: of the output.
+        lanes: edges of each row side by side.
+        columns: features.
+        unroll: loads of an edge tile that are in flight together.
+        split: rows longer than this are cut into pieces.
+        piece: entries of a piece.
+        warps: of a program.
+    """
+
+    rows: int
+    lanes: int
+    columns: int
+    unroll: int
+    split: int
+    piece: int
+    warps: int = 1
+
+
+@lru_cache(maxsize=8)
+def table(device: str) -> dict[str, dict[str, int]]:
+    """Return the measured launch parameters of a device, or of the one nearest to it in the file.
+
+    ``<degree class>-<bytes of an element>`` gives ``passes`` (16-byte loads a thread and edge
+    tile), ``lanes`` (1 if absent), ``unroll``, ``split``, ``piece``, the most ``columns`` of a
+    slice, and how many percent of the L2 the features may take that should stay ``resident``.
+    """
+    everything: dict[str, dict[str, dict[str, int]]] = json.loads(TABLE.read_text())["devices"]
+    for name, entry in everything.items():
+        if name != "default" and name in device:
+            return {**everything["default"], **entry}
+    return everything["default"]
+
+
+def degree_class(mean: float) -> str:
+    """Return the class of a mean number of entries a row."""
+    return next(name for name, below in DEGREE_CLASSES if mean < below)
+
+
+@lru_cache(maxsize=4096)
+def choose_tile(
+    device: Device,
+    num_rows: int,
+    num_cols: int,
+    num_edges: int,
+    columns: int,
+    itemsize: int,
+    gathers: int,
+    resident: int,
+    states: int,
+) -> Tile:
+    """Return the tile for a call.
+
+    Args:
+        device: what it runs on.
+        num_rows: rows of the graph.
+        num_cols: rows of the gathered features.
+        num_edges: entries.
+        columns: features a row, heads included.
+        itemsize: bytes of one.
+        gathers: wide operands that are read for each edge.
+        resident: those of them that are read again for other edges.
+        states: numbers that a program keeps for each element (accumulators, winners).
+    """
+    mean = num_edges / max(num_rows, 1)
+    kind = degree_class(mean)
+    entry = table(device.name)[f"{kind}-{min(itemsize, 4)}"]
+    working_set = num_cols * itemsize * resident
+    width = _slice(device, columns, itemsize, working_set, entry)
+    vector = max(16 // itemsize, 1)
+    side_by_side = max(WARP // max(width // vector, 1), 1)  # edges that one warp loads at a time
+    degree = _floor_power(max(mean, 1))
+    wide = max(gathers, 1) * max(states // 2, 1)
+    if kind == "long":
+        lanes = side_by_side
+        unroll = max(1, min(entry["unroll"] // max(gathers, 1), degree // lanes))
+        return Tile(1, lanes, width, unroll, entry["split"], entry["piece"])
+    passes = _floor_power(entry["passes"] // wide)
+    lanes = entry.get("lanes", 1)
+    if width <= 8:  # one row would leave the lanes of a load far apart
+        lanes = max(lanes, min(degree // 2, side_by_side // 2), 1)
+    rows = max(side_by_side * passes // lanes, 1)
+    unroll = max(1, min(entry["unroll"] // max(gathers, 1), _ceil_power(mean)))
+    return Tile(rows, lanes, width, unroll, entry["split"], entry["piece"])
+
+
+def _slice(
+    device: Device, columns: int, itemsize: int, working_set: int, entry: dict[str, int]
+) -> int:
+    """Columns that are worked on at a time; `working_set` is the bytes of one of them."""
+    whole, most = _ceil_power(columns), entry["columns"]
+    if working_set == 0:
+        return min(whole, most)
+    line = 128 // itemsize  # narrower slices waste part of every load
+    fits = device.l2_bytes * entry["resident"] // 100 // working_set
+    if fits >= line:
+        return min(whole, _floor_power(fits), most)
+    if 2 * fits >= line:  # most of it stays
+        return min(whole, line)
+    return min(whole, most)
+
+
+def piece_tile(tile: Tile, itemsize: int, gathers: int) -> Tile:
+    """Return the tile for pieces of long rows, over the same columns."""
+    lanes = max(WARP // max(tile.columns // max(16 // itemsize, 1), 1), 1)
+    return Tile(1, lanes, tile.columns, max(1, 8 // max(gathers, 1)), tile.split, tile.piece)
+
+
+def combine_tile(tile: Tile) -> Tile:
+    """Return the tile for putting pieces together, over the same columns."""
+    return Tile(1, max(WARP * 4 // tile.columns, 1), tile.columns, 1, tile.split, tile.piece)
+
+
+def _ceil_power(number: float) -> int:
+    return 1 << max(int(-(-number // 1)) - 1, 0).bit_length()
+
+
+def _floor_power(number: float) -> int:
+    return 1 << (max(int(number), 1).bit_length() - 1)

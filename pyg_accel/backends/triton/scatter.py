@@ -1,0 +1,54 @@
+"""The gradient of a lone maximum, deterministic without sorting.
+
+Gradients become 64-bit whole numbers, scaled so that a column's largest cannot overflow however
+many winners meet: with R rows an element is rounded to 2 ** (log2(R) - 62) of that largest, which
+for a million rows is 20 bits finer than float32 needs. Infinities and NaN travel beside them.
+"""
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.triton.kernels.scatter import (
+    column_max_kernel,
+    scatter_finish_kernel,
+    scatter_kernel,
+)
+from pyg_accel.backends.triton.launcher import launch
+
+__all__ = ["run"]
+
+ELEMENTS = 512  # of a tile
+PARTS = 256  # programs that look for the largest, at most
+
+
+def run(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.scatter_arg`."""
+    import triton.language as tl
+
+    rows, columns = grad.shape
+    if rows == 0 or columns == 0 or num_cols == 0:
+        return grad.new_zeros(num_cols, columns)
+    grad, arg = grad.contiguous(), arg.contiguous()
+    block = min(1 << (columns - 1).bit_length(), 128)
+    tall = ELEMENTS // block
+    slices = -(-columns // block)
+
+    wide = grad.dtype == torch.float64
+    share = max(-(-rows // PARTS), tall)
+    parts = -(-rows // share)
+    most = torch.empty(parts, columns, dtype=torch.float64 if wide else torch.float32,
+                       device=grad.device)  # fmt: skip
+    launch(column_max_kernel, (parts, slices), (grad, most, rows, columns, share), ROWS=tall,
+           COLUMNS=block, ACC=tl.float64 if wide else tl.float32, warps=4)  # fmt: skip
+    exponent = torch.frexp(most.amax(0)).exponent
+    scale = torch.exp2(62 - rows.bit_length() - exponent.double())
+
+    total = torch.zeros(num_cols, columns, dtype=torch.int64, device=grad.device)
+    strange = torch.zeros(num_cols, columns, dtype=torch.int32, device=grad.device)
+    launch(scatter_kernel, (-(-rows // tall), slices),
+           (grad, arg, scale, total, strange, rows, columns), ROWS=tall, COLUMNS=block,
+           warps=4)  # fmt: skip
+    out = torch.empty(num_cols, columns, dtype=grad.dtype, device=grad.device)
+    launch(scatter_finish_kernel, (-(-out.numel() // 1024),),
+           (total, strange, scale, out, out.numel(), columns), ELEMENTS=1024, warps=4)  # fmt: skip
+    return out

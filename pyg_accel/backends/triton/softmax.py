@@ -1,0 +1,58 @@
+"""Launches edge softmax."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.triton.kernels.softmax import softmax_combine_kernel, softmax_kernel
+from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.schedule import schedule_of
+from pyg_accel.graph import CSR
+
+__all__ = ["run"]
+
+ELEMENTS = 256  # of a tile: eight a thread
+HEADS = 16  # at most, in a tile
+SPLIT = 2048  # edges of a row that a program goes over on its own
+PIECE = 1024  # of a longer one
+
+
+def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.edge_softmax`."""
+    scores = scores.contiguous()
+    out = torch.empty_like(scores)
+    entries, heads = scores.shape
+    if out.numel() == 0:
+        return out
+    block = min(1 << (heads - 1).bit_length(), HEADS)
+    grid_heads = -(-heads // block)
+    mean = entries // max(csr.num_rows, 1)
+    most_lanes = ELEMENTS // block
+    lanes = min(1 << (max(mean, 1).bit_length() - 1), most_lanes)
+    wide = scores.dtype == torch.float64
+    accumulate = torch.float64 if wide else torch.float32
+    import triton.language as tl
+
+    shared: dict[str, Any] = {"HEADS": block, "BACKWARD": grad is not None,
+                              "ACC": tl.float64 if wide else tl.float32}  # fmt: skip
+    entry = {**shared, "NUMBERED": csr.eid is not None}
+    inputs = (scores, None if grad is None else grad.contiguous(), out)
+
+    pieces = schedule_of(csr.rowptr, SPLIT, PIECE, ordered=False).pieces
+    rows = most_lanes // lanes
+    tile = {"ROWS": rows, "LANES": lanes, "STAGE": "rows", **entry}
+    tasks = (csr.num_rows, heads, SPLIT)
+    launch(softmax_kernel, (-(-csr.num_rows // rows), grid_heads),
+           (csr.rowptr, csr.eid, None, None, *inputs, None, None, *tasks), **tile)  # fmt: skip
+    if pieces is None:
+        return out
+    count = pieces.row.numel()
+    stats = [torch.empty(count, heads, dtype=accumulate, device=out.device) for _ in range(2)]
+    where = (csr.rowptr, csr.eid, pieces.begin, pieces.end, *inputs, *stats, count, heads, SPLIT)
+    tile = {"ROWS": 1, "LANES": most_lanes, **entry}
+    launch(softmax_kernel, (count, grid_heads), where, STAGE="sum", **tile)
+    launch(softmax_combine_kernel, (pieces.rows.numel(), grid_heads),
+           (pieces.first, *stats, heads), LANES=8, **shared)  # fmt: skip
+    launch(softmax_kernel, (count, grid_heads), where, STAGE="write", **tile)
+    return out
