@@ -1,7 +1,8 @@
 """The CSR form of an edge_index as an operator: what a compiled graph holds in place of sorting.
 
 Behind it stands the same cache as behind everything else, so a compiled model sorts an edge_index
-once as well. Its results are shared with that cache and must not be changed.
+once as well. It gives out copies: the memory of an operator's results is the compiler's, which uses
+it again for other things.
 """
 
 import torch
@@ -63,7 +64,7 @@ def _narrow(csr: CSR) -> tuple[Tensor, Tensor, Tensor]:
     eid = torch.arange(csr.col.numel(), device=csr.col.device) if csr.eid is None else csr.eid
     if csr.col.dtype != torch.int32:  # what _fake has promised
         raise ValueError("compiled graphs have fewer than 2**31 - 1 nodes and edges")
-    return csr.rowptr, csr.col, eid.to(torch.int32)
+    return csr.rowptr.clone(), csr.col.clone(), eid.to(torch.int32, copy=True)
 
 
 def _csr(
