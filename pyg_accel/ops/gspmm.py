@@ -74,7 +74,7 @@ def gspmm(
         dtype = torch.promote_types(dtype, t.dtype)
     operands = [t.to(dtype) for t in operands]
 
-    layout = find_layout(tuple(tuple(t.shape[1:]) for t in operands), keep_last=summed)
+    layout = find_layout(tuple(tuple(map(int, t.shape[1:])) for t in operands), keep_last=summed)
     folded = [layout.fold(t) for t in operands]
     outs = _launch(graph, text, read, folded, reduces, edge_order=edge_order)
     results = [layout.unfold_summed(t) if summed else layout.unfold(t) for t in outs]

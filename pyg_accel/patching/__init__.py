@@ -26,6 +26,7 @@ _HOOKS = seam.Hooks(
     memoise=accelerate.memoise,
     softmax=accelerate.softmax,
     spmm=accelerate.spmm,
+    remember=accelerate._pyg_accel_remember,
 )
 _handles: "list[PatchHandle]" = []
 

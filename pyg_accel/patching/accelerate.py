@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel import ops
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
+from pyg_accel.patching import compiled
 from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.memo import Memo
 from pyg_accel.patching.rules.common import NARROW
-from pyg_accel.patching.seam import hook_reasons
+from pyg_accel.patching.seam import hook_reasons, template
 from pyg_accel.patching.sparse import (
     SparseTrace,
     as_edge_index,
@@ -58,7 +60,12 @@ def call(
     original: Callable[..., Any], self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for a rendered ``propagate`` or ``edge_updater``."""
-    if _torch_records() or not is_active(self):
+    if not is_active(self):
+        return original(self, edge_index, *args, **kwargs)
+    if torch.compiler.is_dynamo_compiling():
+        return compiled.call(original, self, edge_index, args, kwargs)
+    if _torch_records():
+        record(type(self).__name__, "", "PyG", "torch records the calls that are made", 0.0)
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
@@ -119,7 +126,7 @@ def softmax(
     function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
-    trace = Trace.active()
+    trace = None if torch.compiler.is_dynamo_compiling() else Trace.active()
     if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:
         return function(src, index, *args, **kwargs)
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
@@ -142,7 +149,7 @@ def softmax(
 
 def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum") -> Any:
     """Stand in for ``torch_geometric.utils.spmm`` inside a call with a sparse matrix."""
-    trace = SparseTrace.active()
+    trace = None if torch.compiler.is_dynamo_compiling() else SparseTrace.active()
     out = trace.multiply(src, other, reduce) if isinstance(trace, SparseTrace) else None
     return function(src, other, reduce) if out is None else out
 
@@ -150,6 +157,37 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
 def _torch_records() -> bool:
     """Whether the calls now made are those of a compiler or tracer that reads them."""
     return torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _pyg_accel_remember(self: MessagePassing) -> None:
+    """A method of layers while anything is patched: see :mod:`.compiled`."""
+    compiled.remember(self, _compile)
+
+
+def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """Make a call while a compiler makes its graph."""
+    original = template(self, name)
+    reasons = _reasons(self, edge_index)
+    # The graph is made in several passes: Dynamo's is noted.
+    note = compiled.note if not isinstance(edge_index, FunctionalTensor) else lambda *_: None
+    if not reasons:
+        trace = compiled.CompiledTrace(edge_index, self.flow)
+        try:
+            with trace:
+                out: Tensor = _finish(self, original(self, edge_index, **kwargs))
+        except Unrecognised as reason:
+            reasons = [str(reason)]
+        else:
+            formulas = "; ".join(dict.fromkeys(trace.formulas))
+            note(
+                type(self).__name__,
+                "" if formulas else "no reduction that could be fused",
+                formulas,
+            )
+            return out
+    note(type(self).__name__, "; ".join(reasons))
+    return original(self, edge_index, **kwargs)  # type: ignore[no-any-return]
 
 
 def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:

@@ -18,12 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
-from pyg_accel.graph import Graph, GraphCache
+from pyg_accel.graph import Graph
+from pyg_accel.ops.csr import GRAPHS, graph_of
 from pyg_accel.ops.gspmm import REDUCES
 
 __all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised", "Watch"]
-
-GRAPHS = GraphCache()
 
 
 class Unrecognised(Exception):
@@ -203,17 +202,10 @@ class Trace(Watch):
 
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""
-        key = (self.target, num_rows, num_cols)
-        graph = GRAPHS.find(self.owner, key)
-        if graph is None:
-            size = [num_cols, num_rows] if self.target == 1 else [num_rows, num_cols]
-            flow = "source_to_target" if self.target == 1 else "target_to_source"
-            try:
-                graph = Graph.from_edge_index(self.edge_index, (size[0], size[1]), flow)
-            except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
-                raise Unrecognised(str(error), sticky=False) from error
-            GRAPHS.keep(self.owner, key, graph)
-        return graph
+        try:
+            return graph_of(self.edge_index, num_rows, num_cols, self.target, self.owner)
+        except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
+            raise Unrecognised(str(error), sticky=False) from error
 
     # -- making lazy tensors ---------------------------------------------------------------------
 

@@ -74,9 +74,11 @@ class Hooks:
         memoise: Callable[..., Any],
         softmax: Callable[..., Any],
         spmm: Callable[..., Any],
+        remember: Callable[..., Any],
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
+        self.remember = remember
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {"softmax": softmax, "spmm": spmm}
 
 
@@ -103,6 +105,7 @@ def install(hooks: Hooks) -> None:
         _replace(MessagePassing, "_set_jittable_templates", rendered)
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
+        _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
         _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
@@ -186,6 +189,13 @@ def _replace_functions(hooks: Hooks) -> None:
                 wrappers[original] = _wrapped(original, hook)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])
+
+
+def template(module: MessagePassing, name: str) -> Callable[..., Any]:
+    """Return the rendered ``propagate`` or ``edge_updater`` that our wrapper stands for."""
+    wrapper = getattr(module, name)
+    found: Callable[..., Any] = getattr(wrapper, _ORIGINAL)
+    return found
 
 
 def hook_reasons(module: MessagePassing) -> list[str]:

@@ -129,7 +129,7 @@ def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 def _computed(lazy: LazyTensor, name: str) -> Tensor:
     shape = plain_shape(lazy)
-    if shape.numel() > NARROW * max(shape[lazy.edge_dim], 1):
+    if shape[: lazy.edge_dim].numel() * shape[lazy.edge_dim + 1 :].numel() > NARROW:
         raise Unrecognised(f"'{name}' on messages of {list(shape)}")
     if lazy.shared and name in _VIEWS_OF_MESSAGES:
         raise Unrecognised(f"'{name}' on a message that has views already")

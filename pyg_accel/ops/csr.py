@@ -1,0 +1,102 @@
+"""The CSR form of an edge_index as an operator: what a compiled graph holds in place of sorting.
+
+Behind it stands the same cache as behind everything else, so a compiled model sorts an edge_index
+once as well. It gives out copies: the memory of an operator's results is the compiler's, which uses
+it again for other things.
+"""
+
+import torch
+from torch import Tensor
+
+from pyg_accel.graph import CSR, Graph, GraphCache
+from pyg_accel.ops.library import library
+
+__all__ = ["GRAPHS", "CompiledGraph", "graph_of"]
+
+GRAPHS = GraphCache()
+_ARGS = "(Tensor edge_index, SymInt num_rows, SymInt num_cols, int target)"
+
+library.define(f"csr{_ARGS} -> (Tensor, Tensor, Tensor)")
+library.define(f"csr_transposed{_ARGS} -> (Tensor, Tensor, Tensor)")
+
+
+def graph_of(
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int, owner: Tensor | None = None
+) -> Graph:
+    """Return the CSR form of an edge_index, from the cache if it can.
+
+    Args:
+        edge_index: [2, E].
+        num_rows: number of target nodes.
+        num_cols: number of source nodes.
+        target: row of edge_index that holds the target nodes.
+        owner: the tensor with which the graph is remembered; by default edge_index.
+    """
+    owner = edge_index if owner is None else owner
+    key = (target, num_rows, num_cols)
+    graph = GRAPHS.find(owner, key)
+    if graph is None:
+        size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
+        flow = "source_to_target" if target == 1 else "target_to_source"
+        graph = Graph.from_edge_index(edge_index, size, flow)
+        GRAPHS.keep(owner, key, graph)
+    return graph
+
+
+class CompiledGraph(Graph):
+    """The graph of an edge_index that is known by its shape only, while a compiler looks."""
+
+    def __init__(self, edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> None:
+        """Put the operator into the compiled graph."""
+        self._args = (edge_index, num_rows, num_cols, target)
+        rowptr, col, perm = torch.ops.pyg_accel.csr(*self._args)
+        super().__init__(rowptr, col, perm, num_cols, sorted=True)
+
+    def transposed(self, *, edge_order: bool = False) -> CSR:
+        """Return the arrays of the transposed graph, for edge operands in the edge list's order."""
+        if not edge_order:
+            raise NotImplementedError("a compiled graph takes edge operands in edge order")
+        rowptr, col, eid = torch.ops.pyg_accel.csr_transposed(*self._args)
+        return CSR(rowptr, col, eid, self.num_rows, True)
+
+
+def _narrow(csr: CSR) -> tuple[Tensor, Tensor, Tensor]:
+    eid = torch.arange(csr.col.numel(), device=csr.col.device) if csr.eid is None else csr.eid
+    if csr.col.dtype != torch.int32:  # what _fake has promised
+        raise ValueError("compiled graphs have fewer than 2**31 - 1 nodes and edges")
+    return csr.rowptr.clone(), csr.col.clone(), eid.to(torch.int32, copy=True)
+
+
+def _csr(
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _narrow(graph_of(edge_index, num_rows, num_cols, target).csr(edge_order=True))
+
+
+def _csr_transposed(
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _narrow(graph_of(edge_index, num_rows, num_cols, target).transposed(edge_order=True))
+
+
+def _fake(
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    edges = edge_index.size(1)
+    sizes = (num_rows + 1, edges, edges)
+    rowptr, col, eid = (edge_index.new_empty(n, dtype=torch.int32) for n in sizes)
+    return rowptr, col, eid
+
+
+def _fake_transposed(
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _fake(edge_index, num_cols, num_rows, target)
+
+
+for _name, _run, _shapes in (
+    ("csr", _csr, _fake),
+    ("csr_transposed", _csr_transposed, _fake_transposed),
+):
+    library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"pyg_accel::{_name}", _shapes, lib=library)

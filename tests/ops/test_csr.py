@@ -1,0 +1,52 @@
+"""The CSR form as an operator: right, cached, and what its fake promises."""
+
+import pytest
+import torch
+
+from pyg_accel.ops import csr
+from pyg_accel.testing import zoo
+
+CASES = [case for case in zoo(hub=500) if case.edge_index.size(1) > 0]
+
+
+@pytest.fixture(autouse=True)
+def no_graphs():
+    csr.GRAPHS.clear()
+    yield
+    csr.GRAPHS.clear()
+
+
+@pytest.mark.parametrize("target", [0, 1])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_arrays_give_back_the_edges(case, target):
+    sizes = (case.num_sources, case.num_targets)
+    args = (case.edge_index, sizes[target], sizes[1 - target], target)
+    for rows, run in ((target, csr._csr), (1 - target, csr._csr_transposed)):
+        rowptr, col, eid = run(*args)
+        row = torch.arange(rowptr.numel() - 1).repeat_interleave(rowptr.diff())
+        assert torch.equal(case.edge_index[rows].index_select(0, eid), row)
+        assert torch.equal(case.edge_index[1 - rows].index_select(0, eid), col.long())
+
+
+@pytest.mark.parametrize("name", ["csr", "csr_transposed"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_opcheck(case, name):
+    op = getattr(torch.ops.pyg_accel, name)
+    torch.library.opcheck(op, (case.edge_index, case.num_targets, case.num_sources, 1))
+
+
+def test_the_graph_is_built_once_for_both_directions_and_cannot_be_changed():
+    edges = torch.randint(0, 9, (2, 30))
+    first = torch.ops.pyg_accel.csr(edges, 9, 9, 1)
+    expected = [t.clone() for t in first]
+    torch.ops.pyg_accel.csr_transposed(edges, 9, 9, 1)
+    for t in first:
+        t.zero_()
+    again = torch.ops.pyg_accel.csr(edges, 9, 9, 1)
+    assert len(csr.GRAPHS) == 1
+    assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
+
+
+def test_ids_beyond_the_sizes_are_refused():
+    with pytest.raises(IndexError, match="outside of"):
+        torch.ops.pyg_accel.csr(torch.tensor([[0], [7]]), 3, 3, 1)
