@@ -17,6 +17,7 @@ from pyg_accel.patching import compiled
 from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.memo import Memo
+from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.seam import hook_reasons, template
 from pyg_accel.patching.sparse import (
@@ -77,7 +78,7 @@ def call(
         reasons = [known[key]]
     if not reasons:
         # A message that turns out not to be a formula runs twice: it must draw the same numbers.
-        state = torch.get_rng_state()
+        state = random_state(_device_of(edge_index))
         try:
             trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
             with record_choices() as names, trace:
@@ -87,7 +88,7 @@ def call(
             reasons = [str(reason)]
             if reason.sticky:
                 _declined.setdefault(self, {})[key] = str(reason)
-            torch.set_rng_state(state)
+            restore(state)
         else:
             seconds = time.perf_counter() - start
             if settings.verify:
@@ -205,15 +206,15 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
         reasons.append("inside a torch.func transform")
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
-    reasons += fast_backend_reasons(_device_of(edge_index))
+    reasons += fast_backend_reasons(_device_of(edge_index).type)
     if not reasons and not settings.always:
         reasons += _size_reasons(num_entries(edge_index) if sparse else edge_index.size(1))
     return reasons
 
 
-def _device_of(edge_index: Any) -> str:
-    device = edge_index.device
-    return str((device() if callable(device) else device).type)
+def _device_of(edge_index: Any) -> torch.device:
+    device: Any = edge_index.device  # a method of SparseTensor
+    return torch.device(device() if callable(device) else device)
 
 
 def _trace(

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.errors import VerificationError
+from pyg_accel.patching.randomness import RandomState, random_state, restore
 
 __all__ = ["verify"]
 
@@ -24,7 +25,7 @@ def verify(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,
-    state: Tensor,
+    state: RandomState,
 ) -> None:
     """Compare the result of an accelerated call with PyG's own.
 
@@ -35,24 +36,24 @@ def verify(
         args: as they were given.
         kwargs: as they were given.
         out: the accelerated result.
-        state: of the random number generator before the call.
+        state: of the random number generators before the call.
 
     Raises:
         VerificationError: where they differ by more than rounding explains.
     """
     if not isinstance(out, Tensor):
         return
-    after = torch.get_rng_state()
+    after = random_state(state.device)
     try:
         with torch.no_grad():
-            torch.set_rng_state(state)
+            restore(state)
             expected = original(module, edge_index, *args, **kwargs)
             if _agree(out, expected):
                 return
-            torch.set_rng_state(state)
+            restore(state)
             truth = _in_double(original, module, edge_index, args, kwargs)
     finally:
-        torch.set_rng_state(after)
+        restore(after)
     if truth is None or not _as_good(out, expected, truth):
         raise VerificationError(
             f"{type(module).__name__}: accelerated and PyG's own result differ by "
