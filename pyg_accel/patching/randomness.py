@@ -24,7 +24,7 @@ class RandomState(NamedTuple):
 
 def random_state(device: torch.device) -> RandomState:
     """Return the state that calls on a device start from, without waiting for the device."""
-    # While a CUDA graph is captured nobody may ask; what is no formula was found before, at warm-up.
+    # While a CUDA graph is captured nobody may ask; what is no formula was found out before.
     asks = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
     return RandomState(
         torch.get_rng_state(), torch.cuda.get_rng_state(device) if asks else None, device
