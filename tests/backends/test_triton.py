@@ -124,8 +124,7 @@ def test_scattered_gradients_keep_the_small_beside_the_large():
     torch.testing.assert_close(found, torch.tensor([[1.0], [2.1e-7]]), rtol=1e-6, atol=0)
 
 
-SUMS = ["mul(sum(mul(u0,v1)),u0)", "sum(mul(sum(mul(u0,v1)),v1))", "exp(sum(mul(u0,v1)))",
-        "add(sum(u0),sum(v1))"]  # fmt: skip
+SUMS = ["mul(sum(mul(u0,v1)),u0)", "sum(mul(sum(mul(u0,v1)),v1))", "mul(exp(sum(u0)),v1)"]
 
 
 @pytest.mark.parametrize("text", SUMS)
@@ -181,7 +180,7 @@ def test_rows_of_like_length_meet_in_a_tile():
     order = schedule.schedule_of(graph.rowptr, 64, 32, ordered=True).order
     lengths = graph.degree[order.long()]
     assert sorted(order.tolist()) == list(range(10))
-    assert lengths.tolist() == sorted(lengths.tolist())
+    assert lengths.tolist() == sorted(lengths.tolist(), reverse=True)
 
 
 def test_a_schedule_lives_as_long_as_its_graph():

@@ -79,6 +79,7 @@ def _columns(recipe: Recipe) -> list[str]:
             f"f = part * {size} + tl.arange(0, {size})",
             f"c = head * (width * {recipe.columns}) + f",
             f"c_ok = f < width * {recipe.columns}",
+            f"first_column = tl.arange(0, {size}) == 0",
         ]
     lines = [
         f"c = tl.program_id(1) * {size} + tl.arange(0, {size})",
@@ -243,9 +244,14 @@ def store_message(recipe: Recipe, message: str, u: int) -> list[str]:
     if not recipe.even:
         lines.append(f"full{u} = tl.where(c_ok[None, :], full{u}, 0.0)")
     if recipe.heads == "one":
-        target = f"{out} * columns + head"
-        lines.append(f"sum{u} = tl.sum(full{u}, axis=1)")
-        ok = f"ok{u}"
+        # Stored by the lanes that hold the sums, first column only: a vector of sums would have to
+        # be laid out anew, through shared memory.
+        target = f"{out}[:, None] * columns + head + 0 * f[None, :]"
+        lines += [
+            f"sum{u} = tl.sum(full{u}, axis=1, keep_dims=True)",
+            f"sum{u} = tl.broadcast_to(sum{u}, [{edges}, {tile.columns}])",
+        ]
+        ok = f"ok{u}[:, None] & first_column[None, :]"
     else:  # `columns` counts whole heads: the width is a power of two
         width = recipe.columns
         heads = tile.columns // width

@@ -53,7 +53,7 @@ def run(
         if width != 1:
             return [_dot(csr, inner, operands, (heads, width), dtype)]
         formula = inner
-    else:
+    elif _has_sums(formula):
         formula = _without_sums(csr, formula, operands, {})
     return _reduce(csr, formula, operands, tuple(reduces), want_arg, by_column, dtype)
 
@@ -92,12 +92,29 @@ def _without_sums(
 
 def _extent(formula: Formula, operands: list[Tensor]) -> tuple[int, int]:
     """(heads, width) of what a formula without sums computes."""
-    sizes = {i: (t.size(1), t.size(2)) for i, t in enumerate(operands)}
+    return _extent_of(formula, tuple((t.size(1), t.size(2)) for t in operands))
+
+
+@lru_cache(maxsize=4096)
+def _extent_of(formula: Formula, shapes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    sizes = dict(enumerate(shapes))
     heads, width = shape_of(formula, sizes)
     for o in operands_of(formula):  # the winners that `sel` reads
         h, f = sizes[o.index]
         heads, width = h if heads == 1 else heads, f if width == 1 else width
     return heads, width
+
+
+@lru_cache(maxsize=4096)
+def _has_sums(formula: Formula) -> bool:
+    match formula:
+        case Sum():
+            return True
+        case Unary(arg=arg):
+            return _has_sums(arg)
+        case Binary(left=left, right=right):
+            return _has_sums(left) or _has_sums(right)
+    return False
 
 
 def _accumulate_dtype(operands: Sequence[Tensor]) -> torch.dtype:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
 
-# Rows are ordered by length among so many neighbours: rows of a tile are of one length then, and
-# neighbours, which often share sources, still run at about the same time.
+# Rows are ordered by length, longest first, among so many neighbours: rows of a tile are of one
+# length then, and neighbours, which often share sources, still run at about the same time.
 NEIGHBOURS = 4096
 
 
@@ -99,7 +99,8 @@ def _build(rowptr: Tensor, split: int, piece: int, ordered: bool) -> Schedule:
 
 def _order(degree: Tensor) -> Tensor:
     rows = torch.arange(degree.numel(), device=degree.device)
-    key = (rows // NEIGHBOURS) * (int(degree.max()) + 1) + degree
+    longest = degree.max()
+    key = (rows // NEIGHBOURS) * (longest + 1) + (longest - degree)
     return torch.argsort(key, stable=True).to(degree.dtype)
 
 

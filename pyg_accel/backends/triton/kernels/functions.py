@@ -19,7 +19,8 @@ def log1p(x: tl.tensor) -> tl.tensor:
 @triton.jit  # type: ignore[untyped-decorator]
 def softplus(x: tl.tensor) -> tl.tensor:
     """log(1 + exp(x)) without overflow."""
-    return tl.where(x > 0.0, x, 0.0 * x) + log1p(tl.exp(-tl.abs(x)))
+    above = tl.where(x > 0.0, x, tl.where(x == x, 0.0, x))
+    return above + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -43,7 +44,7 @@ def power(x: tl.tensor, exponent: tl.tensor, odd: tl.constexpr, whole: tl.conste
         return tl.where(x < 0.0, -size, size)
     if whole:
         return size
-    return tl.where(x < 0.0, float("nan"), size)
+    return tl.where((x < 0.0) & (x != float("-inf")), float("nan"), size)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
