@@ -241,3 +241,13 @@ def test_second_gradients_equal_those_of_the_reference():
             first = torch.autograd.grad(out.pow(2).sum(), [x, weight], create_graph=True)
             answers.append(torch.autograd.grad(sum(g.sum() for g in first), [x, weight]))
     torch.testing.assert_close(*answers)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8])
+@pytest.mark.parametrize("rows", [0, 1, 700])
+def test_narrow_rows_are_taken_in_any_order(heads, rows):
+    from pyg_accel.backends.triton import gather
+
+    x = torch.randn(max(rows, 1), 2 * heads, 1)[:, :heads]  # rows apart from one another
+    order = torch.randint(max(rows, 1), (rows,), dtype=torch.int32)
+    torch.testing.assert_close(gather.run(x, order), x[order.long()], rtol=0, atol=0)

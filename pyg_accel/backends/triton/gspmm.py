@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
+from pyg_accel.backends.triton import gather
 from pyg_accel.backends.triton.codegen import combine_kernel, kernel
 from pyg_accel.backends.triton.expression import index_operands
 from pyg_accel.backends.triton.launch import (
@@ -343,7 +344,7 @@ def _call(
         # Each slice would fetch every weight from where its edge lies: do that once.
         order = csr.eid
         operands = [
-            t.index_select(0, order) if s.kind in ("number", "head") else t
+            gather.run(t, order) if s.kind in ("number", "head") else t
             for t, s in zip(operands, shapes, strict=True)
         ]
         kernels = kernels.plain()
