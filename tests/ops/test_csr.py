@@ -28,13 +28,6 @@ def test_the_arrays_give_back_the_edges(case, target):
         assert torch.equal(case.edge_index[1 - rows].index_select(0, eid), col.long())
 
 
-@pytest.mark.parametrize("name", ["csr", "csr_transposed"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_opcheck(case, name):
-    op = getattr(torch.ops.pyg_accel, name)
-    torch.library.opcheck(op, (case.edge_index, case.num_targets, case.num_sources, 1))
-
-
 def test_the_graph_is_built_once_for_both_directions_and_cannot_be_changed():
     edges = torch.randint(0, 9, (2, 30))
     first = torch.ops.pyg_accel.csr(edges, 9, 9, 1)

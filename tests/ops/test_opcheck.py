@@ -53,6 +53,8 @@ CALLS = {
     "edge_softmax_backward": {
         "heads": lambda: (*arrays(True)[:3], 4, operand(8, 3), operand(8, 3)),
     },
+    "csr": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
+    "csr_transposed": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
 }
 
 
