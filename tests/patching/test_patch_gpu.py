@@ -1,0 +1,202 @@
+"""``patch()`` on a GPU: the same results and gradients as PyG, and a good citizen of its stream."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module
+from torch_geometric.nn import (
+    CGConv,
+    EGConv,
+    FiLMConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    GraphConv,
+    PNAConv,
+    ResGatedGraphConv,
+    SAGEConv,
+    TransformerConv,
+)
+from torch_geometric.nn.models import GCN, GIN, GraphSAGE
+
+import pyg_accel
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+NODES, EDGES, WIDTH = 2000, 30_000, 24
+# Sums of some 15 (hubs: 3000) float32 terms in another order, through products of 24.
+TOLERANCE = 2e-4
+
+
+def pna(width: int) -> Module:
+    degrees = torch.ones(64, dtype=torch.long)
+    return PNAConv(width, width, ["mean", "max", "std"], ["identity", "amplification"], degrees)
+
+
+LAYERS: dict[str, Callable[[int], Module]] = {
+    "GCN": lambda f: GCNConv(f, f),
+    "SAGE-mean": lambda f: SAGEConv(f, f),
+    "SAGE-max": lambda f: SAGEConv(f, f, aggr="max"),
+    "SAGE-many": lambda f: SAGEConv(f, f, aggr=["mean", "max", "std"]),
+    "GIN": lambda f: GINConv(Linear(f, f)),
+    "GraphConv": lambda f: GraphConv(f, f),
+    "GINE": lambda f: GINEConv(Linear(f, f), edge_dim=7),
+    "ResGated": lambda f: ResGatedGraphConv(f, f),
+    "FiLM": lambda f: FiLMConv(f, f),
+    "CG": lambda f: CGConv(f, dim=7),
+    "EG": lambda f: EGConv(f, f, aggregators=["mean", "max"], num_heads=4),
+    "PNA": pna,
+    "GAT": lambda f: GATConv(f, 8, heads=4),
+    "GAT-edges": lambda f: GATConv(f, 8, heads=4, edge_dim=7),
+    "GATv2": lambda f: GATv2Conv(f, 8, heads=4),
+    "Transformer": lambda f: TransformerConv(f, 8, heads=4, edge_dim=7),
+}
+WITH_EDGES = {"GINE", "CG", "GAT-edges", "Transformer"}
+MODELS: dict[str, Callable[[], Module]] = {
+    "GCN": lambda: GCN(WIDTH, 32, 2, 5),
+    "GraphSAGE": lambda: GraphSAGE(WIDTH, 32, 2, 5),
+    "GIN": lambda: GIN(WIDTH, 32, 2, 5),
+    "GAT": lambda: GATConv(WIDTH, 8, heads=4),
+    "GATv2": lambda: GATv2Conv(WIDTH, 8, heads=4),
+    "Transformer": lambda: TransformerConv(WIDTH, 8, heads=4),
+}
+
+
+def make_edges(edges: int = EDGES, nodes: int = NODES) -> Tensor:
+    """Unsorted, with duplicates, nodes without edges, and one hub."""
+    source = torch.randint(nodes, (edges,), device="cuda")
+    target = torch.randint(nodes // 2, (edges,), device="cuda")
+    target[: edges // 10] = 3
+    return torch.stack([source, target])
+
+
+def step(model: Module, *inputs: Tensor) -> list[Tensor]:
+    """Output and gradients of everything that has one."""
+    leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in inputs]
+    out = model(*leaves)
+    torch.manual_seed(1)
+    out.backward(torch.randn(out.shape, device="cuda").to(out.dtype))
+    grads = [t.grad for t in (*leaves, *model.parameters()) if t.grad is not None]
+    model.zero_grad()
+    return [out.detach(), *grads]
+
+
+def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = TOLERANCE) -> None:
+    assert len(ours) == len(theirs)
+    for mine, right in zip(ours, theirs, strict=True):
+        scale = float(right.abs().max().clamp(min=1.0))
+        torch.testing.assert_close(mine, right, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_equal_pyg(name):
+    layer = LAYERS[name](WIDTH).cuda()
+    inputs = [torch.randn(NODES, WIDTH, device="cuda"), make_edges()]
+    if name in WITH_EDGES:
+        inputs.append(torch.randn(EDGES, 7, device="cuda"))
+    theirs = step(layer, *inputs)
+    pyg_accel.reset_report()
+    with pyg_accel.patched():
+        ours = step(layer, *inputs)
+    assert all("triton" in row.backend for row in pyg_accel.report().rows if row.formula)
+    assert any(row.formula for row in pyg_accel.report().rows)
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_waits_for_nothing_once_it_is_warm(name):
+    model, x, edges = MODELS[name]().cuda(), torch.randn(NODES, WIDTH, device="cuda"), make_edges()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> None:
+        optimizer.zero_grad()
+        model(x, edges).square().mean().backward()
+        optimizer.step()
+
+    with pyg_accel.patched():
+        for _ in range(3):
+            train()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            train()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_can_be_captured_and_replayed(name):
+    x, edges = torch.randn(NODES, WIDTH, device="cuda"), make_edges()
+    eager = MODELS[name]().cuda()
+    captured = copy.deepcopy(eager)
+
+    def make_train(model: Module) -> Callable[[], None]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def train() -> None:
+            optimizer.zero_grad()
+            model(x, edges).square().mean().backward()
+            optimizer.step()
+
+        return train
+
+    with pyg_accel.patched():
+        first, second = make_train(eager), make_train(captured)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                second()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            second()
+        for _ in range(4):
+            graph.replay()
+        for _ in range(3 + 4):
+            first()
+    assert_close([*captured.parameters()], [*eager.parameters()])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_autocast_stays_near_float32(name):
+    model, x, edges = MODELS[name]().cuda(), torch.randn(NODES, WIDTH, device="cuda"), make_edges()
+    theirs = step(model, x, edges)
+    with pyg_accel.patched(), torch.autocast("cuda", torch.bfloat16):
+        ours = step(model, x, edges)
+    error = (ours[0].float() - theirs[0]).norm() / theirs[0].norm()
+    assert float(error) < 0.03, float(error)  # bfloat16 keeps 8 bits
+
+
+def test_results_are_bit_equal_under_deterministic_algorithms():
+    model, x, edges = GraphSAGE(WIDTH, 32, 2, 5, aggr="max").cuda(), None, make_edges()
+    x = torch.randn(NODES, WIDTH, device="cuda")
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    try:
+        with pyg_accel.patched():
+            runs = [step(model, x, edges) for _ in range(5)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+
+
+@pytest.mark.parametrize("name", ["GraphSAGE", "GIN", "Transformer"])
+def test_compiled_models_are_one_graph_for_all_batches(name):
+    torch._dynamo.reset()
+    model = MODELS[name]().cuda()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    with pyg_accel.patched():
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+        for nodes, edges in ((2000, 30_000), (1500, 20_000), (1700, 25_001), (900, 15_000)):
+            x, index = torch.randn(nodes, WIDTH, device="cuda"), make_edges(edges, nodes)
+            torch.testing.assert_close(compiled(x, index), model(x, index), rtol=1e-3, atol=1e-3)
+    assert counter.frame_count <= 2
