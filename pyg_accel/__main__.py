@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("script", help="path of a Python script")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     bench = commands.add_parser("bench", help="measure against other libraries (in a checkout)")
-    bench.add_argument("--suite", choices=("kernels", "epochs"), default="kernels")
+    bench.add_argument("--suite", choices=("kernels", "epochs", "batches"), default="kernels")
     bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given, rest = parser.parse_known_args(argv)
     if given.command == "bench":

@@ -206,9 +206,11 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
         reasons.append("inside a torch.func transform")
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
-    reasons += fast_backend_reasons(_device_of(edge_index).type)
+    device = _device_of(edge_index).type
+    reasons += fast_backend_reasons(device)
     if not reasons and not settings.always:
-        reasons += _size_reasons(num_entries(edge_index) if sparse else edge_index.size(1))
+        edges = num_entries(edge_index) if sparse else edge_index.size(1)
+        reasons += _size_reasons(edges, device)
     return reasons
 
 
@@ -241,9 +243,9 @@ def _trace(
     return Trace(plain, module.flow, owner=edge_index), plain, kwargs
 
 
-def _size_reasons(num_edges: int) -> list[str]:
+def _size_reasons(num_edges: int, device: str) -> list[str]:
     """Small graphs stay with PyG, whose calls cost less before the first edge."""
-    fewest = thresholds().min_edges
+    fewest = thresholds(device).min_edges
     return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 
 

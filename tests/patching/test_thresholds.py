@@ -17,7 +17,7 @@ E, F = 100, 10
 def limit(tmp_path):
     def write(edges: int) -> None:
         file = tmp_path / f"{edges}.json"
-        file.write_text(json.dumps({"min_edges": edges}))
+        file.write_text(json.dumps({"cpu": {"min_edges": edges}}))
         settings.thresholds = str(file)
 
     return write
@@ -40,8 +40,17 @@ def outcomes(report_of):
     return run
 
 
-def test_the_shipped_file_holds_a_sensible_size():
-    assert 0 < thresholds().min_edges < 10**6
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_shipped_file_holds_a_sensible_size(device):
+    assert 0 < thresholds(device).min_edges < 10**7
+
+
+def test_devices_left_out_have_the_shipped_limits_and_unknown_ones_none(limit):
+    shipped = thresholds("cuda")
+    limit(5)
+    assert thresholds("cpu") == Thresholds(5)
+    assert thresholds("cuda") == shipped
+    assert thresholds("abacus") == Thresholds(0)
 
 
 def test_by_default_a_tiny_graph_stays_with_pyg(outcomes):
@@ -71,7 +80,7 @@ def test_the_self_loops_of_a_normalised_graph_count_as_edges(limit, report_of):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[1, 2]", "{}", '{"min_edges": -1}', '{"min_edges": 1.5}', '{"min_edges": true}'],
+    ["", "[1, 2]", "{}", *(f'{{"cpu": {{"min_edges": {n}}}}}' for n in ("-1", "1.5", "true"))],
     ids=["empty", "a-list", "no-key", "negative", "a-fraction", "a-bool"],
 )
 def test_a_malformed_file_is_named(text, tmp_path):
@@ -79,17 +88,17 @@ def test_a_malformed_file_is_named(text, tmp_path):
     file.write_text(text)
     settings.thresholds = str(file)
     with pytest.raises(ValueError, match=r"expected thresholds in '.*limits\.json'"):
-        thresholds()
+        thresholds("cpu")
 
 
 def test_a_missing_file_is_named(tmp_path):
     settings.thresholds = str(tmp_path / "nowhere.json")
     with pytest.raises(ValueError, match=r"expected thresholds in '.*nowhere\.json'"):
-        thresholds()
+        thresholds("cpu")
 
 
 def test_the_file_can_be_named_by_the_environment(tmp_path, monkeypatch):
     file = tmp_path / "limits.json"
-    file.write_text('{"min_edges": 5}')
+    file.write_text('{"cpu": {"min_edges": 5}}')
     monkeypatch.setenv("PYG_ACCEL_THRESHOLDS", str(file))
-    assert thresholds() == Thresholds(5)
+    assert thresholds("cpu") == Thresholds(5)
