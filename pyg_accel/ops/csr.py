@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from pyg_accel.graph import CSR, Graph, GraphCache
-from pyg_accel.ops.library import library
+from pyg_accel.ops.operator import define
 
 __all__ = ["GRAPHS", "CompiledGraph", "graph_of"]
 
 GRAPHS = GraphCache()
 _ARGS = "(Tensor edge_index, SymInt num_rows, SymInt num_cols, int target)"
-
-library.define(f"csr{_ARGS} -> (Tensor, Tensor, Tensor)")
-library.define(f"csr_transposed{_ARGS} -> (Tensor, Tensor, Tensor)")
 
 
 def graph_of(
@@ -94,9 +91,5 @@ def _fake_transposed(
     return _fake(edge_index, num_cols, num_rows, target)
 
 
-for _name, _run, _shapes in (
-    ("csr", _csr, _fake),
-    ("csr_transposed", _csr_transposed, _fake_transposed),
-):
-    library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"pyg_accel::{_name}", _shapes, lib=library)
+define(f"csr{_ARGS} -> (Tensor, Tensor, Tensor)", _csr, _fake)
+define(f"csr_transposed{_ARGS} -> (Tensor, Tensor, Tensor)", _csr_transposed, _fake_transposed)

@@ -6,7 +6,7 @@ formula: for a source operand on the transposed graph, for a target operand on t
 an edge operand without a reduction. So it can be differentiated any number of times.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,17 +17,11 @@ from pyg_accel.formula import Formula, Sum, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.gspmm_backward import backward, setup_context, shapes_of
 from pyg_accel.ops.layout import find_layout
-from pyg_accel.ops.library import library
+from pyg_accel.ops.operator import call, define
 
 __all__ = ["REDUCES", "gspmm"]
 
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
-
-library.define(
-    "gspmm(Tensor rowptr, Tensor col, Tensor? eid, Tensor? rowptr_t, Tensor? col_t, Tensor? eid_t, "
-    "SymInt num_cols, bool sorted, Tensor[] operands, str formula, str[] reduces, bool want_arg) "
-    "-> Tensor[]"
-)
 
 
 def gspmm(
@@ -108,22 +102,9 @@ def _launch(
     if any(needs[index] for side, index in read if side == "u"):
         transposed = graph.transposed(edge_order=edge_order)[:3]
     want_arg = any(needs) and bool({"max", "min"} & set(reduces))
-    # Where nobody listens (no gradient, no compiler, no mode, no subclass), the operator is called
-    # without torch's dispatcher: on small graphs that would take longer than the kernel.
-    direct = not any(needs) and _nobody_listens(operands)
-    run: Callable[..., list[Tensor]] = _gspmm if direct else torch.ops.pyg_accel.gspmm
-    outs = run(*csr[:3], *transposed, csr.num_cols, csr.sorted, operands, text, reduces, want_arg)
+    arrays = (*csr[:3], *transposed, csr.num_cols, csr.sorted)
+    outs: list[Tensor] = call("gspmm", *arrays, operands, text, reduces, want_arg)
     return outs[: len(reduces)]
-
-
-def _nobody_listens(operands: list[Tensor]) -> bool:
-    return (
-        not torch.compiler.is_compiling()
-        and all(type(t) is Tensor or type(t) is torch.nn.Parameter for t in operands)
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch._C._autograd._profiler_enabled()
-    )
 
 
 def _check(
@@ -205,8 +186,12 @@ def _gspmm_fake(
     return outs
 
 
-library.impl("gspmm", _gspmm, "CompositeExplicitAutograd")
-torch.library.register_fake("pyg_accel::gspmm", _gspmm_fake, lib=library)
-torch.library.register_autograd(
-    "pyg_accel::gspmm", backward, setup_context=setup_context, lib=library
+define(
+    "gspmm(Tensor rowptr, Tensor col, Tensor? eid, Tensor? rowptr_t, Tensor? col_t, Tensor? eid_t, "
+    "SymInt num_cols, bool sorted, Tensor[] operands, str formula, str[] reduces, bool want_arg) "
+    "-> Tensor[]",
+    _gspmm,
+    _gspmm_fake,
+    backward,
+    setup_context,
 )

@@ -24,6 +24,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
 from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.ops.operator import call
 
 __all__ = ["backward", "setup_context", "shapes_of"]
 
@@ -161,14 +162,15 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
         if step.side == "u" and reduces in (("max",), ("min",)) and text[:1] == "u":
             # A plain maximum of source features: its winners are source ids.
             grad, arg = tensors[n], tensors[n + 1]
-            flat = torch.ops.pyg_accel.scatter_arg(
-                grad.flatten(1).contiguous(), arg.flatten(1).contiguous(), num_cols
+            flat = call(
+                "scatter_arg", grad.flatten(1).contiguous(), arg.flatten(1).contiguous(), num_cols
             )
             grads[step.operand] = flat.view(num_cols, *grad.shape[1:])
             continue
         if step.side == "u" and arrays[3] is None:
             raise RuntimeError("the gradient of a source operand needs the transposed graph")
-        (out,) = torch.ops.pyg_accel.gspmm(
+        (out,) = call(
+            "gspmm",
             *(backward if step.side == "u" else forward),
             [contiguous_rows(tensors[i]) for i in step.used],
             str(step.formula),
@@ -188,7 +190,7 @@ def _mean_backward(grad: Tensor | None, arrays: list[Any]) -> Tensor | None:
     weight = share.index_select(0, col_t).view(-1, 1, 1)
     operands = [contiguous_rows(grad), weight]
     transposed = (rowptr_t, col_t, None, None, None, None, rowptr.size(0) - 1, True)
-    (out,) = torch.ops.pyg_accel.gspmm(*transposed, operands, "mul(u0,e1)", ["sum"], False)
+    (out,) = call("gspmm", *transposed, operands, "mul(u0,e1)", ["sum"], False)
     result: Tensor = out
     return result
 
@@ -208,7 +210,7 @@ def _prod_coefficients(
     grad: Tensor, forward: tuple[Any, ...], operands: list[Tensor], text: str
 ) -> tuple[Tensor, Tensor]:
     """What a factor's gradient is multiplied by: rows without a zero, and with exactly one."""
-    (product,) = torch.ops.pyg_accel.gspmm(*forward, operands, f"nonzero({text})", ["prod"], False)
-    (zeros,) = torch.ops.pyg_accel.gspmm(*forward, operands, f"iszero({text})", ["sum"], False)
+    (product,) = call("gspmm", *forward, operands, f"nonzero({text})", ["prod"], False)
+    (zeros,) = call("gspmm", *forward, operands, f"iszero({text})", ["sum"], False)
     scaled = grad * product
     return scaled * (zeros == 0), scaled * (zeros == 1)

@@ -7,17 +7,9 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.ops.library import library
+from pyg_accel.ops.operator import call, define
 
 __all__ = ["edge_softmax"]
-
-library.define(
-    "edge_softmax(Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols, Tensor scores) -> Tensor"
-)
-library.define(
-    "edge_softmax_backward(Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols, Tensor out, "
-    "Tensor grad) -> Tensor"
-)
 
 
 def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> Tensor:
@@ -40,7 +32,7 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
         raise ValueError(f"expected 'scores' to be floating-point with {graph.num_edges} rows")
     csr = graph.csr(edge_order=edge_order)
     wide = scores.unsqueeze(-1) if scores.dim() == 1 else scores
-    out: Tensor = torch.ops.pyg_accel.edge_softmax(*csr[:3], csr.num_cols, wide)
+    out: Tensor = call("edge_softmax", *csr[:3], csr.num_cols, wide)
     return out.view_as(scores)
 
 
@@ -69,8 +61,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     rowptr, col, eid, out = ctx.saved_tensors
-    op = torch.ops.pyg_accel.edge_softmax_backward
-    return None, None, None, None, op(rowptr, col, eid, ctx.num_cols, out, grad.contiguous())
+    inputs = (rowptr, col, eid, ctx.num_cols, out, grad.contiguous())
+    return None, None, None, None, call("edge_softmax_backward", *inputs)
 
 
 def _setup_context_twice(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -81,13 +73,12 @@ def _setup_context_twice(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> N
 def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
     """Backward of ``b = out * (grad - total)``, ``total`` the row sum of ``out * grad``."""
     rowptr, col, eid, out, grad = ctx.saved_tensors
-    op = torch.ops.pyg_accel.gspmm
 
     def row_sum(values: Tensor) -> Tensor:
         """The sum over each row, given back to its edges."""
         arrays = (rowptr, col, eid, None, None, None, ctx.num_cols, False)
-        (sums,) = op(*arrays, [values.unsqueeze(-1)], "e0", ["sum"], False)
-        (back,) = op(*arrays, [sums], "v0", ["none"], False)
+        (sums,) = call("gspmm", *arrays, [values.unsqueeze(-1)], "e0", ["sum"], False)
+        (back,) = call("gspmm", *arrays, [sums], "v0", ["none"], False)
         result: Tensor = back.squeeze(-1)
         return result
 
@@ -97,23 +88,18 @@ def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
     return None, None, None, None, grad_out, grad_grad
 
 
-library.impl("edge_softmax", _forward, "CompositeExplicitAutograd")
-library.impl("edge_softmax_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "pyg_accel::edge_softmax", lambda rowptr, col, eid, n, scores: torch.empty_like(scores),
-    lib=library,
-)  # fmt: skip
-torch.library.register_fake(
-    "pyg_accel::edge_softmax_backward",
+_ARGS = "Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols"
+define(
+    f"edge_softmax({_ARGS}, Tensor scores) -> Tensor",
+    _forward,
+    lambda rowptr, col, eid, n, scores: torch.empty_like(scores),
+    _differentiate,
+    _setup_context,
+)
+define(
+    f"edge_softmax_backward({_ARGS}, Tensor out, Tensor grad) -> Tensor",
+    _backward,
     lambda rowptr, col, eid, n, out, grad: torch.empty_like(out),
-    lib=library,
-)
-torch.library.register_autograd(
-    "pyg_accel::edge_softmax", _differentiate, setup_context=_setup_context, lib=library
-)
-torch.library.register_autograd(
-    "pyg_accel::edge_softmax_backward",
     _differentiate_twice,
-    setup_context=_setup_context_twice,
-    lib=library,
+    _setup_context_twice,
 )

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
-from pyg_accel.ops.library import library
-
-library.define("scatter_arg(Tensor grad, Tensor arg, SymInt num_rows) -> Tensor")
-library.define("gather_arg(Tensor x, Tensor arg) -> Tensor")
+from pyg_accel.ops.operator import call, define
 
 
 def _scatter_arg(grad: Tensor, arg: Tensor, num_rows: int) -> Tensor:
@@ -27,7 +24,7 @@ def _scatter_arg_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 
 def _scatter_arg_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return torch.ops.pyg_accel.gather_arg(grad, ctx.saved_tensors[0]), None, None
+    return call("gather_arg", grad, ctx.saved_tensors[0]), None, None
 
 
 def _gather_arg(x: Tensor, arg: Tensor) -> Tensor:
@@ -41,19 +38,24 @@ def _gather_arg_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
 
 def _gather_arg_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     grad = grad.contiguous()
-    return torch.ops.pyg_accel.scatter_arg(grad, ctx.saved_tensors[0], ctx.rows), None
+    return call("scatter_arg", grad, ctx.saved_tensors[0], ctx.rows), None
 
 
 def _gather_arg_fake(x: Tensor, arg: Tensor) -> Tensor:
     return x.new_empty(arg.shape)
 
 
-for _name, _run, _fake, _differentiate, _setup in (
-    ("scatter_arg", _scatter_arg, _scatter_arg_fake, _scatter_arg_backward, _scatter_arg_setup),
-    ("gather_arg", _gather_arg, _gather_arg_fake, _gather_arg_backward, _gather_arg_setup),
-):
-    library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"pyg_accel::{_name}", _fake, lib=library)
-    torch.library.register_autograd(
-        f"pyg_accel::{_name}", _differentiate, setup_context=_setup, lib=library
-    )
+define(
+    "scatter_arg(Tensor grad, Tensor arg, SymInt num_rows) -> Tensor",
+    _scatter_arg,
+    _scatter_arg_fake,
+    _scatter_arg_backward,
+    _scatter_arg_setup,
+)
+define(
+    "gather_arg(Tensor x, Tensor arg) -> Tensor",
+    _gather_arg,
+    _gather_arg_fake,
+    _gather_arg_backward,
+    _gather_arg_setup,
+)

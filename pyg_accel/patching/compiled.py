@@ -57,7 +57,7 @@ def call(
     stock = original(self, edge_index, *args, **kwargs)
     plain = isinstance(edge_index, Tensor) and not isinstance(edge_index, EdgeIndex)
     plain = plain and edge_index.layout == torch.strided
-    if torch.compiler.is_exporting():
+    if torch.compiler._is_exporting_flag:  # Dynamo of torch 2.11 takes is_exporting() for True
         note(type(self).__name__, "an export is to run without pyg_accel")
         return stock
     if not plain or args or not isinstance(stock, Tensor) or not _passable(kwargs):

@@ -25,6 +25,7 @@ from torch_geometric.nn import (
 from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 
 import pyg_accel
+from pyg_accel.settings import settings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,6 +35,11 @@ pytestmark = [
 NODES, EDGES, WIDTH = 2000, 30_000, 24
 # Sums of some 15 (hubs: 3000) float32 terms in another order, through products of 24.
 TOLERANCE = 2e-4
+
+
+@pytest.fixture(autouse=True)
+def whatever_the_size() -> None:
+    settings.always = True
 
 
 def pna(width: int) -> Module:
@@ -192,6 +198,7 @@ def test_results_are_bit_equal_under_deterministic_algorithms():
 @pytest.mark.parametrize("name", ["GraphSAGE", "GIN", "Transformer"])
 def test_compiled_models_are_one_graph_for_all_batches(name):
     torch._dynamo.reset()
+    pyg_accel.reset_report()
     model = MODELS[name]().cuda()
     counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
     with pyg_accel.patched():
@@ -200,3 +207,4 @@ def test_compiled_models_are_one_graph_for_all_batches(name):
             x, index = torch.randn(nodes, WIDTH, device="cuda"), make_edges(edges, nodes)
             torch.testing.assert_close(compiled(x, index), model(x, index), rtol=1e-3, atol=1e-3)
     assert counter.frame_count <= 2
+    assert {row.backend for row in pyg_accel.report().rows if "compile" in row.backend}

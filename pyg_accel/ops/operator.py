@@ -1,0 +1,113 @@
+"""Operators: registered with torch.library under ``pyg_accel``, and a short way to call them.
+
+A registered operator is what torch.compile, tensor subclasses, modes and profilers see. Going
+through torch's dispatcher and its Python autograd takes several times as long as launching a
+kernel, so where none of those listens :func:`call` runs the same functions without it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["call", "define"]
+
+_library = torch.library.Library("pyg_accel", "FRAGMENT")
+
+
+@dataclass(frozen=True)
+class _Operator:
+    run: Callable[..., Any]
+    setup: Callable[..., None] | None
+    differentiate: Callable[..., tuple[Any, ...]] | None
+
+
+_operators: dict[str, _Operator] = {}
+
+
+def define(
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    differentiate: Callable[..., tuple[Any, ...]] | None = None,
+    setup: Callable[..., None] | None = None,
+) -> None:
+    """Register an operator.
+
+    Args:
+        schema: name, arguments and results, as ``torch.library`` writes them.
+        run: computes the results.
+        fake: makes results of the same shapes without data.
+        differentiate: of the context and the gradients of the results, returns those of the
+            arguments; by other operators, so that it can be differentiated as well.
+        setup: of the context, arguments and results, keeps what ``differentiate`` needs.
+    """
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"pyg_accel::{name}", fake, lib=_library)
+    if differentiate is not None:
+        torch.library.register_autograd(
+            f"pyg_accel::{name}", differentiate, setup_context=setup, lib=_library
+        )
+    _operators[name] = _Operator(run, setup, differentiate)
+
+
+def call(name: str, *args: Any) -> Any:
+    """Call an operator."""
+    if torch.compiler.is_compiling() or _somebody_listens():
+        return getattr(torch.ops.pyg_accel, name)(*args)
+    operator = _operators[name]
+    sizes = tuple(len(a) if isinstance(a, list) else -1 for a in args)
+    flat = [item for a in args for item in (a if isinstance(a, list) else (a,))]
+    needs = False
+    for item in flat:
+        if isinstance(item, Tensor):
+            if type(item) is not Tensor and type(item) is not torch.nn.Parameter:
+                return getattr(torch.ops.pyg_accel, name)(*args)
+            needs = needs or item.requires_grad
+    if not needs or operator.differentiate is None or not torch.is_grad_enabled():
+        return operator.run(*args)
+    result = _Differentiable.apply(operator, sizes, *flat)  # type: ignore[no-untyped-call]
+    return list(result) if isinstance(result, tuple) else result
+
+
+def _somebody_listens() -> bool:
+    """Whether calls must be visible: to a mode, a function transform or a profiler."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._autograd._profiler_enabled()
+    )
+
+
+class _Differentiable(torch.autograd.Function):
+    """Any operator; lists among its arguments come one item after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: _Operator, sizes: tuple[int, ...], *flat: Any) -> Any:
+        args = _grouped(sizes, flat)
+        result = operator.run(*args)
+        assert operator.setup is not None
+        operator.setup(ctx, args, result)
+        ctx.operator, ctx.sizes, ctx.is_list = operator, sizes, isinstance(result, list)
+        ctx.set_materialize_grads(not ctx.is_list)  # of lists, results that nobody used have None
+        return tuple(result) if ctx.is_list else result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        found = ctx.operator.differentiate(ctx, list(grads) if ctx.is_list else grads[0])
+        flat: list[Any] = [None, None]
+        for size, grad in zip(ctx.sizes, found, strict=True):
+            flat += [grad] if size < 0 else [None] * size if grad is None else grad
+        return tuple(flat)
+
+
+def _grouped(sizes: tuple[int, ...], flat: tuple[Any, ...]) -> tuple[Any, ...]:
+    args, at = [], 0
+    for size in sizes:
+        args.append(flat[at] if size < 0 else list(flat[at : at + size]))
+        at += abs(size)
+    return tuple(args)
