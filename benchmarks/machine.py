@@ -7,6 +7,7 @@ so that a machine which slows down or speeds up half-way does so for all of them
 import datetime
 import importlib.metadata
 import math
+import os
 import platform
 import subprocess
 import time
@@ -134,6 +135,9 @@ def _caches() -> str:
 
 
 def _commit() -> str:
+    """What git says; for a copy of the tree without git, PYG_ACCEL_COMMIT."""
+    if given := os.environ.get("PYG_ACCEL_COMMIT"):
+        return given
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"

@@ -54,22 +54,75 @@ def kernels(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
+def gpu_epochs(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and model: stock PyG on edge_index and on torch's CSR, and patched."""
+    lines = [
+        "| graph | model | epoch ms, stock | torch CSR | patched | ratio | peak GiB, best stock | "
+        "patched |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (graph, model), group in frame.groupby(["graph", "model"], sort=False):
+        rows = group.set_index("backend")
+        times = rows["epoch_ms"].reindex(["stock", "torch CSR", "patched"])
+        peaks = rows["peak_mib"] / 1024
+        shown = [f"{t:.4g}" for t in times.fillna(0)]
+        shown[0] = "out of memory" if times.isna()["stock"] else shown[0]
+        shown[1] = "" if times.isna()["torch CSR"] else shown[1]
+        stock = times[["stock", "torch CSR"]]
+        ratio, peak = "", ""
+        if not stock.isna().all():
+            ratio = f"{stock.min() / times['patched']:.2f}x"
+            peak = f"{peaks[stock.idxmin()]:.3g}"
+        lines.append(
+            f"| {graph} | {model} | {' | '.join(shown)} | {ratio} | {peak} | "
+            f"{peaks['patched']:.3g} |"
+        )
+    return lines
+
+
+def gpu_kernels(frame: pd.DataFrame) -> list[str]:
+    """Weighted sums: cuSPARSE's time over ours, a row a graph."""
+    sums = frame[frame["op"] == "spmm weighted sum"]
+    table = sums.pivot_table("ms", ["graph", "dtype", "F"], "backend", sort=False)
+    ratio = (table["cuSPARSE"] / table["pyg_accel"]).unstack(["dtype", "F"])
+    head = " | ".join(f"{dtype}, F = {width}" for dtype, width in ratio.columns)
+    lines = [f"| graph | {head} |", "|---|" + "--:|" * len(ratio.columns)]
+    for graph, values in ratio.iterrows():
+        lines.append(f"| {graph} | " + " | ".join(f"{value:.2f}x" for value in values) + " |")
+    means = ratio.T.groupby("dtype").apply(
+        lambda part: cpu_kernels.geometric_mean(part.stack())
+    )  # fmt: skip
+    shown = ", ".join(f"{dtype} {mean:.2f}x" for dtype, mean in means.items())
+    lines += ["", f"Geometric means: {shown}."]
+    return lines
+
+
 def main() -> None:
-    epoch_frame = pd.read_csv(results.FOLDER / f"{cpu_epochs.NAME}.csv")
-    kernel_frame = pd.read_csv(results.FOLDER / f"{cpu_kernels.NAME}.csv")
-    facts = epoch_frame.iloc[0]
-    where = (
-        f"{facts['cpu']}, {facts['threads']} threads, torch {facts['torch']}, PyG {facts['pyg']}"
-    )
+    frames = {
+        name: pd.read_csv(results.FOLDER / f"{name}.csv")
+        for name in (cpu_epochs.NAME, cpu_kernels.NAME, "gpu_epochs", "gpu_kernels")
+    }
+    cpu, gpu = frames[cpu_epochs.NAME].iloc[0], frames["gpu_epochs"].iloc[0]
     block = [
         BEGIN,
-        f"Measured on: {where}. 3 layers, 128 hidden; forward, backward and Adam.",
+        f"{cpu['cpu']}, {cpu['threads']} threads, torch {cpu['torch']}, PyG {cpu['pyg']}; epochs "
+        "of 3 layers, 128 hidden:",
         "",
-        *epochs(epoch_frame),
+        *epochs(frames[cpu_epochs.NAME]),
         "",
-        "Kernels, forward: time of the best peer of each case over ours.",
+        "Kernels on that CPU, forward: time of the best peer of each case (MKL, torch, torch-sparse, "
+        "DGL 1.1.3, PyG) over ours:",
         "",
-        *kernels(kernel_frame),
+        *kernels(frames[cpu_kernels.NAME]),
+        "",
+        f"{gpu['gpu']}, torch {gpu['torch']}, Triton {gpu['triton']}, PyG {gpu['pyg']}; epochs of 3 "
+        "layers, 256 hidden (attention: 4 heads x 64), fp32:",
+        "",
+        *gpu_epochs(frames["gpu_epochs"]),
+        "",
+        "SpMM with weights on that GPU: cuSPARSE's time over ours:",
+        "",
+        *gpu_kernels(frames["gpu_kernels"]),
         END,
     ]
     path = machine.ROOT / "README.md"
