@@ -110,13 +110,13 @@ def main() -> None:
         "",
         *epochs(frames[cpu_epochs.NAME]),
         "",
-        "Kernels on that CPU, forward: time of the best peer of each case (MKL, torch, torch-sparse, "
-        "DGL 1.1.3, PyG) over ours:",
+        "Kernels on that CPU, forward: time of the best peer of each case (MKL, torch, DGL 1.1.3, "
+        "torch-sparse, PyG) over ours:",
         "",
         *kernels(frames[cpu_kernels.NAME]),
         "",
-        f"{gpu['gpu']}, torch {gpu['torch']}, Triton {gpu['triton']}, PyG {gpu['pyg']}; epochs of 3 "
-        "layers, 256 hidden (attention: 4 heads x 64), fp32:",
+        f"{gpu['gpu']}, torch {gpu['torch']}, Triton {gpu['triton']}, PyG {gpu['pyg']}; epochs of "
+        "3 layers, 256 hidden (attention: 4 heads x 64), fp32:",
         "",
         *gpu_epochs(frames["gpu_epochs"]),
         "",

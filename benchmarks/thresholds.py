@@ -5,8 +5,8 @@ python -m benchmarks.thresholds [--device cuda]
 Layers of every family run forward and backward, stock and accelerated, in turns, over a grid of
 edges and features; once with the same graph again and again, once with a new edge_index each.
 The threshold is the number of edges from which on no layer of the grid was slower. On a GPU, where
-all that small graphs lose is the time of Python, 128 features and a graph that is used again decide;
-what a new graph each step costs whole models is in `gpu_batches.py`. All points go to
+all that small graphs lose is the time of Python, it is taken at 128 features and a graph that is
+used again; what a new graph each step costs whole models is in `gpu_batches.py`. All points go to
 results/thresholds.csv (thresholds_cuda.csv).
 """
 
