@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from benchmarks import gpu_machine, graphs
 from pyg_accel import Graph, ops
@@ -86,15 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     deadline = time.monotonic() + 60 * options.minutes
     facts = {**gpu_machine.facts(), "copy_tb_s": gpu_machine.copy_bandwidth()}
     rows: list[dict[str, Any]] = []
-    for name in QUICK_GRAPHS if options.quick else GRAPHS:
-        if not name.startswith(options.only):
-            continue
+    names = [
+        name
+        for name in (QUICK_GRAPHS if options.quick else GRAPHS)
+        if name.startswith(options.only)
+    ]
+    for name in (progress := tqdm(names, unit="graph")):
+        progress.set_description(name)
         if time.monotonic() > deadline:
-            print(f"out of time before {name}")
+            progress.write(f"out of time before {name}")
             break
         for row in measure(name):
             rows.append({**row, **facts})
-            print(line(row), flush=True)
+            progress.write(line(row))
         frame = pd.DataFrame(rows)
         suffix = "_quick" if options.quick else ""
         frame.to_csv(folder / f"{NAME}{suffix}.csv", index=False, float_format="%.5g")
@@ -122,7 +127,7 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                 except RuntimeError as reason:  # out of memory too
                     if backend == "pyg_accel":
                         raise
-                    print(f"{name} {width} {label} {op}: {backend} cannot: {reason}"[:200])
+                    tqdm.write(f"{name} {width} {label} {op}: {backend} cannot: {reason}"[:200])
                     torch.cuda.empty_cache()
                     continue
                 wrong = error(result) if error else 0.0
@@ -183,10 +188,16 @@ def cases(
     yield "spmm max", {"pyg_accel": (ours("max"), gate(inputs, x, None, "amax"))}
     if dtype != torch.float32:
         return
-    yield "spmm mean+max+min+sqsum", {
-        "pyg_accel": (ours(["mean", "max", "min", "sqsum"]),
-                      lambda outs: gate(inputs, x, None, "amin")(outs[2]))
-    }  # fmt: skip
+    gates = [gate(inputs, x, None, reduce) for reduce in ("mean", "amax", "amin", "sqsum")]
+    yield (
+        "spmm mean+max+min+sqsum",
+        {
+            "pyg_accel": (
+                ours(["mean", "max", "min", "sqsum"]),
+                lambda outs: max(error(out) for error, out in zip(gates, outs, strict=True)),
+            )
+        },
+    )
     y = inputs.features(width, dtype, seed=1)
     sampled = {"pyg_accel": (lambda: ops.sddmm(graph, y, x), gate_dot(inputs, y, x))}
     pattern = torch.sparse_csr_tensor(inputs.rowptr, inputs.col, torch.zeros_like(weight),
@@ -199,7 +210,8 @@ def cases(
     yield "sddmm dot", sampled
     if width == 64:
         scores = torch.randn(inputs.entries, 4, device="cuda")
-        yield "edge_softmax 4 heads", {"pyg_accel": (lambda: ops.edge_softmax(graph, scores), None)}
+        yield "edge_softmax 4 heads", {"pyg_accel": (lambda: ops.edge_softmax(graph, scores),
+                                                   gate_softmax(inputs, scores))}  # fmt: skip
         leaf = x.clone().requires_grad_()
         out = ops.spmm(graph, leaf, reduce="max")
         grad = torch.randn_like(out)
@@ -208,7 +220,7 @@ def cases(
             {
                 "pyg_accel": (
                     lambda: torch.autograd.grad(out, leaf, grad, retain_graph=True)[0],
-                    None,
+                    gate_max_gradient(inputs, x, grad),
                 )
             },
         )
@@ -224,13 +236,22 @@ def gate(
         terms = x[inputs.col[entry].long()].double()
         if weight is not None:
             terms = terms * weight[entry].double().unsqueeze(1)
+        if reduce == "sqsum":
+            terms = terms.square()
         index = local.unsqueeze(1).expand_as(terms)
         zeros = terms.new_zeros(rows.numel(), x.size(1))
-        right = zeros.scatter_reduce(0, index, terms, reduce, include_self=reduce == "sum")
-        scale = zeros.scatter_add(0, index, terms.abs()) if reduce == "sum" else right.abs()
+        if reduce in ("sum", "mean", "sqsum"):
+            counts = torch.bincount(local, minlength=rows.numel()).clamp(min=1).unsqueeze(1)
+            counts = counts if reduce == "mean" else torch.ones_like(counts)
+            right = zeros.scatter_add(0, index, terms) / counts
+            scale = zeros.scatter_add(0, index, terms.abs()) / counts
+        else:
+            right = zeros.scatter_reduce(0, index, terms, reduce, include_self=False)
+            scale = right.abs()
         eps = torch.finfo(x.dtype).eps
         accumulated = 0 if x.dtype == torch.float32 else eps
-        allowed = scale * (4 * torch.finfo(torch.float32).eps + accumulated) + 4 * eps * (
+        steps = 16 if reduce == "sqsum" else 4  # nothing cancels in up to 1024 additions
+        allowed = scale * (steps * torch.finfo(torch.float32).eps + accumulated) + 4 * eps * (
             right.abs() + 1e-6
         ) + 4 * torch.finfo(torch.float32).eps * scale  # fmt: skip
         return float(((out[rows].double() - right).abs() / allowed.clamp(min=1e-30)).max())
@@ -246,6 +267,45 @@ def gate_dot(inputs: Inputs, y: Tensor, x: Tensor) -> Callable[[Tensor], float]:
         a, b = y[rows[local]].double(), x[inputs.col[entry].long()].double()
         allowed = 8 * torch.finfo(torch.float32).eps * (a * b).abs().sum(1)
         return float(((out[entry].double() - (a * b).sum(1)).abs() / allowed).max())
+
+    return error
+
+
+def gate_softmax(inputs: Inputs, scores: Tensor) -> Callable[[Tensor], float]:
+    """The error of an edge softmax on the entries of the sampled rows."""
+
+    def error(out: Tensor) -> float:
+        rows, entry, local = inputs.sample
+        terms = scores[entry].double().exp()
+        index = local.unsqueeze(1).expand_as(terms)
+        total = terms.new_zeros(rows.numel(), scores.size(1)).scatter_add(0, index, terms)
+        right = terms / total[local]
+        allowed = 32 * torch.finfo(torch.float32).eps * right
+        return float(((out[entry].double() - right).abs() / allowed).max())
+
+    return error
+
+
+def gate_max_gradient(inputs: Inputs, x: Tensor, grad: Tensor) -> Callable[[Tensor], float]:
+    """The error of the gradient of a maximum, whole, in the first column."""
+
+    def error(out: Tensor) -> float:
+        degree = inputs.rowptr.diff().long()
+        row = torch.repeat_interleave(degree)
+        value = x[:, 0][inputs.col]
+        most = value.new_zeros(inputs.nodes).scatter_reduce(
+            0, row, value, "amax", include_self=False
+        )
+        wins = (value == most[row]).nonzero().flatten()
+        first = torch.full_like(degree, inputs.entries)
+        first = first.scatter_reduce(0, row[wins], wins, "amin")[degree > 0]
+        won, given = inputs.col[first].long(), grad[:, 0][degree > 0].double()
+        zeros = given.new_zeros(inputs.nodes)
+        right, scale = zeros.index_add(0, won, given), zeros.index_add(0, won, given.abs())
+        # Every winner's gradient is rounded to a fraction of the largest: see `triton.scatter`.
+        rounded = torch.bincount(won, minlength=inputs.nodes) * inputs.nodes * 2.0**-61
+        allowed = 8 * torch.finfo(torch.float32).eps * scale + rounded * given.abs().max() + 1e-30
+        return float(((out[:, 0].double() - right).abs() / allowed).max())
 
     return error
 

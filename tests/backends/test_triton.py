@@ -214,6 +214,37 @@ def test_slices_of_the_features_stay_in_the_l2_cache():
     assert molecules.rows > 1
 
 
+def test_dots_take_the_whole_width_unless_slices_save_more_traffic_than_they_cause():
+    def width(nodes: int, entries: int, columns: int = 256, itemsize: int = 4) -> int:
+        device = Device(*H200)
+        return choose_tile(device, nodes, nodes, entries, columns, itemsize, 1, 1, 1, True).columns
+
+    assert width(169_343, 2_332_486) == 256
+    assert width(410_236, 4_878_874) == 256
+    assert width(2_449_029, 123_718_280) == 256
+    assert 232_965 * 4 * width(232_965, 114_615_892) <= H200[1]
+    assert 132_534 * 4 * width(132_534, 79_122_504) <= H200[1]
+    assert width(232_965, 114_615_892, columns=7) == 8
+    assert width(1000, 5000, columns=602) == 256
+    assert width(1000, 5000, columns=602, itemsize=8) == 128
+
+
+@pytest.mark.parametrize("degrees", [[0, 0, 0], [0, 3, 0], [2, 0, 0, 9, 0]])
+def test_rows_without_entries_are_zero_beside_others(tile, degrees):
+    graph = make_graph(degrees)
+    x = torch.randn(13, 1, 20, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(len(degrees), 1, 20, dtype=torch.float64)
+    for reduce in (["sum"], ["max"], ["mean", "max", "min", "sqsum"], ["none"]):
+        for text in ("u0", "add(u0,v1)", "sum(mul(u0,v1))"):
+            answers = []
+            for backend in ("triton", "reference"):
+                with use_backend(backend):
+                    outs = ops.gspmm(graph, text, [x, y][: 1 + ("v1" in text)], reduce=reduce)
+                    grad = torch.autograd.grad(sum(o.pow(2).sum() for o in outs), x)[0]
+                answers.append([*outs, grad])
+            torch.testing.assert_close(*answers)
+
+
 def test_what_an_absent_edge_contributes_is_known():
     u, v, e = Operand("u", 0), Operand("v", 1), Operand("e", 2)
     assert keeps_zero(Binary("mul", u, e))

@@ -16,6 +16,7 @@ from pyg_accel.backends.triton.reduction import (
     combine_lines,
     header,
     reduce_lines,
+    repeats,
     store_pieces,
     store_rows,
     task_lines,
@@ -106,7 +107,10 @@ def _stride(recipe: Recipe, operand: Operand) -> str:
 
 
 def _load(recipe: Recipe, operand: Operand, place: str, ok: str, scalar: bool, cast: bool) -> str:
-    """Code that reads an operand for every edge of a tile, or (`scalar`) for the one row."""
+    """Code that reads an operand for every edge of a tile, or (`scalar`) for the one row.
+
+    `ok` names what says which edges are there; nothing if all can be read.
+    """
     i, kind = operand.index, recipe.kinds[operand.index]
     # A 32-bit product costs one instruction, a 64-bit one five.
     rows = f"{place}.to(tl.int32)" if recipe.near[i] else f"{place}.to(tl.int64)"
@@ -116,12 +120,13 @@ def _load(recipe: Recipe, operand: Operand, place: str, ok: str, scalar: bool, c
         pointer = f"x{i}_ptr + {rows} * {_stride(recipe, operand)}" + (" + head" * (kind == "head"))
         if scalar:
             return f"tl.load({pointer}){tail}"
-        return f"tl.load({pointer}, mask={ok}, other=0){tail}[:, None]"
+        mask = f", mask={ok}, other=0" if ok else ""
+        return f"tl.load({pointer}{mask}){tail}[:, None]"
     column = {"full": "c", "head": "head", "feature": "f"}[kind]
     if not scalar:
         rows = f"({rows})[:, None]"
     pointer = f"x{i}_ptr + ({rows} * {_stride(recipe, operand)} + {column}[None, :])"
-    masks = [] if scalar else [f"{ok}[:, None]"]
+    masks = [] if scalar or not ok else [f"{ok}[:, None]"]
     if not recipe.even:
         masks.append("c_ok[None, :]")
     mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
@@ -151,9 +156,13 @@ def entry_lines(recipe: Recipe) -> list[str]:
         body.append(f"{state} = tl.full([{edges}, {size}], {start})")
     # Pointers move with `offset` and `step`; the edges of a step are at constant distances.
     body += ["offset = begin + lane" if tile.lanes > 1 or scalar else "offset = begin"]
-    body += ["left = end - offset", "col_at = col_ptr + offset"]
-    if recipe.numbered:
-        body.append("eid_at = eid_ptr + offset")
+    body.append("left = end - offset")
+    if repeats(recipe):
+        body.append("last = tl.maximum(end - 1, 0)")
+    else:
+        body.append("col_at = col_ptr + offset")
+        if recipe.numbered:
+            body.append("eid_at = eid_ptr + offset")
     for operand in _streams(recipe, operands):
         start = f"x{operand.index}_ptr + offset.to(tl.int64) * {_stride(recipe, operand)}"
         head = " + head" if recipe.kinds[operand.index] == "head" else ""
@@ -169,8 +178,8 @@ def entry_lines(recipe: Recipe) -> list[str]:
 
 
 def _streams(recipe: Recipe, operands: list[Operand]) -> list[Operand]:
-    """Operands with one value an edge that lie in the order of the entries."""
-    if recipe.numbered:
+    """Operands with one value an edge that are read along the entries."""
+    if recipe.numbered or repeats(recipe):
         return []
     return [o for o in operands if o.side == "e" and _one_an_edge(recipe, o)]
 
@@ -185,22 +194,26 @@ def _step(
     wide_edges = [o for o in operands if o.side == "e" and o not in streams]
     wants_edge = stores or bool(wide_edges) or bool(indices)
     positions = any(s.endswith("_at") for s in states_of(recipe.reduces, recipe.winners))
+    again = repeats(recipe)
     places, loads, work = ["rest = left - step"], [], []
-    if any(o.side == "u" for o in operands):
+    gathers = any(o.side == "u" for o in operands)
+    if gathers and not again:
         places.append("col_here = col_at + step")
-    if wants_edge and recipe.numbered:
+    if wants_edge and recipe.numbered and not again:
         places.append("eid_here = eid_at + step")
     places += [f"x{o.index}_here = x{o.index}_at + step * {_stride(recipe, o)}" for o in streams]
     for u in range(tile.unroll):
         far = f" + {u * tile.lanes}" if u else ""
         places.append(f"ok{u} = rest > {u * tile.lanes}")
-        if positions or (wants_edge and not recipe.numbered):
+        if again:
+            places.append(f"at{u} = tl.minimum(offset + (step{far}), last)")
+        elif positions or (wants_edge and not recipe.numbered):
             places.append(f"at{u} = offset + (step{far})")
-        if any(o.side == "u" for o in operands):
-            places.append(f"col{u} = tl.load(col_here{far}, mask=ok{u}, other=0)")
+        here = f"_ptr + at{u}" if again else f"_here{far}, mask=ok{u}, other=0"
+        if gathers:
+            places.append(f"col{u} = tl.load(col{here})")
         if wants_edge:
-            numbered = f"tl.load(eid_here{far}, mask=ok{u}, other=0)"
-            places.append(f"edge{u} = {numbered if recipe.numbered else f'at{u}'}")
+            places.append(f"edge{u} = " + (f"tl.load(eid{here})" if recipe.numbered else f"at{u}"))
     for u in range(tile.unroll):
         names = Names(dict(known), str(u))
         for operand in operands:
@@ -215,8 +228,10 @@ def _step(
                 code = f"tl.load(x{i}_here{far}, mask=ok{u}, other=0){tail}[:, None]"
             else:
                 place = f"col{u}" if operand.side == "u" else f"edge{u}"
-                code = _load(recipe, operand, place, f"ok{u}", False, cast)
+                code = _load(recipe, operand, place, "" if again else f"ok{u}", False, cast)
             loads.append(f"{name} = {code}")
+        if recipe.adds:  # read along the edges, with the operands: nothing waits for it later
+            loads.append(f"before{u} = tl.load(out0_ptr + edge{u}.to(tl.int64) * columns + head)")
         message = emit(formula, names, f"edge{u}[:, None]")
         work += names.lines
         if stores:
@@ -248,7 +263,8 @@ def store_message(recipe: Recipe, message: str, u: int) -> list[str]:
         # be laid out anew, through shared memory.
         target = f"{out}[:, None] * columns + head + 0 * f[None, :]"
         lines += [
-            f"sum{u} = tl.sum(full{u}, axis=1, keep_dims=True)",
+            f"sum{u} = tl.sum(full{u}, axis=1, keep_dims=True)"
+            + f" + before{u}.to(ACC)[:, None]" * recipe.adds,
             f"sum{u} = tl.broadcast_to(sum{u}, [{edges}, {tile.columns}])",
         ]
         ok = f"ok{u}[:, None] & first_column[None, :]"
@@ -261,6 +277,4 @@ def store_message(recipe: Recipe, message: str, u: int) -> list[str]:
         ]
         target = f"{out}[:, None] * columns + h{u}[None, :]"
         ok = f"ok{u}[:, None] & (h{u} < columns)[None, :]"
-    if recipe.adds:
-        lines.append(f"sum{u} += tl.load({target}, mask={ok}, other=0).to(ACC)")
     return [*lines, f"tl.store({target}, sum{u}, mask={ok})"]

@@ -183,14 +183,15 @@ def _recipe(
     itemsize = max((shapes[i].itemsize for i in moving or range(len(shapes))), default=4)
     states = states_of(reduces, winners)
     columns = width if dot else heads * width
-    tile = choose_tile(device, *graph, columns, itemsize, gathers, resident, max(len(states), 1))
+    kept = max(len(states), 1)
+    tile = choose_tile(device, *graph, columns, itemsize, gathers, resident, kept, dot)
     kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
     unit = max(16 // min(s.itemsize for s in shapes), 1)
     while width % unit:
         unit //= 2
     head_of_tile = "one" if dot or heads == 1 or width % tile.columns == 0 else "mixed"
     adds = dot and columns > tile.columns
-    if dot and heads > 1 and width < 64 and width & (width - 1) == 0:
+    if dot and not adds and heads > 1 and width < 64 and width & (width - 1) == 0:
         head_of_tile, unit, columns = "whole", width, heads * width
         tile = _widened(tile, min(1 << (heads - 1).bit_length(), max(64 // tile.columns, 1)))
     recipe = Recipe(

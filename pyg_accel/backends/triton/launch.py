@@ -27,6 +27,9 @@ __all__ = [
 
 TABLE = Path(__file__).with_name("launch.json")
 WARP = 32
+# Measured on an H200: bytes a second, what a pass over all rows costs a row, and the part of the L2
+# that gathered features have to themselves.
+L2_RATE, HBM_RATE, ROW_SECONDS, L2_PART = 9.0e12, 4.2e12, 4e-10, 0.8
 # Mean entries a row, upper ends: very short rows, short rows, long rows.
 DEGREE_CLASSES = (("tiny", 8), ("short", 40), ("long", float("inf")))
 
@@ -104,6 +107,7 @@ def choose_tile(
     gathers: int,
     resident: int,
     states: int,
+    dot: bool = False,
 ) -> Tile:
     """Return the tile for a call.
 
@@ -117,12 +121,17 @@ def choose_tile(
         gathers: wide operands that are read for each edge.
         resident: those of them that are read again for other edges.
         states: numbers that a program keeps for each element (accumulators, winners).
+        dot: messages are summed over the width, slice after slice.
     """
     mean = num_edges / max(num_rows, 1)
     kind = degree_class(mean)
     entry = table(device.name)[f"{kind}-{min(itemsize, 4)}"]
     working_set = num_cols * itemsize * resident
-    width = _slice(device, columns, itemsize, working_set, entry)
+    if dot:
+        moved = num_edges * columns * itemsize * resident
+        width = _dot_slice(device, num_rows, num_edges, columns, itemsize, working_set, moved)
+    else:
+        width = _slice(device, columns, itemsize, working_set, entry)
     vector = max(16 // itemsize, 1)
     side_by_side = max(WARP // max(width // vector, 1), 1)  # edges that one warp loads at a time
     degree = _floor_power(max(mean, 1))
@@ -154,6 +163,27 @@ def _slice(
     if 2 * fits >= line:  # most of it stays
         return min(whole, line)
     return min(whole, most)
+
+
+def _dot_slice(
+    device: Device, rows: int, edges: int, columns: int, itemsize: int, working_set: int, moved: int
+) -> int:
+    """Columns of a dot that are worked on at a time; `moved` is the bytes that all edges gather.
+
+    Slices that stay in the L2 save HBM traffic, but each goes over all rows and edges, and reads
+    and writes their partial sums.
+    """
+    whole = min(_ceil_power(columns), max(1024 // itemsize, 1), 256)
+
+    def seconds(width: int) -> float:
+        parts = -(-columns // width)
+        kept = min(device.l2_bytes * L2_PART / max(working_set * width, 1), 1.0)
+        each = edges * 12 / HBM_RATE + rows * ROW_SECONDS if parts > 1 else 0.0
+        return moved * ((1 - kept) / HBM_RATE + kept / L2_RATE) + parts * each
+
+    narrow = min(whole, 128 // itemsize)
+    widths = [narrow << i for i in range((whole // narrow).bit_length())]
+    return min(reversed(widths), key=seconds)
 
 
 def piece_tile(tile: Tile, itemsize: int, gathers: int) -> Tile:

@@ -2,8 +2,17 @@
 
 from pyg_accel.backends.triton.expression import keeps_zero
 from pyg_accel.backends.triton.recipe import ACCUMULATORS, START, Recipe, states_of, winning
+from pyg_accel.formula import Operand
 
-__all__ = ["combine_lines", "header", "reduce_lines", "store_pieces", "store_rows", "task_lines"]
+__all__ = [
+    "combine_lines",
+    "header",
+    "reduce_lines",
+    "repeats",
+    "store_pieces",
+    "store_rows",
+    "task_lines",
+]
 
 
 def header(recipe: Recipe, name: str, parameters: list[str]) -> list[str]:
@@ -40,12 +49,24 @@ def task_lines(recipe: Recipe) -> list[str]:
     return lines
 
 
+def repeats(recipe: Recipe) -> bool:
+    """Whether entries that a row lacks are read as its last one again, rather than as zeros.
+
+    Then loads need no masks and no zeros to begin with, and maxima are what they are; sums have to
+    leave out what is there twice, which costs more than zeros where an entry's message is computed.
+    """
+    kept = set(states_of(recipe.reduces, recipe.winners))
+    if not kept or not kept <= {"total", "squares"}:
+        return True
+    return isinstance(recipe.formula, Operand) or not keeps_zero(recipe.formula)
+
+
 def reduce_lines(recipe: Recipe, message: str, u: int) -> list[str]:
     """Add messages [edges, columns] to the accumulators."""
     lines, ok = [], f"ok{u}[:, None]"
     kept = states_of(recipe.reduces, recipe.winners)
     zero = message
-    if {"total", "squares"} & set(kept) and not keeps_zero(recipe.formula):
+    if {"total", "squares"} & set(kept) and repeats(recipe):
         zero = f"m{u}"
         lines.append(f"{zero} = tl.where({ok}, {message}, 0.0)")
     if "total" in kept:
@@ -64,11 +85,8 @@ def reduce_lines(recipe: Recipe, message: str, u: int) -> list[str]:
                 f"{state}_at = tl.where(better, at{u}[:, None], {state}_at)",
             ]
         elif state in kept:
-            lines += [
-                f"{state}_{u} = tl.where({ok}, {message}, {START[state]})",
-                f"{state} = tl.{name}({state}, {state}_{u}, "
-                "propagate_nan=tl.PropagateNan.ALL)",
-            ]  # fmt: skip
+            lines.append(f"{state} = tl.{name}({state}, {message}, "
+                         "propagate_nan=tl.PropagateNan.ALL)")  # fmt: skip
     return lines
 
 
@@ -156,6 +174,8 @@ def _finish(recipe: Recipe, scalar: bool, kept: bool = True) -> list[str]:
     spread = "" if scalar else "[:, None]"
     lines = [f"count = (end - begin){spread}", f"place = {_place(recipe, 'row', scalar)}"]
     mask = _result_mask(recipe, kept)
+    if len(recipe.reduces) > 1:  # so many results would drive the features out of the L2
+        mask += ', cache_modifier=".cs"'
     for i, reduce in enumerate(recipe.reduces):
         state = ACCUMULATORS.get(reduce)
         if state is None:
