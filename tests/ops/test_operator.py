@@ -1,0 +1,51 @@
+"""Operators with torch's dispatcher and without: the same results and gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from pyg_accel import Graph, ops
+
+
+def run(graph: Graph, x: Tensor, weight: Tensor, reduce: str) -> list[Tensor]:
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    out = ops.spmm(graph, x, weight, reduce=reduce)
+    grads = torch.autograd.grad(out.square().sum(), [x, weight], create_graph=True)
+    twice = torch.autograd.grad(sum(g.square().sum() for g in grads), [x, weight])
+    return [out.detach(), *(g.detach() for g in grads), *twice]
+
+
+@pytest.fixture
+def inputs() -> tuple[Graph, Tensor, Tensor]:
+    graph = Graph.from_edge_index(torch.randint(0, 12, (2, 60)), size=(12, 12))
+    return graph, torch.randn(12, 5).double(), torch.randn(60).double()
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_both_roads_agree_to_the_second_derivative(reduce, inputs):
+    direct = run(*inputs, reduce)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        dispatched = run(*inputs, reduce)
+    assert "pyg_accel::gspmm" in {event.key for event in seen.key_averages()}
+    for one, other in zip(direct, dispatched, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_of_several_results_some_may_be_unused(inputs):
+    graph, x, _ = inputs
+    leaf = x.clone().requires_grad_()
+    mean, most = ops.spmm(graph, leaf, reduce=["mean", "max"])
+    (both,) = torch.autograd.grad(mean.sum(), leaf, retain_graph=True)
+    (alone,) = torch.autograd.grad(ops.spmm(graph, leaf, reduce="mean").sum(), leaf)
+    torch.testing.assert_close(both, alone)
+    (winners,) = torch.autograd.grad(most.sum(), leaf)
+    (alone,) = torch.autograd.grad(ops.spmm(graph, leaf, reduce="max").sum(), leaf)
+    torch.testing.assert_close(winners, alone)
+
+
+def test_nothing_is_recorded_where_no_gradient_is_wanted(inputs):
+    graph, x, weight = inputs
+    assert ops.spmm(graph, x, weight).grad_fn is None
+    with torch.no_grad():
+        assert ops.spmm(graph, x.clone().requires_grad_(), weight).grad_fn is None
