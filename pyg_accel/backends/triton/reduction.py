@@ -45,6 +45,9 @@ def task_lines(recipe: Recipe) -> list[str]:
         begin, end = ("rowptr_ptr + row", "rowptr_ptr + row + 1")
     lines += [f"begin = tl.load({begin}{mask}).to(POS)", f"end = tl.load({end}{mask}).to(POS)"]
     if recipe.hubs:
+        if rows == 1:
+            # For stores one an edge lane: Triton 3.9 interprets a scalar with a block as numbers.
+            lines.append("keeps = lane * 0 + (end - begin) <= limit")
         lines += ["keep = keep & (end - begin <= limit)", "end = tl.where(keep, end, begin)"]
     return lines
 
@@ -161,7 +164,7 @@ def _result_mask(recipe: Recipe, kept: bool) -> str:
     """Rows that are there and not left to others; one lane of each; columns that are there."""
     tile, masks = recipe.tile, []
     if kept and (recipe.hubs or tile.rows > 1):
-        masks.append("keep" if tile.rows == 1 else "keep[:, None]")
+        masks.append("keeps[:, None]" if tile.rows == 1 else "keep[:, None]")
     if tile.lanes > 1:
         masks.append("(lane == 0)[:, None]")
     if not recipe.even:
