@@ -24,10 +24,13 @@ __all__ = [
     "Operand",
     "Sum",
     "Unary",
+    "children",
     "gradient",
+    "has_sum",
     "map_operands",
     "operands_of",
     "parse",
+    "selects",
     "shape_of",
     "swap_sides",
 ]
@@ -172,6 +175,29 @@ def operands_of(formula: Formula) -> Iterator[Operand]:
         case Binary(left=left, right=right):
             yield from operands_of(left)
             yield from operands_of(right)
+
+
+def children(formula: Formula) -> tuple[Formula, ...]:
+    """Return what a formula is made of, one level down."""
+    match formula:
+        case Unary(arg=arg) | Sum(arg=arg):
+            return (arg,)
+        case Binary(left=left, right=right):
+            return (left, right)
+    return ()
+
+
+@lru_cache(maxsize=4096)
+def has_sum(formula: Formula) -> bool:
+    """Whether a formula sums over the width anywhere."""
+    return isinstance(formula, Sum) or any(has_sum(child) for child in children(formula))
+
+
+def selects(formula: Formula) -> bool:
+    """Whether a value depends on the number of the edge, through ``sel``."""
+    if isinstance(formula, Binary) and formula.op == "sel":
+        return True
+    return any(selects(child) for child in children(formula))
 
 
 def map_operands(formula: Formula, change: Callable[[Operand], Formula]) -> Formula:

@@ -14,7 +14,10 @@ from pyg_accel.formula import (
     Operand,
     Sum,
     Unary,
+    children,
+    has_sum,
     operands_of,
+    selects,
     shape_of,
 )
 
@@ -42,7 +45,7 @@ def program_reasons(formula: Formula, reduces: tuple[str, ...]) -> list[str]:
     """Return why a formula is not for the register machine."""
     reasons = []
     inner = formula.arg if isinstance(formula, Sum) else formula
-    if _has_sum(inner):
+    if has_sum(inner):
         reasons.append("a sum over the width inside the message")
     if len({o.index for o in operands_of(formula)}) > MAX_OPERANDS:
         reasons.append(f"more than {MAX_OPERANDS} operands")
@@ -79,7 +82,7 @@ def compile_formula(formula: Formula, shapes: tuple[tuple[int, int], ...], width
             case Const():
                 op, value = "const", node.value
         wide = shape_of(node, sizes)[1] == width and width > 1
-        invariant = all(o.side == "v" for o in operands_of(node)) and not _selects(node)
+        invariant = all(o.side == "v" for o in operands_of(node)) and not selects(node)
         bits = struct.unpack("<q", struct.pack("<d", value))[0]
         registers[node] = len(shapes) + len(code) // 6
         code += [OPS.index(op), *inputs, bits, wide, invariant]
@@ -97,29 +100,9 @@ def _instructions(formula: Formula) -> dict[Formula, None]:
     def visit(node: Formula) -> None:
         if isinstance(node, Operand) or node in found:
             return
-        for child in _children(node):
+        for child in children(node):
             visit(child)
         found[node] = None
 
     visit(formula)
     return found
-
-
-def _children(node: Formula) -> tuple[Formula, ...]:
-    match node:
-        case Unary(arg=arg) | Sum(arg=arg):
-            return (arg,)
-        case Binary(left=left, right=right):
-            return (left, right)
-    return ()
-
-
-def _has_sum(node: Formula) -> bool:
-    return isinstance(node, Sum) or any(_has_sum(child) for child in _children(node))
-
-
-def _selects(node: Formula) -> bool:
-    """Whether a value depends on the number of the edge, through `sel`."""
-    if isinstance(node, Binary) and node.op == "sel":
-        return True
-    return any(_selects(child) for child in _children(node))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, operands_of
+from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, operands_of, selects
 
 __all__ = ["Names", "emit", "index_operands", "keeps_zero", "number", "per_target"]
 
@@ -110,16 +110,7 @@ def per_target(formula: Formula) -> Iterator[Formula]:
 def _of_target(formula: Formula) -> bool:
     if isinstance(formula, Operand):
         return False  # loaded anyway
-    return not _selects(formula) and all(o.side == "v" for o in operands_of(formula))
-
-
-def _selects(formula: Formula) -> bool:
-    match formula:
-        case Unary(arg=arg) | Sum(arg=arg):
-            return _selects(arg)
-        case Binary(op=op, left=left, right=right):
-            return op == "sel" or _selects(left) or _selects(right)
-    return False
+    return not selects(formula) and all(o.side == "v" for o in operands_of(formula))
 
 
 def keeps_zero(formula: Formula) -> bool:

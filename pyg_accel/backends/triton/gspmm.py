@@ -30,6 +30,7 @@ from pyg_accel.formula import (
     Operand,
     Sum,
     Unary,
+    has_sum,
     map_operands,
     operands_of,
     shape_of,
@@ -54,7 +55,7 @@ def run(
         if width != 1:
             return [_dot(csr, inner, operands, (heads, width), dtype)]
         formula = inner
-    elif _has_sums(formula):
+    elif has_sum(formula):
         formula = _without_sums(csr, formula, operands, {})
     return _reduce(csr, formula, operands, tuple(reduces), want_arg, by_column, dtype)
 
@@ -104,18 +105,6 @@ def _extent_of(formula: Formula, shapes: tuple[tuple[int, int], ...]) -> tuple[i
         h, f = sizes[o.index]
         heads, width = h if heads == 1 else heads, f if width == 1 else width
     return heads, width
-
-
-@lru_cache(maxsize=4096)
-def _has_sums(formula: Formula) -> bool:
-    match formula:
-        case Sum():
-            return True
-        case Unary(arg=arg):
-            return _has_sums(arg)
-        case Binary(left=left, right=right):
-            return _has_sums(left) or _has_sums(right)
-    return False
 
 
 def _accumulate_dtype(operands: Sequence[Tensor]) -> torch.dtype:
