@@ -29,7 +29,8 @@ class Backend(ABC):
 
     A backend sees arrays, never models. It says why it cannot do something (an empty list of
     reasons means that it can), what a call would cost, and how far its results may be from the
-    truth.
+    truth. It overrides the methods of the operators that it has; dispatch passes it over for the
+    others.
 
     Shapes: ``H`` heads, ``F`` features a head; operands are ``[rows, 1 | H, 1 | F]`` and contiguous
     within a row, index operands (winners of a maximum) have the dtype of ``csr.col``.
@@ -40,6 +41,12 @@ class Backend(ABC):
     @abstractmethod
     def unavailable_reasons(self) -> list[str]:
         """Return why the backend cannot be used on this machine at all."""
+
+    def lacks(self, op: str) -> list[str]:
+        """Return why an operator cannot be run at all: it is a method that was not overridden."""
+        if getattr(type(self), op) is getattr(Backend, op):
+            return [f"it has no kernel for '{op}'"]
+        return []
 
     @abstractmethod
     def not_supported_reasons(self, spec: OpSpec) -> list[str]:
@@ -62,7 +69,6 @@ class Backend(ABC):
         """Return facts about the build for ``python -m pyg_accel doctor``."""
         return {}
 
-    @abstractmethod
     def gspmm(
         self,
         csr: CSR,
@@ -87,11 +93,12 @@ class Backend(ABC):
             of every element as ``csr.eid`` numbers them (-1 in empty rows), or the winning column
             where :func:`winners_are_columns` says so.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
         """Add ``grad[r, f]`` to row ``arg[r, f]`` of a zero [num_cols, F]; skip negative ones."""
+        raise NotImplementedError
 
-    @abstractmethod
     def edge_softmax(self, csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
         """Softmax of [E, H] scores over each row; with ``grad``, its backward (scores = result)."""
+        raise NotImplementedError

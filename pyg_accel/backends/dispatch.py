@@ -115,7 +115,8 @@ def _choose(spec: OpSpec, forced: str, disabled: str) -> Decision:
     best: tuple[float, Backend] | None = None
     for name, backend in candidates.items():
         reasons = ["disabled by PYG_ACCEL_DISABLE"] if name in names else []
-        reasons = reasons or backend.unavailable_reasons() or backend.not_supported_reasons(spec)
+        reasons = reasons or backend.unavailable_reasons() or backend.lacks(spec.op)
+        reasons = reasons or backend.not_supported_reasons(spec)
         if reasons:
             rejected[name] = tuple(reasons)
             continue

@@ -12,7 +12,7 @@ class OpSpec:
     """One operator call.
 
     Attributes:
-        op: ``"gspmm"``, ``"edge_softmax"`` or ``"scatter_arg"``.
+        op: the method of :class:`~pyg_accel.backends.Backend` that runs it, e.g. ``"gspmm"``.
         device: device type, e.g. ``"cpu"``.
         dtype: dtype of the features.
         index_dtype: int32 or int64.
@@ -23,6 +23,7 @@ class OpSpec:
         width: F of the message.
         formula: text of the message formula (gspmm).
         reduces: reductions asked for (gspmm).
+        k: features kept a row (MaxK, CBSR) or edges kept a row (sampling); 0 where all are.
     """
 
     op: str
@@ -36,10 +37,12 @@ class OpSpec:
     width: int
     formula: str = ""
     reduces: tuple[str, ...] = ()
+    k: int = 0
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
+        kept = f", k = {self.k}" if self.k else ""
         return (
             f"{self.op}{what} on {self.device} in {self.dtype}: {self.num_rows} x {self.num_cols}, "
-            f"{self.num_edges} edges, {self.heads} x {self.width} features"
+            f"{self.num_edges} edges, {self.heads} x {self.width} features{kept}"
         )

@@ -243,3 +243,12 @@ def test_tolerances_are_known_for_every_floating_dtype():
             relative, absolute = backend.tolerance(dtype)
             assert 0 < relative < 0.1
             assert 0 < absolute < 0.1
+
+
+def test_a_backend_that_lacks_an_operator_is_passed_over():
+    class Half(Custom):
+        name = "half"
+        scatter_arg = Backend.scatter_arg
+
+    assert Half().lacks("scatter_arg") == ["it has no kernel for 'scatter_arg'"]
+    assert Half().lacks("gspmm") == []

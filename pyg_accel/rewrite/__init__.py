@@ -1,0 +1,1 @@
+"""Rewrites a model: the cheapest order of its matrix products, for this graph and machine."""

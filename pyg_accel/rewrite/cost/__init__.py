@@ -1,0 +1,1 @@
+"""What primitives cost: learned models, and a roofline where there are none."""

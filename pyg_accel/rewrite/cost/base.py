@@ -1,0 +1,46 @@
+"""What a cost model is asked, and what it answers."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyg_accel.rewrite.cost.features import GraphFeatures
+
+__all__ = ["CostModel", "Primitive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Primitive:
+    """One kernel call, with its sizes.
+
+    Attributes:
+        name: what runs. Dense: ``gemm`` [rows, inner] x [inner, cols], ``gemm_tn`` the same product
+            with the first factor stored [inner, rows] (gradients of weights), ``scale_rows`` a
+            diagonal times a dense [rows, cols], ``elementwise`` a map of one [rows, cols].
+            Sparse, on ``graph``: ``spmm`` and ``spmm_weighted`` with [num_cols, cols] features,
+            ``sddmm`` one dot product of ``cols`` features an edge, ``scale_edges`` a diagonal (or
+            two) times the matrix, ``edge_softmax``, ``cbsr_spmm`` and ``sampled_spmm``
+            (``inner`` = k).
+        rows: rows of the result.
+        inner: inner dimension of a product, else 0.
+        cols: columns of the result; heads times features where there are heads.
+        heads: attention heads.
+        graph: features of the graph whose rows are walked (the transpose for gradients), if any.
+    """
+
+    name: str
+    rows: int
+    inner: int
+    cols: int
+    heads: int = 1
+    graph: GraphFeatures | None = None
+
+
+class CostModel(Protocol):
+    """Predicts times; the cost of a tree is the sum over its primitives (paper, section 3.5)."""
+
+    @property
+    def source(self) -> str:
+        """What decides, for people: the model's device and date, or why the roofline is used."""
+
+    def seconds(self, primitive: Primitive) -> float:
+        """Return the expected time of one call."""
