@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
+    from pyg_accel.rewrite import optimize
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _HOME = {
     "CBSR": "pyg_accel.cbsr",
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
+    "optimize": "pyg_accel.rewrite",
     "patch": "pyg_accel.patching",
     "patched": "pyg_accel.patching",
     "register_backend": "pyg_accel.backends",
@@ -44,6 +46,7 @@ __all__ = [
     "ExtensionNotBuilt",
     "Graph",
     "ops",
+    "optimize",
     "patch",
     "patched",
     "register_backend",

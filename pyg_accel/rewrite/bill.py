@@ -12,7 +12,9 @@ from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.ir import Leaf
 from pyg_accel.rewrite.tree import Node, Tree, nodes_of
 
-__all__ = ["Bill", "Given", "Work", "bill_of"]
+__all__ = ["Bill", "Features", "Given", "Work", "bill_of"]
+
+Features = Callable[[str, bool], GraphFeatures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +57,14 @@ class Work:
     transposed: bool = False
     once: bool = False
 
-    def primitive(
-        self, sizes: Mapping[str, int], graphs: Mapping[str, tuple[GraphFeatures, GraphFeatures]]
-    ) -> Primitive:
+    def primitive(self, sizes: Mapping[str, int], graphs: Features) -> Primitive:
         """Return it with numbers in place of symbols.
 
         Args:
             sizes: by symbol.
-            graphs: features of every matrix of edges and of its transpose, by name.
+            graphs: features of a matrix of edges by name, or of its transpose.
         """
-        graph = graphs[self.graph][self.transposed] if self.graph else None
+        graph = graphs(self.graph, self.transposed) if self.graph else None
         return Primitive(
             self.name, sizes[self.rows], sizes[self.inner] if self.inner else 0,
             sizes[self.cols] * self.heads, self.heads, graph,
@@ -160,8 +160,10 @@ def _projected(tree: Tree) -> set[Tree]:
     return {
         arg
         for arg, users in readers.items()
-        if isinstance(arg, Node) and arg.op == "gemm" and all(u.op == "attend" and u.folds for u in users)
-    }  # fmt: skip
+        if isinstance(arg, Node)
+        and arg.op == "gemm"
+        and all(u.op == "attend" and u.folds for u in users)
+    }
 
 
 def _addends(node: Node) -> list[Tree]:

@@ -119,7 +119,7 @@ def _candidates(chain: tuple[Tree, ...], scaling: str) -> Iterator[tuple[int, in
     for start in range(len(chain) - 1):
         three = chain[start : start + 3]
         if scaling == "any" and [t.kind == "diagonal" for t in three] == [True, False, True] and (
-            isinstance(three[1], Leaf) and is_sparse(three[1])
+            _is_matrix(three[1])
         ):  # fmt: skip
             yield start, 3, _scale_edges(three[0], three[1], three[2])
         node = _pair(chain[start], chain[start + 1], scaling)
@@ -137,12 +137,16 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
         return Node("spmm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)
-    if scaling == "any" and left.kind == "diagonal" and isinstance(right, Leaf) and is_sparse(right):  # fmt: skip
+    if scaling == "any" and left.kind == "diagonal" and _is_matrix(right):
         return _scale_edges(left, right, None)
-    if scaling == "any" and isinstance(left, Leaf) and is_sparse(left) and right.kind == "diagonal":
+    if scaling == "any" and _is_matrix(left) and right.kind == "diagonal":
         return _scale_edges(None, left, right)
     # (D A) D would be D A D in two steps: the one step stands for it.
     return None
+
+
+def _is_matrix(tree: Tree) -> bool:
+    return isinstance(tree, Leaf) and is_sparse(tree)
 
 
 def _scale_edges(left: Tree | None, matrix: Tree, right: Tree | None) -> Node:
@@ -158,7 +162,7 @@ def _scale_all(chain: tuple[Tree, ...]) -> tuple[Tree, ...]:
     items = list(chain)
     result: list[Tree] = []
     for at, item in enumerate(items):
-        if not (isinstance(item, Leaf) and is_sparse(item)):
+        if not (_is_matrix(item)):
             result.append(item)
             continue
         left: Tree | None = None

@@ -226,7 +226,8 @@ def simplify(expr: Expr) -> Expr:
     ``D`` may be associated with. A vector whose length is no dimension of a sparse matrix of the
     expression stays a barrier.
     """
-    nodes = {size for leaf in leaves_of(expr) if leaf.kind in SPARSE for size in (leaf.rows, leaf.cols)}  # fmt: skip
+    matrices = [leaf for leaf in leaves_of(expr) if leaf.kind in SPARSE]
+    nodes = {size for matrix in matrices for size in (matrix.rows, matrix.cols)}
     result = _simplify(expr, nodes)
     verify(result)
     return result

@@ -53,12 +53,13 @@ class Call:
         if edge_index.dim() != 2 or edge_index.size(0) != 2:
             raise NotLifted("a malformed edge_index")
         if isinstance(x, (tuple, list)):
-            source, self.x_dst = x if len(x) == 2 else (None, None)
+            source, targets = x if len(x) == 2 else (None, None)
         else:
-            source = self.x_dst = x
+            source = targets = x
         if not isinstance(source, Tensor) or source.dim() != 2 or not source.is_floating_point():
             raise NotLifted("features that are not one matrix [N, F]")
         self.x: Tensor = source
+        self.x_dst: Tensor | None = targets
         self.edge_index: Tensor = edge_index
         self.num_cols = source.size(0)
         size = given.get("size")
@@ -137,7 +138,7 @@ def _parameters(cls: type) -> tuple[tuple[str, Any], ...]:
 
 def bind(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name, defaults included."""
-    parameters = _parameters(type(conv))
+    parameters = _parameters(type(conv))  # type: ignore[arg-type]
     given = dict(parameters)
     given.update(zip((name for name, _ in parameters), args, strict=False))
     given.update(kwargs)
@@ -156,4 +157,4 @@ def lift(conv: MessagePassing, call: Call) -> Algebra:
         raise NotLifted("decomposed_layers > 1")
     if conv.explain:
         raise NotLifted("an explainer is active")
-    return _rule_of(type(conv))(conv, call)
+    return _rule_of(type(conv))(conv, call)  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ class _Run:
             return self.add(node, args)
         if node.op == "attend":
             return self.attend(node, args)
-        values = [None if a is None else self.value(a) for a in args]
+        values: list[Any] = [None if a is None else self.value(a) for a in args]
         if node.op == "gemm":
             return gemm(values[0], values[1], node.heads)
         if node.op == "spmm":
@@ -207,7 +207,7 @@ def scale_rows(diagonal: Tensor, data: Tensor, leaf: Any) -> Tensor:
     """Multiply every row with its element of a vector, or all with a number."""
     if leaf.power > 1:
         diagonal = diagonal.pow(leaf.power)
-    if diagonal.dim() == 1 and diagonal.numel() > 1 or data.size(0) == diagonal.numel():
+    if (diagonal.dim() == 1 and diagonal.numel() > 1) or data.size(0) == diagonal.numel():
         diagonal = diagonal.view(-1, *[1] * (data.dim() - 1))
     return data * diagonal.to(data.dtype)
 
@@ -220,11 +220,13 @@ def scale_edges(left: Tensor | None, matrix: Matrix, right: Tensor | None) -> Ma
     for side, value in (("v", left), ("u", right)):
         if value is not None:
             rows = graph.num_rows if side == "v" else graph.num_cols
-            operands.append(value.expand(rows).unsqueeze(-1) if value.numel() == 1 else value.unsqueeze(-1))  # fmt: skip
+            operands.append((value.expand(rows) if value.numel() == 1 else value).unsqueeze(-1))
             leaf = f"{side}{len(operands) - 1}"
             formula = f"mul({formula},{leaf})" if formula else leaf
     if matrix.weight is not None:
         operands.append(matrix.weight.unsqueeze(-1))
         formula = f"mul({formula},e{len(operands) - 1})"
-    values: Tensor = ops.gspmm(graph, formula, operands, reduce="none", edge_order=matrix.edge_order)
+    values: Tensor = ops.gspmm(
+        graph, formula, operands, reduce="none", edge_order=matrix.edge_order
+    )
     return Matrix(graph, values.squeeze(-1), matrix.edge_order)

@@ -50,9 +50,7 @@ class _Derived:
 _derived: "weakref.WeakKeyDictionary[Graph, dict[object, _Derived]]" = weakref.WeakKeyDictionary()
 
 
-def derived(
-    graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Callable[[], T]
-) -> T:
+def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Callable[[], T]) -> T:
     """Return what ``compute`` returns, from memory if nothing has changed since.
 
     Args:
@@ -86,34 +84,25 @@ def looped(
         weight: [E] or None.
         num_nodes: N.
         target: row of edge_index with the target nodes.
-        fill: weight of the loops that are not there yet.
+        fill: weight of the loops that are not there yet; without weights every edge has 1, loops
+            too, as in PyG.
     """
     key = ("looped", target, num_nodes)
     graph = GRAPHS.find(edge_index, key)
-
-    def values() -> tuple[Tensor, Tensor | None]:
-        ones = weight
-        if ones is None and fill != 1:
-            ones = torch.ones(edge_index.size(1), device=edge_index.device)
-        loops, full = add_remaining_self_loops(edge_index, ones, fill, num_nodes)
-        return loops, full
-
     if graph is None:
-        loops, full = values()
-        size = (num_nodes, num_nodes)
+        loops, _ = add_remaining_self_loops(edge_index, None, fill, num_nodes)
         flow = "source_to_target" if target == 1 else "target_to_source"
-        graph = Graph.from_edge_index(loops, size, flow)
+        graph = Graph.from_edge_index(loops, (num_nodes, num_nodes), flow)
         GRAPHS.keep(edge_index, key, graph)
-    if weight is None and fill == 1:
+    if weight is None:
         return Matrix(graph)
-    owners = (edge_index,) if weight is None else (edge_index, weight)
+    perm = graph.perm
 
     def stored() -> Tensor:
-        full = values()[1]
-        assert full is not None
-        return full if graph.perm is None else full[graph.perm]
+        _, full = add_remaining_self_loops(edge_index, weight, fill, num_nodes)
+        return full if perm is None else full.index_select(0, perm)
 
-    return Matrix(graph, derived(graph, ("looped weights", fill), owners, stored))
+    return Matrix(graph, derived(graph, ("looped", fill), (edge_index, weight), stored))
 
 
 def degree_of(matrix: Matrix, dtype: torch.dtype) -> Tensor:

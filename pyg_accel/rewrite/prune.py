@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pyg_accel.rewrite.bill import Bill, Given, Work, bill_of
 from pyg_accel.rewrite.tree import Tree
 
-__all__ = ["SCENARIOS", "Pruned", "dominates", "prune"]
+__all__ = ["SCENARIOS", "Associations", "dominates", "prune"]
 
 SCENARIOS = ("in < out", "in > out")
 
 
 @dataclass(frozen=True)
-class Pruned:
+class Associations:
     """The trees of a layer, and what is left of them.
 
     Attributes:
@@ -48,7 +48,7 @@ class Pruned:
         return tuple(t for t in self.promoted if scenario in self.scenarios[t])
 
 
-def prune(trees: Sequence[Tree], given: Given) -> Pruned:
+def prune(trees: Sequence[Tree], given: Given) -> Associations:
     """Sort trees into promoted and pruned ones."""
     bills = {tree: bill_of(tree, given) for tree in trees}
     reasons: dict[Tree, dict[str, str]] = {tree: {} for tree in trees}
@@ -66,7 +66,7 @@ def prune(trees: Sequence[Tree], given: Given) -> Pruned:
                 reasons[tree][scenario] = f"{rival} {what}"
     promoted = tuple(t for t in trees if len(reasons[t]) < len(SCENARIOS))
     scenarios = {t: tuple(s for s in SCENARIOS if s not in reasons[t]) for t in promoted}
-    return Pruned(tuple(trees), promoted, scenarios,
+    return Associations(tuple(trees), promoted, scenarios,
                   {t: r for t, r in reasons.items() if t not in scenarios}, bills)  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _counts(bill: Bill) -> Counter[str]:
 
 
 def _rank(work: Work, scenario: str) -> tuple[int, ...]:
-    return tuple(_size(s, scenario) for s in (work.cols, work.inner, work.rows)) + (work.heads,)
+    return (*(_size(s, scenario) for s in (work.cols, work.inner, work.rows)), work.heads)
 
 
 def _size(symbol: str, scenario: str) -> int:

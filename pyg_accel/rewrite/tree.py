@@ -7,6 +7,7 @@ from pyg_accel.rewrite.ir import Leaf
 
 __all__ = ["Node", "Tree", "is_sparse", "nodes_of"]
 
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """An intermediate result. Nodes are values: equal ones are computed once.

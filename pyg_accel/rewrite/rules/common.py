@@ -62,7 +62,8 @@ def _sources(call: Call) -> Tensor:
 
 
 def _targets(call: Call) -> Tensor:
-    return call.x_dst  # type: ignore[return-value]
+    assert call.x_dst is not None
+    return call.x_dst
 
 
 def add(first: Expr, *others: Expr) -> Expr:
@@ -142,7 +143,6 @@ def symmetric(
         check_weight(weight, call)
         if weight.requires_grad:
             raise NotLifted("edge weights that are learned, through their normalisation")
-    fill = fill if loops else 1.0
 
     def matrix(call: Call) -> Matrix:
         weight = call.given.get("edge_weight")
@@ -158,7 +158,7 @@ def symmetric(
             lambda: inverse_root(degree_of(found, dtype)),
         )  # fmt: skip
 
-    kind: Kind = "sparse" if weight is None and fill == 1 else "weighted"
+    kind: Kind = "sparse" if weight is None else "weighted"
     a = parts.leaf(Leaf("A", "N", "N", kind), matrix)
     d = parts.leaf(Leaf("D", "N", "N", "diagonal"), diagonal)
     return lambda expr: Broadcast(d, a @ Broadcast(d, expr))

@@ -1,6 +1,9 @@
 """One aggregation, one product with a weight: GCN, SAGE, GraphConv, LightGCN."""
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
+from torch import Tensor
 from torch_geometric.nn import GCNConv, GraphConv, LGConv, SAGEConv
 
 from pyg_accel.rewrite.ir import Broadcast, Expr, Map
@@ -39,7 +42,10 @@ def lightgcn(conv: LGConv, call: Call) -> Algebra:
     if need_sum_or_mean(conv):
         raise NotLifted("a mean of normalised messages")
     parts = Parts()
-    aggregate = symmetric(parts, call, loops=False) if conv.normalize else edges(parts, call).__matmul__  # fmt: skip
+    if conv.normalize:
+        aggregate = symmetric(parts, call, loops=False)
+    else:
+        aggregate = edges(parts, call).__matmul__
     return Algebra(aggregate(parts.sources(call)), parts.values, owners=("edge_weight",))
 
 
@@ -48,10 +54,11 @@ def sage(conv: SAGEConv, call: Call) -> Algebra:
     """D⁻¹ A X W + X V + b, or without D⁻¹ for sums."""
     mean = need_sum_or_mean(conv)
     parts = Parts()
-    maps = {}
+    maps: dict[str, Callable[[Tensor], Tensor]] = {}
     x: Expr = parts.sources(call)
     if conv.project:
-        x = Map("relu", add(x @ parts.linear("P", conv.lin, "F", "F"), *parts.bias("p", conv.lin, "F")))  # fmt: skip
+        x = x @ parts.linear("P", conv.lin, "F", "F")
+        x = Map("relu", add(x, *parts.bias("p", conv.lin, "F")))
         maps["relu"] = F.relu
     out: Expr = edges(parts, call, "") @ x
     if mean:
