@@ -2,7 +2,8 @@
 
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.sddmm import sddmm
+from pyg_accel.ops.sgt import sgt
 from pyg_accel.ops.softmax import edge_softmax
 from pyg_accel.ops.spmm import spmm
 
-__all__ = ["edge_softmax", "gspmm", "sddmm", "spmm"]
+__all__ = ["edge_softmax", "gspmm", "sddmm", "sgt", "spmm"]

@@ -4,12 +4,12 @@ Built on the device when a graph is first used and kept for as long as its ``row
 that later calls neither wait for the device nor allocate for it.
 """
 
-import threading
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from pyg_accel.kept import Kept
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
 
@@ -45,15 +45,7 @@ class Schedule:
     pieces: Pieces | None
 
 
-@dataclass
-class _Entry:
-    owner: "weakref.ref[Tensor]"
-    version: int
-    made: dict[tuple[int, int, bool], Schedule] = field(default_factory=dict)
-
-
-_entries: dict[int, _Entry] = {}
-_lock = threading.RLock()  # a weak reference may die inside
+_schedules = Kept()
 
 
 def schedule_of(rowptr: Tensor, split: int, piece: int, *, ordered: bool) -> Schedule:
@@ -65,24 +57,8 @@ def schedule_of(rowptr: Tensor, split: int, piece: int, *, ordered: bool) -> Sch
         piece: entries of a piece.
         ordered: bring rows of like length together.
     """
-    version = 0 if rowptr.is_inference() else rowptr._version
-    with _lock:
-        entry = _entries.get(id(rowptr))
-        if entry is None or entry.owner() is not rowptr or entry.version != version:
-            key = id(rowptr)
-            entry = _Entry(weakref.ref(rowptr, lambda dead: _forget(key, dead)), version)
-            _entries[key] = entry
-        found = entry.made.get((split, piece, ordered))
-        if found is None:
-            found = entry.made[split, piece, ordered] = _build(rowptr, split, piece, ordered)
-        return found
-
-
-def _forget(key: int, dead: "weakref.ref[Tensor]") -> None:
-    with _lock:
-        entry = _entries.get(key)
-        if entry is not None and entry.owner is dead:
-            del _entries[key]
+    key = (split, piece, ordered)
+    return _schedules.get(rowptr, key, lambda: _build(rowptr, *key))
 
 
 def _build(rowptr: Tensor, split: int, piece: int, ordered: bool) -> Schedule:
