@@ -1,5 +1,6 @@
 """What a cost model is asked, and what it answers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,3 +45,6 @@ class CostModel(Protocol):
 
     def seconds(self, primitive: Primitive) -> float:
         """Return the expected time of one call."""
+
+    def many(self, primitives: Iterable[Primitive]) -> list[float]:
+        """Return the expected time of each call; cheaper than one at a time."""
