@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
-from pyg_accel.formula import Formula, Sum, operands_of, parse, shape_of
+from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.gspmm_backward import backward, setup_context, shapes_of
 from pyg_accel.ops.layout import Layout, find_layout
@@ -86,7 +86,7 @@ class _Plan:
 
     Attributes:
         read: (side, index) of every operand.
-        summed: the message is a sum over the width.
+        summed: the message has no width: all operands are inside of sums over it.
         dtype: of the operands, promoted.
         layout: in which they meet.
     """
@@ -107,27 +107,27 @@ def _make_plan(
     device: torch.device,
     facts: tuple[_Fact, ...],
 ) -> _Plan:
-    read, summed = _read(text)
+    read, sums, summed = _read(text)
     _check(text, read, reduces, sizes, device, facts)
     dtype = facts[0][1]
     for _, other, _ in facts[1:]:
         dtype = torch.promote_types(dtype, other)
     trailings = tuple(tuple(map(int, shape[1:])) for shape, _, _ in facts)
-    return _Plan(read, summed, dtype, find_layout(trailings, keep_last=summed))
+    return _Plan(read, summed, dtype, find_layout(trailings, keep_last=sums))
 
 
 _plan = lru_cache(maxsize=4096)(_make_plan)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _read(text: str) -> tuple[tuple[tuple[str, int], ...], bool]:
-    """Return the (side, index) of every operand, and whether the message is a sum over the width.
+def _read(text: str) -> tuple[tuple[tuple[str, int], ...], bool, bool]:
+    """Return the (side, index) of every operand, whether it sums over the width, and nothing else.
 
     While torch.compile traces, this is evaluated and its result is a constant of the graph.
     """
     formula = parse(text)
     read = tuple(dict.fromkeys((o.side, o.index) for o in operands_of(formula)))
-    return read, isinstance(formula, Sum)
+    return read, has_sum(formula), is_summed(formula)
 
 
 def _launch(
