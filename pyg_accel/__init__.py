@@ -15,6 +15,7 @@ from pyg_accel.large_pages import ask_for_large_pages
 if TYPE_CHECKING:
     from pyg_accel import ops
     from pyg_accel.backends import register_backend, use_backend
+    from pyg_accel.cbsr import CBSR
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
@@ -26,6 +27,7 @@ ask_for_large_pages()
 
 _HOME = {
     "BackendNotSupported": "pyg_accel.errors",
+    "CBSR": "pyg_accel.cbsr",
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
     "patch": "pyg_accel.patching",
@@ -39,6 +41,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CBSR",
     "BackendNotSupported",
     "ExtensionNotBuilt",
     "Graph",
