@@ -4,7 +4,7 @@ Each exists once in C++ for the CPU and once in plain torch for everything else.
 integers and compare floats that come from the same single operations, so they agree to the bit.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -112,10 +112,10 @@ def merge(level: Level, labels: Tensor, count: int) -> Level:
         members = torch.argsort(labels, stable=True)
         first = torch.zeros(count + 1, dtype=torch.int64)
         first[1:] = torch.bincount(labels, minlength=count).cumsum(0)
-        arrays = cpu_library().community_merge(
+        rowptr, col, weight = cpu_library().community_merge(
             level.rowptr, level.col, level.weight, labels, first, members
         )
-        return Level(*arrays, strength)
+        return Level(rowptr, col, weight, strength)
     row = torch.repeat_interleave(labels, level.rowptr.diff(), output_size=level.col.numel())
     col = labels[level.col.long()]
     keys, weight = _count(row * count + col, level.weight)
@@ -124,8 +124,7 @@ def merge(level: Level, labels: Tensor, count: int) -> Level:
     row, col, weight = row[between], col[between], weight[between]
     rowptr = level.rowptr.new_zeros(count + 1)
     rowptr[1:] = torch.bincount(row, minlength=count).cumsum(0)
-    return replace(level, rowptr=rowptr, col=col.to(level.col.dtype), weight=weight,
-                   strength=strength)  # fmt: skip
+    return Level(rowptr, col.to(level.col.dtype), weight, strength)
 
 
 def _entries(rowptr: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:

@@ -110,8 +110,8 @@ def _select(value: Any, order: Tensor, dim: int) -> Any:
         return value.index_select(dim, order.to(value.device))
     if isinstance(value, np.ndarray):
         return value.take(order.cpu().numpy(), axis=dim)
-    if isinstance(value, Sequence):
-        return type(value)([value[i] for i in order.tolist()])
+    if isinstance(value, (list, tuple)):
+        return type(value)(value[i] for i in order.tolist())
     return value[order]  # a TensorFrame
 
 
@@ -124,6 +124,6 @@ def _permute_matrix(matrix: Any, inverse: Tensor) -> Any:
     (row, col), value = to_edge_index(matrix)
     row, col = inverse[row], inverse[col]
     if isinstance(matrix, SparseTensor):
-        value = value if matrix.has_value() else None
-        return SparseTensor(row=row, col=col, value=value, sparse_sizes=matrix.sizes())
+        given = value if matrix.has_value() else None
+        return SparseTensor(row=row, col=col, value=given, sparse_sizes=matrix.sizes())
     return _REBUILD[matrix.layout](torch.stack([row, col]), value, size=tuple(matrix.shape[:2]))
