@@ -281,7 +281,7 @@ BAD = {
     "no-dimension": (lambda g, x: ops.gspmm(g, "u0", [x.sum()]), "operand u0 to have 4 rows"),
     "not-a-tensor": (
         lambda g, x: ops.gspmm(g, "u0", [[1, 2]]),
-        "operand u0 to be a tensor .got list",
+        "operand 0 to be a tensor .got list",
     ),
     "integers": (lambda g, x: ops.gspmm(g, "u0", [x.long()]), "floating-point features"),
     "device": (lambda g, x: ops.gspmm(g, "u0", [x.to("meta")]), "operand u0 on cpu .got meta"),
