@@ -19,7 +19,7 @@ FLOORS = {
     "backends": 2,
     "ops": 3,
     "testing": 3,
-    "patching": 4, "layers": 4, "rewrite": 4,
+    "patching": 4, "layers": 4, "rewrite": 4, "reordering": 4,
     "__main__": 5,
 }  # fmt: skip
 PRIVATE_OF_PYG = re.compile(
