@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
+    from pyg_accel.reordering import reorder
     from pyg_accel.rewrite import optimize
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ _HOME = {
     "patch": "pyg_accel.patching",
     "patched": "pyg_accel.patching",
     "register_backend": "pyg_accel.backends",
+    "reorder": "pyg_accel.reordering",
     "report": "pyg_accel.patching",
     "reset_report": "pyg_accel.patching",
     "unpatch": "pyg_accel.patching",
@@ -50,6 +52,7 @@ __all__ = [
     "patch",
     "patched",
     "register_backend",
+    "reorder",
     "report",
     "reset_report",
     "unpatch",
