@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyg_accel.graph import Graph
     from pyg_accel.layers import to_maxk
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
+    from pyg_accel.reordering import reorder
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _HOME = {
     "patch": "pyg_accel.patching",
     "patched": "pyg_accel.patching",
     "register_backend": "pyg_accel.backends",
+    "reorder": "pyg_accel.reordering",
     "report": "pyg_accel.patching",
     "reset_report": "pyg_accel.patching",
     "to_maxk": "pyg_accel.layers",
@@ -50,6 +52,7 @@ __all__ = [
     "patch",
     "patched",
     "register_backend",
+    "reorder",
     "report",
     "reset_report",
     "to_maxk",
