@@ -6,7 +6,6 @@ the layer before, and MaxK stands where PyG's models have ReLU.
 """
 
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from pyg_accel import ops
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.cbsr import CBSR
+from pyg_accel.graph import Graph
 from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.layers.adjacency import adjacency
 from pyg_accel.matrices import is_sparse_matrix
@@ -58,7 +58,11 @@ def written_out(x: Features) -> Tensor:
 
 def num_nodes(x: Features) -> int:
     """Return how many nodes features belong to."""
-    return x.values.size(0) if isinstance(x, CBSR) else x.size(-2)
+    return _stored(x).size(-2)
+
+
+def _stored(x: Features) -> Tensor:
+    return x.values if isinstance(x, CBSR) else x
 
 
 def aggregate(
@@ -93,17 +97,23 @@ def aggregate(
     weight: Tensor | None = given.get("edge_weight")
     if is_sparse_matrix(edge_index):
         weight = values if "edge_weight" in given or isinstance(edge_index, Tensor) else None
-    reduce = _REDUCES[conv.aggr]
-    with record_choices() if start else nullcontext({}) as names:
-        if isinstance(features, CBSR):
-            weight = None if weight is None else weight.view(-1).to(features.values.dtype)
-            out = ops.cbsr_spmm(graph, features, weight, reduce=reduce, edge_order=True)
-        else:
-            weight = None if weight is None else weight.view(-1).to(features.dtype)
-            out = ops.spmm(graph, features, weight, reduce=reduce, edge_order=True)
+    if weight is not None:
+        weight = weight.view(-1).to(_stored(features).dtype)
+    reduce = _REDUCES[str(conv.aggr)]
+    if not start:
+        return _reduced(graph, features, weight, reduce)
+    with record_choices() as names:
+        out = _reduced(graph, features, weight, reduce)
     message = f"maxk(u0,{features.k})" if isinstance(features, CBSR) else "u0"
     message = message if weight is None else f"mul({message},e1)"
     _note(conv, f"{reduce}_j {message}", "+".join(names), "", start)
+    return out
+
+
+def _reduced(graph: Graph, features: Features, weight: Tensor | None, reduce: str) -> Tensor:
+    if isinstance(features, CBSR):
+        return ops.cbsr_spmm(graph, features, weight, reduce=reduce, edge_order=True)
+    out: Tensor = ops.spmm(graph, features, weight, reduce=reduce, edge_order=True)
     return out
 
 

@@ -68,7 +68,7 @@ def _swap_stack(name: str, stack: BasicGNN, k: int) -> Iterator[Swap]:
     act = stack.act
     is_relu = isinstance(act, torch.nn.ReLU) or act in (torch.relu, torch.nn.functional.relu)
     between = stack.act_first and any(not isinstance(n, Identity) for n in stack.norms)
-    waiting: list[tuple[str, MessagePassing]] = []
+    waiting: list[tuple[str, Module]] = []
     for i, conv in enumerate(stack.convs):
         reason = why_not(conv, k)
         if not reason and not getattr(conv, "project", False):

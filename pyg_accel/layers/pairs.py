@@ -72,7 +72,7 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
         swaps.append(swap(name, conv, k, why))
     for relu, why in kept.items():
         if not why:
-            relu.replace_all_uses_with(relu.args[0])
+            relu.replace_all_uses_with(relu.all_input_nodes[0])
             graph.erase_node(relu)
     if not any(s.swapped for s in swaps):
         return model, swaps
@@ -200,6 +200,6 @@ def _why_kept(model: Module, relu: fx.Node, pairs: dict[fx.Node, fx.Node]) -> st
     module = _module(model, relu)
     in_place = relu.target in _IN_PLACE or relu.kwargs.get("inplace") or True in relu.args
     in_place = in_place or bool(getattr(module, "inplace", False))
-    if in_place and len(relu.args[0].users) > 1:  # type: ignore[union-attr]
+    if in_place and len(relu.all_input_nodes[0].users) > 1:
         return "it works in place, on what others read"
     return ""

@@ -1,9 +1,10 @@
 """One layer of PyG turned into its MaxK version, and the account of it."""
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv
+from torch.nn import Module
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 from pyg_accel.layers.maxk_gcn_conv import MaxKGCNConv
 from pyg_accel.layers.maxk_gin_conv import MaxKGINConv
@@ -11,7 +12,7 @@ from pyg_accel.layers.maxk_sage_conv import MaxKSAGEConv
 
 __all__ = ["Swap", "Swaps", "swap", "why_not"]
 
-_VERSIONS: dict[type[MessagePassing], type[MessagePassing]] = {
+_VERSIONS: dict[type[Module], type[Module]] = {
     SAGEConv: MaxKSAGEConv,
     GCNConv: MaxKGCNConv,
     GINConv: MaxKGINConv,
@@ -54,7 +55,7 @@ class Swaps(tuple[Swap, ...]):
         return "\n".join(f"{a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}" for a, b, c in lines)
 
 
-def why_not(conv: MessagePassing, k: int) -> str:
+def why_not(conv: Module, k: int) -> str:
     """Return why a layer has no MaxK version that makes sense; empty if it has."""
     if type(conv) not in _VERSIONS:
         return "MaxK layers exist for SAGEConv, GCNConv and GINConv"
@@ -66,21 +67,21 @@ def why_not(conv: MessagePassing, k: int) -> str:
     return ""
 
 
-def swap(name: str, conv: MessagePassing, k: int, relu_kept: str = "") -> Swap:
+def swap(name: str, conv: Module, k: int, relu_kept: str = "") -> Swap:
     """Turn a layer into its MaxK version, in place."""
     was = type(conv)
     # Its class alone: parameters, buffers, hooks, caches and settings are those of PyG's layer.
     conv.__class__ = _VERSIONS[was]
-    conv.k = k
+    vars(conv)["k"] = k
     return Swap(name, was.__name__, relu_kept=relu_kept)
 
 
-def _width(conv: MessagePassing) -> int | None:
+def _width(conv: Any) -> int | None:
     """Number of features that a layer reads; None if that is not known yet."""
     if isinstance(conv, GINConv):
-        modules = conv.nn.modules() if isinstance(conv.nn, torch.nn.Module) else ()
+        modules = conv.nn.modules() if isinstance(conv.nn, Module) else ()
         widths = [getattr(m, "in_channels", getattr(m, "in_features", None)) for m in modules]
-        width = next((w for w in widths if isinstance(w, int)), None)
+        width: Any = next((w for w in widths if isinstance(w, int)), None)
     else:
         width = conv.in_channels
         width = min(width) if isinstance(width, (tuple, list)) else width
