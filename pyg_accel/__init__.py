@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyg_accel.layers import to_maxk
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
     from pyg_accel.reordering import reorder
+    from pyg_accel.rewrite import optimize
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ _HOME = {
     "CBSR": "pyg_accel.cbsr",
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
+    "optimize": "pyg_accel.rewrite",
     "patch": "pyg_accel.patching",
     "patched": "pyg_accel.patching",
     "register_backend": "pyg_accel.backends",
@@ -49,6 +51,7 @@ __all__ = [
     "Graph",
     "layers",
     "ops",
+    "optimize",
     "patch",
     "patched",
     "register_backend",
