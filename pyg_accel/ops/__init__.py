@@ -1,8 +1,11 @@
 """Operators on graphs, registered with torch.library under ``pyg_accel``."""
 
+from pyg_accel.ops.cbsr import cbsr_spmm
 from pyg_accel.ops.gspmm import gspmm
+from pyg_accel.ops.maxk import maxk
 from pyg_accel.ops.sddmm import sddmm
+from pyg_accel.ops.sgt import sgt
 from pyg_accel.ops.softmax import edge_softmax
 from pyg_accel.ops.spmm import spmm
 
-__all__ = ["edge_softmax", "gspmm", "sddmm", "spmm"]
+__all__ = ["cbsr_spmm", "edge_softmax", "gspmm", "maxk", "sddmm", "sgt", "spmm"]

@@ -13,8 +13,8 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
+from pyg_accel.calls import Report, report, reset_report
 from pyg_accel.patching import accelerate, seam
-from pyg_accel.patching.calls import Report, report, reset_report
 from pyg_accel.patching.reductions import aggregate
 
 __all__ = ["PatchHandle", "Report", "patch", "patched", "report", "reset_report", "unpatch"]

@@ -13,19 +13,15 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel import ops
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
+from pyg_accel.calls import record
+from pyg_accel.matrices import is_sparse_matrix, num_entries
+from pyg_accel.memo import MEMO
 from pyg_accel.patching import compiled
-from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
-from pyg_accel.patching.memo import Memo
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.seam import hook_reasons, template
-from pyg_accel.patching.sparse import (
-    SparseTrace,
-    as_edge_index,
-    is_sparse_matrix,
-    num_entries,
-)
+from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
@@ -35,7 +31,7 @@ __all__ = ["bypassed", "call", "is_active", "memoise", "softmax", "spmm"]
 MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
 
 _switched_on = 0  # how many patch() without a model are in force
-_memo = Memo()
+_memo = MEMO
 _declined: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str]]" = weakref.WeakKeyDictionary()
 
 
@@ -249,10 +245,13 @@ def _size_reasons(num_edges: int, device: str) -> list[str]:
     return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 
 
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
 def _finish(module: MessagePassing, out: Any) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
     for name, value in list(vars(module).items()):
-        ordinary = _ordinary(value)
+        ordinary = value if name in _OF_EVERY_MODULE else _ordinary(value)
         if ordinary is not value:
             vars(module)[name] = ordinary
     return _ordinary(out)

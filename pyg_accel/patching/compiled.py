@@ -19,9 +19,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.calls import record
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
-from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import Trace
 
 __all__ = ["CompiledTrace", "call", "note", "remember"]

@@ -11,7 +11,7 @@ and put back by :func:`uninstall`:
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks),
   wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
-  :mod:`pyg_accel.patching.memo`.
+  :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
   the functions above by their originals: what it compiles is kept under them, and outlives us.

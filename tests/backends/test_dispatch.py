@@ -98,12 +98,13 @@ def test_a_forced_backend_raises_with_its_reasons_instead_of_falling_back(cpu):
 
 
 def test_when_nothing_can_run_a_call_all_reasons_are_raised(cpu):
-    settings.disable = "reference, triton"
+    settings.disable = "reference, triton, cuda"
     with pytest.raises(BackendNotSupported) as caught:
         choose(spec(dtype=torch.int8))
     assert caught.value.reasons == {
         "reference": ("disabled by PYG_ACCEL_DISABLE",),
         "triton": ("disabled by PYG_ACCEL_DISABLE",),
+        "cuda": ("disabled by PYG_ACCEL_DISABLE",),
         "cpu": ("features are torch.int8",),
     }
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, winners_are_columns
+from pyg_accel.backends.reference import cbsr
+from pyg_accel.backends.reference.rows import rows_of
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
 from pyg_accel.graph import CSR
@@ -81,11 +83,31 @@ class ReferenceBackend(Backend):
         result = (scores - most.gather(0, index)).exp()
         return result / zeros.scatter_add(0, index, result).gather(0, index)
 
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Backend.maxk`."""
+        return cbsr.maxk(x, k)
 
-def rows_of(csr: CSR) -> Tensor:
-    """[E], the row of every entry."""
-    rows = torch.arange(csr.num_rows, device=csr.col.device)
-    return rows.repeat_interleave((csr.rowptr[1:] - csr.rowptr[:-1]).long())
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """See :meth:`Backend.cbsr_spmm`."""
+        return cbsr.spmm(csr, values, indices, width, weight, reduce)
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """See :meth:`Backend.sspmm`."""
+        return cbsr.sspmm(csr, x, indices, weight)
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_dot`."""
+        return cbsr.dot(csr, values, indices, x)
 
 
 def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor]) -> Tensor:
