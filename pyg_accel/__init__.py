@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from pyg_accel.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
-    from pyg_accel import ops
+    from pyg_accel import layers, ops
     from pyg_accel.backends import register_backend, use_backend
     from pyg_accel.cbsr import CBSR
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
+    from pyg_accel.layers import to_maxk
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
     from pyg_accel.reordering import reorder
     from pyg_accel.rewrite import optimize
@@ -38,6 +39,7 @@ _HOME = {
     "reorder": "pyg_accel.reordering",
     "report": "pyg_accel.patching",
     "reset_report": "pyg_accel.patching",
+    "to_maxk": "pyg_accel.layers",
     "unpatch": "pyg_accel.patching",
     "use_backend": "pyg_accel.backends",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "BackendNotSupported",
     "ExtensionNotBuilt",
     "Graph",
+    "layers",
     "ops",
     "optimize",
     "patch",
@@ -55,14 +58,15 @@ __all__ = [
     "reorder",
     "report",
     "reset_report",
+    "to_maxk",
     "unpatch",
     "use_backend",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return import_module("pyg_accel.ops")
+    if name in ("layers", "ops"):
+        return import_module(f"pyg_accel.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'pyg_accel' has no attribute '{name}'")
