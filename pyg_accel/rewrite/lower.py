@@ -211,8 +211,9 @@ def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
     weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
     if weight.dtype != data.dtype and not weight.requires_grad:
         weight = weight.to(data.dtype)
-    out: Tensor = ops.gspmm(matrix.graph, "mul(u0,e1)", [data, weight], reduce=reduce,
-                    edge_order=matrix.edge_order)  # fmt: skip
+    out: Tensor = ops.gspmm(
+        matrix.graph, "mul(u0,e1)", [data, weight], reduce=reduce, edge_order=matrix.edge_order
+    )
     return out
 
 

@@ -26,6 +26,7 @@ def optimize(
     static: Sequence[str] = (),
     choose: Choose | None = None,
     cost: CostModel | None = None,
+    price_all: bool = False,
     **example_kwargs: Any,
 ) -> fx.GraphModule:
     """Rewrite a model so that each layer multiplies its matrices in the fastest order.
@@ -46,6 +47,8 @@ def optimize(
         choose: an association to use in place of the choice, by its text, or a function that picks
             one of those it is given; for experiments.
         cost: a cost model in place of that of the device.
+        price_all: predict the time of every association, also where sizes suffice to choose: what
+            :func:`explain` shows.
         example_kwargs: arguments of that call by name.
 
     Returns:
@@ -65,7 +68,7 @@ def optimize(
     if unknown := [name for name in static if name not in given]:
         raise ValueError(f"expected 'static' to name arguments of the model (got {unknown})")
     expected = evaluated(model, example_inputs, example_kwargs)
-    options = Options(train=train, choose=choose, cost=cost)
+    options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
     fast = _read(model, given, options, static)
     found = evaluated(fast, example_inputs, example_kwargs)
     if wrong := differences(expected, found):
