@@ -14,7 +14,8 @@ NAMES = (
     "rows", "inner", "cols", "heads", "width", "columns", "entries", "permuted", "shared",
     "degree_mean", "degree_deviation", "degree_median", "degree_90", "degree_99", "degree_max",
     "density", "near", "far", "row_gap", "col_gap",
-    "work", "source_bytes", "result", "cols_of_64", "aligned", "aligned_rows", "aligned_inner", "tiles",
+    "work", "source_bytes", "result", "cols_of_64", "aligned", "aligned_rows",
+    "aligned_inner", "tiles",
 )  # fmt: skip
 
 
@@ -50,5 +51,6 @@ def _vector(p: Primitive) -> list[float]:
     return [
         _log(p.rows), _log(inner), _log(p.cols), float(p.heads), _log(width), *sparse,
         _log(work), _log(source), _log(p.rows * p.cols), p.cols / (-(-p.cols // 64) * 64),
-        _aligned(width), _aligned(p.rows), _aligned(inner), _log(-(-p.rows // 128) * -(-p.cols // 128)),
+        _aligned(width), _aligned(p.rows), _aligned(inner),
+        _log(-(-p.rows // 128) * -(-p.cols // 128)),
     ]  # fmt: skip
