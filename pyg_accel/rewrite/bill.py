@@ -68,6 +68,7 @@ class Work:
         return Primitive(
             self.name, sizes[self.rows], sizes[self.inner] if self.inner else 0,
             sizes[self.cols] * self.heads, self.heads, graph,
+            permuted=self.transposed and self.name == "spmm_weighted",
         )  # fmt: skip
 
     def __str__(self) -> str:
