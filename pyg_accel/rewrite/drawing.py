@@ -2,7 +2,7 @@
 
 from html import escape
 
-from pyg_accel.rewrite.plan import LayerPlan, ModelPlan, TreePlan
+from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan
 from pyg_accel.rewrite.tree import Node, Tree
 
 __all__ = ["as_svg"]

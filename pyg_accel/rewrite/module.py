@@ -26,6 +26,11 @@ class Rewritten(fx.GraphModule):
     unread: dict[str, str]
     _name: str
 
+    @property
+    def is_whole(self) -> bool:
+        """Its graph is a single call of the model's own code."""
+        return WHOLE in self._modules
+
     @classmethod
     def of(
         cls,

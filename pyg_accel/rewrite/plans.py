@@ -84,7 +84,7 @@ class ModelPlan:
     unread: Mapping[str, str]
 
     def __str__(self) -> str:
-        from pyg_accel.rewrite.explain import as_text
+        from pyg_accel.rewrite.explanation import as_text
 
         return as_text(self)
 
@@ -102,7 +102,9 @@ def plan(
     """
     if isinstance(model, Rewritten) and not example_inputs and not options:
         return plan_of(model)
-    return plan_of(optimize(model, *example_inputs, train=train, price_all=True, **options))
+    fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
+    assert isinstance(fast, Rewritten)
+    return plan_of(fast)
 
 
 def plan_of(fast: Rewritten) -> ModelPlan:

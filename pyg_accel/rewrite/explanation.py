@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import torch
 
 from pyg_accel.rewrite.drawing import as_svg
-from pyg_accel.rewrite.plan import LayerPlan, ModelPlan, TreePlan, plan
+from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan, plan
 
 __all__ = ["FORMATS", "as_markdown", "as_text", "explain"]
 
