@@ -184,6 +184,28 @@ def gflops(inputs: Inputs, x: Tensor, call: Callable[[], Tensor], backend: str) 
     return {"ms": took.median, "gflop_s": work / took.median / 1e6, "error": error}
 
 
+Calls = dict[str, Callable[[], Tensor]]
+
+
+def ours(inputs: Inputs, x: Tensor) -> Calls:
+    graph, weight = inputs.graph, inputs.weight
+    return {
+        "cuda, tf32": lambda: tensor_cores(graph, x, weight),
+        "cuda, 3xTF32": lambda: tensor_cores(graph, x, weight, exact=True),
+        "triton": lambda: by("triton", graph, x, weight),
+    }
+
+
+def peers(inputs: Inputs, x: Tensor, *, blocked: bool = False) -> Calls:
+    size = (inputs.nodes, inputs.nodes)
+    csr = torch.sparse_csr_tensor(inputs.rowptr, inputs.col, inputs.weight, size)
+    calls: Calls = {"cuSPARSE CSR": lambda: csr @ x}
+    if blocked:
+        dense, bsr = csr.to_dense(), csr.to_sparse_bsr((16, 16))
+        calls |= {"torch BSR 16x16": lambda: bsr @ x, "dense": lambda: dense @ x}
+    return calls
+
+
 def tensor_cores(
     graph: Graph,
     x: Tensor,
