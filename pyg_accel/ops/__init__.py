@@ -1,8 +1,19 @@
 """Operators on graphs, registered with torch.library under ``pyg_accel``."""
 
 from pyg_accel.ops.gspmm import gspmm
+from pyg_accel.ops.quantized import Quantized, quantize
+from pyg_accel.ops.sampled import sampled_spmm, sampling_rates
 from pyg_accel.ops.sddmm import sddmm
 from pyg_accel.ops.softmax import edge_softmax
 from pyg_accel.ops.spmm import spmm
 
-__all__ = ["edge_softmax", "gspmm", "sddmm", "spmm"]
+__all__ = [
+    "Quantized",
+    "edge_softmax",
+    "gspmm",
+    "quantize",
+    "sampled_spmm",
+    "sampling_rates",
+    "sddmm",
+    "spmm",
+]

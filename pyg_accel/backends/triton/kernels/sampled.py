@@ -1,0 +1,198 @@
+"""Sums over a sample of each row's entries, which the kernel chooses as it goes.
+
+`pyg_accel.backends.sampling` defines which entries are chosen: those that lie `step` apart, so that
+the next one costs an addition and a comparison. A tile has ROWS rows, LANES entries of each side by
+side, and COLUMNS features; slices of columns come one after the other, narrow enough for the L2.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["sampled_kernel"]
+
+RUN = tl.constexpr(256)  # entries of a lane that are added up before they join the others
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _walk(
+    row: tl.tensor,
+    degree: tl.tensor,
+    width: tl.tensor,
+    seed_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
+    RANDOM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Where the samples of rows begin, and how far their entries lie apart."""
+    modulus = tl.maximum(degree, 1)
+    start = degree * 0
+    step = start + 577
+    if RANDOM:
+        which, where, _, _ = tl.randint4x(tl.load(seed_ptr), row.to(tl.int32))
+        step = tl.load(steps_ptr + (which.to(tl.int32, bitcast=True) & 255)).to(degree.dtype)
+        product = where.to(tl.uint32, bitcast=True).to(tl.uint64) * modulus.to(tl.uint64)
+        start = (product >> 32).to(degree.dtype)
+    step = tl.where(modulus % step == 0, 577, step)
+    step = tl.where(modulus % step == 0, 587, step)
+    step = tl.where(modulus % step == 0, 593, step)
+    whole = degree <= width
+    return tl.where(whole, 0, start), tl.where(whole, 1, step % modulus)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _decoded(x: tl.tensor, ACC: tl.constexpr, BYTES: tl.constexpr) -> tl.tensor:
+    """Stored features as numbers; BYTES: "" for floating point, "int8", or "fp8" (e4m3fn)."""
+    if BYTES == "fp8":
+        # Multiplying by 2**120 moves the exponent bias from 7 to 127, subnormals included.
+        word = x.to(tl.uint32)
+        body = word & 0x7F
+        size = (body << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+        size = tl.where(body == 0x7F, float("nan"), size)
+        return tl.where((word & 0x80) != 0, -size, size).to(ACC)
+    elif BYTES == "fp8 native":
+        return x.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(ACC)
+    else:
+        return x.to(ACC)
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "stride", "heads", "width", "first"])  # type: ignore[untyped-decorator]
+def sampled_kernel(
+    rowptr_ptr: tl.tensor,
+    col_ptr: tl.tensor,
+    eid_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    row_scale_ptr: tl.tensor,
+    column_scale_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    seed_ptr: tl.tensor,
+    steps_ptr: tl.tensor,
+    kept_col_ptr: tl.tensor,
+    kept_factor_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    stride: tl.tensor,
+    heads: tl.tensor,
+    width: tl.tensor,
+    first: tl.tensor,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    UNIT: tl.constexpr,
+    STRATEGY: tl.constexpr,
+    RESCALE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    NUMBERED: tl.constexpr,
+    ROW_SCALE: tl.constexpr,
+    COLUMN_SCALE: tl.constexpr,
+    BYTES: tl.constexpr,
+    KEEP: tl.constexpr,
+    ACC: tl.constexpr,
+    POS: tl.constexpr,
+) -> None:
+    """Program (block of rows, slice of columns of a head).
+
+    `columns` and `stride` count units of UNIT features. With KEEP "write" chosen columns and
+    factors go to `kept_*`, [rows, width]; with "read" they come from there.
+    """
+    FACTORS: tl.constexpr = WEIGHTED != "" or ROW_SCALE or RESCALE == "gcn"
+    features = columns * UNIT
+    slices = (features + COLUMNS - 1) // COLUMNS
+    part = tl.program_id(1) + first
+    head = part // slices
+    c = (part % slices) * COLUMNS + tl.arange(0, COLUMNS)
+    c_ok = c < features
+
+    edge = tl.arange(0, ROWS * LANES)
+    lane = (edge % LANES).to(POS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + edge // LANES
+    ok_row = row < rows
+    begin = tl.load(rowptr_ptr + row, mask=ok_row, other=0).to(POS)
+    degree = tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0).to(POS) - begin
+    count = tl.minimum(degree, width.to(POS))
+    position = lane
+    step = lane * 0 + LANES
+    if KEEP != "read":
+        if STRATEGY != "bucket":
+            start, step = _walk(row, degree, width.to(POS), seed_ptr, steps_ptr,
+                                STRATEGY == "random")  # fmt: skip
+            position = start
+            if LANES > 1:
+                modulus = tl.maximum(degree, 1).to(tl.int64)
+                ahead = (start.to(tl.int64) + lane.to(tl.int64) * step.to(tl.int64)) % modulus
+                position = ahead.to(POS)
+                step = ((step.to(tl.int64) * LANES) % modulus).to(POS)
+    kept = row * width
+
+    x_head = x_ptr + head.to(tl.int64) * features
+    total = tl.zeros([ROWS * LANES, COLUMNS], ACC)
+    most = tl.max(count, axis=0)
+    done = most * 0
+    while done < most:
+        stop = tl.minimum(done + RUN * LANES, most)
+        run = tl.zeros([ROWS * LANES, COLUMNS], ACC)
+        while done < stop:
+            for u in tl.static_range(UNROLL):
+                number = done + u * LANES + lane
+                ok = number < count
+                if KEEP == "read":
+                    source = tl.load(kept_col_ptr + kept + number, mask=ok, other=0)
+                else:
+                    source = tl.load(col_ptr + begin + position, mask=ok, other=0)
+                place = source.to(tl.int64)[:, None] * (stride * UNIT) + c[None, :]
+                x = tl.load(x_head + place, mask=ok[:, None] & c_ok[None, :], other=0)
+                message = _decoded(x, ACC, BYTES)
+                if FACTORS:
+                    if KEEP == "read":
+                        factor = tl.load(kept_factor_ptr + kept + number, mask=ok, other=0.0)
+                    else:
+                        factor = tl.where(ok, 1.0, 0.0).to(ACC)
+                        if WEIGHTED != "":
+                            edge_id = (begin + position).to(tl.int64)
+                            if NUMBERED:
+                                edge_id = tl.load(eid_ptr + edge_id, mask=ok, other=0)
+                                edge_id = edge_id.to(tl.int64)
+                            if WEIGHTED == "head":
+                                edge_id = edge_id * heads + head
+                            factor = tl.load(weight_ptr + edge_id, mask=ok, other=0).to(ACC)
+                        if ROW_SCALE:
+                            factor *= tl.load(row_scale_ptr + source, mask=ok, other=0.0).to(ACC)
+                        if RESCALE == "gcn":
+                            low = tl.load(rowptr_ptr + source, mask=ok, other=0).to(POS)
+                            high = tl.load(rowptr_ptr + source + 1, mask=ok, other=0).to(POS)
+                            ratio = (high - low).to(ACC) / width.to(ACC)
+                            factor *= tl.where(ratio > 1.0, tl.sqrt(ratio), 1.0)
+                        if KEEP == "write":
+                            tl.store(kept_factor_ptr + kept + number, factor, mask=ok)
+                    message *= factor[:, None]
+                if KEEP == "write":
+                    tl.store(kept_col_ptr + kept + number, source, mask=ok)
+                run += message
+                if KEEP != "read":
+                    position += step
+                    if STRATEGY != "bucket":
+                        position = tl.where(position >= degree, position - degree, position)
+            done += UNROLL * LANES
+        total += run
+
+    if LANES > 1:
+        total = tl.sum(tl.reshape(total, [ROWS, LANES, COLUMNS]), axis=1)
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        ok_row = row < rows
+        degree = tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0).to(POS)
+        degree -= tl.load(rowptr_ptr + row, mask=ok_row, other=0).to(POS)
+        count = tl.minimum(degree, width.to(POS))
+    if RESCALE != "none":
+        taken = tl.maximum(count, 1).to(ACC)
+        if RESCALE == "mean":
+            factor = 1.0 / taken
+        else:
+            factor = degree.to(ACC) / taken
+            if RESCALE == "gcn":
+                factor = tl.sqrt(factor)
+        total *= factor[:, None]
+    if COLUMN_SCALE:
+        own = column_scale_ptr + head * features + c
+        total *= tl.load(own, mask=c_ok, other=0.0)[None, :]
+    place = (row * heads + head)[:, None] * features + c[None, :]
+    tl.store(out_ptr + place, total, mask=ok_row[:, None] & c_ok[None, :])
