@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from pyg_accel.backends import register_backend, use_backend
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
-    from pyg_accel.patching import patch, patched, report, reset_report, unpatch
+    from pyg_accel.ops import sampling_rates
+    from pyg_accel.patching import (
+        calibrate_sampling,
+        patch,
+        patched,
+        report,
+        reset_report,
+        sampled,
+        unpatch,
+    )
 
 __version__ = "0.1.0"
 
@@ -27,11 +36,14 @@ _HOME = {
     "BackendNotSupported": "pyg_accel.errors",
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
+    "calibrate_sampling": "pyg_accel.patching",
     "patch": "pyg_accel.patching",
     "patched": "pyg_accel.patching",
     "register_backend": "pyg_accel.backends",
     "report": "pyg_accel.patching",
     "reset_report": "pyg_accel.patching",
+    "sampled": "pyg_accel.patching",
+    "sampling_rates": "pyg_accel.ops",
     "unpatch": "pyg_accel.patching",
     "use_backend": "pyg_accel.backends",
 }
@@ -40,12 +52,15 @@ __all__ = [
     "BackendNotSupported",
     "ExtensionNotBuilt",
     "Graph",
+    "calibrate_sampling",
     "ops",
     "patch",
     "patched",
     "register_backend",
     "report",
     "reset_report",
+    "sampled",
+    "sampling_rates",
     "unpatch",
     "use_backend",
 ]

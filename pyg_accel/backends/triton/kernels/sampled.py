@@ -112,16 +112,15 @@ def sampled_kernel(
     count = tl.minimum(degree, width.to(POS))
     position = lane
     step = lane * 0 + LANES
-    if KEEP != "read":
-        if STRATEGY != "bucket":
-            start, step = _walk(row, degree, width.to(POS), seed_ptr, steps_ptr,
-                                STRATEGY == "random")  # fmt: skip
-            position = start
-            if LANES > 1:
-                modulus = tl.maximum(degree, 1).to(tl.int64)
-                ahead = (start.to(tl.int64) + lane.to(tl.int64) * step.to(tl.int64)) % modulus
-                position = ahead.to(POS)
-                step = ((step.to(tl.int64) * LANES) % modulus).to(POS)
+    if KEEP != "read" and STRATEGY != "bucket":
+        start, step = _walk(row, degree, width.to(POS), seed_ptr, steps_ptr,
+                            STRATEGY == "random")  # fmt: skip
+        position = start
+        if LANES > 1:
+            modulus = tl.maximum(degree, 1).to(tl.int64)
+            ahead = (start.to(tl.int64) + lane.to(tl.int64) * step.to(tl.int64)) % modulus
+            position = ahead.to(POS)
+            step = ((step.to(tl.int64) * LANES) % modulus).to(POS)
     kept = row * width
 
     x_head = x_ptr + head.to(tl.int64) * features
