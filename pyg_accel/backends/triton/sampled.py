@@ -19,7 +19,8 @@ __all__ = ["SampledTile", "choose_sampled_tile", "run"]
 THREADS = 128
 LINE = 128  # bytes that a load of features should have in one piece
 L2_PERCENT = 75  # of the L2 that features may take
-_INT32_ENTRIES = 2**30  # two positions add up to less than 2**31
+# Below these, positions are computed in 32 bits: see `_position` in the kernel.
+INT32_ENTRIES, INT32_WIDTH = 2**29, 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ def run(
     by_row = scale is not None and scale.size(1) == 1 and scale.size(0) == csr.num_cols
     double = x.dtype == torch.float64
     width = min(sampling.width, csr.col.numel())
+    small = csr.col.numel() < INT32_ENTRIES and width < INT32_WIDTH
     constants: dict[str, Any] = {
         "ROWS": tile.rows,
         "LANES": tile.lanes,
@@ -117,7 +119,7 @@ def run(
         "COLUMN_SCALE": scale is not None and not by_row,
         "BYTES": kind,
         "ACC": tl.float64 if double else tl.float32,
-        "POS": tl.int32 if csr.col.numel() < _INT32_ENTRIES else tl.int64,
+        "POS": tl.int32 if small else tl.int64,
     }
     slices = -(-features // tile.columns) * heads
     blocks = -(-csr.num_rows // tile.rows)

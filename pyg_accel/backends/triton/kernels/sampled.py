@@ -39,6 +39,29 @@ def _walk(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _position(
+    number: tl.tensor,
+    start: tl.tensor,
+    step: tl.tensor,
+    modulus: tl.tensor,
+    turn: tl.tensor,
+    turned: tl.tensor,
+) -> tl.tensor:
+    """(start + number * step) mod modulus.
+
+    From scalars of the loop and of the row: a tensor that the loop carries along would be held in
+    another layout than the features, and travel through shared memory for each entry. The quotient
+    in float32 is off by less than 1 for numbers below 2**20, which the launcher sees to.
+    """
+    if number.dtype == tl.int64:
+        return (start + number * step) % modulus
+    turns = (number.to(tl.float32) * turn + turned).to(tl.int32)
+    position = start + number * step - turns * modulus  # products may wrap, the difference not
+    position = tl.where(position < 0, position + modulus, position)
+    return tl.where(position >= modulus, position - modulus, position)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _decoded(x: tl.tensor, ACC: tl.constexpr, BYTES: tl.constexpr) -> tl.tensor:
     """Stored features as numbers; BYTES: "" for floating point, "int8", or "fp8" (e4m3fn)."""
     if BYTES == "fp8":
@@ -110,17 +133,13 @@ def sampled_kernel(
     begin = tl.load(rowptr_ptr + row, mask=ok_row, other=0).to(POS)
     degree = tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0).to(POS) - begin
     count = tl.minimum(degree, width.to(POS))
-    position = lane
-    step = lane * 0 + LANES
+    start, step = degree * 0, degree * 0 + 1
     if KEEP != "read" and STRATEGY != "bucket":
         start, step = _walk(row, degree, width.to(POS), seed_ptr, steps_ptr,
                             STRATEGY == "random")  # fmt: skip
-        position = start
-        if LANES > 1:
-            modulus = tl.maximum(degree, 1).to(tl.int64)
-            ahead = (start.to(tl.int64) + lane.to(tl.int64) * step.to(tl.int64)) % modulus
-            position = ahead.to(POS)
-            step = ((step.to(tl.int64) * LANES) % modulus).to(POS)
+    modulus = tl.maximum(degree, 1)
+    turn = step.to(tl.float32) / modulus.to(tl.float32)
+    turned = start.to(tl.float32) / modulus.to(tl.float32)
     kept = row * width
 
     x_head = x_ptr + head.to(tl.int64) * features
@@ -137,6 +156,9 @@ def sampled_kernel(
                 if KEEP == "read":
                     source = tl.load(kept_col_ptr + kept + number, mask=ok, other=0)
                 else:
+                    position = number
+                    if STRATEGY != "bucket":
+                        position = _position(number, start, step, modulus, turn, turned)
                     source = tl.load(col_ptr + begin + position, mask=ok, other=0)
                 place = source.to(tl.int64)[:, None] * (stride * UNIT) + c[None, :]
                 x = tl.load(x_head + place, mask=ok[:, None] & c_ok[None, :], other=0)
@@ -167,10 +189,6 @@ def sampled_kernel(
                 if KEEP == "write":
                     tl.store(kept_col_ptr + kept + number, source, mask=ok)
                 run += message
-                if KEEP != "read":
-                    position += step
-                    if STRATEGY != "bucket":
-                        position = tl.where(position >= degree, position - degree, position)
             done += UNROLL * LANES
         total += run
 
