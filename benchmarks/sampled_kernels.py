@@ -187,14 +187,12 @@ def tune(inputs: Inputs) -> Iterator[dict[str, Any]]:
 
     graph, x = inputs.graph, inputs.x.unsqueeze(1)
     tiles = [
-        sampled.SampledTile(max(threads * 4 // columns // lanes, 1), lanes, columns, unroll,
-                            threads // 32, keep)
-        for columns, threads, unroll, lanes, keep in itertools.product(
-            (32, 64, 128), (32, 128, 256), (4, 8, 16), (1, 2), (False, True)
+        sampled.SampledTile(max(rows // lanes, 1), lanes, columns, unroll, 1)
+        for columns, rows, unroll, lanes in itertools.product(
+            (32, 64, 128), (1, 2, 4, 8), (4, 8, 16), (1, 2)
         )
-        if not (keep and (columns == FEATURES or lanes > 1 or threads == 32))
-        and not (unroll == 16 and lanes > 1)
-    ]  # fmt: skip
+        if rows * columns <= 256 and lanes <= rows
+    ]
     for width, strategy in itertools.product((16, 64), ("fastrand", "bucket")):
         sampling = Sampling(width, strategy, "none")
         before = sampled_graph(graph, strategy, width, x.device)
@@ -210,7 +208,7 @@ def tune(inputs: Inputs) -> Iterator[dict[str, Any]]:
             yield {
                 "graph": inputs.name, "strategy": strategy, "width": width, "storage": "fp32",
                 "backend": f"{tile.rows}x{tile.lanes}x{tile.columns} u{tile.unroll} "
-                f"w{tile.warps} {'keep' if tile.keep else ''}",
+                f"w{tile.warps}",
                 "ms": time, "device_ms": time,
             }  # fmt: skip
 

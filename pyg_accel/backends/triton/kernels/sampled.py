@@ -1,14 +1,17 @@
-"""Sums over a sample of each row's entries, which the kernel chooses as it goes.
+"""Sums over a sample of each row's entries, in the two stages of the ES-SpMM paper (section IV).
 
-`pyg_accel.backends.sampling` defines which entries are chosen: those that lie `step` apart, so that
-the next one costs an addition and a comparison. A tile has ROWS rows, LANES entries of each side by
-side, and COLUMNS features; slices of columns come one after the other, narrow enough for the L2.
+`choose_kernel` lays the chosen columns and their factors side by side, `sum_kernel` adds up rows of
+features from there. The paper does both in one kernel, through shared memory. Here features are
+gathered in slices of columns that stay in the L2, and each slice would choose again: reading
+entries that lie scattered over a row costs a 32-byte sector each, more than a second kernel.
+
+`pyg_accel.backends.sampling` defines which entries are chosen.
 """
 
 import triton
 import triton.language as tl
 
-__all__ = ["sampled_kernel"]
+__all__ = ["choose_kernel", "sum_kernel"]
 
 RUN = tl.constexpr(256)  # entries of a lane that are added up before they join the others
 
@@ -49,9 +52,8 @@ def _position(
 ) -> tl.tensor:
     """(start + number * step) mod modulus.
 
-    From scalars of the loop and of the row: a tensor that the loop carries along would be held in
-    another layout than the features, and travel through shared memory for each entry. The quotient
-    in float32 is off by less than 1 for numbers below 2**20, which the launcher sees to.
+    The quotient in float32 is off by less than 1 for numbers below 2**20, which the launcher sees
+    to; larger ones come in 64 bits.
     """
     if number.dtype == tl.int64:
         return (start + number * step) % modulus
@@ -77,72 +79,135 @@ def _decoded(x: tl.tensor, ACC: tl.constexpr, BYTES: tl.constexpr) -> tl.tensor:
         return x.to(ACC)
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "stride", "heads", "width", "first"])  # type: ignore[untyped-decorator]
-def sampled_kernel(
+@triton.jit(do_not_specialize=["rows", "heads", "width", "kept"])  # type: ignore[untyped-decorator]
+def choose_kernel(
     rowptr_ptr: tl.tensor,
     col_ptr: tl.tensor,
     eid_ptr: tl.tensor,
-    x_ptr: tl.tensor,
     row_scale_ptr: tl.tensor,
-    column_scale_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     seed_ptr: tl.tensor,
     steps_ptr: tl.tensor,
-    kept_col_ptr: tl.tensor,
-    kept_factor_ptr: tl.tensor,
+    source_ptr: tl.tensor,
+    factor_ptr: tl.tensor,
+    rows: tl.tensor,
+    heads: tl.tensor,
+    width: tl.tensor,
+    kept: tl.tensor,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    STRATEGY: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    NUMBERED: tl.constexpr,
+    ROW_SCALE: tl.constexpr,
+    GCN: tl.constexpr,
+    PADDED: tl.constexpr,
+    ACC: tl.constexpr,
+    POS: tl.constexpr,
+) -> None:
+    """Program (block of rows, head): columns and factors of the samples of ROWS rows.
+
+    Row r's begin at r * width if PADDED, else where the row itself begins. There are `kept` factors
+    a head; columns are the same for all.
+    """
+    head = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    ok_row = row < rows
+    begin = tl.load(rowptr_ptr + row, mask=ok_row, other=0)
+    degree = (tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0) - begin).to(POS)
+    begin = begin.to(tl.int64)
+    count = tl.minimum(degree, width.to(POS))
+    start, step = degree * 0, degree * 0 + 1
+    if STRATEGY != "bucket":
+        start, step = _walk(row, degree, width.to(POS), seed_ptr, steps_ptr, STRATEGY == "random")
+    modulus = tl.maximum(degree, 1)
+    turn = (step.to(tl.float32) / modulus.to(tl.float32))[:, None]
+    turned = (start.to(tl.float32) / modulus.to(tl.float32))[:, None]
+    place = row * width if PADDED else begin
+
+    most = tl.max(count, axis=0)
+    done = most * 0
+    while done < most:
+        number = (done + tl.arange(0, LANES).to(POS))[None, :]
+        ok = number < count[:, None]
+        position = number
+        if STRATEGY != "bucket":
+            position = _position(number, start[:, None], step[:, None], modulus[:, None], turn,
+                                 turned)  # fmt: skip
+        entry = begin[:, None] + position
+        source = tl.load(col_ptr + entry, mask=ok, other=0)
+        slot = place[:, None] + number
+        tl.store(source_ptr + slot, source, mask=ok & (head == 0))
+        if WEIGHTED != "" or ROW_SCALE or GCN:
+            factor = tl.where(ok, 1.0, 0.0).to(ACC)
+            if WEIGHTED != "":
+                if NUMBERED:
+                    entry = tl.load(eid_ptr + entry, mask=ok, other=0).to(tl.int64)
+                if WEIGHTED == "head":
+                    entry = entry * heads + head
+                factor = tl.load(weight_ptr + entry, mask=ok, other=0).to(ACC)
+            if ROW_SCALE:
+                factor *= tl.load(row_scale_ptr + source, mask=ok, other=0.0).to(ACC)
+            if GCN:
+                low = tl.load(rowptr_ptr + source, mask=ok, other=0)
+                high = tl.load(rowptr_ptr + source + 1, mask=ok, other=0)
+                ratio = (high - low).to(ACC) / width.to(ACC)
+                factor *= tl.where(ratio > 1.0, tl.sqrt(ratio), 1.0)
+            tl.store(factor_ptr + head.to(tl.int64) * kept + slot, factor, mask=ok)
+        done += LANES
+
+
+@triton.jit(do_not_specialize=["rows", "columns", "stride", "heads", "width", "kept"])  # type: ignore[untyped-decorator]
+def sum_kernel(
+    rowptr_ptr: tl.tensor,
+    source_ptr: tl.tensor,
+    factor_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    column_scale_ptr: tl.tensor,
     out_ptr: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     stride: tl.tensor,
     heads: tl.tensor,
     width: tl.tensor,
-    first: tl.tensor,
+    kept: tl.tensor,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr,
     UNIT: tl.constexpr,
-    STRATEGY: tl.constexpr,
     RESCALE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    NUMBERED: tl.constexpr,
-    ROW_SCALE: tl.constexpr,
+    FACTORS: tl.constexpr,
     COLUMN_SCALE: tl.constexpr,
     BYTES: tl.constexpr,
-    KEEP: tl.constexpr,
+    PADDED: tl.constexpr,
     ACC: tl.constexpr,
     POS: tl.constexpr,
 ) -> None:
-    """Program (block of rows, slice of columns of a head).
+    """Program (block of rows, slice of columns of a head): ROWS x COLUMNS sums.
 
-    `columns` and `stride` count units of UNIT features. With KEEP "write" chosen columns and
-    factors go to `kept_*`, [rows, width]; with "read" they come from there.
+    LANES entries of each row are side by side, UNROLL of those in flight. `columns` and `stride`
+    count units of UNIT features.
     """
-    FACTORS: tl.constexpr = WEIGHTED != "" or ROW_SCALE or RESCALE == "gcn"
     features = columns * UNIT
     slices = (features + COLUMNS - 1) // COLUMNS
-    part = tl.program_id(1) + first
-    head = part // slices
-    c = (part % slices) * COLUMNS + tl.arange(0, COLUMNS)
+    head = tl.program_id(1) // slices
+    c = (tl.program_id(1) % slices) * COLUMNS + tl.arange(0, COLUMNS)
     c_ok = c < features
 
     edge = tl.arange(0, ROWS * LANES)
     lane = (edge % LANES).to(POS)
     row = tl.program_id(0).to(tl.int64) * ROWS + edge // LANES
     ok_row = row < rows
-    begin = tl.load(rowptr_ptr + row, mask=ok_row, other=0).to(POS)
-    degree = tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0).to(POS) - begin
+    begin = tl.load(rowptr_ptr + row, mask=ok_row, other=0)
+    degree = (tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0) - begin).to(POS)
     count = tl.minimum(degree, width.to(POS))
-    start, step = degree * 0, degree * 0 + 1
-    if KEEP != "read" and STRATEGY != "bucket":
-        start, step = _walk(row, degree, width.to(POS), seed_ptr, steps_ptr,
-                            STRATEGY == "random")  # fmt: skip
-    modulus = tl.maximum(degree, 1)
-    turn = step.to(tl.float32) / modulus.to(tl.float32)
-    turned = start.to(tl.float32) / modulus.to(tl.float32)
-    kept = row * width
+    place = row * width if PADDED else begin.to(tl.int64)
 
     x_head = x_ptr + head.to(tl.int64) * features
+    own_factor_ptr = factor_ptr
+    if FACTORS:
+        own_factor_ptr = factor_ptr + head.to(tl.int64) * kept
     total = tl.zeros([ROWS * LANES, COLUMNS], ACC)
     most = tl.max(count, axis=0)
     done = most * 0
@@ -153,41 +218,13 @@ def sampled_kernel(
             for u in tl.static_range(UNROLL):
                 number = done + u * LANES + lane
                 ok = number < count
-                if KEEP == "read":
-                    source = tl.load(kept_col_ptr + kept + number, mask=ok, other=0)
-                else:
-                    position = number
-                    if STRATEGY != "bucket":
-                        position = _position(number, start, step, modulus, turn, turned)
-                    source = tl.load(col_ptr + begin + position, mask=ok, other=0)
-                place = source.to(tl.int64)[:, None] * (stride * UNIT) + c[None, :]
-                x = tl.load(x_head + place, mask=ok[:, None] & c_ok[None, :], other=0)
+                source = tl.load(source_ptr + place + number, mask=ok, other=0)
+                where = source.to(tl.int64)[:, None] * (stride * UNIT) + c[None, :]
+                x = tl.load(x_head + where, mask=ok[:, None] & c_ok[None, :], other=0)
                 message = _decoded(x, ACC, BYTES)
                 if FACTORS:
-                    if KEEP == "read":
-                        factor = tl.load(kept_factor_ptr + kept + number, mask=ok, other=0.0)
-                    else:
-                        factor = tl.where(ok, 1.0, 0.0).to(ACC)
-                        if WEIGHTED != "":
-                            edge_id = (begin + position).to(tl.int64)
-                            if NUMBERED:
-                                edge_id = tl.load(eid_ptr + edge_id, mask=ok, other=0)
-                                edge_id = edge_id.to(tl.int64)
-                            if WEIGHTED == "head":
-                                edge_id = edge_id * heads + head
-                            factor = tl.load(weight_ptr + edge_id, mask=ok, other=0).to(ACC)
-                        if ROW_SCALE:
-                            factor *= tl.load(row_scale_ptr + source, mask=ok, other=0.0).to(ACC)
-                        if RESCALE == "gcn":
-                            low = tl.load(rowptr_ptr + source, mask=ok, other=0).to(POS)
-                            high = tl.load(rowptr_ptr + source + 1, mask=ok, other=0).to(POS)
-                            ratio = (high - low).to(ACC) / width.to(ACC)
-                            factor *= tl.where(ratio > 1.0, tl.sqrt(ratio), 1.0)
-                        if KEEP == "write":
-                            tl.store(kept_factor_ptr + kept + number, factor, mask=ok)
+                    factor = tl.load(own_factor_ptr + place + number, mask=ok, other=0.0)
                     message *= factor[:, None]
-                if KEEP == "write":
-                    tl.store(kept_col_ptr + kept + number, source, mask=ok)
                 run += message
             done += UNROLL * LANES
         total += run
@@ -211,5 +248,5 @@ def sampled_kernel(
     if COLUMN_SCALE:
         own = column_scale_ptr + head * features + c
         total *= tl.load(own, mask=c_ok, other=0.0)[None, :]
-    place = (row * heads + head)[:, None] * features + c[None, :]
-    tl.store(out_ptr + place, total, mask=ok_row[:, None] & c_ok[None, :])
+    result = (row * heads + head)[:, None] * features + c[None, :]
+    tl.store(out_ptr + result, total, mask=ok_row[:, None] & c_ok[None, :])
