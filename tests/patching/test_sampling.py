@@ -74,7 +74,8 @@ def test_a_width_above_every_degree_changes_nothing(x, always):
 def test_attention_weighs_the_sampled_edges(x, report_of):
     out = sampled_output(GATConv(6, 3, heads=2), x, edge_index)
     assert out.isfinite().all()
-    assert "sum_j mul(e0,u1) over 5 edges by fastrand" in report_of()[0].formula
+    formulas = [row.formula for row in report_of()]
+    assert any("sum_j mul(e0,u1) over 5 edges by fastrand" in text for text in formulas)
 
 
 @pytest.mark.parametrize("aggr", ["max", ["mean", "max"], "std"], ids=str)
