@@ -127,3 +127,54 @@ class Backend(ABC):
             [num_rows, H, F] of the dtype of ``scale``, or of ``x``.
         """
         raise NotImplementedError
+
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Keep the k < F largest of each row of x [N, F], contiguous.
+
+        NaN is larger than everything, -0.0 equals 0.0, the lowest columns win among equals.
+
+        Returns:
+            values [N, k] and indices [N, k] (uint8 if F <= 256, else uint16), columns ascending.
+        """
+        raise NotImplementedError
+
+    # Of the next three, `values` and `indices` are the CBSR features of the source nodes (see
+    # :class:`pyg_accel.cbsr.CBSR`): [num_cols, k], contiguous. `weight` is [E] as ``csr.eid``
+    # numbers edges, or None for 1.
+
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """Aggregate CBSR features into dense rows [num_rows, width]; ``reduce`` sum or mean."""
+        raise NotImplementedError
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """Compute ``out[j, s] = sum_i weight_ij * x[i, indices[j, s]]``, [num_cols, k].
+
+        The sum is over the edges (i, j) of the graph: row i of ``csr`` has an entry in column j,
+        row j of ``transposed`` one in column i. x is [num_rows, F], contiguous.
+        """
+        raise NotImplementedError
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """Compute ``sum_s values[j, s] * x[i, indices[j, s]]`` of every edge, [E] by ``csr.eid``.
+
+        x is [num_rows, F], contiguous.
+        """
+        raise NotImplementedError
+
+    def segment_matmul(self, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
+        """Multiply rows ptr[r] to ptr[r + 1] of x [N, K] by weight[r], [K, M]; ptr on the CPU."""
+        raise NotImplementedError
+
+    def segment_outer(self, x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
+        """Return ``x[segment].T @ y[segment]`` of every segment, [R, K, M]; ptr is on the CPU."""
+        raise NotImplementedError

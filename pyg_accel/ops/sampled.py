@@ -70,6 +70,8 @@ def sampled_spmm(
     values, scale = (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
     if scale is None and isinstance(values, Tensor) and not values.is_floating_point():
         raise ValueError(f"expected 'x' to be floating-point, or quantized (got {values.dtype})")
+    if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
+        raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     rescale = _check(graph, values, weight, reduce, rescale)
     Sampling(int(width), strategy, rescale)  # raises for what it cannot be
     if weight is not None and scale is not None:

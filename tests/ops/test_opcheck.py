@@ -8,6 +8,7 @@ import torch
 from pyg_accel import Graph
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0, 3, 3, 3], [1, 0, 1, 1, 3, 3, 0, 0]])
+COLUMNS = torch.tensor([[0, 3], [1, 2], [0, 5], [4, 5]], dtype=torch.uint8)
 
 
 def arrays(edge_order: bool) -> tuple[Any, ...]:
@@ -53,6 +54,16 @@ CALLS = {
     "edge_softmax_backward": {
         "heads": lambda: (*arrays(True)[:3], 4, operand(8, 3), operand(8, 3)),
     },
+    "maxk": {"some": lambda: (operand(3, 9), 4), "wide": lambda: (operand(2, 300), 7)},
+    "cbsr_spmm": {
+        "weighted": lambda: (*arrays(True), operand(4, 2), COLUMNS, 6, operand(8), "mean"),
+        "plain": lambda: (*arrays(False), operand(4, 2), COLUMNS, 6, None, "sum"),
+    },
+    "sspmm": {
+        "weighted": lambda: (*arrays(True), operand(5, 6), COLUMNS, operand(8)),
+        "plain": lambda: (*arrays(False), operand(5, 6), COLUMNS, None),
+    },
+    "cbsr_dot": {"some": lambda: (*arrays(True), operand(4, 2), COLUMNS, operand(5, 6))},
     "csr": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
     "csr_transposed": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
 }
