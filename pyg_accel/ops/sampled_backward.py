@@ -123,7 +123,7 @@ def _setup_transposed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
 def _differentiate_transposed(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
     arrays, (grad, weight), how = kept(ctx)
     seed = contiguous_rows(seed)
-    found = [None, None]
+    found: list[Tensor | None] = [None, None]
     if ctx.needs[0]:
         found[0] = call("sampled_spmm", *arrays, seed, None, weight, *how)
     if ctx.needs[1]:
@@ -140,7 +140,7 @@ def _setup_dots(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate_dots(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
     arrays, (grad, x), how = kept(ctx)
-    found = [None, None]
+    found: list[Tensor | None] = [None, None]
     if ctx.needs[0]:
         found[0] = call("sampled_spmm", *arrays, x, None, seed, *how)
     if ctx.needs[1]:
