@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         unpatch,
     )
     from pyg_accel.reordering import reorder
-    from pyg_accel.rewrite import optimize
+    from pyg_accel.rewrite import explain, optimize, plan
 
 __version__ = "0.1.0"
 
@@ -42,7 +42,9 @@ _HOME = {
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
     "calibrate_sampling": "pyg_accel.patching",
+    "explain": "pyg_accel.rewrite",
     "optimize": "pyg_accel.rewrite",
+    "plan": "pyg_accel.rewrite",
     "patch": "pyg_accel.patching",
     "patched": "pyg_accel.patching",
     "register_backend": "pyg_accel.backends",
@@ -62,11 +64,13 @@ __all__ = [
     "ExtensionNotBuilt",
     "Graph",
     "calibrate_sampling",
+    "explain",
     "layers",
     "ops",
     "optimize",
     "patch",
     "patched",
+    "plan",
     "register_backend",
     "reorder",
     "report",
