@@ -66,7 +66,9 @@ def _panels(count: int, label: str) -> list[Axes]:
 
 
 def _bars(axis: Axes, table: pd.DataFrame, title: str) -> None:
-    table.plot.bar(ax=axis, title=title, xlabel="", legend=len(table.columns) > 1, width=0.8)
+    table.plot.bar(ax=axis, title=title, xlabel="", legend=False, width=0.8)
+    if len(table.columns) > 1:
+        axis.legend(loc="lower right", fontsize="small")
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
 
