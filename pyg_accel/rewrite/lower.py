@@ -211,12 +211,14 @@ def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
     weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
     if weight.dtype != data.dtype and not weight.requires_grad:
         weight = weight.to(data.dtype)
-    out: Tensor = ops.gspmm(matrix.graph, "mul(u0,e1)", [data, weight], reduce=reduce,
-                    edge_order=matrix.edge_order)  # fmt: skip
-    return out
+    operands = [data, weight]
+    weighted: Tensor = ops.gspmm(
+        matrix.graph, "mul(u0,e1)", operands, reduce=reduce, edge_order=matrix.edge_order
+    )
+    return weighted
 
 
-def scale_rows(diagonal: Tensor | float, data: Tensor, leaf: Any) -> Tensor:
+def scale_rows(diagonal: Tensor | float, data: Tensor, leaf: Leaf) -> Tensor:
     """Multiply every row with its element of a vector, or all with a number."""
     if isinstance(diagonal, float):
         return data * diagonal**leaf.power
