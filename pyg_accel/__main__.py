@@ -1,4 +1,4 @@
-"""``python -m pyg_accel doctor | run | bench``: look at the installation, run a script, measure."""
+"""``python -m pyg_accel doctor | run | bench | profile``: look, run a script, measure, learn."""
 
 import argparse
 import platform
@@ -36,11 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="measure against other libraries (in a checkout)")
     bench.add_argument("--suite", choices=("kernels", "epochs", "batches"), default="kernels")
     bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    profile = commands.add_parser("profile", help="learn what kernels cost on this machine")
+    profile.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    profile.add_argument("--out", type=Path, default=Path("cost_models"), help="folder to write")
+    profile.add_argument("--minutes", type=float, default=float("inf"), help="stop measuring then")
     given, rest = parser.parse_known_args(argv)
     if given.command == "bench":
         return run_bench(given.device, given.suite, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if given.command == "profile":
+        return profile_machine(given.device, given.out, given.minutes)
     return doctor() if given.command == "doctor" else run_script(given.script, given.args)
 
 
@@ -126,6 +132,41 @@ def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
         print(f"python -m pyg_accel bench: no suite '{suite}' for {device}", file=sys.stderr)
         return 2
     import_module(name).main(args)
+    return 0
+
+
+def profile_machine(kind: str, out: Path, minutes: float) -> int:
+    """Measure every primitive, from where an earlier run stopped, and train cost models."""
+    import torch
+
+    from pyg_accel.rewrite.cost import Device
+    from pyg_accel.rewrite.cost.collect import collect
+    from pyg_accel.rewrite.cost.train import train
+
+    problem = ""
+    if kind == "cuda" and not torch.cuda.is_available():
+        problem = "there is no CUDA device"
+    if missing := [name for name in ("tqdm", "xgboost") if find_spec(name) is None]:
+        problem = f"it needs {' and '.join(missing)}: pip install 'pyg-accel[cost]'"
+    if problem:
+        print(f"python -m pyg_accel profile: {problem}", file=sys.stderr)
+        return 2
+    device = torch.device(kind)
+    folder = out / Device.of(device).slug
+    folder.mkdir(parents=True, exist_ok=True)
+    measurements = folder / "measurements.csv"
+    try:
+        if not collect(device, measurements, minutes):
+            print("Out of time: the same command goes on from here.")
+        about = train(measurements, folder)
+    except ValueError as error:
+        print(f"python -m pyg_accel profile: {error}", file=sys.stderr)
+        return 2
+    print(f"{about['device']['name']}: error on graphs that were held out, median and 95%:")
+    for name, part in about["primitives"].items():
+        print(f"  {name:16} {part['error_median']:6.1%} {part['error_95']:6.1%}"
+              f"   ({part['rows']} measurements)")  # fmt: skip
+    print(f"To use these models: export PYG_ACCEL_COST_MODELS={out.resolve()}")
     return 0
 
 

@@ -193,11 +193,12 @@ def _gspmm(
     csr = CSR(rowptr, col, eid, num_cols, sorted)
     message = parse(formula)
     heads, width = 1, 1
-    for h, f in shapes_of(operands):
+    shapes = tuple(shapes_of(operands))
+    for h, f in shapes:
         heads, width = max(heads, h), max(width, f)
     dtype = next(t.dtype for t in operands if t.is_floating_point())
     spec = OpSpec("gspmm", rowptr.device.type, dtype, rowptr.dtype, csr.num_rows, num_cols,
-                  col.numel(), heads, width, formula, tuple(reduces))  # fmt: skip
+                  col.numel(), heads, width, formula, tuple(reduces), shapes=shapes)  # fmt: skip
     backend = choose(spec).backend
     return backend.gspmm(csr, message, operands, reduces, want_arg=want_arg)
 
