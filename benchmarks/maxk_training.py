@@ -179,7 +179,7 @@ def table(trainings: pd.DataFrame, timings: pd.DataFrame) -> pd.DataFrame:
                 "accuracy": f"{mean:.2f} +- {std:.2f}", "epoch ms": round(ours, 2),
                 "over patched": round(dense / ours, 2), "over stock": round(epoch["ReLU, stock"] / ours, 2),
                 "limit": round(limit, 2),
-                "loses": ", ".join(["accuracy"] * worse + ["time"] * slower),
+                "loses": ", ".join(["accuracy"] * int(worse) + ["time"] * int(slower)),
             })  # fmt: skip
     return pd.DataFrame(rows)
 
