@@ -97,9 +97,8 @@ def learn_square(steps: int = 1_500, sizes: tuple[int, ...] = SIZES) -> pd.DataF
             loss = (model(x) - x.square()).square().mean()
             loss.backward()
             optimizer.step()
-        y = model(x).detach()
-        rows += [{"act": name, "hidden": size, "x": a, "y": b}
-                 for a, b in zip(x.squeeze(1).tolist(), y.squeeze(1).tolist(), strict=True)]  # fmt: skip
+        points = zip(x.flatten().tolist(), model(x).flatten().tolist(), strict=True)
+        rows += [{"act": name, "hidden": size, "x": a, "y": b} for a, b in points]
     return pd.DataFrame(rows)
 
 
