@@ -1,4 +1,4 @@
-"""MaxK layers on a GPU: PyG's results, compiled, captured in CUDA graphs, without waiting for it."""
+"""MaxK layers on a GPU: PyG's results, compiled and captured, without waiting for the device."""
 
 import pytest
 import torch
