@@ -47,4 +47,4 @@ def associations(
     call = Call(conv, bind(conv, example_inputs, example_kwargs))
     algebra = lift(conv, call)
     given = given_of(algebra, call, Options(train, static, upstream))
-    return prune(enumerate_trees(algebra.expr), given)
+    return prune(enumerate_trees(algebra.expr, algebra.also), given)

@@ -68,6 +68,7 @@ class Work:
         return Primitive(
             self.name, sizes[self.rows], sizes[self.inner] if self.inner else 0,
             sizes[self.cols] * self.heads, self.heads, graph,
+            permuted=self.transposed and self.name == "spmm_weighted",
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -190,7 +191,7 @@ def _forward(node: Node) -> list[Work]:
             biases = len(a) - len(others) if not _addends(node) else 0
             return [Work("elementwise", rows, "", cols, heads)] * (additions + biases)
         case "map":
-            return [Work("elementwise", rows, "", cols, heads)]
+            return [] if node.free else [Work("elementwise", rows, "", cols, heads)]
     graph = _graph(a[0])
     return [Work("sddmm", rows, "", "1" if node.folds else a[1].cols, heads, graph),  # type: ignore[union-attr]
             Work("edge_softmax", rows, "", "1", heads, graph)]  # fmt: skip
@@ -231,7 +232,7 @@ def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[Work]:
         case "scale_edges":
             return [Work("scale_edges", rows, "", "1", heads, _graph(a[1]))]
         case "map":
-            return [Work("elementwise", rows, "", cols, heads)]
+            return _forward(node)
         case "attend":
             graph = _graph(a[0])
             features = "1" if node.folds else a[1].cols  # type: ignore[union-attr]

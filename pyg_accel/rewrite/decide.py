@@ -64,6 +64,9 @@ def decide(
     candidates = pruned.candidates(sizes.get("F", 0), sizes.get("H", 0))
     if len(candidates) == 1:
         return Choice(candidates[0], "sizes", "", {})
+    # Asked together, a model predicts all primitives of a kind at once, and remembers them.
+    works = dict.fromkeys(work for tree in candidates for work in pruned.bills[tree].all)
+    model.many([work.primitive(sizes, graphs) for work in works])
     seconds = {
         tree: seconds_of(pruned.bills[tree], sizes, graphs, model, fresh=fresh)
         for tree in candidates
@@ -95,8 +98,7 @@ def seconds_of(
     fresh: bool = False,
 ) -> float:
     """Return the predicted time of one call: the sum over its primitives (paper, section 3.5)."""
-    total = 0.0
-    for work in bill.all:
-        each = model.seconds(work.primitive(sizes, graphs))
-        total += each / CALLS if work.once and not fresh else each
-    return total
+    works = bill.all
+    times = model.many([work.primitive(sizes, graphs) for work in works])
+    spread = [CALLS if work.once and not fresh else 1 for work in works]
+    return sum(seconds / calls for seconds, calls in zip(times, spread, strict=True))

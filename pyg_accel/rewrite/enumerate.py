@@ -10,24 +10,42 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
+from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.forms import forms
-from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Product, Sum, leaves_of
+from pyg_accel.rewrite.ir import (
+    Attend,
+    Expr,
+    Leaf,
+    Map,
+    Product,
+    Sum,
+    leaves_of,
+    merge,
+    simplify,
+)
+from pyg_accel.rewrite.prune import prune
 from pyg_accel.rewrite.tree import Node, Tree, is_sparse
 
 __all__ = ["enumerate_trees"]
 
+FEW = 12  # trees behind a barrier, from which on they are pruned by themselves
 MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its first and last
 
 
-def enumerate_trees(expr: Expr) -> tuple[Tree, ...]:
+def enumerate_trees(expr: Expr, also: tuple[Expr, ...] = ()) -> tuple[Tree, ...]:
     """Return all association trees of an expression, over all of its forms.
 
     Where a matrix of edges is multiplied with more than once (powers of the adjacency), its
     diagonals go to the same side each time: all to the features, or all to the edges, whose scaled
     values are then computed once and shared.
+
+    Args:
+        expr: the expression.
+        also: the forms that it has beside its own; by default they are looked for.
     """
     found: dict[Tree, None] = {}
-    for form in forms(expr):
+    all_forms = tuple(merge(simplify(e)) for e in (expr, *also)) if also else forms(expr)
+    for form in all_forms:
         for scaling in _scalings(form):
             for tree in _trees(form, scaling):
                 found.setdefault(_means(tree))
@@ -56,10 +74,11 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
         case Sum(terms=terms):
             return tuple(Node("add", parts, _rows(parts), _cols(parts), heads=_heads(parts))
                          for parts in _combinations(terms, scaling))  # fmt: skip
-        case Map(name=name, arg=arg):
+        case Map(name=name, arg=arg, free=free):
+            heads = 1 if expr.cols_out else None
             return tuple(
-                Node("map", (t,), t.rows, expr.cols, heads=t.heads, name=name)
-                for t in _trees(arg, scaling)
+                Node("map", (t,), t.rows, expr.cols, heads=heads or t.heads, name=name, free=free)
+                for t in _behind_a_barrier(_trees(arg, scaling))
             )
         case Attend(name=name, matrix=matrix, args=args, heads=heads, folds=folds):
             choices = product(*(_trees(a, scaling) for a in args))
@@ -69,6 +88,25 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
                 for choice in choices
             )  # fmt: skip
     raise ValueError(f"{expr} was not simplified")
+
+
+def _behind_a_barrier(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+    """Leave out what never pays, before the trees of several layers are combined."""
+    if len(trees) <= FEW:
+        return trees
+    weights = {leaf.name for tree in trees for leaf in _leaves(tree) if leaf.kind == "weight"}
+    data = {leaf.name for tree in trees for leaf in _leaves(tree) if leaf.kind == "data"}
+    givens = (Given(), Given(True, frozenset(weights)), Given(True, frozenset(weights | data)))
+    promoted = [set(prune(trees, given).promoted) for given in givens]
+    return tuple(t for t in trees if any(t in p for p in promoted))
+
+
+def _leaves(tree: Tree | None) -> Iterator[Leaf]:
+    if isinstance(tree, Leaf):
+        yield tree
+    elif tree is not None:
+        for arg in tree.args:
+            yield from _leaves(arg)
 
 
 def _combinations(terms: tuple[Expr, ...], scaling: str) -> Iterator[tuple[Tree, ...]]:
@@ -118,12 +156,14 @@ def _candidates(chain: tuple[Tree, ...], scaling: str) -> Iterator[tuple[int, in
     """What can be multiplied now: position, number of factors, result."""
     for start in range(len(chain) - 1):
         three = chain[start : start + 3]
-        if scaling == "any" and [t.kind == "diagonal" for t in three] == [True, False, True] and (
-            _is_matrix(three[1])
-        ):  # fmt: skip
-            yield start, 3, _scale_edges(three[0], three[1], three[2])
+        kinds = [_is_vector(t) or 2 * _is_matrix(t) for t in three]
+        if scaling == "any" and kinds == [1, 2, 1]:
+            yield start, 3, _scale_edges(*three)
         node = _pair(chain[start], chain[start + 1], scaling)
-        if node is not None:
+        # A number commutes with everything: it comes last.
+        first = chain[start]
+        number = isinstance(first, Leaf) and first.number
+        if node is not None and not (number and len(chain) > 2):
             yield start, 2, node
 
 
@@ -137,12 +177,16 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
         return Node("spmm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)
-    if scaling == "any" and left.kind == "diagonal" and _is_matrix(right):
+    if scaling == "any" and _is_vector(left) and _is_matrix(right):
         return _scale_edges(left, right, None)
-    if scaling == "any" and _is_matrix(left) and right.kind == "diagonal":
+    if scaling == "any" and _is_matrix(left) and _is_vector(right):
         return _scale_edges(None, left, right)
     # (D A) D would be D A D in two steps: the one step stands for it.
     return None
+
+
+def _is_vector(tree: Tree) -> bool:
+    return isinstance(tree, Leaf) and tree.kind == "diagonal" and not tree.number
 
 
 def _is_matrix(tree: Tree) -> bool:
@@ -166,11 +210,11 @@ def _scale_all(chain: tuple[Tree, ...]) -> tuple[Tree, ...]:
             result.append(item)
             continue
         left: Tree | None = None
-        if result and isinstance(result[-1], Leaf) and result[-1].kind == "diagonal":
+        if result and _is_vector(result[-1]):
             left = result.pop()
         right: Tree | None = None
         following = items[at + 1] if at + 1 < len(items) else None
-        if isinstance(following, Leaf) and following.kind == "diagonal":
+        if isinstance(following, Leaf) and _is_vector(following):
             hop = at + 2 < len(items) and is_sparse(items[at + 2])
             if hop and following.power == 2:
                 right = items[at + 1] = replace(following, power=1)

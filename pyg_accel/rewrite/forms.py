@@ -8,7 +8,18 @@ which is Horner's rule. Each form has associations that the others do not have.
 from dataclasses import replace
 from itertools import product
 
-from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Product, Sum, merge, simplify, verify
+from pyg_accel.rewrite.ir import (
+    Attend,
+    Expr,
+    Leaf,
+    Map,
+    Product,
+    Sum,
+    leaves_of,
+    merge,
+    simplify,
+    verify,
+)
 
 __all__ = ["forms"]
 
@@ -16,6 +27,8 @@ __all__ = ["forms"]
 def forms(expr: Expr) -> tuple[Expr, ...]:
     """Return the expression and those equal to it, simplified and without repetitions."""
     plain = simplify(expr)
+    if not any(leaf.kind == "weight" for leaf in leaves_of(plain)):
+        return (merge(plain),)  # there is nothing to multiply first
     out = distribute(plain)
     return tuple(dict.fromkeys(merge(simplify(e)) for e in (plain, out, factor(out))))
 
@@ -24,7 +37,7 @@ def distribute(expr: Expr) -> Expr:
     """Multiply sums out."""
     match expr:
         case Product(factors=factors):
-            choices = [f.terms if isinstance(f, Sum) else (f,) for f in map(distribute, factors)]
+            choices = [_spread(f) for f in map(distribute, factors)]
             terms = [_flat(term) for term in product(*choices)]
             result: Expr = Sum(tuple(terms)) if len(terms) > 1 else terms[0]
         case Sum(terms=terms_):
@@ -39,6 +52,14 @@ def distribute(expr: Expr) -> Expr:
             result = expr
     verify(result)
     return result
+
+
+def _spread(expr: Expr) -> tuple[Expr, ...]:
+    """The terms of a sum that can be multiplied out; a bias is no matrix of the same size."""
+    if not isinstance(expr, Sum):
+        return (expr,)
+    biased = any(isinstance(t, Leaf) and t.kind == "bias" for t in expr.terms)
+    return (expr,) if biased else expr.terms
 
 
 def factor(expr: Expr) -> Expr:

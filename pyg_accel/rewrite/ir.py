@@ -55,6 +55,7 @@ class Leaf(_Operators):
             edges without values (``sparse``) or with them (``weighted``), or a ``diagonal``.
         heads: attention heads that its columns come in.
         power: of a diagonal: how often it was multiplied with itself.
+        number: of a diagonal: it has one value.
         mean_of: of a diagonal: it divides the rows of this matrix by their number of entries,
             which the kernel for means does on the way.
     """
@@ -65,6 +66,7 @@ class Leaf(_Operators):
     kind: Kind
     heads: int = 1
     power: int = 1
+    number: bool = False
     mean_of: str = ""
 
     def __post_init__(self) -> None:
@@ -120,11 +122,19 @@ class Sum(_Operators):
 
 @dataclass(frozen=True, slots=True)
 class Map(_Operators):
-    """A function of rows or elements: no product can move past it."""
+    """A function of rows or elements: no product can move past it.
+
+    Attributes:
+        name: of the function.
+        arg: its argument.
+        cols_out: symbol of its columns, if they are not those of the argument.
+        free: it is a view, and costs nothing.
+    """
 
     name: str
     arg: "Expr"
     cols_out: str = ""
+    free: bool = False
 
     @property
     def rows(self) -> str:

@@ -196,7 +196,7 @@ def make_decision(
 ) -> Decision:
     """Choose a tree for a call."""
     given = given_of(algebra, call, options)
-    pruned = prune(enumerate_trees(algebra.expr), given)
+    pruned = prune(enumerate_trees(algebra.expr, algebra.also), given)
     model = options.cost or cost_model(call.x.device)
 
     def graphs(name: str, transposed: bool) -> GraphFeatures:
@@ -218,9 +218,12 @@ def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
     static: set[str] = set()
     with torch.enable_grad():
         for leaf in dict.fromkeys(leaves_of(algebra.expr)):
+            if leaf.name in algebra.constants:
+                continue
             if is_sparse(leaf) or leaf.kind == "diagonal":
                 weight = call.given.get("edge_weight")
                 grows = isinstance(weight, Tensor) and weight.requires_grad
+                grows = (grows and is_sparse(leaf)) or leaf.name in algebra.learned
                 (learned if grows else static).add(leaf.name)
                 continue
             value = algebra.values[leaf.name](call)
@@ -238,6 +241,7 @@ def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
 def sizes_of(algebra: Algebra, call: Call) -> dict[str, int]:
     """Return the sizes that the symbols of an expression stand for."""
     sizes = {"1": 1, "N": call.num_rows, "M": call.num_cols, "F": call.x.size(1)}
+    sizes.update(algebra.sizes)
     if call.x_dst is not None:
         sizes["G"] = call.x_dst.size(1)
     for leaf in algebra_leaves(algebra):

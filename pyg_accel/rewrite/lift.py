@@ -38,6 +38,7 @@ class Call:
         num_rows: number of targets.
         num_cols: number of sources.
         target: row of edge_index with the targets.
+        memo: for rules, what several leaves are parts of.
     """
 
     def __init__(self, conv: Any, given: Mapping[str, Any]) -> None:
@@ -47,6 +48,7 @@ class Call:
             NotLifted: for arguments of a kind that no rule is for.
         """
         self.conv, self.given = conv, given
+        self.memo: dict[str, Any] = {}
         x, edge_index = given.get("x"), given.get("edge_index")
         if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
             raise NotLifted("a graph that is not a plain edge_index")
@@ -77,7 +79,7 @@ class Call:
         return isinstance(self.given.get("x"), (tuple, list))
 
 
-Value = Tensor | Matrix
+Value = Tensor | Matrix | float
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ class Algebra:
         scores: of every attention, by name, how it computes the weights of the edges from the
             matrix and the features.
         owners: names of the arguments that matrices of edges are computed from.
+        learned: names of diagonals that learn.
+        constants: names of features that do not.
+        sizes: of symbols that are the width of no weight.
+        also: other forms of the expression; by default they are looked for.
     """
 
     expr: Expr
@@ -98,6 +104,10 @@ class Algebra:
     maps: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     scores: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    also: tuple[Expr, ...] = ()
 
 
 Rule = Callable[[Any, Call], Algebra]

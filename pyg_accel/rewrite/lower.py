@@ -133,17 +133,26 @@ class _Run:
         for a in args:
             assert a is not None
             item = program._items[a]
-            fits = isinstance(item, Node) and item.op == "gemm" and item.heads == 1
-            if fits and program._lone[a]:
+            if item.kind == "bias":
+                total = self.value(a) if total is None else total + self.value(a)
+            elif isinstance(item, Node) and item.op == "gemm" and program._lone[a]:
                 left, right = program._args[a]
                 assert left is not None and right is not None
-                products.append((self.value(left), self.value(right)))
-            elif item.kind == "bias":
-                total = self.value(a) if total is None else total + self.value(a)
+                if program._items[left].name in program._algebra.constants:
+                    row = self.value(right).squeeze(0)  # ones times a row: a bias
+                    total = row if total is None else total + row
+                    continue
+                data = self.value(left)
+                if data.dim() == 2:
+                    products.append((data, self.value(right)))
+                else:
+                    others.append(self.value(a))
             else:
                 others.append(self.value(a))
         for data, weight in products:
             total = data @ weight if total is None else torch.addmm(total, data, weight)
+        if node.heads > 1 and total is not None:
+            total = total.view(*total.shape[:-1], node.heads, -1)
         for other in others:
             total = other if total is None else total + other
         assert total is not None
@@ -192,19 +201,25 @@ def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
     """Multiply a matrix of edges with features [N, F] or [N, heads, F]."""
     reduce = "mean" if mean else "sum"
     if matrix.weight is None:
-        out: Tensor = ops.spmm(matrix.graph, data, reduce=reduce)
-        return out
+        plain: Tensor = ops.spmm(matrix.graph, data, reduce=reduce)
+        return plain
     weight = matrix.weight
+    if weight.dim() == 2 and weight.size(1) == 1:
+        weight = weight.squeeze(1)
     if weight.dim() == 2 and data.dim() == 2:
         data = data.unsqueeze(1)  # every head weighs the same features
+    weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
     if weight.dtype != data.dtype and not weight.requires_grad:
         weight = weight.to(data.dtype)
-    out = ops.spmm(matrix.graph, data, weight, reduce=reduce, edge_order=matrix.edge_order)
+    out: Tensor = ops.gspmm(matrix.graph, "mul(u0,e1)", [data, weight], reduce=reduce,
+                    edge_order=matrix.edge_order)  # fmt: skip
     return out
 
 
-def scale_rows(diagonal: Tensor, data: Tensor, leaf: Any) -> Tensor:
+def scale_rows(diagonal: Tensor | float, data: Tensor, leaf: Any) -> Tensor:
     """Multiply every row with its element of a vector, or all with a number."""
+    if isinstance(diagonal, float):
+        return data * diagonal**leaf.power
     if leaf.power > 1:
         diagonal = diagonal.pow(leaf.power)
     if (diagonal.dim() == 1 and diagonal.numel() > 1) or data.size(0) == diagonal.numel():

@@ -24,6 +24,7 @@ class Node:
         name: of a map or an attention.
         mean: of an spmm: a mean over each row.
         folds: of attention (:class:`~pyg_accel.rewrite.ir.Attend`).
+        free: of a map: a view.
     """
 
     op: str
@@ -35,6 +36,7 @@ class Node:
     name: str = ""
     mean: bool = False
     folds: bool = False
+    free: bool = False
 
     def __str__(self) -> str:
         args = [str(a) for a in self.args if a is not None]

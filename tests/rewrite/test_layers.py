@@ -62,7 +62,9 @@ def check(conv, *args, trees=None, promoted=None):
                 if theirs is None:
                     assert mine is None
                     continue
-                scale = float(theirs.detach().abs().max()) + 1e-30
+                scale = max(
+                    float(theirs.detach().abs().max()), 1.0
+                )  # some are zero but for rounding
                 assert float((mine - theirs).detach().abs().max()) <= 1e-11 * scale, str(tree)
         assert not layer.reasons
         assert str(layer.decisions[-1].choice.tree) == str(tree)
@@ -146,3 +148,86 @@ def test_a_subclass_with_its_own_message_is_left_alone():
     x, edge_index = features(), graph()
     assert torch.equal(layer(x, edge_index), conv(x, edge_index))
     assert list(layer.reasons) == ["Doubled has its own message"]
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.SGConv(6, 4, K=2), lambda: nn.SGConv(6, 4, K=3, add_self_loops=False),
+     lambda: nn.SSGConv(6, 4, alpha=0.2, K=2), lambda: nn.TAGConv(6, 4, K=2),
+     lambda: nn.TAGConv(6, 4, K=2, normalize=False, bias=False),
+     lambda: nn.APPNP(3, 0.1), lambda: nn.APPNP(2, 0.2, normalize=False, add_self_loops=False),
+     lambda: nn.ChebConv(6, 4, K=1), lambda: nn.ChebConv(6, 4, K=2),
+     lambda: nn.ChebConv(6, 4, K=4, normalization="rw"),
+     lambda: nn.ARMAConv(6, 4), lambda: nn.ARMAConv(6, 4, num_layers=2, act=None),
+     lambda: nn.ARMAConv(6, 4, num_layers=2, shared_weights=True, bias=False)],
+)  # fmt: skip
+def test_several_hops(make, weighted):
+    extra = (weights(),) if weighted else ()
+    check(make(), features(), graph(), *extra)
+
+
+def mlp(*sizes):
+    return nn.MLP(list(sizes), norm=None)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [lambda: torch.nn.Linear(6, 4), lambda: mlp(6, 8, 4), lambda: nn.MLP([6, 8, 4]),
+     lambda: torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), nn.Linear(5, 4)),
+     lambda: torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(6, 4))],
+)  # fmt: skip
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_gin(network, train_eps):
+    conv = nn.GINConv(network(), eps=0.3, train_eps=train_eps)
+    check(conv, features(), graph())
+    check(conv, (features(), features(30)), graph(30))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_bases": 2}, {"aggr": "sum"}, {"root_weight": False, "bias": False}],
+    ids=str,
+)
+def test_rgcn(options):
+    edge_type = torch.randint(3, (EDGES,))
+    torch.set_default_dtype(torch.float64)  # of PyG's own zeros
+    try:
+        check(nn.RGCNConv(6, 4, 3, **options), features(), graph(), edge_type)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"heads": 3}, {"heads": 3, "concat": False}, {"bias": False, "heads": 2}],
+    ids=str,
+)
+def test_attention(layer, options):
+    check(layer(6, 4, **options), features(), graph())
+    residual = {} if layer is nn.TransformerConv else {"residual": True, "add_self_loops": False}
+    check(layer((6, 5), 4, **options, **residual), (features(), features(30, 5)), graph(30))
+
+
+def test_gat_has_the_two_associations_of_the_paper():
+    found = associations(nn.GATConv(6, 4, bias=False))
+    assert len(found.all) == len(found.promoted) == 2
+    assert len(found.candidates(32, 256)) == 2
+    assert len(found.candidates(256, 32)) == 1
+
+
+@pytest.mark.parametrize("layer", [nn.GATv2Conv, nn.TransformerConv])
+def test_other_attention_has_the_same_choice(layer):
+    found = associations(layer(6, 4))
+    assert len(found.promoted) == 2
+    assert len(found.candidates(32, 256)) == 2
+
+
+def test_dropout_of_attention_follows_the_mode():
+    conv = nn.GATConv(6, 4, dropout=0.5).double()
+    layer = Associated(conv, Options())
+    x, edge_index = features(), graph()
+    torch.testing.assert_close(layer.eval()(x, edge_index), conv(x, edge_index))
+    outs = [layer.train()(x, edge_index) for _ in range(2)]
+    assert not torch.equal(*outs)

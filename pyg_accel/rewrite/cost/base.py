@@ -27,6 +27,7 @@ class Primitive:
         heads: attention heads.
         graph: features of the graph whose rows are walked (the transpose for gradients), if any.
         permuted: edge operands are read through a permutation, as on the transpose.
+        shared: all heads weigh the same ``cols / heads`` features.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Primitive:
     heads: int = 1
     graph: GraphFeatures | None = None
     permuted: bool = False
+    shared: bool = False
 
 
 class CostModel(Protocol):

@@ -22,7 +22,7 @@ from pyg_accel.rewrite.cost.workload import workload
 __all__ = ["COLUMNS", "DENSE_GRAPH", "Row", "collect", "read_rows"]
 
 DENSE_GRAPH = "dense"  # where there is none
-KEY = ("graph", "primitive", "rows", "inner", "cols", "heads", "permuted")
+KEY = ("graph", "primitive", "rows", "inner", "cols", "heads", "permuted", "shared")
 FEATURES = tuple(field.name for field in fields(GraphFeatures))
 DEVICE = tuple(field.name for field in fields(Device))
 COLUMNS = (*KEY, "seconds", "fastest", "laps", *FEATURES, *DEVICE, "torch", "pyg_accel", "date")
@@ -126,4 +126,5 @@ def _key(row: Row) -> tuple[str, ...]:
 def _key_of(graph: str, p: Primitive) -> tuple[str, ...]:
     # The rows of a sparse primitive are the graph's, and known once it was made.
     rows = "" if p.graph else str(p.rows)
-    return (graph, p.name, rows, *map(str, (p.inner, p.cols, p.heads, int(p.permuted))))
+    numbers = (p.inner, p.cols, p.heads, int(p.permuted), int(p.shared))
+    return (graph, p.name, rows, *map(str, numbers))

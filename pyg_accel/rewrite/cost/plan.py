@@ -97,6 +97,18 @@ GRAPHS = {
         _community(150_000, 2_000_000, 400, 0.8, 0.6, ordered=True),
         _community(800_000, 20_000_000, 4_000, 0.9, 0.4, ordered=True),
         _community(180_000, 60_000_000, 50, 0.7, 0.5, ordered=True),
+        _rmat(70_000, 700_000, 10), _rmat(300_000, 2_000_000, 11), _rmat(25_000, 3_000_000, 12),
+        _rmat(700_000, 9_000_000, 13), _rmat(160_000, 20_000_000, 14),
+        _rmat(1_800_000, 30_000_000, 15), _rmat(400_000, 70_000_000, 16),
+        _community(250_000, 3_000_000, 300, 0.7, 0.7),
+        _community(700_000, 25_000_000, 80, 0.6, 0.6),
+        _community(130_000, 50_000_000, 500, 0.8, 0.4),
+        _community(2_800_000, 90_000_000, 9_000, 0.9, 0.3),
+        _community(90_000, 9_000_000, 150, 0.8, 0.5, ordered=True),
+        _community(2_000_000, 80_000_000, 6_000, 0.8, 0.5, ordered=True),
+        _community(900_000, 5_000_000, 2, 0.5, 0.0), _community(150_000, 25_000_000, 2, 0.5, 0.0),
+        _community(1_200_000, 50_000_000, 2, 0.5, 0.0),
+        _roads(1_100_000, 0.9), _batched(60_000, 14), _mycielskian(13),
         _community(400_000, 12_000_000, 2, 0.5, 0.0), _community(2_000_000, 8_000_000, 2, 0.5, 0.0),
         _community(60_000, 3_000_000, 2, 0.5, 0.0),
         _roads(400_000, 0.65), _roads(3_000_000, 0.7), _roads(9_000_000, 0.6),
@@ -124,27 +136,31 @@ def sparse_cases(
     """
     about = GraphFeatures(case.nodes, case.nodes, int(case.entries))
     graph = features or about
-    for name, cols, heads, permuted in _drawn(random.Random(case.name)):
+    for name, cols, heads, permuted, shared in _drawn(random.Random(case.name)):
         like = Primitive(name, case.nodes, 0, cols, heads, about)
         if operand_bytes(like) <= MOST_BYTES[kind]:
-            yield Primitive(name, graph.num_rows, 0, cols, heads, graph, permuted)
+            yield Primitive(name, graph.num_rows, 0, cols, heads, graph, permuted, shared)
 
 
-def _drawn(draw: random.Random) -> Iterator[tuple[str, int, int, bool]]:
+def _drawn(draw: random.Random) -> Iterator[tuple[str, int, int, bool, bool]]:
     for width in sorted(draw.sample(WIDTHS, 9)):
-        yield "spmm", width, 1, False
+        yield "spmm", width, 1, False, False
     for width in sorted(draw.sample(WIDTHS, 7)):
-        yield "spmm_weighted", width, 1, draw.random() < 0.4
+        yield "spmm_weighted", width, 1, draw.random() < 0.4, False
     for heads, width in draw.sample(HEADS, 4):
-        yield "spmm_weighted", heads * width, heads, draw.random() < 0.4
+        yield "spmm_weighted", heads * width, heads, draw.random() < 0.4, False
+    for heads, width in draw.sample(HEADS, 2):
+        yield "spmm_weighted", heads * width, heads, False, True
     for width in sorted(draw.sample(WIDTHS, 4)):
-        yield "sddmm", width, 1, False
+        yield "sddmm", width, 1, False, False
     for heads, width in draw.sample(HEADS, 3):
-        yield "sddmm", heads * width, heads, False
+        yield "sddmm", heads * width, heads, False, False
+    yield "sddmm", 1, 1, False, False  # scores of attention: a number an edge and head
+    yield "sddmm", 8, 8, False, False
     for name in ("scale_edges", "edge_softmax"):
         for heads in sorted({1, draw.choice((2, 4, 8))}):
             for permuted in (False, True):
-                yield name, heads, heads, permuted
+                yield name, heads, heads, permuted, False
 
 
 def dense_cases(kind: str) -> Iterator[Primitive]:

@@ -145,7 +145,8 @@ class Roofline:
             moved: float = entries * INDEX + out
             if p.name == "spmm_weighted":
                 moved += edges + apart * m.sector
-            return self._gather(graph, p.cols) + moved / m.memory
+            read = p.cols / p.heads if p.shared else p.cols
+            return self._gather(graph, read) + moved / m.memory
         if p.name == "sddmm":
             moved = entries * INDEX + edges + out + apart * m.scattered
             return self._gather(graph, p.cols) + moved / m.memory

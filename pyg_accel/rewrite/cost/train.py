@@ -82,8 +82,9 @@ def primitive_of(row: Row) -> Primitive:
         sizes, others = [int(row[n]) for n in names[:3]], [float(row[n]) for n in names[3:]]
         graph = GraphFeatures(*sizes, *others)
     rows = graph.num_rows if graph else int(row["rows"])
-    return Primitive(row["primitive"], rows, int(row["inner"]), int(row["cols"]),
-                     int(row["heads"]), graph, row["permuted"] == "1")  # fmt: skip
+    inner, cols, heads = (int(row[name]) for name in ("inner", "cols", "heads"))
+    permuted, shared = (row[name] == "1" for name in ("permuted", "shared"))
+    return Primitive(row["primitive"], rows, inner, cols, heads, graph, permuted, shared)
 
 
 def _fit(name: str, rows: Sequence[Row], roofline: Roofline, folder: Path) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def _sparse(p: Primitive, graph: Graph, normal: Callable[..., Tensor]) -> Call:
         x = normal(graph.num_cols, *width)
         return lambda: spmm(graph, x)
     if p.name == "spmm_weighted":
-        x, w = normal(graph.num_cols, *width), normal(*edge)
+        shape = (1, width[-1]) if p.shared else width
+        x, w = normal(graph.num_cols, *shape), normal(*edge)
         return lambda: spmm(graph, x, w, edge_order=order)
     if p.name == "sddmm":
         x, y = normal(graph.num_rows, *width), normal(graph.num_cols, *width)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf
-from pyg_accel.rewrite.lift import Call, NotLifted, Value
+from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.matrices import Matrix, degree_of, derived, inverse_root, looped, plain
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "check_weight",
     "edges",
     "inverse_count",
+    "need_sum",
     "need_sum_or_mean",
     "symmetric",
 ]
@@ -27,6 +28,22 @@ class Parts:
 
     def __init__(self) -> None:
         self.values: Values = {}
+        self.maps: dict[str, Callable[[Tensor], Tensor]] = {}
+        self.scores: dict[str, Callable[..., Tensor]] = {}
+        self.sizes: dict[str, int] = {}
+        self.constants: tuple[str, ...] = ()
+
+    def algebra(
+        self,
+        expr: Expr,
+        *,
+        owners: tuple[str, ...] = ("edge_weight",),
+        learned: tuple[str, ...] = (),
+        also: tuple[Expr, ...] = (),
+    ) -> Algebra:
+        """Return the finished algebra."""
+        return Algebra(expr, self.values, self.maps, self.scores, owners, learned, self.constants,
+                       self.sizes, also)  # fmt: skip
 
     def leaf(self, leaf: Leaf, value: Callable[[Call], Value]) -> Leaf:
         """Add a leaf."""
@@ -34,11 +51,33 @@ class Parts:
         assert known is value, f"two leaves named {leaf.name}"
         return leaf
 
-    def linear(self, name: str, layer: Any, rows: str = "F", cols: str = "H") -> Leaf:
+    def linear(
+        self, name: str, layer: Any, rows: str = "F", cols: str = "H", *, heads: int = 1
+    ) -> Leaf:
         """Add the weight of a linear layer, as it multiplies from the right: [in, out]."""
         if getattr(layer, "_forward_hooks", None) or getattr(layer, "_forward_pre_hooks", None):
             raise NotLifted("a hook on a linear layer")
-        return self.leaf(Leaf(name, rows, cols, "weight"), lambda call: layer.weight.t())
+        return self.leaf(Leaf(name, rows, cols, "weight", heads), lambda call: layer.weight.t())
+
+    def affine(self, name: str, layer: Any, x: Leaf, heads: int) -> Expr:
+        """Return what a linear layer with a bias does to features, in ``heads`` heads.
+
+        The bias is a product with a column of ones, so that what comes later can be moved past it.
+        """
+        out: Expr = x @ self.linear(name, layer, x.cols, heads=heads)
+        if layer.bias is None:
+            return out
+        rows = x.rows
+        ones = Leaf(f"e{rows}", rows, "1", "data")
+        if ones.name not in self.values:
+            self.constants += (ones.name,)
+            self.leaf(ones, _ones_of(rows))
+        bias = Leaf(f"{name.lower()}", "1", "H", "weight", heads)
+        return out + ones @ self.leaf(bias, lambda call: layer.bias.unsqueeze(0))
+
+    def number(self, name: str, value: float) -> Leaf:
+        """Add a number, as the diagonal that multiplies with it."""
+        return self.leaf(Leaf(name, "N", "N", "diagonal", number=True), lambda call: value)
 
     def bias(self, name: str, holder: Any, cols: str = "H") -> tuple[Leaf, ...]:
         """Add ``holder.bias``, if there is one."""
@@ -66,12 +105,25 @@ def _targets(call: Call) -> Tensor:
     return call.x_dst
 
 
+def _ones_of(rows: str) -> Callable[[Call], Value]:
+    def value(call: Call) -> Tensor:
+        return call.x.new_ones(call.num_rows if rows == "N" else call.num_cols, 1)
+
+    return value
+
+
 def add(first: Expr, *others: Expr) -> Expr:
     """Return the sum."""
     total = first
     for other in others:
         total = total + other
     return total
+
+
+def need_sum(conv: Any) -> None:
+    """Decline anything but a sum of messages."""
+    if need_sum_or_mean(conv):
+        raise NotLifted("a mean of messages")
 
 
 def need_sum_or_mean(conv: Any) -> bool:

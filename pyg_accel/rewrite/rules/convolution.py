@@ -1,9 +1,6 @@
 """One aggregation, one product with a weight: GCN, SAGE, GraphConv, LightGCN."""
 
-from collections.abc import Callable
-
 import torch.nn.functional as F
-from torch import Tensor
 from torch_geometric.nn import GCNConv, GraphConv, LGConv, SAGEConv
 
 from pyg_accel.rewrite.ir import Broadcast, Expr, Map
@@ -13,6 +10,7 @@ from pyg_accel.rewrite.rules.common import (
     add,
     edges,
     inverse_count,
+    need_sum,
     need_sum_or_mean,
     symmetric,
 )
@@ -21,8 +19,7 @@ from pyg_accel.rewrite.rules.common import (
 @lifts(GCNConv)
 def gcn(conv: GCNConv, call: Call) -> Algebra:
     """D A D X W + b, with self-loops in A."""
-    if need_sum_or_mean(conv):
-        raise NotLifted("a mean of normalised messages")
+    need_sum(conv)
     if conv.cached:
         raise NotLifted("cached=True: the layer keeps the first graph it sees")
     parts = Parts()
@@ -33,20 +30,19 @@ def gcn(conv: GCNConv, call: Call) -> Algebra:
         a = edges(parts, call)
         aggregate = a.__matmul__
     product = aggregate(parts.sources(call) @ parts.linear("W", conv.lin))
-    return Algebra(add(product, *parts.bias("b", conv)), parts.values, owners=("edge_weight",))
+    return parts.algebra(add(product, *parts.bias("b", conv)))
 
 
 @lifts(LGConv)
 def lightgcn(conv: LGConv, call: Call) -> Algebra:
     """D A D X."""
-    if need_sum_or_mean(conv):
-        raise NotLifted("a mean of normalised messages")
+    need_sum(conv)
     parts = Parts()
     if conv.normalize:
         aggregate = symmetric(parts, call, loops=False)
     else:
         aggregate = edges(parts, call).__matmul__
-    return Algebra(aggregate(parts.sources(call)), parts.values, owners=("edge_weight",))
+    return parts.algebra(aggregate(parts.sources(call)))
 
 
 @lifts(SAGEConv)
@@ -54,12 +50,11 @@ def sage(conv: SAGEConv, call: Call) -> Algebra:
     """D⁻¹ A X W + X V + b, or without D⁻¹ for sums."""
     mean = need_sum_or_mean(conv)
     parts = Parts()
-    maps: dict[str, Callable[[Tensor], Tensor]] = {}
     x: Expr = parts.sources(call)
     if conv.project:
         x = x @ parts.linear("P", conv.lin, "F", "F")
         x = Map("relu", add(x, *parts.bias("p", conv.lin, "F")))
-        maps["relu"] = F.relu
+        parts.maps["relu"] = F.relu
     out: Expr = edges(parts, call, "") @ x
     if mean:
         out = Broadcast(inverse_count(parts), out)
@@ -70,8 +65,8 @@ def sage(conv: SAGEConv, call: Call) -> Algebra:
     out = add(out, *parts.bias("b", conv.lin_l))
     if conv.normalize:
         out = Map("normalize", out)
-        maps["normalize"] = lambda t: F.normalize(t, p=2.0, dim=-1)
-    return Algebra(out, parts.values, maps)
+        parts.maps["normalize"] = lambda t: F.normalize(t, p=2.0, dim=-1)
+    return parts.algebra(out)
 
 
 @lifts(GraphConv)
@@ -86,5 +81,4 @@ def graph_conv(conv: GraphConv, call: Call) -> Algebra:
     if call.x_dst is not None:
         y = parts.targets(call)
         out = out + y @ parts.linear("V", conv.lin_root, y.cols)
-    out = add(out, *parts.bias("b", conv.lin_rel))
-    return Algebra(out, parts.values, owners=("edge_weight",))
+    return parts.algebra(add(out, *parts.bias("b", conv.lin_rel)))
