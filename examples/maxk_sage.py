@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -65,8 +66,8 @@ def parse_options() -> argparse.Namespace:
 
 def shown(frame: pd.DataFrame) -> Table:
     """The table, with what MaxK loses in red."""
-    title = "accuracy of the test nodes in %, mean and standard deviation; limit: Amdahl's"
-    table = Table(*frame.columns, title=title)
+    title = "accuracy of test nodes, mean ± standard deviation; limit: Amdahl's"
+    table = Table(*frame.columns, title=title, box=SIMPLE_HEAD, collapse_padding=True)
     for row in frame.itertuples(index=False):
         table.add_row(*map(str, row), style="red" if row.loses else None)
     return table
