@@ -1,7 +1,6 @@
 """The networks of the MaxK experiments: with ReLU, or the same parameters with MaxK."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -47,7 +46,3 @@ def build(k: int | None, *args: Any, seed: int = 0, **options: Any) -> Module:
     torch.manual_seed(seed)
     network = Network(*args, **options)
     return network if k is None else pyg_accel.to_maxk(network, k)
-
-
-def accelerated(on: bool) -> AbstractContextManager[Any]:
-    return pyg_accel.patched() if on else nullcontext()
