@@ -13,12 +13,12 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, cost_model
 from pyg_accel.rewrite.decide import Choice, Choose, decide
-from pyg_accel.rewrite.enumerate import enumerate_trees
+from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.ir import Leaf, leaves_of
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, bind, lift
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.matrices import Matrix
-from pyg_accel.rewrite.prune import Associations, prune
+from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["Associated", "Decision", "Options", "given_of"]
@@ -196,7 +196,7 @@ def make_decision(
 ) -> Decision:
     """Choose a tree for a call."""
     given = given_of(algebra, call, options)
-    pruned = prune(enumerate_trees(algebra.expr, algebra.also), given)
+    pruned = associations_of(algebra.expr, algebra.also, given)
     model = options.cost or cost_model(call.x.device)
 
     def graphs(name: str, transposed: bool) -> GraphFeatures:
