@@ -3,7 +3,7 @@
     python -m benchmarks.association_tables
 
 Times are of 100 iterations: the first call, 99 times the median call, and for our choice what
-choosing took. `naive` calls each tree once and then keeps the fastest; what it tried is on its bill.
+choosing took. `naive` calls each tree once, at its own cost, and then keeps the fastest.
 """
 
 import argparse
@@ -79,8 +79,8 @@ def mean(values: pd.Series) -> float:
 def table3(frame: pd.DataFrame) -> list[str]:
     """Speed-ups over PyG's order, and ours over DGL's, which orders products by size."""
     lines = [
-        "| layer | device | mode | cases | ours, max | min | min of more than 1 ms | ours | alternative | "
-        "naive | ours over DGL's order | iterations that choosing costs, median |",
+        "| layer | device | mode | cases | ours, max | min | min of more than 1 ms | ours | "
+        "alternative | naive | ours over DGL's order | iterations that choosing costs, median |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for (model, device, mode), group in frame.groupby(["model", "device", "mode"], sort=False):
@@ -118,8 +118,8 @@ def table4(frame: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
         "graph only": oracle(frame, ["model", "graph"]),
     }
     lines = [
-        "| layer | device | optimal | ours, without overhead | ours / optimal | device only | sizes only "
-        "| graph only |",
+        "| layer | device | optimal | ours, without overhead | ours / optimal | device only | "
+        "sizes only | graph only |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for (model, device), group in indexed.groupby(["model", "device"], sort=False):
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     summary = cases(frame)
     text = "\n".join([
         "Made by `python -m benchmarks.association_tables`.", "",
-        f"Speed-up of {ITERATIONS} iterations over PyG's order of products, on our kernels (table 3):",
+        f"Speed-up of {ITERATIONS} iterations over PyG's order, on our kernels (table 3):",
         "", *table3(summary), "",
         "Geometric means over PyG's order, without what choosing costs (table 4):", "",
         *table4(frame, summary),

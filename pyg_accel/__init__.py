@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyg_accel.layers import to_maxk
     from pyg_accel.patching import patch, patched, report, reset_report, unpatch
     from pyg_accel.reordering import reorder
-    from pyg_accel.rewrite import optimize
+    from pyg_accel.rewrite import explain, optimize, plan
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,9 @@ _HOME = {
     "CBSR": "pyg_accel.cbsr",
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
+    "explain": "pyg_accel.rewrite",
     "optimize": "pyg_accel.rewrite",
+    "plan": "pyg_accel.rewrite",
     "patch": "pyg_accel.patching",
     "patched": "pyg_accel.patching",
     "register_backend": "pyg_accel.backends",
@@ -49,11 +51,13 @@ __all__ = [
     "BackendNotSupported",
     "ExtensionNotBuilt",
     "Graph",
+    "explain",
     "layers",
     "ops",
     "optimize",
     "patch",
     "patched",
+    "plan",
     "register_backend",
     "reorder",
     "report",

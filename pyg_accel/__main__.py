@@ -1,4 +1,4 @@
-"""``python -m pyg_accel doctor | run | bench | profile``: look, run a script, measure, learn."""
+"""``python -m pyg_accel doctor | run | explain | bench | profile``."""
 
 import argparse
 import platform
@@ -36,6 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="measure against other libraries (in a checkout)")
     bench.add_argument("--suite", choices=("kernels", "epochs", "batches"), default="kernels")
     bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    explain = commands.add_parser("explain", help="what optimize() would do to a script's model")
+    explain.add_argument("model", metavar="SCRIPT:MODEL", help="a script and the name of its model")
+    names = "what the script calls the arguments, e.g. data.x,data.edge_index"
+    explain.add_argument("--inputs", default="x,edge_index", metavar="NAMES", help=names)
+    explain.add_argument("--train", action="store_true", help="forward and backward are to be fast")
+    explain.add_argument("--format", choices=("text", "md", "svg"), default="text")
     profile = commands.add_parser("profile", help="learn what kernels cost on this machine")
     profile.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     profile.add_argument("--out", type=Path, default=Path("cost_models"), help="folder to write")
@@ -45,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_bench(given.device, given.suite, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if given.command == "explain":
+        return explain_model(given.model, given.inputs, train=given.train, format=given.format)
     if given.command == "profile":
         return profile_machine(given.device, given.out, given.minutes)
     return doctor() if given.command == "doctor" else run_script(given.script, given.args)
@@ -119,6 +127,31 @@ def run_script(script: str, args: Sequence[str]) -> int:
             sys.stdout.flush()
             print()
             pyg_accel.report()
+    return 0
+
+
+def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
+    """Print what ``optimize()`` would do to a model that a script makes."""
+    script, colon, name = target.rpartition(":")
+    if not colon or not Path(script).is_file():
+        print(
+            f"python -m pyg_accel explain: expected SCRIPT:MODEL (got '{target}')", file=sys.stderr
+        )
+        return 2
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    known = runpy.run_path(script, run_name="pyg_accel_explain")
+    found = []
+    for wanted in (name, *inputs.split(",")):
+        first, *rest = wanted.strip().split(".")
+        if first not in known:
+            print(f"python -m pyg_accel explain: {script} has no '{first}' (see --inputs)",
+                  file=sys.stderr)  # fmt: skip
+            return 2
+        value = known[first]
+        for part in rest:
+            value = getattr(value, part)
+        found.append(value)
+    pyg_accel.explain(*found, train=train, format=format)
     return 0
 
 

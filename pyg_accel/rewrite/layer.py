@@ -3,7 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, cost_model
-from pyg_accel.rewrite.decide import Choice, Choose, decide
+from pyg_accel.rewrite.decide import Choice, Choose, decide, seconds_of
 from pyg_accel.rewrite.enumerate import associations_of
-from pyg_accel.rewrite.ir import Leaf, leaves_of
+from pyg_accel.rewrite.ir import Expr, Leaf, leaves_of, merge, simplify
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, bind, lift
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.matrices import Matrix
@@ -39,6 +39,7 @@ class Options:
             None if nobody knows, and the features themselves have to be asked.
         choose: decides in place of sizes and cost models.
         cost: the cost model; by default that of the device.
+        price_all: predict the time of every tree, also where sizes suffice: to explain.
     """
 
     train: bool = False
@@ -46,6 +47,7 @@ class Options:
     upstream: bool | None = None
     choose: Choose | None = None
     cost: CostModel | None = None
+    price_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Decision:
     fresh: bool
     choice: Choice
     program: Program
+
+    @property
+    def form(self) -> Expr:
+        """What the layer computes, simplified."""
+        return merge(simplify(self.algebra.expr))
 
     def holds(self, sizes: Mapping[str, int], entries: int) -> bool:
         """Whether sizes are near enough to those that were decided for."""
@@ -132,8 +139,9 @@ class Associated(torch.nn.Module):
         chosen = str(self.decisions[-1].choice.tree) if self.decisions else "not decided yet"
         return f"{type(self.conv).__name__}: {chosen}"
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer."""
+        """Run the layer; torch.compile leaves that to Python, and compiles what is around it."""
         try:
             if reasons := hooks_of(self.conv):
                 raise NotLifted("; ".join(reasons))
@@ -205,6 +213,12 @@ def make_decision(
         return GraphFeatures.of(matrix.graph, transposed=transposed)
 
     choice = decide(pruned, sizes, graphs, model, fresh=fresh, choose=options.choose)
+    if options.price_all:
+        prices = {
+            tree: seconds_of(bill, sizes, graphs, model, fresh=fresh)
+            for tree, bill in pruned.bills.items()
+        }
+        choice = replace(choice, seconds=prices, source=model.source)
     program = Program(choice.tree, algebra, given.static)
     return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, choice, program)
 

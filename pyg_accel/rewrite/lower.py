@@ -119,10 +119,15 @@ class _Run:
         if node.op == "spmm":
             return spmm(values[0], values[1], mean=node.mean)
         if node.op == "scale_rows":
-            return scale_rows(values[0], values[1], node.args[0])
+            leaf = node.args[0]
+            assert isinstance(leaf, Leaf)
+            return scale_rows(values[0], values[1], leaf)
         if node.op == "scale_edges":
             return scale_edges(*values)
-        return self.program._algebra.maps[node.name](values[0])
+        algebra = self.program._algebra
+        if node.name in algebra.calls:
+            return algebra.calls[node.name](self.call, values[0])
+        return algebra.maps[node.name](values[0])
 
     def add(self, node: Node, args: tuple[int | None, ...]) -> Tensor:
         """Add the terms: products are accumulated by the matrix product itself."""
@@ -211,12 +216,14 @@ def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
     weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
     if weight.dtype != data.dtype and not weight.requires_grad:
         weight = weight.to(data.dtype)
-    out: Tensor = ops.gspmm(matrix.graph, "mul(u0,e1)", [data, weight], reduce=reduce,
-                    edge_order=matrix.edge_order)  # fmt: skip
-    return out
+    operands = [data, weight]
+    weighted: Tensor = ops.gspmm(
+        matrix.graph, "mul(u0,e1)", operands, reduce=reduce, edge_order=matrix.edge_order
+    )
+    return weighted
 
 
-def scale_rows(diagonal: Tensor | float, data: Tensor, leaf: Any) -> Tensor:
+def scale_rows(diagonal: Tensor | float, data: Tensor, leaf: Leaf) -> Tensor:
     """Multiply every row with its element of a vector, or all with a number."""
     if isinstance(diagonal, float):
         return data * diagonal**leaf.power

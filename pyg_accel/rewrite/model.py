@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_lazy
 
+from pyg_accel.errors import VerificationError
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.decide import Choose
 from pyg_accel.rewrite.layer import Associated, Options
 from pyg_accel.rewrite.module import Rewritten
 from pyg_accel.rewrite.trace import Mode, Unreadable, clone, holds_layers, trace
 from pyg_accel.rewrite.verify import differences, evaluated
+from pyg_accel.settings import settings
 
 __all__ = ["optimize"]
 
@@ -26,6 +29,7 @@ def optimize(
     static: Sequence[str] = (),
     choose: Choose | None = None,
     cost: CostModel | None = None,
+    price_all: bool = False,
     **example_kwargs: Any,
 ) -> fx.GraphModule:
     """Rewrite a model so that each layer multiplies its matrices in the fastest order.
@@ -46,6 +50,8 @@ def optimize(
         choose: an association to use in place of the choice, by its text, or a function that picks
             one of those it is given; for experiments.
         cost: a cost model in place of that of the device.
+        price_all: predict the time of every association, also where sizes suffice to choose: what
+            :func:`explain` shows.
         example_kwargs: arguments of that call by name.
 
     Returns:
@@ -54,6 +60,7 @@ def optimize(
     Raises:
         ValueError: if ``model`` has no message passing layer, if ``static`` or ``choose`` names
             nothing, or if the examples do not fit.
+        VerificationError: with ``PYG_ACCEL_VERIFY=1``, if the result differs from the original's.
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
@@ -64,17 +71,24 @@ def optimize(
     given = _bind(model, example_inputs, example_kwargs)
     if unknown := [name for name in static if name not in given]:
         raise ValueError(f"expected 'static' to name arguments of the model (got {unknown})")
-    expected = evaluated(model, example_inputs, example_kwargs)
-    options = Options(train=train, choose=choose, cost=cost)
-    fast = _read(model, given, options, static)
+    if any(is_lazy(p) for p in model.parameters()):  # sizes are known after a first call
+        evaluated(model, example_inputs, example_kwargs)
+    options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
+    layers: dict[int, Associated] = {}
+    fast = _read(model, given, options, static, layers)
     found = evaluated(fast, example_inputs, example_kwargs)
-    if wrong := differences(expected, found):
-        # Code that was read, but means something else on symbols: then it is run as it is.
-        unread = {"": f"its graph computes something else: {wrong}"}
-        fast = Rewritten.whole(model, _by_parts(model, options, unread, ""), unread, given)
-        found = evaluated(fast, example_inputs, example_kwargs)
+    if not fast.is_whole:
+        # Code that was read may mean something else on symbols, so it is run as it is beside that.
+        # Both run the same layers: what PyG would compute may not even fit into memory.
+        whole = Rewritten.whole(model, _by_parts(model, options, layers), {}, given)
+        expected = evaluated(whole, example_inputs, example_kwargs)
         if wrong := differences(expected, found):
-            raise ValueError(f"a rewritten layer of {type(model).__name__} is wrong: {wrong}")
+            whole.unread[""] = f"its graph computes something else: {wrong}"
+            fast, found = whole, expected
+    if settings.verify:
+        stock = evaluated(model, example_inputs, example_kwargs)
+        if wrong := differences(stock, found):
+            raise VerificationError(f"{type(model).__name__}, rewritten: {wrong}")
     return fast
 
 
@@ -90,40 +104,43 @@ def _bind(
 
 
 def _read(
-    model: torch.nn.Module, given: Mapping[str, Any], options: Options, static: Sequence[str]
+    model: torch.nn.Module,
+    given: Mapping[str, Any],
+    options: Options,
+    static: Sequence[str],
+    layers: dict[int, Associated],
 ) -> Rewritten:
     """Read the model; modules that cannot be read keep their code, with rewritten children."""
     unread: dict[str, str] = {}
     opaque: dict[str, torch.nn.Module] = {}
-    while True:
-        if "" in unread or not holds_layers(model):
-            if isinstance(model, MessagePassing):
-                learn = _requires_grad(given.get("x"))
-                options = replace(options, static="x" in static, upstream=learn)
-            return Rewritten.whole(model, _by_parts(model, options, unread, ""), unread, given)
+    while "" not in unread and holds_layers(model):
         try:
             root, graph = trace(model, given, opaque)
         except Unreadable as error:
             unread[error.path] = str(error)
             if error.path:
                 module = model.get_submodule(error.path)
-                opaque[error.path] = _by_parts(module, options, unread, error.path)
+                opaque[error.path] = _by_parts(module, options, layers)
             continue
-        layers = _layers(root, graph, given, options, static)
-        return Rewritten.of(model, root, graph, layers, unread)
+        found = _layers(root, graph, given, options, static)
+        layers.update({id(layer.conv): layer for layer in found.values()})
+        return Rewritten.of(model, root, graph, found, unread)
+    if isinstance(model, MessagePassing):
+        learn = _requires_grad(given.get("x"))
+        options = replace(options, static="x" in static, upstream=learn)
+    return Rewritten.whole(model, _by_parts(model, options, layers), unread, given)
 
 
 def _by_parts(
-    module: torch.nn.Module, options: Options, unread: dict[str, str], path: str
+    module: torch.nn.Module, options: Options, layers: dict[int, Associated]
 ) -> torch.nn.Module:
     """Return a module that runs the code of this one on rewritten layers."""
     if isinstance(module, MessagePassing):
-        return Associated(module, options)
+        return layers.setdefault(id(module), Associated(module, options))
     copied = clone(module)
     for name, child in module._modules.items():
         if child is not None and (isinstance(child, MessagePassing) or holds_layers(child)):
-            inner = f"{path}.{name}" if path else name
-            copied._modules[name] = _by_parts(child, options, unread, inner)
+            copied._modules[name] = _by_parts(child, options, layers)
     return copied
 
 

@@ -24,6 +24,12 @@ class Rewritten(fx.GraphModule):
     """
 
     unread: dict[str, str]
+    _name: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Its graph is a single call of the model's own code."""
+        return WHOLE in self._modules
 
     @classmethod
     def of(
@@ -44,6 +50,7 @@ class Rewritten(fx.GraphModule):
             unread: see above.
         """
         made = cls(root, graph, type(model).__name__)
+        made._name = type(model).__name__
         for path, layer in layers.items():
             made.set_submodule(path, layer)
         made.unread = unread
@@ -73,6 +80,7 @@ class Rewritten(fx.GraphModule):
         root.add_module(WHOLE, module)
         root.training = module.training
         made = cls(root, graph, type(model).__name__)
+        made._name = type(model).__name__
         made.unread = unread
         made._register_state_dict_hook(_strip)  # type: ignore[no-untyped-call]
         made.register_load_state_dict_pre_hook(_prefix)  # type: ignore[no-untyped-call]
@@ -82,7 +90,7 @@ class Rewritten(fx.GraphModule):
         """Copy what no call refers to as well."""
         copied = super().__deepcopy__(memo)
         assert isinstance(copied, Rewritten)
-        copied.unread = dict(self.unread)
+        copied.unread, copied._name = dict(self.unread), self._name
         for path, module in self.named_modules():
             if not _has(copied, path):
                 copied.add_submodule(path, copy.deepcopy(module, memo))

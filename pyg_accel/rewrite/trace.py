@@ -172,7 +172,10 @@ def expect(value: Any, example: Any, name: str) -> None:
 
 
 def trace(
-    model: torch.nn.Module, given: Mapping[str, Any], opaque: Mapping[str, torch.nn.Module]
+    model: torch.nn.Module,
+    given: Mapping[str, Any],
+    opaque: Mapping[str, torch.nn.Module],
+    prepare: Callable[[torch.nn.Module, fx.Tracer], None] | None = None,
 ) -> tuple[torch.nn.Module, fx.Graph]:
     """Read a model.
 
@@ -180,6 +183,7 @@ def trace(
         model: any module.
         given: example arguments of its ``forward``, by name.
         opaque: what stands for the modules that are not to be read, by path.
+        prepare: changes the copy that will be read.
 
     Returns:
         A module that holds what the graph refers to, and the graph.
@@ -192,6 +196,8 @@ def trace(
         raise Unreadable("", "it takes any number of arguments")
     root = _skeleton(model, "", opaque)
     tracer = _Tracer(given)
+    if prepare is not None:
+        prepare(root, tracer)
     _Tracer.current = tracer
     try:
         return root, tracer.trace(root)

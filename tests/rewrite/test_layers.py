@@ -147,7 +147,7 @@ def test_a_subclass_with_its_own_message_is_left_alone():
     layer = Associated(conv, Options())
     x, edge_index = features(), graph()
     assert torch.equal(layer(x, edge_index), conv(x, edge_index))
-    assert list(layer.reasons) == ["Doubled has its own message"]
+    assert "Doubled" in next(iter(layer.reasons))
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])

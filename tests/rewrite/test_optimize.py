@@ -7,8 +7,12 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as nn
 
+import pyg_accel
 from pyg_accel import optimize
+from pyg_accel.errors import VerificationError
+from pyg_accel.rewrite import lower
 from pyg_accel.rewrite.layer import Associated
+from pyg_accel.settings import settings
 
 N, E = 200, 1500
 
@@ -67,7 +71,8 @@ def same(model, fast, *args, **kwargs):
             module.train(mode)
             torch.manual_seed(1)
             out = module(*args, **kwargs)
-            named = {n.removeprefix("original_code."): p for n, p in module.named_parameters()}
+            named = {n.split("original_code.")[-1].removeprefix("_orig_mod."): p
+                     for n, p in module.named_parameters()}  # fmt: skip
             parameters = [named[name] for name, _ in model.named_parameters()]
             seed = torch.linspace(0, 1, out.numel()).view_as(out)
             grads.append(torch.autograd.grad(out, parameters, seed, allow_unused=True))
@@ -238,3 +243,67 @@ def test_other_constants_than_those_of_the_example_are_refused():
 def test_mistakes_are_told(call, reason):
     with pytest.raises(ValueError, match=reason):
         call()
+
+
+def test_a_layer_whose_sizes_are_not_known_yet():
+    model, args = nn.GCNConv(-1, 4), inputs()
+    fast = optimize(model, *args)
+    same(model, fast, *args)
+    assert not layers(fast)[0].reasons
+
+
+def test_under_torch_compile():
+    model, args = Net(), inputs()
+    fast = optimize(model, *args, train=True)
+    same(model, torch.compile(fast, backend="aot_eager"), *args)
+
+
+def test_beside_patch_and_on_another_backend():
+    model, args = Nested(), inputs()
+    settings.always = True
+    fast = optimize(model, *args)
+    with pyg_accel.patched():
+        same(model, fast, *args)
+    with pyg_accel.use_backend("reference"):
+        same(model, fast, *args)
+
+
+def test_under_autocast():
+    model, (x, edge_index) = Net().float().eval(), inputs()
+    fast = optimize(model, x.float(), edge_index)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        mine, theirs = fast(x.float(), edge_index), model(x.float(), edge_index)
+    torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.05, atol=0.05)
+
+
+def test_verification_compares_with_the_original(monkeypatch):
+    settings.verify = True
+    model, args = Net(), inputs()
+    optimize(model, *args)
+    monkeypatch.setattr(lower, "spmm", lambda matrix, data, mean=False: 2 * data)
+    with pytest.raises(VerificationError, match="Net, rewritten"):
+        optimize(model, *args)
+
+
+def test_graphs_of_other_kinds_are_left_to_the_layer():
+    model, (x, edge_index) = nn.GCNConv(12, 4), inputs()
+    fast = optimize(model, x, edge_index)
+    adj = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(E), (N, N)).to_sparse_csr()
+    torch.testing.assert_close(fast(x, adj), model(x, adj))
+    assert list(layers(fast)[0].reasons) == ["a graph that is not a plain edge_index"]
+
+
+def test_several_graphs_and_edge_weights():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.GCNConv(12, 6), nn.GraphConv((6, 6), 3)
+
+        def forward(self, x, near, weight, far):
+            h = self.a(x, near, edge_weight=weight).relu()
+            return self.b((h, h[:50]), far)
+
+    model, (x, near) = Two(), inputs()
+    far = torch.stack([torch.randint(N, (300,)), torch.randint(50, (300,))])
+    args = (x, near, torch.rand(E), far)
+    same(model, optimize(model, *args, train=True), *args)
