@@ -90,7 +90,8 @@ def test_the_models_predict_what_was_measured(models, small):
 
 def test_a_primitive_that_was_not_measured_is_left_to_the_roofline(models):
     cbsr = Primitive("cbsr_spmm", 10, 4, 8, graph=GraphFeatures(10, 10, 50))
-    assert cost_model("cpu").seconds(cbsr) == Roofline.of("cpu").seconds(cbsr)
+    expected = Roofline.of("cpu").seconds(cbsr) + learned.AROUND
+    assert cost_model("cpu").seconds(cbsr) == pytest.approx(expected)
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(small, tmp_path):
