@@ -33,9 +33,9 @@ FEW = 12  # trees behind a barrier, from which on they are pruned by themselves
 MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its first and last
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def associations_of(expr: Expr, also: tuple[Expr, ...], given: Given) -> Associations:
-    """Enumerate and prune, once for all layers of a form: the offline stage of the paper."""
+    """Enumerate and prune; layers that compute the same share the result."""
     return prune(enumerate_trees(expr, also), given)
 
 

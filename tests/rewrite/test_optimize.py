@@ -100,6 +100,8 @@ MODELS = {
     ]),
     "gcn": lambda: nn.GCN(12, 8, 3, 5, dropout=0.5, norm="batch", jk="cat"),
     "sage": lambda: nn.GraphSAGE(12, 8, 3, 5, dropout=0.5, norm="layer", jk="lstm"),
+    "gin": lambda: nn.GIN(12, 8, 2, 5, dropout=0.5, norm="batch"),
+    "gat": lambda: nn.GAT(12, 8, 2, 5, heads=2, jk="max"),
     "sage-last": lambda: nn.GraphSAGE(12, 8, 2, 5, act="elu", act_first=True),
 }  # fmt: skip
 
