@@ -17,6 +17,22 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes
                : "memory");
 }
 
+__device__ __forceinline__ void copy_async(uint32_t to, uint64_t from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Row `row` of features whose rows are `stride` bytes apart: one instruction.
+__device__ __forceinline__ uint64_t row_address(uint64_t base, uint32_t row, uint32_t stride) {
+  uint64_t address;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(stride), "l"(base));
+  return address;
+}
+
+// Keeps the compiler from computing a value again wherever it is used.
+__device__ __forceinline__ void keep(uint32_t& value) {
+  asm("" : "+r"(value));
+}
+
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -23,11 +23,6 @@ constexpr int kPitch = kTileColumns + 8;  // of the results, floats: rows start 
 constexpr int kFetched = 4;  // entries of a tile that a lane fetches ahead
 constexpr unsigned kEvery = 0xffffffffu;
 
-// Bytes between target rows in shared memory: the same 16 bytes of 8 rows lie in different banks.
-inline __host__ __device__ int target_pitch(int bytes) {
-  return (bytes + kChunk - 1) / kChunk * kChunk + kChunk / 2;
-}
-
 template <typename T>
 __device__ __noinline__ float repeat_dot(const SddmmArgs& args, int row, int source) {
   const T* a = static_cast<const T*>(args.target) + row * args.target_stride;
@@ -46,7 +41,7 @@ __device__ __forceinline__ void prepare(const uint4& raw, uint32_t (&high)[4], u
     if constexpr (kExact)
       split_tf32(words[i], high[i], low[i]);
     else if constexpr (sizeof(T) == 4)
-      high[i] = to_tf32(__uint_as_float(words[i]));
+      high[i] = almost_tf32(words[i]);
     else
       high[i] = words[i];
   }
@@ -62,23 +57,37 @@ __global__ void __launch_bounds__(32 * kSddmmWarps)
   const int g = lane >> 2, t = lane & 3;
   const int bytes = (args.end - args.begin) * static_cast<int>(sizeof(T));
   const int chunks = (bytes + kChunk - 1) / kChunk;
-  const int pitch = target_pitch(bytes);
-  char* const targets = reinterpret_cast<char*>(memory);
-  char* const ring = targets + kWindow * pitch + warp * kRing * kTileColumns * kChunk;
-  float* const results = reinterpret_cast<float*>(targets + kWindow * pitch +
+  uint32_t* const targets = reinterpret_cast<uint32_t*>(memory);
+  char* const rings = reinterpret_cast<char*>(memory) + kWindow * chunks * kChunk;
+  char* const ring = rings + warp * kRing * kTileColumns * kChunk;
+  float* const results = reinterpret_cast<float*>(rings +
                                                   kSddmmWarps * kRing * kTileColumns * kChunk) +
                          warp * 16 * kPitch;
 
+  // Target rows, as the lanes read A: rows g and g + 8, neighbouring words of both, 16 bytes a lane.
   const int vectors = chunks * (kChunk / 16);
   for (int i = threadIdx.x; i < kWindow * vectors; i += blockDim.x) {
-    const int row = i / vectors, at = i % vectors * 16;
+    const int row = i % kWindow, vector = i / kWindow;
     const int global = item.window * kWindow + row;
     uint4 value = make_uint4(0, 0, 0, 0);
-    if (global < args.num_rows && at < bytes) {
+    if (global < args.num_rows && vector * 16 < bytes) {
       const T* from = static_cast<const T*>(args.target) + global * args.target_stride + args.begin;
-      value = __ldg(reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(from) + at));
+      value = __ldg(reinterpret_cast<const uint4*>(from) + vector);
     }
-    *reinterpret_cast<uint4*>(targets + row * pitch + at) = value;
+    const uint32_t words[4] = {value.x, value.y, value.z, value.w};
+    const int at = (row / 16 * (vectors / 4) + vector / 4) * 64 + row % 8 * 4 + vector % 4;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      uint32_t word = words[w];
+      if constexpr (sizeof(T) == 4 && !kExact)
+        word = to_tf32(__uint_as_float(word));
+      targets[(at + w / 2 * 32) * 4 + w % 2 * 2 + (row >> 3 & 1)] = word;
+    }
+  }
+  if (bytes % kChunk) {  // the end of the last chunk is not copied: it must be zero
+    uint4* const words = reinterpret_cast<uint4*>(rings);
+    for (int i = threadIdx.x; i < kSddmmWarps * kRing * kTileColumns * kChunk / 16; i += blockDim.x)
+      words[i] = make_uint4(0, 0, 0, 0);
   }
   __syncthreads();
 
@@ -86,9 +95,12 @@ __global__ void __launch_bounds__(32 * kSddmmWarps)
   if (first >= item.end)
     return;
   const int quarter = lane >> 3, part = lane & 7;  // a quarter of the warp copies a row
-  const char* const sources =
-      reinterpret_cast<const char*>(static_cast<const T*>(args.source) + args.begin) + 16 * part;
-  const int64_t stride = args.source_stride * static_cast<int64_t>(sizeof(T));
+  const uint64_t sources =
+      reinterpret_cast<uint64_t>(static_cast<const T*>(args.source) + args.begin) + 16 * part;
+  uint32_t stride = static_cast<uint32_t>(args.source_stride * sizeof(T));
+  uint32_t to = shared_address(ring) + quarter * kChunk + 16 * (part ^ (4 * (quarter & 1)));
+  keep(stride);
+  keep(to);
   const auto columns_of = [&](int tile) {
     return args.col[static_cast<int64_t>(min(tile, item.end - 1)) * kTileColumns + lane];
   };
@@ -96,15 +108,16 @@ __global__ void __launch_bounds__(32 * kSddmmWarps)
   int coming = first, ahead = 0, fill = 0;
   int columns = columns_of(first), columns_after = columns_of(first + kSddmmWarps);
   const auto copy = [&]() {
-    char* const to = ring + fill * kTileColumns * kChunk;
-    const bool valid = ahead * kChunk + 16 * part < bytes;
+    if (coming < item.end) {
+      const uint32_t offset = fill * kTileColumns * kChunk;
+      const uint64_t from = sources + ahead * kChunk;
+      const bool valid = ahead * kChunk + 16 * part < bytes;
 #pragma unroll
-    for (int i = 0; i < kTileColumns / 4; ++i) {
-      const int row = 4 * i + quarter;
-      const char* from = sources + __shfl_sync(kEvery, columns, row) * stride;
-      if (coming < item.end)
-        copy_async(to + row * kChunk + 16 * (part ^ (4 * (row & 1))),
-                   valid ? from + ahead * kChunk : sources, valid ? 16 : 0);
+      for (int i = 0; i < kTileColumns / 4; ++i) {
+        const int source = __shfl_sync(kEvery, columns, 4 * i + quarter);
+        if (valid)
+          copy_async(to + offset + i * 4 * kChunk, row_address(from, source, stride));
+      }
     }
     commit_copies();
     if (++fill == kRing)
@@ -151,20 +164,21 @@ __global__ void __launch_bounds__(32 * kSddmmWarps)
               *reinterpret_cast<const uint4*>(rows + (j * 8 + g) * kChunk + 16 * at), high[j],
               low[j]);
         }
-        const char* at = targets + g * pitch + chunk * kChunk + half * kChunk / 2 + 16 * t;
+        const uint4* at = reinterpret_cast<const uint4*>(targets) + (chunk * 2 + half) * 64 + lane;
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m) {
-          uint32_t up[4], up_low[4], down[4], down_low[4];
-          prepare<T, kExact>(*reinterpret_cast<const uint4*>(at + m * 16 * pitch), up, up_low);
-          prepare<T, kExact>(*reinterpret_cast<const uint4*>(at + (m * 16 + 8) * pitch), down,
-                             down_low);
 #pragma unroll
           for (int i = 0; i < 4; i += 2) {
-            const uint32_t a[4] = {up[i], down[i], up[i + 1], down[i + 1]};
+            const uint4 raw = at[(m * chunks * 4 + i / 2) * 32];
+            uint32_t a[4] = {raw.x, raw.y, raw.z, raw.w}, rest[4];
+            if constexpr (kExact) {
+#pragma unroll
+              for (int w = 0; w < 4; ++w)
+                split_tf32(a[w], a[w], rest[w]);
+            }
 #pragma unroll
             for (int j = 0; j < kColumnBlocks; ++j) {
               if constexpr (kExact) {
-                const uint32_t rest[4] = {up_low[i], down_low[i], up_low[i + 1], down_low[i + 1]};
                 Mma<T>::multiply(sum[m][j], rest, high[j][i], high[j][i + 1]);
                 Mma<T>::multiply(sum[m][j], a, low[j][i], low[j][i + 1]);
               }
@@ -212,7 +226,7 @@ void launch_sddmm(const SddmmArgs& args, cudaStream_t stream) {
   if (args.num_items == 0)
     return;
   const int bytes = (args.end - args.begin) * static_cast<int>(sizeof(T));
-  const int memory = 16 * kBlocks * target_pitch(bytes) +
+  const int memory = 16 * kBlocks * ((bytes + kChunk - 1) / kChunk) * kChunk +
                      kSddmmWarps * (kRing * kTileColumns * kChunk + 16 * kPitch * 4);
   const auto kernel = sddmm_kernel<T, kBlocks, kExact>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory),

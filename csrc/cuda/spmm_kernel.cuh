@@ -230,8 +230,8 @@ __device__ __forceinline__ void multiply_step(const SpmmArgs& args,
         split_tf32(words[0][j], b0[j], low0[j]);
         split_tf32(words[1][j], b1[j], low1[j]);
       } else {
-        b0[j] = to_tf32(__uint_as_float(words[0][j]));
-        b1[j] = to_tf32(__uint_as_float(words[1][j]));
+        b0[j] = almost_tf32(words[0][j]);
+        b1[j] = almost_tf32(words[1][j]);
       }
     }
   } else {  // pairs of rows 2 t, 2 t + 1, and of those 8 further on
@@ -318,19 +318,28 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
   };
   // A quarter of the warp copies a row, its lanes 16 bytes each.
   const int quarter = lane >> 3, chunk = lane & 7;
-  const char* const x = reinterpret_cast<const char*>(static_cast<const T*>(args.x) + slice) +
-                        16 * chunk;
-  const bool valid = slice + chunk * kVector < args.padded;
-  const int64_t stride = args.x_stride * static_cast<int64_t>(sizeof(T));
-  const auto copy = [&](int tile, int stage, int columns) {
-    char* const to = ring + stage * kTileColumns * kRowBytes;
+  const uint64_t x =
+      reinterpret_cast<uint64_t>(static_cast<const T*>(args.x) + slice) + 16 * chunk;
+  const bool valid = slice + chunk * kVector < args.padded;  // what is not is never stored
+  uint32_t stride = static_cast<uint32_t>(args.x_stride * sizeof(T));
+  uint32_t to[2];  // of even and odd quadruples of rows
 #pragma unroll
-    for (int i = 0; i < kTileColumns / 4; ++i) {
-      const int row = 4 * i + quarter;
-      const int source = __shfl_sync(kAll, columns, row);
-      const int turned = chunk ^ (2 * ((sizeof(T) == 4 ? row : row >> 1) & 3));
-      if (tile < last)
-        copy_async(to + row * kRowBytes + 16 * turned, valid ? x + source * stride : x, valid ? 16 : 0);
+  for (int i = 0; i < 2; ++i) {
+    const int row = 4 * i + quarter;
+    const int turned = chunk ^ (2 * ((sizeof(T) == 4 ? row : row >> 1) & 3));
+    to[i] = shared_address(ring) + row * kRowBytes + 16 * turned;
+    keep(to[i]);
+  }
+  keep(stride);
+  const auto copy = [&](int tile, int stage, int columns) {
+    if (tile < last) {
+      const uint32_t offset = stage * kTileColumns * kRowBytes;
+#pragma unroll
+      for (int i = 0; i < kTileColumns / 4; ++i) {
+        const int source = __shfl_sync(kAll, columns, 4 * i + quarter);
+        if (valid)
+          copy_async(to[i & 1] + offset + (i / 2) * 8 * kRowBytes, row_address(x, source, stride));
+      }
     }
     commit_copies();
   };
