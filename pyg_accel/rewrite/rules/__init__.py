@@ -1,0 +1,9 @@
+"""Lifting rules, one file a family of layers."""
+
+from pyg_accel.rewrite.rules import (  # noqa: F401 - they register themselves
+    attention,
+    convolution,
+    neural,
+    powers,
+    relations,
+)
