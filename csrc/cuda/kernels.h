@@ -47,19 +47,19 @@ struct SpmmArgs {
   const void* value;        // [E], weights in the order of `slot`, or null for 1
   const int32_t* rowptr;    // the CSR matrix, for rows that are computed again
   const int32_t* csr_col;
-  const int32_t* eid;    // or null
-  const void* weight;    // as `eid` numbers it, or null
-  const void* x;         // rows of whole 16-byte vectors
-  void* out;             // [num_rows, width]
-  float* partial;        // [P, window, padded width]
-  int64_t x_stride;      // elements
+  const int32_t* eid;  // or null
+  const void* weight;  // as `eid` numbers it, or null
+  const void* x;       // rows of whole 16-byte vectors
+  void* out;           // [num_rows, width]
+  float* partial;      // [P, window, padded width]
+  int64_t x_stride;    // elements
   int32_t num_items;
   int32_t num_splits;
   int32_t num_rows;
-  int32_t width;         // of out
-  int32_t padded;        // the next multiple of a 16-byte vector
-  int32_t warps;         // of a block, side by side along the features
-  bool mean;             // divide by the row's entries
+  int32_t width;   // of out
+  int32_t padded;  // the next multiple of a 16-byte vector
+  int32_t warps;   // of a block, side by side along the features
+  bool mean;       // divide by the row's entries
 };
 
 // out[e] = dot of target[i] and source[j], features [begin, end), for every entry e = (i, j).
@@ -71,8 +71,8 @@ struct SddmmArgs {
   const int32_t* order;     // [E], where the result of every slot goes
   const void* target;       // rows of whole 16-byte vectors
   const void* source;
-  void* out;             // [E] like the features, or
-  float* sum;            // [E] of several passes over some of the features each
+  void* out;              // [E] like the features, or
+  float* sum;             // [E] of several passes over some of the features each
   int64_t target_stride;  // elements
   int64_t source_stride;
   int32_t num_items;

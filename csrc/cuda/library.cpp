@@ -135,7 +135,8 @@ Tensor sddmm(const Tensor& items,
   check_features(target, "target", source);
   check_features(source, "source", source);
   const int64_t entries = slot.numel(), vector = 16 / element_bytes(source);
-  STD_TORCH_CHECK(target.size(1) == source.size(1) && target.scalar_type() == source.scalar_type() &&
+  STD_TORCH_CHECK(target.size(1) == source.size(1) &&
+                      target.scalar_type() == source.scalar_type() &&
                       width > source.size(1) - vector && width <= source.size(1),
                   "expected features of one width and dtype");
   STD_TORCH_CHECK(slice > 0 && slice % (64 / element_bytes(source)) == 0 &&
@@ -158,8 +159,8 @@ Tensor sddmm(const Tensor& items,
   const torch::stable::accelerator::DeviceGuard guard(source.get_device_index());
   const int64_t padded = source.size(1);
   const bool passes = padded > slice;
-  Tensor out = torch::stable::new_empty(
-      source, {entries}, passes ? ScalarType::Float : source.scalar_type());
+  Tensor out = torch::stable::new_empty(source, {entries},
+                                        passes ? ScalarType::Float : source.scalar_type());
   args.out = out.mutable_data_ptr();
   args.sum = passes ? static_cast<float*>(out.mutable_data_ptr()) : nullptr;
   const int height = static_cast<int>(window);

@@ -1,7 +1,8 @@
 // Tensor Core instructions, and how the numbers of a warp's fragments are laid out.
 //
-// A warp multiplies a 16 x kDepth block of A by a kDepth x 8 block of B. Lane 4 g + t holds of A the
-// rows g and g + 8, of B the column g, of the result the rows g, g + 8 and columns 2 t, 2 t + 1.
+// A warp multiplies a 16 x kDepth block of A by a kDepth x 8 block of B. Lane 4 g + t holds of A
+// the rows g and g + 8, of B the column g, of the result the rows g, g + 8 and columns 2 t, 2 t
+// + 1.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,5 @@
-// Asynchronous copies into shared memory (PTX cp.async), and barriers there through which warps hand
-// tiles to one another (PTX mbarrier).
+// Asynchronous copies into shared memory (PTX cp.async), and barriers there through which warps
+// hand tiles to one another (PTX mbarrier).
 #pragma once
 
 #include <cstdint>
@@ -50,9 +50,9 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
 
 // Of one lane, after __syncwarp: what the warp wrote before is seen by those who wait.
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(
-                   shared_address(barrier))
-               : "memory");
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier))
+      : "memory");
 }
 
 // Waits until the phase of this parity is over; the first phase has parity 0.

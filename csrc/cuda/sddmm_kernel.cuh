@@ -16,11 +16,11 @@
 namespace pyg_accel {
 
 constexpr int kSddmmWarps = 4;
-constexpr int kChunk = 128;            // bytes of a row that are copied together
-constexpr int kRing = 3;               // of those, in shared memory
+constexpr int kChunk = 128;  // bytes of a row that are copied together
+constexpr int kRing = 3;     // of those, in shared memory
 constexpr int kColumnBlocks = kTileColumns / 8;
 constexpr int kPitch = kTileColumns + 8;  // of the results, floats: rows start 8 banks apart
-constexpr int kFetched = 4;  // entries of a tile that a lane fetches ahead
+constexpr int kFetched = 4;               // entries of a tile that a lane fetches ahead
 constexpr unsigned kEvery = 0xffffffffu;
 
 template <typename T>
@@ -60,11 +60,12 @@ __global__ void __launch_bounds__(32 * kSddmmWarps)
   uint32_t* const targets = reinterpret_cast<uint32_t*>(memory);
   char* const rings = reinterpret_cast<char*>(memory) + kWindow * chunks * kChunk;
   char* const ring = rings + warp * kRing * kTileColumns * kChunk;
-  float* const results = reinterpret_cast<float*>(rings +
-                                                  kSddmmWarps * kRing * kTileColumns * kChunk) +
-                         warp * 16 * kPitch;
+  float* const results =
+      reinterpret_cast<float*>(rings + kSddmmWarps * kRing * kTileColumns * kChunk) +
+      warp * 16 * kPitch;
 
-  // Target rows, as the lanes read A: rows g and g + 8, neighbouring words of both, 16 bytes a lane.
+  // Target rows, as the lanes read A: rows g and g + 8, neighbouring words of both, 16 bytes a
+  // lane.
   const int vectors = chunks * (kChunk / 16);
   for (int i = threadIdx.x; i < kWindow * vectors; i += blockDim.x) {
     const int row = i % kWindow, vector = i / kWindow;
@@ -160,9 +161,8 @@ __global__ void __launch_bounds__(32 * kSddmmWarps)
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; ++j) {
           const int at = (4 * half + t) ^ (4 * (g & 1));
-          prepare<T, kExact>(
-              *reinterpret_cast<const uint4*>(rows + (j * 8 + g) * kChunk + 16 * at), high[j],
-              low[j]);
+          prepare<T, kExact>(*reinterpret_cast<const uint4*>(rows + (j * 8 + g) * kChunk + 16 * at),
+                             high[j], low[j]);
         }
         const uint4* at = reinterpret_cast<const uint4*>(targets) + (chunk * 2 + half) * 64 + lane;
 #pragma unroll

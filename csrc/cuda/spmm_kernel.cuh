@@ -2,14 +2,15 @@
 //
 // A block sums the tiles of one window, or of a part of it: D = A X with A the tile and X the rows
 // that its columns name. Its warps have two roles. One writes the entries of tile after tile into a
-// ring of buffers in shared memory, and takes them out again when the tile was multiplied: a tile is
-// mostly zeros, and to clear all of it would cost more. The others multiply; each has features of
-// its own, 128 bytes of a row, and copies the rows of X for the next tiles into a ring of its own.
+// ring of buffers in shared memory, and takes them out again when the tile was multiplied: a tile
+// is mostly zeros, and to clear all of it would cost more. The others multiply; each has features
+// of its own, 128 bytes of a row, and copies the rows of X for the next tiles into a ring of its
+// own.
 //
 // Which feature is which column of B is ours to choose: one 16-byte load gives a lane its elements
-// for kVector instructions. The chunks of a row are stored at places that depend on the row, so that
-// neither copies nor loads meet in a bank. (Straight into registers, without shared memory, a load
-// would touch four rows for every 8 lanes, which takes the L1 four times as long.)
+// for kVector instructions. The chunks of a row are stored at places that depend on the row, so
+// that neither copies nor loads meet in a bank. (Straight into registers, without shared memory, a
+// load would touch four rows for every 8 lanes, which takes the L1 four times as long.)
 //
 // Zeros of A times an infinite x are NaN in rows that do not have that neighbour. A result that is
 // not finite is therefore computed again from its row's own entries.
@@ -22,11 +23,11 @@
 
 namespace pyg_accel {
 
-constexpr int kCopies = 3;   // tiles' rows of X in shared memory, for each warp
-constexpr int kRowBytes = 128;  // of X that a warp has
-constexpr int kBlock = 256;  // entries that are copied together
+constexpr int kCopies = 3;       // tiles' rows of X in shared memory, for each warp
+constexpr int kRowBytes = 128;   // of X that a warp has
+constexpr int kBlock = 256;      // entries that are copied together
 constexpr int kEntryBlocks = 4;  // of those, in shared memory
-constexpr int kMostWarps = 4;  // that multiply
+constexpr int kMostWarps = 4;    // that multiply
 constexpr unsigned kAll = 0xffffffffu;
 
 template <typename T, int kBlocks>
@@ -37,7 +38,8 @@ struct SpmmShape {
   static constexpr int kSteps = kTileColumns / Mma<T>::kDepth;
   static constexpr int kLoads = Mma<T>::kDepth / 4;  // rows of X that a lane loads a step
   static constexpr int kTile = kWindow * kTileColumns;
-  // Tiles in shared memory. Large ones leave room for three blocks a multiprocessor if they are two.
+  // Tiles in shared memory. Large ones leave room for three blocks a multiprocessor if they are
+  // two.
   static constexpr int kStages = kTile * sizeof(T) > 4096 ? 2 : 3;
 
   // Where an entry lies in shared memory: as the lanes read A, one 16-byte load each.
@@ -318,8 +320,7 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
   };
   // A quarter of the warp copies a row, its lanes 16 bytes each.
   const int quarter = lane >> 3, chunk = lane & 7;
-  const uint64_t x =
-      reinterpret_cast<uint64_t>(static_cast<const T*>(args.x) + slice) + 16 * chunk;
+  const uint64_t x = reinterpret_cast<uint64_t>(static_cast<const T*>(args.x) + slice) + 16 * chunk;
   const bool valid = slice + chunk * kVector < args.padded;  // what is not is never stored
   uint32_t stride = static_cast<uint32_t>(args.x_stride * sizeof(T));
   uint32_t to[2];  // of even and odd quadruples of rows

@@ -58,10 +58,19 @@ def plan_of(csr: CSR, window: int) -> Plan:
 def _build(csr: CSR, window: int) -> Plan:
     tiles = tiles_of(csr, window, TILE)
     items, splits, partials = divide(tiles.window_ptr.long(), SHORTEST, BLOCKS)
-    narrow = (t.to(torch.int32) for t in (tiles.tile_ptr, tiles.col))
-    own = (t.to(torch.int32) for t in (tiles.entry, csr.rowptr, csr.col))
-    return Plan(window, *narrow, tiles.slot, *own, items.flatten(), splits.flatten(), partials,
-                tiles.num_columns)  # fmt: skip
+    return Plan(
+        window=window,
+        tile_ptr=tiles.tile_ptr.to(torch.int32),
+        tile_col=tiles.col.to(torch.int32),
+        slot=tiles.slot,
+        entry=tiles.entry.to(torch.int32),
+        rowptr=csr.rowptr.to(torch.int32),
+        col=csr.col.to(torch.int32),
+        items=items.flatten(),
+        splits=splits.flatten(),
+        num_partials=partials,
+        num_columns=tiles.num_columns,
+    )
 
 
 def divide(window_ptr: Tensor, shortest: int, blocks: int) -> tuple[Tensor, Tensor, int]:

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from pyg_accel.backends.cuda.plan import plan_of
 from pyg_accel.graph import CSR
+from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library
 
 __all__ = ["aligned", "run"]
 
-WARP_BYTES = 128  # of a row's features that a warp has
-MOST_WARPS = 4
+_values = Kept()
 
 
 def run(
@@ -38,8 +38,8 @@ def run(
     value = eid = None
     if weight is not None:
         weight = weight.contiguous()
-        eid = None if csr.eid is None else csr.eid.to(torch.int32)
-        value = library.take(weight, plan.entry, eid)
+        eid = None if csr.eid is None else csr.eid.to(torch.int32)  # itself, mostly
+        value = _in_tile_order(weight, plan.entry, eid)
     out: Tensor = library.spmm(
         plan.items, plan.splits, plan.tile_ptr, plan.tile_col, plan.slot, value, plan.rowptr,
         plan.col, eid, weight, aligned(x), x.size(1), window, warps, plan.num_partials, exact, mean,
@@ -47,13 +47,29 @@ def run(
     return out
 
 
+def _in_tile_order(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
+    """Return weights in the order of the tiles, remembered for those that are used again.
+
+    The normalisation of a graph is the same in every step, and bringing it in order would cost a
+    tenth of a sum. A learned weight is a new tensor every time, and not kept.
+    """
+    key = (id(order), id(eid))
+    found = _values.find(weight, key)
+    if isinstance(found, tuple) and found[1] is order and found[2] is eid:
+        kept: Tensor = found[0]
+        return kept
+    value: Tensor = cuda_library().take(weight, order, eid)
+    _values.put(weight, key, "once" if found is None else (value, order, eid))
+    return value
+
+
 def aligned(x: Tensor) -> Tensor:
     """Return features [N, F] as rows of whole, aligned 16-byte vectors: themselves, or a copy."""
     vector = 16 // x.element_size()
     padded = -(-x.size(1) // vector) * vector
-    if padded == x.size(1) and x.stride(1) == 1 and x.stride(0) % vector == 0:
-        if x.data_ptr() % 16 == 0:
-            return x
+    whole = padded == x.size(1) and x.stride(1) == 1 and x.stride(0) % vector == 0
+    if whole and x.data_ptr() % 16 == 0:
+        return x
     copy = x.new_zeros(x.size(0), padded)
     copy[:, : x.size(1)] = x
     return copy
