@@ -2,8 +2,8 @@
 
 Rows of a graph are taken in windows and the columns of a window are condensed into tiles
 (:mod:`pyg_accel.tiles`); a tile times the rows of features that its columns name is a dense
-product. That pays where the rows of a window share neighbours, so that a fetched row is used several
-times. How much they share is a fact of every call on a graph that is used often
+product. That pays where the rows of a window share neighbours, so that a fetched row is used
+several times. How much they share is a fact of every call on a graph that is used often
 (``OpSpec.sharing``), and :mod:`.choice` has what was measured about when it wins.
 """
 
