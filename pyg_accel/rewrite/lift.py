@@ -90,6 +90,7 @@ class Algebra:
         expr: the expression, as the layer writes it.
         values: of every leaf, by name, how its value is found for a call.
         maps: of every map, by name, what it does.
+        calls: of maps that need the call as well as the argument, by name.
         scores: of every attention, by name, how it computes the weights of the edges from the
             matrix and the features.
         owners: names of the arguments that matrices of edges are computed from.
@@ -108,6 +109,7 @@ class Algebra:
     constants: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     also: tuple[Expr, ...] = ()
+    calls: Mapping[str, Callable[[Call, Tensor], Any]] = field(default_factory=dict)
 
 
 Rule = Callable[[Any, Call], Algebra]
@@ -124,20 +126,22 @@ def lifts(*classes: type) -> Callable[[Rule], Rule]:
             if cls in _RULES:
                 raise ValueError(f"there is a rule for {cls.__name__} already")
             _RULES[cls] = rule
+        _rule_of.cache_clear()
         return rule
 
     return register
 
 
 @lru_cache(maxsize=256)
-def _rule_of(cls: type) -> Rule:
+def _rule_of(cls: type) -> tuple[Rule | None, str]:
+    """The rule for a class, or the reason why there is none."""
     for base in cls.__mro__:
         if base in _RULES:
             changed = [m for m in _METHODS if getattr(cls, m, None) is not getattr(base, m, None)]
             if changed:
-                raise NotLifted(f"{cls.__name__} has its own {', '.join(changed)}")
-            return _RULES[base]
-    raise NotLifted(f"no lifting rule for {cls.__name__}")
+                return None, f"{cls.__name__} has its own {', '.join(changed)}"
+            return _RULES[base], ""
+    return None, f"no lifting rule for {cls.__name__}"
 
 
 @lru_cache(maxsize=256)
@@ -161,10 +165,15 @@ def lift(conv: MessagePassing, call: Call) -> Algebra:
     Raises:
         NotLifted: with the reason.
     """
-    import pyg_accel.rewrite.rules  # noqa: F401 - they register themselves
+    from pyg_accel.rewrite.rules import written  # and all others, which register themselves
 
     if conv.decomposed_layers > 1:
         raise NotLifted("decomposed_layers > 1")
     if conv.explain:
         raise NotLifted("an explainer is active")
-    return _rule_of(type(conv))(conv, call)  # type: ignore[arg-type]
+    rule, reason = _rule_of(type(conv))  # type: ignore[arg-type]
+    if rule is not None:
+        return rule(conv, call)
+    if type(conv).__module__.startswith("torch_geometric."):
+        raise NotLifted(reason)
+    return written(conv, call)

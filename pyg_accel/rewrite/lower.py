@@ -119,10 +119,15 @@ class _Run:
         if node.op == "spmm":
             return spmm(values[0], values[1], mean=node.mean)
         if node.op == "scale_rows":
-            return scale_rows(values[0], values[1], node.args[0])
+            leaf = node.args[0]
+            assert isinstance(leaf, Leaf)
+            return scale_rows(values[0], values[1], leaf)
         if node.op == "scale_edges":
             return scale_edges(*values)
-        return self.program._algebra.maps[node.name](values[0])
+        algebra = self.program._algebra
+        if node.name in algebra.calls:
+            return algebra.calls[node.name](self.call, values[0])
+        return algebra.maps[node.name](values[0])
 
     def add(self, node: Node, args: tuple[int | None, ...]) -> Tensor:
         """Add the terms: products are accumulated by the matrix product itself."""

@@ -164,6 +164,9 @@ def _opened(symbol: Any, value: Any) -> Any:
 
 def expect(value: Any, example: Any, name: str) -> None:
     """Refuse an argument that the graph was not made for."""
+    if isinstance(value, fx.Proxy):  # torch.fx reads a graph again, e.g. when it is loaded
+        value.tracer.create_proxy("call_function", expect, (value, example, name), {})
+        return
     if value is not example and value != example:
         raise ValueError(
             f"optimize() was given the example {name}={example!r}, and its result does not take "
@@ -172,7 +175,10 @@ def expect(value: Any, example: Any, name: str) -> None:
 
 
 def trace(
-    model: torch.nn.Module, given: Mapping[str, Any], opaque: Mapping[str, torch.nn.Module]
+    model: torch.nn.Module,
+    given: Mapping[str, Any],
+    opaque: Mapping[str, torch.nn.Module],
+    prepare: Callable[[torch.nn.Module, fx.Tracer], None] | None = None,
 ) -> tuple[torch.nn.Module, fx.Graph]:
     """Read a model.
 
@@ -180,6 +186,7 @@ def trace(
         model: any module.
         given: example arguments of its ``forward``, by name.
         opaque: what stands for the modules that are not to be read, by path.
+        prepare: changes the copy that will be read.
 
     Returns:
         A module that holds what the graph refers to, and the graph.
@@ -192,12 +199,17 @@ def trace(
         raise Unreadable("", "it takes any number of arguments")
     root = _skeleton(model, "", opaque)
     tracer = _Tracer(given)
+    if prepare is not None:
+        prepare(root, tracer)
     _Tracer.current = tracer
     try:
-        return root, tracer.trace(root)
+        read = tracer.trace(root)
     except _FAILURES as error:
         path = tracer.stack[-1] if tracer.stack else ""
         reason = str(error).partition("\n")[0]
         raise Unreadable(path, f"{type(error).__name__}: {reason}") from error
     finally:
         _Tracer.current = None
+    graph = fx.Graph()  # one that does not remember this tracer, so that it can be saved
+    graph.output(graph.graph_copy(read, {}))
+    return root, graph

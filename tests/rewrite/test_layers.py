@@ -55,6 +55,9 @@ def check(conv, *args, trees=None, promoted=None):
         assert (len(found.all), len(found.promoted)) == (trees, promoted)
     parameters = list(conv.parameters())
     expected = run(conv, args, parameters)
+    priced = Associated(conv, Options(train=True, price_all=True))
+    run(priced, args, parameters)
+    assert all(seconds > 0 for seconds in priced.decisions[-1].choice.seconds.values())
     for tree in found.all:
         layer = Associated(conv, Options(train=True, choose=tree))
         for _ in range(2):  # what is kept for the graph is used the second time
@@ -147,7 +150,7 @@ def test_a_subclass_with_its_own_message_is_left_alone():
     layer = Associated(conv, Options())
     x, edge_index = features(), graph()
     assert torch.equal(layer(x, edge_index), conv(x, edge_index))
-    assert list(layer.reasons) == ["Doubled has its own message"]
+    assert "Doubled" in next(iter(layer.reasons))
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])

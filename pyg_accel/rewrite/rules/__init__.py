@@ -7,3 +7,6 @@ from pyg_accel.rewrite.rules import (  # noqa: F401 - they register themselves
     powers,
     relations,
 )
+from pyg_accel.rewrite.rules.written import written
+
+__all__ = ["written"]

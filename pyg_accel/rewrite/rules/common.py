@@ -29,6 +29,7 @@ class Parts:
     def __init__(self) -> None:
         self.values: Values = {}
         self.maps: dict[str, Callable[[Tensor], Tensor]] = {}
+        self.calls: dict[str, Callable[[Call, Tensor], Any]] = {}
         self.scores: dict[str, Callable[..., Tensor]] = {}
         self.sizes: dict[str, int] = {}
         self.constants: tuple[str, ...] = ()
@@ -43,7 +44,7 @@ class Parts:
     ) -> Algebra:
         """Return the finished algebra."""
         return Algebra(expr, self.values, self.maps, self.scores, owners, learned, self.constants,
-                       self.sizes, also)  # fmt: skip
+                       self.sizes, also, self.calls)  # fmt: skip
 
     def leaf(self, leaf: Leaf, value: Callable[[Call], Value]) -> Leaf:
         """Add a leaf."""
@@ -59,12 +60,12 @@ class Parts:
             raise NotLifted("a hook on a linear layer")
         return self.leaf(Leaf(name, rows, cols, "weight", heads), lambda call: layer.weight.t())
 
-    def affine(self, name: str, layer: Any, x: Leaf, heads: int) -> Expr:
+    def affine(self, name: str, layer: Any, x: Leaf, heads: int, *, cols: str = "H") -> Expr:
         """Return what a linear layer with a bias does to features, in ``heads`` heads.
 
         The bias is a product with a column of ones, so that what comes later can be moved past it.
         """
-        out: Expr = x @ self.linear(name, layer, x.cols, heads=heads)
+        out: Expr = x @ self.linear(name, layer, x.cols, cols, heads=heads)
         if layer.bias is None:
             return out
         rows = x.rows
@@ -72,7 +73,7 @@ class Parts:
         if ones.name not in self.values:
             self.constants += (ones.name,)
             self.leaf(ones, _ones_of(rows))
-        bias = Leaf(f"{name.lower()}", "1", "H", "weight", heads)
+        bias = Leaf(f"{name.lower()}", "1", cols, "weight", heads)
         return out + ones @ self.leaf(bias, lambda call: layer.bias.unsqueeze(0))
 
     def number(self, name: str, value: float) -> Leaf:
