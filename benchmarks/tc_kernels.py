@@ -1,4 +1,4 @@
-"""Tensor-Core SpMM and SDDMM against cuSPARSE and the kernels on CUDA cores, in milliseconds a call.
+"""Tensor-Core SpMM and SDDMM against cuSPARSE and the CUDA-core kernels, in milliseconds a call.
 
     python -m benchmarks.tc_kernels [--only reddit] [--out FOLDER]
 
