@@ -266,7 +266,7 @@ def train(name: str, dataset: Dataset, csr: graphs.Csr) -> tuple[Tensor, float]:
         cross_entropy(model(x, edge_index), y).backward()
         optimizer.step()
 
-    return out, gpu_machine.timed(epoch, budget=0.3).median
+    return out, gpu_machine.timed(epoch, budget=0.15).median
 
 
 def epochs(chosen: list[Dataset]) -> Rows:
@@ -307,10 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [d for d in DATASETS if d.name in QUICK] if options.quick else DATASETS
     suffix = "_quick" if options.quick else ""
     for name in options.only:
-        rows = list(EXPERIMENTS[name](chosen))
-        frame = pd.DataFrame([{**row, **facts} for row in rows])
-        path = options.out / f"{NAME}_{name}{suffix}.csv"
-        frame.to_csv(path, index=False, float_format="%.5g")
+        rows: list[dict[str, Any]] = []
+        for row in EXPERIMENTS[name](chosen):
+            rows.append(row)
+            frame = pd.DataFrame([{**row, **facts} for row in rows])
+            path = options.out / f"{NAME}_{name}{suffix}.csv"
+            frame.to_csv(path, index=False, float_format="%.5g")
         print(f"\n{(EXPERIMENTS[name].__doc__ or '').strip()}")
         print(pd.DataFrame(rows).round(3).to_string(index=False), flush=True)
 
