@@ -114,6 +114,48 @@ class CpuBackend(Backend):
         out: Tensor = cpu_library().softmax(csr.rowptr, csr.eid, scores.contiguous(), grad)
         return out
 
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Backend.maxk`."""
+        values, indices = cpu_library().maxk(x, k)
+        return values, indices
+
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """See :meth:`Backend.cbsr_spmm`; 16-bit features are added up in fp32, as below."""
+        arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
+        out: Tensor = cpu_library().cbsr_spmm(
+            *arrays, _wide(values), indices, width, _wide(weight), reduce == "mean"
+        )
+        return out.to(values.dtype)
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """See :meth:`Backend.sspmm`: rows of x are pushed to their neighbours' stored columns."""
+        arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols, csr.sorted, transposed.rowptr)
+        out: Tensor = cpu_library().cbsr_sspmm(*arrays, _wide(x), indices, _wide(weight))
+        return out.to(x.dtype)
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_dot`."""
+        arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
+        out: Tensor = cpu_library().cbsr_dot(*arrays, _wide(values), indices, _wide(x))
+        return out.to(x.dtype)
+
+
+def _wide(features: Any) -> Any:
+    """16-bit features in fp32; None stays None."""
+    if features is None or features.dtype in (torch.float32, torch.float64):
+        return features
+    return features.float()
+
 
 def _as_spmm(
     formula: Formula, operands: list[Tensor], full: tuple[int, int]

@@ -87,6 +87,40 @@ class TritonBackend(Backend):
 
         return run(csr, scores, grad)
 
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Backend.maxk`."""
+        from pyg_accel.backends.triton.maxk import run
+
+        return run(x, k)
+
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """See :meth:`Backend.cbsr_spmm`."""
+        from pyg_accel.backends.triton.cbsr import spmm
+
+        return spmm(csr, values, indices, width, weight, reduce)
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """See :meth:`Backend.sspmm`."""
+        from pyg_accel.backends.triton.cbsr import sspmm
+
+        return sspmm(transposed, x, indices, weight)
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_dot`."""
+        from pyg_accel.backends.triton.cbsr import dot
+
+        return dot(csr, values, indices, x)
+
 
 def _interpreted() -> bool:
     """Whether Triton interprets kernels instead of compiling them."""
