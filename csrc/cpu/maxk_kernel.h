@@ -44,14 +44,44 @@ inline int64_t maxk_count(const typename Simd<A>::Lane* keys,
   return total;
 }
 
+// Bit i says whether key i of a vector is at least `least`.
+template <class A>
+inline uint32_t maxk_mask(const typename Simd<A>::Lane* keys, typename Simd<A>::Lane least) {
+#if PYG_ACCEL_VEC_BYTES == 64
+  if constexpr (sizeof(A) == 4)
+    return _mm512_cmpge_epi32_mask(_mm512_loadu_si512(keys), _mm512_set1_epi32(least));
+  else
+    return _mm512_cmpge_epi64_mask(_mm512_loadu_si512(keys), _mm512_set1_epi64(least));
+#else
+  uint32_t mask = 0;
+  for (int i = 0; i < kLanes<A>; ++i)
+    mask |= static_cast<uint32_t>(keys[i] >= least) << i;
+  return mask;
+#endif
+}
+
 template <class T, class C>
 inline void maxk_row(const MaxkArgs& a, int64_t row, typename Simd<acc_t<T>>::Lane* keys) {
   using A = acc_t<T>;
+  using M = mask_t<A>;
   using Key = typename Simd<A>::Lane;
+  constexpr int L = kLanes<A>;
+  constexpr Key most = std::numeric_limits<Key>::max();
   const T* x = static_cast<const T*>(a.x) + row * a.width;
   maxk_keys(x, a.width, keys);
-  Key low = keys[0], high = keys[0];
-  for (int64_t c = 1; c < a.width; ++c) {
+  M lows = M{} + most, highs = M{} + std::numeric_limits<Key>::min();
+  for (int64_t c = 0; c + L <= a.width; c += L) {
+    M key;
+    __builtin_memcpy(&key, keys + c, sizeof(key));
+    lows = key < lows ? key : lows;
+    highs = key > highs ? key : highs;
+  }
+  Key low = most, high = std::numeric_limits<Key>::min();
+  for (int i = 0; i < L; ++i) {
+    low = lows[i] < low ? lows[i] : low;
+    high = highs[i] > high ? highs[i] : high;
+  }
+  for (int64_t c = a.width / L * L; c < a.width; ++c) {
     low = keys[c] < low ? keys[c] : low;
     high = keys[c] > high ? keys[c] : high;
   }
@@ -67,17 +97,19 @@ inline void maxk_row(const MaxkArgs& a, int64_t row, typename Simd<acc_t<T>>::La
       break;
   }
   // Of those that equal it, the lowest columns.
-  const bool largest = low == std::numeric_limits<Key>::max();
-  int64_t need = a.k - (largest ? 0 : maxk_count<A>(keys, a.width, low + 1));
+  int64_t need = a.k - (low == most ? 0 : maxk_count<A>(keys, a.width, low + 1));
   T* values = static_cast<T*>(a.values) + row * a.k;
   C* indices = static_cast<C*>(a.indices) + row * a.k;
   int64_t kept = 0;
-  for (int64_t c = 0; kept < a.k; ++c) {
-    const bool equal = keys[c] == low;
-    values[kept] = x[c];
-    indices[kept] = static_cast<C>(c);
-    kept += (keys[c] > low) | (equal & (need > 0));
-    need -= equal;
+  for (int64_t block = 0; kept < a.k; block += L) {
+    for (uint32_t mask = maxk_mask<A>(keys + block, low); mask; mask &= mask - 1) {
+      const int64_t c = block + __builtin_ctz(mask);
+      if (keys[c] == low && need-- <= 0)
+        continue;
+      values[kept] = x[c];
+      indices[kept] = static_cast<C>(c);
+      ++kept;
+    }
   }
 }
 

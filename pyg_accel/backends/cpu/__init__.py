@@ -13,6 +13,7 @@ from torch import Tensor
 from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, program_reasons
 from pyg_accel.backends.spec import OpSpec
+from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
@@ -129,6 +130,9 @@ class CpuBackend(Backend):
         reduce: str,
     ) -> Tensor:
         """See :meth:`Backend.cbsr_spmm`; 16-bit features are added up in fp32, as below."""
+        if _dense_pays(width, values.size(1)):
+            x = CBSR(values, indices, width).dense()
+            return self._weighted_sum(csr, x, weight, reduce)
         arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
         out: Tensor = cpu_library().cbsr_spmm(
             *arrays, _wide(values), indices, width, _wide(weight), reduce == "mean"
@@ -139,6 +143,8 @@ class CpuBackend(Backend):
         self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
     ) -> Tensor:
         """See :meth:`Backend.sspmm`: rows of x are pushed to their neighbours' stored columns."""
+        if _dense_pays(x.size(1), indices.size(1)):
+            return self._weighted_sum(transposed, x, weight, "sum").gather(1, indices.long())
         arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols, csr.sorted, transposed.rowptr)
         out: Tensor = cpu_library().cbsr_sspmm(*arrays, _wide(x), indices, _wide(weight))
         return out.to(x.dtype)
@@ -148,6 +154,18 @@ class CpuBackend(Backend):
         arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
         out: Tensor = cpu_library().cbsr_dot(*arrays, _wide(values), indices, _wide(x))
         return out.to(x.dtype)
+
+    def _weighted_sum(self, csr: CSR, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+        operands = [x.unsqueeze(1)]
+        if weight is not None:
+            operands.append(weight.view(-1, 1, 1))
+        formula = parse("u0" if weight is None else "mul(u0,e1)")
+        return self.gspmm(csr, formula, operands, [reduce], want_arg=False)[0].squeeze(1)
+
+
+def _dense_pays(width: int, k: int) -> bool:
+    """Whether whole vectors of a dense row take less time than k single numbers of it."""
+    return width >= 64 and 8 * k > width
 
 
 def _wide(features: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend
+from pyg_accel.backends.base import Backend, atomics_allowed
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
@@ -111,8 +111,10 @@ class TritonBackend(Backend):
         self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
     ) -> Tensor:
         """See :meth:`Backend.sspmm`."""
-        from pyg_accel.backends.triton.cbsr import sspmm
+        from pyg_accel.backends.triton.cbsr import sspmm, sspmm_push
 
+        if atomics_allowed():
+            return sspmm_push(csr, x, indices, weight)
         return sspmm(transposed, x, indices, weight)
 
     def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:

@@ -1,82 +1,64 @@
-"""Launches the products with CBSR features: which tiles, how many programs, long rows in pieces."""
+"""Products with CBSR features.
 
-from collections.abc import Callable
+Triton has no scatter into shared memory. What stands in for one was measured on an H200, summing
+neighbours of the reddit-like graph (115 million edges, F = 256, k = 32; 13.3 ms for dense rows):
+columns in registers that fetch their values by rank 16.8 ms, dense rows without their empty sectors
+23 ms, gathering the stored columns of a gradient 21 ms. So sums go over dense rows, and what gains
+from the format is what reads from a row: atomic additions of a gradient, and products along edges.
+"""
+
 from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from pyg_accel.backends.triton.gspmm import device_facts
-from pyg_accel.backends.triton.kernels.cbsr import (
-    combine_kernel,
-    dot_kernel,
-    pack_kernel,
-    spmm_kernel,
-    sspmm_kernel,
-)
+from pyg_accel.backends.triton import gspmm
+from pyg_accel.backends.triton.kernels.cbsr import dot_kernel, sspmm_push_kernel
 from pyg_accel.backends.triton.launcher import launch
 from pyg_accel.backends.triton.schedule import schedule_of
+from pyg_accel.cbsr import CBSR
+from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
 
-__all__ = ["dot", "spmm", "sspmm"]
+__all__ = ["dot", "spmm", "sspmm", "sspmm_push"]
 
-OCTETS = 32  # of a tile: a warp's
-UNROLL = 4  # edges that a program of `spmm` has in flight
-GATHERS = 8  # features that a thread of `sspmm` and `dot` has in flight
-SPLIT, PIECE = 2048, 1024
-L2_PART = 0.6  # of the cache for a slice of features; the rest is for indices that stream by
-SECTOR_FLOATS = 8
+GATHERS = 4  # features that a thread has in flight
+SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
 
 
 def spmm(
     csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
 ) -> Tensor:
     """See :meth:`pyg_accel.backends.Backend.cbsr_spmm`."""
-    out = values.new_empty(csr.num_rows, width)
-    if out.numel() == 0:
-        return out
-    pack, octets = _pack(indices, width)
-    across = min(_ceil_power(octets), OCTETS)
-    eid = None if weight is None else csr.eid
-    mean = reduce == "mean"
-    constants = {"UNROLL": UNROLL, "OCTETS": across, "ACC": _accumulator(values)}
-
-    def go(tasks: int, begin: Tensor | None, end: Tensor | None, into: Tensor) -> None:
-        arguments = (csr.rowptr, begin, end, csr.col, eid, weight, pack, values, into,
-                     SPLIT, values.size(1), width, octets)  # fmt: skip
-        launch(spmm_kernel, (tasks, -(-octets // across)), arguments, PIECES=begin is not None,
-               MEAN=mean and begin is None, **constants)  # fmt: skip
-
-    go(csr.num_rows, None, None, out)
-    _in_pieces(csr, out, mean, lambda p, part: go(p.row.numel(), p.begin, p.end, part))
-    return out
+    return _weighted(csr, CBSR(values, indices, width).dense(), weight, reduce)
 
 
 def sspmm(transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
     """See :meth:`pyg_accel.backends.Backend.sspmm`."""
+    return _weighted(transposed, x, weight, "sum").gather(1, indices.long())
+
+
+def _weighted(csr: CSR, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+    operands = [x.unsqueeze(1)]
+    if weight is not None:
+        operands.append(weight.view(-1, 1, 1))
+    formula = parse("u0" if weight is None else "mul(u0,e1)")
+    return gspmm.run(csr, formula, operands, [reduce], want_arg=False)[0].squeeze(1)
+
+
+def sspmm_push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
+    """The same by atomic additions: faster, and different in the last bits from run to run."""
     k, width = indices.size(1), x.size(1)
-    out = x.new_empty(indices.shape)
-    if out.numel() == 0:
-        return out
-    octets = -(-width // 8)
-    slice_octets = _slice(x)
-    slices = -(-octets // slice_octets) if slice_octets else 1
-    pack = _pack(indices, width)[0] if slice_octets else None
-    slots = min(_ceil_power(-(-3 * k // (2 * slices))), 32)  # few slices hold more
-    eid = None if weight is None else transposed.eid
-    constants = {"EDGES": GATHERS * 32 // slots, "SLOTS": slots, "SLICE": slice_octets,
-                 "ACC": _accumulator(x)}  # fmt: skip
-
-    def go(tasks: int, where: tuple[Any, Any, Any], into: Tensor) -> None:
-        arguments = (transposed.rowptr, *where, transposed.col, eid, weight, pack, indices, x, into,
-                     SPLIT, k, width, octets)  # fmt: skip
-        launch(sspmm_kernel, (tasks, slices), arguments, PIECES=where[0] is not None, **constants)
-
-    go(transposed.num_rows, (None, None, None), out)
-    _in_pieces(transposed, out, False,
-               lambda p, part: go(p.row.numel(), (p.row, p.begin, p.end), part))  # fmt: skip
-    return out
+    accumulate = torch.float64 if x.dtype == torch.float64 else torch.float32
+    out = torch.zeros(indices.shape, dtype=accumulate, device=x.device)
+    if csr.col.numel() == 0:
+        return out.to(x.dtype)
+    eid = None if weight is None else csr.eid
+    for tasks, where in _tasks(csr):
+        arguments = (csr.rowptr, *where, csr.col, eid, weight, indices, x, out, SPLIT, k, width)
+        launch(sspmm_push_kernel, (tasks,), arguments, PIECES=where[0] is not None, **_tile(k))
+    return out.to(x.dtype)
 
 
 def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
@@ -85,56 +67,23 @@ def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     if out.numel() == 0:
         return out
     k, width = values.size(1), x.size(1)
-    slots = min(_ceil_power(k), 32)
-    constants = {"EDGES": GATHERS * 32 // slots, "SLOTS": slots, "ACC": _accumulator(x)}
-    pieces = schedule_of(csr.rowptr, SPLIT, PIECE, ordered=False).pieces
-    calls: list[tuple[int, tuple[Any, Any, Any]]] = [(csr.num_rows, (None, None, None))]
-    if pieces is not None:
-        calls.append((pieces.row.numel(), (pieces.row, pieces.begin, pieces.end)))
-    for tasks, where in calls:
+    accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
+    for tasks, where in _tasks(csr):
         arguments = (csr.rowptr, *where, csr.col, csr.eid, values, indices, x, out, SPLIT, k, width)
-        launch(dot_kernel, (tasks,), arguments, PIECES=where[0] is not None, **constants)
+        launch(dot_kernel, (tasks,), arguments, PIECES=where[0] is not None, ACC=accumulate,
+               **_tile(k))  # fmt: skip
     return out
 
 
-def _pack(indices: Tensor, width: int) -> tuple[Tensor, int]:
-    """The words of all nodes [N, octets]: 16 bits hold them up to 256 columns."""
-    octets = -(-width // 8)
-    dtype = torch.int16 if width <= 256 else torch.int32
-    pack = torch.empty(indices.size(0), octets, dtype=dtype, device=indices.device)
-    if pack.numel():
-        arguments = (indices, pack, pack.numel(), octets, indices.size(1))
-        launch(pack_kernel, (-(-pack.numel() // 512),), arguments, warps=4, ELEMENTS=512)
-    return pack, octets
+def _tile(k: int) -> dict[str, Any]:
+    slots = min(1 << (k - 1).bit_length(), 32)
+    return {"EDGES": GATHERS * 32 // slots, "SLOTS": slots}
 
 
-def _slice(x: Tensor) -> int:
-    """Octets of columns of x that are worked on at a time; 0 for all, where slices do not pay."""
-    rows, width = x.shape
-    fits = int(device_facts(x).l2_bytes * L2_PART) // max(rows * x.element_size(), 1)
-    if fits >= width or fits < 4 * SECTOR_FLOATS:
-        return 0
-    return int(_ceil_power(fits + 1)) // 2 // 8
-
-
-def _in_pieces(csr: CSR, out: Tensor, mean: bool, go: Callable[[Any, Tensor], None]) -> None:
-    """Compute the rows that are longer than SPLIT."""
+def _tasks(csr: CSR) -> list[tuple[int, tuple[Any, Any, Any]]]:
+    """How many programs: for rows up to SPLIT entries; for the pieces of the others, and which."""
+    tasks: list[tuple[int, tuple[Any, Any, Any]]] = [(csr.num_rows, (None, None, None))]
     pieces = schedule_of(csr.rowptr, SPLIT, PIECE, ordered=False).pieces
-    if pieces is None:
-        return
-    accumulate = torch.float64 if out.dtype == torch.float64 else torch.float32
-    columns = out.size(1)
-    part = out.new_empty(pieces.row.numel(), columns, dtype=accumulate)
-    go(pieces, part)
-    block = min(_ceil_power(columns), 64)
-    launch(combine_kernel, (pieces.rows.numel(), -(-columns // block)),
-           (csr.rowptr, pieces.rows, pieces.first, part, out, columns), PARTS=4, COLUMNS=block,
-           MEAN=mean, ACC=_accumulator(out))  # fmt: skip
-
-
-def _accumulator(t: Tensor) -> Any:
-    return tl.float64 if t.dtype == torch.float64 else tl.float32
-
-
-def _ceil_power(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
+    if pieces is not None:
+        tasks.append((pieces.row.numel(), (pieces.row, pieces.begin, pieces.end)))
+    return tasks

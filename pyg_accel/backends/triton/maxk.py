@@ -12,6 +12,7 @@ __all__ = ["run"]
 
 THREAD_FEATURES = 8  # in registers
 MOST_WARPS = 32
+GUESSES = 6  # steps of the search that look at values; those after them halve what is left
 # Integers of the size of a float, those to compare with, all bits but the sign, and infinity's.
 BITS = {
     torch.float64: (tl.int64, tl.int64, 2**63 - 1, 0x7FF0 << 48),
@@ -32,5 +33,6 @@ def run(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     warps = min(max(block // (32 * THREAD_FEATURES), 1), MOST_WARPS)
     bits, key, most, infinity = BITS[x.dtype]
     launch(maxk_kernel, (rows,), (x, values, indices, width, k), warps=warps,
-           WIDTH=block, BITS=bits, KEY=key, MOST=most, INFINITY=infinity)  # fmt: skip
+           WIDTH=block, BITS=bits, KEY=key, MOST=most, INFINITY=infinity,
+           GUESSES=GUESSES)  # fmt: skip
     return values, indices

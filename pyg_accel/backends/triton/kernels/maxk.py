@@ -19,6 +19,15 @@ def order_of(bits: tl.tensor, MOST: tl.constexpr, INFINITY: tl.constexpr) -> tl.
     return tl.where(size == 0, 0, key)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def float_of(
+    key: tl.tensor, dtype: tl.constexpr, BITS: tl.constexpr, MOST: tl.constexpr
+) -> tl.tensor:
+    """The float of a key, wide enough to compute with."""
+    x = tl.where(key < 0, key ^ MOST, key).to(BITS).to(dtype, bitcast=True)
+    return x if dtype == tl.float64 else x.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["k"])  # type: ignore[untyped-decorator]
 def maxk_kernel(
     x_ptr: tl.tensor,
@@ -31,6 +40,7 @@ def maxk_kernel(
     KEY: tl.constexpr,
     MOST: tl.constexpr,
     INFINITY: tl.constexpr,
+    GUESSES: tl.constexpr,
 ) -> None:
     """A program has a row.
 
@@ -46,11 +56,29 @@ def maxk_kernel(
     low = tl.min(tl.where(ok, key, MOST), axis=0)
     key = tl.where(ok, key, -MOST - 1)  # below every number
     high = tl.max(key, axis=0)
+    low_count = width.to(tl.float32)
+    high_count = 1.0
+    guesses = GUESSES
     while low < high:
         middle = (low | high) - ((low ^ high) >> 1)  # rounded up, without overflow
+        if guesses > 0:  # where it would be if the numbers between were spread evenly
+            below = float_of(low, x_ptr.dtype.element_ty, BITS, MOST)
+            above = float_of(high, x_ptr.dtype.element_ty, BITS, MOST)
+            share = (low_count - k) / tl.maximum(low_count - high_count, 1.0)
+            guess = below + (above - below) * tl.minimum(tl.maximum(share, 0.1), 0.9)
+            bits = guess.to(x_ptr.dtype.element_ty).to(BITS, bitcast=True)
+            near = order_of(bits.to(KEY), MOST, INFINITY)
+            middle = tl.where((near > low) & (near <= high), near, middle)
+            guesses -= 1
         count = tl.sum((key >= middle).to(tl.int32), axis=0)
-        low = tl.where(count >= k, middle, low)
-        high = tl.where(count == k, middle, tl.where(count > k, high, middle - 1))
+        if count >= k:
+            low = middle
+            low_count = count.to(tl.float32)
+        else:
+            high = middle - 1
+            high_count = count.to(tl.float32)
+        if count == k:
+            high = low
     above = (key > low).to(tl.int32)
     equal = (key == low).to(tl.int32)
     need = k - tl.sum(above, axis=0)  # of the equal ones, those of the lowest columns
