@@ -29,6 +29,12 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def(
       "cbsr_dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor values, "
       "Tensor indices, Tensor x) -> Tensor");
+  m.def(
+      "community_best(Tensor rowptr, Tensor col, Tensor? weight, Tensor strength, Tensor labels, "
+      "Tensor totals, Tensor sizes, Tensor nodes) -> Tensor");
+  m.def(
+      "community_merge(Tensor rowptr, Tensor col, Tensor? weight, Tensor labels, Tensor first, "
+      "Tensor members) -> Tensor[]");
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");
 }

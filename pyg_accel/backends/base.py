@@ -151,3 +151,11 @@ class Backend(ABC):
         x is [num_rows, F], contiguous.
         """
         raise NotImplementedError
+
+    def segment_matmul(self, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
+        """Multiply rows ptr[r] to ptr[r + 1] of x [N, K] by weight[r], [K, M]; ptr on the CPU."""
+        raise NotImplementedError
+
+    def segment_outer(self, x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
+        """Return ``x[segment].T @ y[segment]`` of every segment, [R, K, M]; ptr is on the CPU."""
+        raise NotImplementedError

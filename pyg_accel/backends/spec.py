@@ -23,7 +23,9 @@ class OpSpec:
         width: F of the message.
         formula: text of the message formula (gspmm).
         reduces: reductions asked for (gspmm).
-        k: features kept a row (MaxK, CBSR) or edges kept a row (sampling); 0 where all are.
+        k: features kept a row (MaxK, CBSR), edges kept a row (sampling; 0 where all are), or
+            features of a row of the left matrix (segments, of which there are num_cols).
+        shapes: (heads, width) of every operand (gspmm).
     """
 
     op: str
@@ -38,6 +40,7 @@ class OpSpec:
     formula: str = ""
     reduces: tuple[str, ...] = ()
     k: int = 0
+    shapes: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""

@@ -245,10 +245,13 @@ def _size_reasons(num_edges: int, device: str) -> list[str]:
     return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 
 
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
 def _finish(module: MessagePassing, out: Any) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
     for name, value in list(vars(module).items()):
-        ordinary = _ordinary(value)
+        ordinary = value if name in _OF_EVERY_MODULE else _ordinary(value)
         if ordinary is not value:
             vars(module)[name] = ordinary
     return _ordinary(out)

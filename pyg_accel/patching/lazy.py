@@ -10,6 +10,9 @@ What a function on a lazy tensor becomes is in :mod:`pyg_accel.patching.rules`.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -56,6 +59,12 @@ class Later:
 
 
 NOTHING = Later(lambda t: t)
+
+
+@lru_cache(maxsize=1)
+def _rules() -> ModuleType:
+    """The rules, which know this module."""
+    return import_module("pyg_accel.patching.rules")
 
 
 class LazyTensor(Tensor):
@@ -107,9 +116,7 @@ class LazyTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        from pyg_accel.patching.rules import apply
-
-        return apply(func, args, kwargs or {})
+        return _rules().apply(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -185,9 +192,7 @@ class Trace(Watch):
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Find gathers, follow views of edge_index."""
-        from pyg_accel.patching.rules import intercept
-
-        return intercept(self, func, args, kwargs)
+        return _rules().intercept(self, func, args, kwargs)
 
     # -- edge_index and its rows -----------------------------------------------------------------
 

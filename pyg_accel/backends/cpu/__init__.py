@@ -50,7 +50,8 @@ class CpuBackend(Backend):
     def info(self) -> dict[str, Any]:
         """Return the instruction sets, the cache size and the build's facts."""
         facts = dict(item.split("=", 1) for item in cpu_library().info().split(";"))
-        return {**facts, **build_info()}
+        build = {k: v for k, v in build_info().items() if not k.startswith("cuda")}
+        return {**facts, **build}
 
     def gspmm(
         self,

@@ -83,6 +83,18 @@ class ReferenceBackend(Backend):
         result = (scores - most.gather(0, index)).exp()
         return result / zeros.scatter_add(0, index, result).gather(0, index)
 
+    def segment_matmul(self, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
+        """See :meth:`Backend.segment_matmul`."""
+        parts = zip(x.split(ptr.diff().tolist()), weight, strict=True)
+        return torch.cat([rows @ matrix for rows, matrix in parts] or [x @ weight.sum(0)])
+
+    def segment_outer(self, x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
+        """See :meth:`Backend.segment_outer`."""
+        sizes = ptr.diff().tolist()
+        parts = zip(x.split(sizes), y.split(sizes), strict=True)
+        products = [left.t() @ right for left, right in parts]
+        return torch.stack(products) if products else x.new_zeros(0, x.size(1), y.size(1))
+
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :meth:`Backend.maxk`."""
         return cbsr.maxk(x, k)

@@ -26,6 +26,8 @@ class Primitive:
         cols: columns of the result; heads times features where there are heads.
         heads: attention heads.
         graph: features of the graph whose rows are walked (the transpose for gradients), if any.
+        permuted: edge operands are read through a permutation, as on the transpose.
+        shared: all heads weigh the same ``cols / heads`` features.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Primitive:
     cols: int
     heads: int = 1
     graph: GraphFeatures | None = None
+    permuted: bool = False
+    shared: bool = False
 
 
 class CostModel(Protocol):

@@ -1,6 +1,7 @@
 """Which machine a cost model was made for."""
 
 import platform
+import re
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +42,11 @@ class Device:
         if self.kind != "cpu":
             return self.name
         return f"{self.name}, {self.isa}, {self.threads} threads"
+
+    @property
+    def slug(self) -> str:
+        """A name for its folder, such as ``nvidia_h200`` or ``amd_epyc_avx512_2_threads``."""
+        return "_".join(re.findall(r"[a-z0-9]+", str(self).lower()))
 
     def as_dict(self) -> dict[str, str | int]:
         """Return the fields, for a file."""

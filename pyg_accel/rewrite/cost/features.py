@@ -13,8 +13,9 @@ __all__ = ["GraphFeatures"]
 # Degrees of this many rows, and columns of this many stretches of entries, stand for all: reading
 # them takes a millisecond or two on a CPU, whatever the size of the graph.
 SAMPLED_ROWS = 1 << 14
-NEAR, NEAR_STRETCHES = 1 << 10, 8
-FAR, FAR_STRETCHES = 1 << 14, 2
+NEAR, NEAR_STRETCHES = 1 << 10, 16
+# About as many entries as the rows of features that the cache holds: a GPU's is larger.
+FAR = {"cpu": (1 << 14, 2), "cuda": (1 << 18, 2)}
 QUANTILES = (0.5, 0.9, 0.99)
 
 _known: "weakref.WeakKeyDictionary[Graph, dict[bool, GraphFeatures]]" = weakref.WeakKeyDictionary()
@@ -38,7 +39,7 @@ class GraphFeatures:
         degree_max: entries of the longest row.
         near: distinct columns an entry, among 1,024 entries in a row. Small where neighbouring rows
             share neighbours, or where a few columns are in every row.
-        far: the same among 16,384 entries.
+        far: the same among 16,384 entries on a CPU, 262,144 on a GPU.
         row_gap: mean distance of an entry from the diagonal, over the size of the matrix: 1/3 where
             columns are random.
         col_gap: mean log2 of the distance between one entry's column and the next entry's.
@@ -103,7 +104,7 @@ def _measure(csr: CSR) -> GraphFeatures:
 def _locality(csr: CSR, entries: int) -> Tensor:
     """[4] float64: ``near``, ``far``, ``row_gap`` and ``col_gap``."""
     near, apart = _stretches(csr.col, NEAR, NEAR_STRETCHES)
-    far, _ = _stretches(csr.col, FAR, FAR_STRETCHES)
+    far, _ = _stretches(csr.col, *FAR.get(csr.col.device.type, FAR["cuda"]))
     starts = torch.arange(near.size(0), device=near.device).unsqueeze(1) * apart
     places = starts + torch.arange(near.size(1), device=near.device)
     row = torch.searchsorted(csr.rowptr, places.to(csr.rowptr.dtype), right=True) - 1

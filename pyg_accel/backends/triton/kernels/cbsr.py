@@ -1,4 +1,4 @@
-"""Products of a graph with CBSR features that gather from dense rows, which stay in the L1 cache."""
+"""Products with CBSR features that gather from dense rows, which stay in the L1 cache."""
 
 import triton
 import triton.language as tl
