@@ -30,6 +30,10 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "cbsr_dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor values, "
       "Tensor indices, Tensor x) -> Tensor");
   m.def(
+      "sampled(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor x, Tensor? scale, "
+      "Tensor? weight, int limit, int strategy, int rescale, Tensor? seed, Tensor? steps) -> "
+      "Tensor");
+  m.def(
       "community_best(Tensor rowptr, Tensor col, Tensor? weight, Tensor strength, Tensor labels, "
       "Tensor totals, Tensor sizes, Tensor nodes) -> Tensor");
   m.def(

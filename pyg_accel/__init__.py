@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
     from pyg_accel.layers import to_maxk
-    from pyg_accel.patching import patch, patched, report, reset_report, unpatch
+    from pyg_accel.ops import sampling_rates
+    from pyg_accel.patching import (
+        calibrate_sampling,
+        patch,
+        patched,
+        report,
+        reset_report,
+        sampled,
+        unpatch,
+    )
     from pyg_accel.reordering import reorder
     from pyg_accel.rewrite import explain, optimize, plan
 
@@ -32,6 +41,7 @@ _HOME = {
     "CBSR": "pyg_accel.cbsr",
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
+    "calibrate_sampling": "pyg_accel.patching",
     "explain": "pyg_accel.rewrite",
     "optimize": "pyg_accel.rewrite",
     "plan": "pyg_accel.rewrite",
@@ -41,6 +51,8 @@ _HOME = {
     "reorder": "pyg_accel.reordering",
     "report": "pyg_accel.patching",
     "reset_report": "pyg_accel.patching",
+    "sampled": "pyg_accel.patching",
+    "sampling_rates": "pyg_accel.ops",
     "to_maxk": "pyg_accel.layers",
     "unpatch": "pyg_accel.patching",
     "use_backend": "pyg_accel.backends",
@@ -51,6 +63,7 @@ __all__ = [
     "BackendNotSupported",
     "ExtensionNotBuilt",
     "Graph",
+    "calibrate_sampling",
     "explain",
     "layers",
     "ops",
@@ -62,6 +75,8 @@ __all__ = [
     "reorder",
     "report",
     "reset_report",
+    "sampled",
+    "sampling_rates",
     "to_maxk",
     "unpatch",
     "use_backend",

@@ -12,6 +12,7 @@ namespace PYG_ACCEL_ISA {
 #include "machine.h"
 #include "maxk_kernel.h"
 #include "program_kernel.h"
+#include "sampled_kernel.h"
 #include "spmm_kernel.h"
 
 }  // namespace PYG_ACCEL_ISA
@@ -54,6 +55,12 @@ const KernelTable PYG_ACCEL_TABLE = {
     PYG_ACCEL_EACH_WIDE(cbsr_sspmm_cols),
     PYG_ACCEL_EACH_WIDE(cbsr_dot_rows),
     PYG_ACCEL_EACH_WIDE(cbsr_dot_piece),
+    {{PYG_ACCEL_ISA::sampled_rows<float, int32_t>, PYG_ACCEL_ISA::sampled_rows<float, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<double, int32_t>, PYG_ACCEL_ISA::sampled_rows<double, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<bf16, int32_t>, PYG_ACCEL_ISA::sampled_rows<bf16, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<fp16, int32_t>, PYG_ACCEL_ISA::sampled_rows<fp16, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<int8_t, int32_t>, PYG_ACCEL_ISA::sampled_rows<int8_t, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<fp8, int32_t>, PYG_ACCEL_ISA::sampled_rows<fp8, int64_t>}},
 };
 
 }  // namespace pyg_accel

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula, Operand
 from pyg_accel.graph import CSR
@@ -107,6 +108,30 @@ class Backend(ABC):
 
     def edge_softmax(self, csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
         """Softmax of [E, H] scores over each row; with ``grad``, its backward (scores = result)."""
+        raise NotImplementedError
+
+    def sampled_spmm(
+        self,
+        csr: CSR,
+        x: Tensor,
+        scale: Tensor | None,
+        weight: Tensor | None,
+        sampling: Sampling,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """Add up at most ``sampling.width`` entries of each row.
+
+        Args:
+            csr: the graph.
+            x: [num_cols, H, F]; with a scale, of int8 or float8_e4m3fn.
+            scale: float32, [num_cols, 1] or [1, H * F], what ``x`` is multiplied by.
+            weight: [E, 1 | H], contiguous, by ``csr.eid``.
+            sampling: which entries, and by what they are multiplied.
+            seed: [1] int64 on the same device, for random samples.
+
+        Returns:
+            [num_rows, H, F] of the dtype of ``scale``, or of ``x``.
+        """
         raise NotImplementedError
 
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from pyg_accel.patching import compiled
 from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.rules.common import NARROW
+from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.thresholds import thresholds
@@ -64,6 +65,7 @@ def call(
     if _torch_records():
         record(type(self).__name__, "", "PyG", "torch records the calls that are made", 0.0)
         return original(self, edge_index, *args, **kwargs)
+    refuse_training(self)
     start = time.perf_counter()
     layer = type(self).__name__
     given = kwargs
@@ -87,7 +89,7 @@ def call(
             restore(state)
         else:
             seconds = time.perf_counter() - start
-            if settings.verify:
+            if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(original, self, edge_index, args, given, out, state)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
@@ -164,6 +166,7 @@ def _pyg_accel_remember(self: MessagePassing) -> None:
 
 def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[str, Any]) -> Tensor:
     """Make a call while a compiler makes its graph."""
+    refuse_training(self)
     original = template(self, name)
     reasons = _reasons(self, edge_index)
     # The graph is made in several passes: Dynamo's is noted.
@@ -204,7 +207,7 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
         reasons.append("forward-mode differentiation")
     device = _device_of(edge_index).type
     reasons += fast_backend_reasons(device)
-    if not reasons and not settings.always:
+    if not reasons and not settings.always and in_force() is None:
         edges = num_entries(edge_index) if sparse else edge_index.size(1)
         reasons += _size_reasons(edges, device)
     return reasons

@@ -24,6 +24,7 @@ from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import GRAPHS, graph_of
 from pyg_accel.ops.gspmm import REDUCES
+from pyg_accel.patching.sampling import aggregate
 
 __all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised", "Watch"]
 
@@ -262,9 +263,8 @@ class Trace(Watch):
         graph = self.graph_of(num_rows)
         operands = self._operands(numbers, graph.num_rows)
         with torch._C.DisableTorchFunction():
-            outs = ops.gspmm(graph, formula, operands, reduce=list(reduces), edge_order=True)
-        name = "+".join(reduces)
-        self.formulas.append(f"{name}_j {formula}")
+            outs, note = aggregate(graph, formula, operands, reduces)
+        self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
         return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
 
     def compute(self, lazy: LazyTensor) -> Tensor:

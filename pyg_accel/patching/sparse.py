@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel import ops
+from pyg_accel.formula import parse
 from pyg_accel.matrices import (
     edges_of_arrays,
     edges_of_tensor,
@@ -24,6 +24,7 @@ from pyg_accel.matrices import (
 )
 from pyg_accel.memo import Memo
 from pyg_accel.patching.lazy import Unrecognised, Watch
+from pyg_accel.patching.sampling import aggregate
 
 __all__ = ["SparseTrace", "as_edge_index"]
 
@@ -58,9 +59,11 @@ class SparseTrace(Watch):
             if values is not None:
                 if values.dim() != 1:
                     return None
-                values = values.to(x.dtype)  # as torch_sparse does
-            out: Tensor = ops.spmm(graph, x, values, reduce=reduce, edge_order=True)
-        self.formulas.append(f"{reduce}_j " + ("u0" if values is None else "mul(u0,e1)"))
+                values = values.to(x.dtype).unsqueeze(-1)  # as torch_sparse does
+            operands = [x] if values is None else [x, values]
+            formula = parse("u0" if values is None else "mul(u0,e1)")
+            (out,), note = aggregate(graph, formula, operands, [reduce])
+        self.formulas.append(f"{reduce}_j {formula}{note}")
         return out
 
 

@@ -29,6 +29,19 @@ def gspmm(text: str, reduces: list[str], *shapes: tuple[int, ...], want_arg: boo
     return lambda: (*arrays(True), [operand(*s) for s in shapes], text, reduces, want_arg)
 
 
+def operand_at(side: str, *sizes: int) -> Any:
+    return lambda: operand({"u": 4, "v": 5, "e": 8}[side], *sizes)
+
+
+def sampled(*tensors: Any, strategy: str = "fastrand") -> Any:
+    def made() -> tuple[Any, ...]:
+        seed = torch.tensor([3]) if strategy == "random" else None
+        given = [t() if callable(t) and not isinstance(t, torch.Tensor) else t for t in tensors]
+        return (*arrays(True)[:3], 4, *given, 2, strategy, "row", seed)
+
+    return made
+
+
 CALLS = {
     "gspmm": {
         "copy": gspmm("u0", ["sum"], (4, 1, 3)),
@@ -64,6 +77,14 @@ CALLS = {
         "plain": lambda: (*arrays(False), operand(5, 6), COLUMNS, None),
     },
     "cbsr_dot": {"some": lambda: (*arrays(True), operand(4, 2), COLUMNS, operand(5, 6))},
+    "sampled_spmm": {
+        "plain": sampled(operand_at("u", 2, 3), None, None),
+        "weighted": sampled(operand_at("u", 2, 3), None, operand_at("e", 2)),
+        "random": sampled(operand_at("u", 2, 3), None, operand_at("e", 1), strategy="random"),
+        "8-bit": sampled(lambda: torch.ones(4, 1, 3, dtype=torch.int8), torch.ones(1, 3), None),
+    },
+    "sampled_spmm_t": {"weighted": sampled(operand_at("v", 2, 3), operand_at("e", 1))},
+    "sampled_sddmm": {"dots": sampled(operand_at("v", 2, 3), operand_at("u", 2, 3))},
     "csr": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
     "csr_transposed": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
 }

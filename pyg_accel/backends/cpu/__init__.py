@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, program_reasons
+from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
@@ -21,6 +22,7 @@ from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
 __all__ = ["CpuBackend"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 
 
 class CpuBackend(Backend):
@@ -37,7 +39,7 @@ class CpuBackend(Backend):
         reasons = []
         if spec.device != "cpu":
             reasons.append(f"tensors are on '{spec.device}'")
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in (_DTYPES + _EIGHT_BITS if spec.op == "sampled_spmm" else _DTYPES):
             reasons.append(f"features are {spec.dtype}")
         if spec.formula:
             reasons += program_reasons(parse(spec.formula), spec.reduces)
@@ -162,6 +164,23 @@ class CpuBackend(Backend):
             operands.append(weight.view(-1, 1, 1))
         formula = parse("u0" if weight is None else "mul(u0,e1)")
         return self.gspmm(csr, formula, operands, [reduce], want_arg=False)[0].squeeze(1)
+
+    def sampled_spmm(
+        self,
+        csr: CSR,
+        x: Tensor,
+        scale: Tensor | None,
+        weight: Tensor | None,
+        sampling: Sampling,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Backend.sampled_spmm`."""
+        steps = primes(x.device) if sampling.strategy == "random" else None
+        how = (STRATEGIES.index(sampling.strategy), RESCALES.index(sampling.rescale), seed, steps)
+        arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
+        scale = None if scale is None else scale.contiguous()
+        out: Tensor = cpu_library().sampled(*arrays, x, scale, weight, sampling.width, *how)
+        return out
 
 
 def _dense_pays(width: int, k: int) -> bool:

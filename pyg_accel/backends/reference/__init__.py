@@ -9,6 +9,7 @@ from torch import Tensor
 from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.reference import cbsr
 from pyg_accel.backends.reference.rows import rows_of
+from pyg_accel.backends.sampling import Sampling, edge_factors, take
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
 from pyg_accel.graph import CSR
@@ -82,6 +83,31 @@ class ReferenceBackend(Backend):
         most = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
         result = (scores - most.gather(0, index)).exp()
         return result / zeros.scatter_add(0, index, result).gather(0, index)
+
+    def sampled_spmm(
+        self,
+        csr: CSR,
+        x: Tensor,
+        scale: Tensor | None,
+        weight: Tensor | None,
+        sampling: Sampling,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Backend.sampled_spmm`; in float64, rounded once."""
+        dtype = x.dtype if scale is None else scale.dtype
+        wide = x.double()
+        if scale is not None:
+            wide = (wide.flatten(1) * scale).view(x.shape)
+        sample = take(csr, sampling, seed)
+        message = wide[sample.col.long()]
+        if weight is not None:
+            eid = sample.entry if csr.eid is None else csr.eid[sample.entry].long()
+            message = message * weight[eid].unsqueeze(-1)
+        factors = edge_factors(csr, sample, sampling)
+        if factors is not None:
+            message = message * factors.view(-1, 1, 1)
+        out = message.new_zeros(csr.num_rows, *x.shape[1:])
+        return out.index_add_(0, sample.row, message).to(dtype)
 
     def segment_matmul(self, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
         """See :meth:`Backend.segment_matmul`."""

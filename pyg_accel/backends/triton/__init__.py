@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, atomics_allowed
+from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
@@ -20,6 +21,7 @@ from pyg_accel.graph import CSR
 __all__ = ["TritonBackend"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 
 
 class TritonBackend(Backend):
@@ -41,7 +43,7 @@ class TritonBackend(Backend):
         runs_on = "cpu" if _interpreted() else "cuda"
         if spec.device != runs_on:
             reasons.append(f"tensors are on '{spec.device}', kernels run on '{runs_on}'")
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in (_DTYPES + _EIGHT_BITS if spec.op == "sampled_spmm" else _DTYPES):
             reasons.append(f"features are {spec.dtype}")
         return reasons
 
@@ -122,6 +124,20 @@ class TritonBackend(Backend):
         from pyg_accel.backends.triton.cbsr import dot
 
         return dot(csr, values, indices, x)
+
+    def sampled_spmm(
+        self,
+        csr: CSR,
+        x: Tensor,
+        scale: Tensor | None,
+        weight: Tensor | None,
+        sampling: Sampling,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Backend.sampled_spmm`."""
+        from pyg_accel.backends.triton.sampled import run
+
+        return run(csr, x, scale, weight, sampling, seed)
 
 
 def _interpreted() -> bool:
