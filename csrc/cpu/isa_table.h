@@ -28,9 +28,15 @@ namespace PYG_ACCEL_ISA {
   }
 
 const KernelTable PYG_ACCEL_TABLE = {
-    PYG_ACCEL_STRING(PYG_ACCEL_ISA), PYG_ACCEL_EACH(spmm_rows),    PYG_ACCEL_EACH(spmm_piece),
-    PYG_ACCEL_EACH(spmm_combine),    PYG_ACCEL_EACH(program_rows), PYG_ACCEL_EACH(program_piece),
-    PYG_ACCEL_EACH(program_combine), PYG_ACCEL_EACH(dot_rows),     PYG_ACCEL_EACH(dot_piece),
+    PYG_ACCEL_STRING(PYG_ACCEL_ISA),
+    PYG_ACCEL_EACH(spmm_rows),
+    PYG_ACCEL_EACH(spmm_piece),
+    PYG_ACCEL_EACH(spmm_combine),
+    PYG_ACCEL_EACH(program_rows),
+    PYG_ACCEL_EACH(program_piece),
+    PYG_ACCEL_EACH(program_combine),
+    PYG_ACCEL_EACH(dot_rows),
+    PYG_ACCEL_EACH(dot_piece),
     PYG_ACCEL_EACH(softmax_rows),
     {{PYG_ACCEL_ISA::sampled_rows<float, int32_t>, PYG_ACCEL_ISA::sampled_rows<float, int64_t>},
      {PYG_ACCEL_ISA::sampled_rows<double, int32_t>, PYG_ACCEL_ISA::sampled_rows<double, int64_t>},
