@@ -26,7 +26,7 @@ __all__ = [
     "aggregate",
     "compress",
     "compress_both",
-    "module_reasons",
+    "multiplies_first",
     "num_nodes",
     "pyg_reasons",
     "written_out",
@@ -35,14 +35,36 @@ __all__ = [
 Features = Tensor | CBSR
 
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean"}
+# To aggregate k stored entries a row takes about as long as this many times k columns with zeros.
+_COLUMNS_AN_ENTRY = 2.5
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
 def compress(x: Features, k: int) -> Features:
-    """Put features [N, F] through MaxK; a CBSR has been there and stays what it is."""
+    """Put features [N, F] through MaxK; a CBSR has been there and stays what it is.
+
+    Where k is a large share of F the result keeps its zeros: it is aggregated faster so.
+    """
     if isinstance(x, CBSR):
         return x
-    return dense_maxk(x, k) if x.dim() != 2 or k >= x.size(1) else maxk(x, k)
+    pays = x.dim() == 2 and k * _COLUMNS_AN_ENTRY < x.size(1)
+    return maxk(x, k) if pays else dense_maxk(x, k)
+
+
+def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, width: int) -> bool:
+    """Return whether ``A (h W)``, with h the features, costs less than ``(A h) W``.
+
+    Args:
+        conv: the layer.
+        features: h.
+        edge_index: A.
+        width: columns of ``h W``.
+    """
+    if pyg_reasons(conv, features, edge_index):
+        return False
+    if isinstance(features, CBSR):
+        return width <= features.k * _COLUMNS_AN_ENTRY
+    return width <= features.size(1)
 
 
 def compress_both(x: Any, k: int) -> Any:
@@ -125,17 +147,6 @@ def pyg_reasons(conv: MessagePassing, features: Features, edge_index: Any) -> li
         reasons.append(f"aggr={conv.aggr!r}: the kernels of MaxK add up and average")
     if isinstance(features, Tensor) and features.dim() != 2:
         reasons.append(f"features of {features.dim()} dimensions")
-    reasons += module_reasons(conv)
-    if torch.compiler.is_compiling():
-        return reasons
-    if isinstance(edge_index, Tensor) and edge_index.requires_grad:
-        reasons.append("a sparse matrix that requires gradients")
-    return reasons
-
-
-def module_reasons(conv: MessagePassing) -> list[str]:
-    """Return what is asked of a layer's own message passing, which kernels would pass over."""
-    reasons: list[str] = []
     if torch.compiler.is_compiling():  # then PyG too passes over all that follows
         return reasons
     if conv.explain:
@@ -145,6 +156,8 @@ def module_reasons(conv: MessagePassing) -> list[str]:
     for name, value in vars(conv).items():
         if name.endswith("_hooks") and value and name not in _OF_EVERY_MODULE:
             reasons.append(f"a {name.strip('_').removesuffix('s').replace('_', ' ')}")
+    if isinstance(edge_index, Tensor) and edge_index.requires_grad:
+        reasons.append("a sparse matrix that requires gradients")
     return reasons
 
 

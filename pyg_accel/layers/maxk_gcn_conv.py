@@ -13,6 +13,7 @@ from pyg_accel.layers.aggregation import (
     Features,
     aggregate,
     compress,
+    multiplies_first,
     num_nodes,
     pyg_reasons,
     written_out,
@@ -87,7 +88,8 @@ class MaxKGCNConv(GCNConv):
         features = compress(x, self.k)
         if self.normalize:
             edge_index, edge_weight = self._normalized(features, edge_index, edge_weight)
-        if self._multiplies_first(features, edge_index):
+        by_pyg = pyg_reasons(self, features, edge_index)  # in PyG's order, as hooks expect
+        if by_pyg or multiplies_first(self, features, edge_index, self.out_channels):
             product = self.lin(written_out(features))
             out = aggregate(self, product, edge_index, edge_weight=edge_weight)
         else:
@@ -115,16 +117,6 @@ class MaxKGCNConv(GCNConv):
         self._cached_edge_index = found if self.cached else None
         edge_index, edge_weight = found
         return edge_index, edge_weight
-
-    def _multiplies_first(self, features: Features, edge_index: Any) -> bool:
-        """Whether ``A (h W)`` is to be computed: always where PyG aggregates."""
-        if pyg_reasons(self, features, edge_index):
-            return True
-        if not isinstance(features, CBSR):
-            return self.out_channels <= features.size(1)
-        size = features.values.element_size()
-        index = features.indices.element_size()
-        return self.out_channels * size <= features.k * (size + index)
 
     def __repr__(self) -> str:
         return super().__repr__()[:-1] + f", k={self.k})"

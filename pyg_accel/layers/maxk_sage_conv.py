@@ -3,12 +3,18 @@
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import normalize
-from torch_geometric.nn import SAGEConv
+from torch.nn.functional import linear, normalize
+from torch_geometric.nn import Linear, SAGEConv
 
 from pyg_accel.cbsr import CBSR
 from pyg_accel.layers.activation import check_k
-from pyg_accel.layers.aggregation import aggregate, compress, compress_both, written_out
+from pyg_accel.layers.aggregation import (
+    aggregate,
+    compress,
+    compress_both,
+    multiplies_first,
+    written_out,
+)
 
 __all__ = ["MaxKSAGEConv"]
 
@@ -20,6 +26,9 @@ class MaxKSAGEConv(SAGEConv):
     stands where the ReLU in front of the layer would, for neighbours and root alike. With
     ``project=True`` it takes the place of the layer's own ReLU instead, between projection and
     aggregation, and the root's features stay as they are.
+
+    Where the outputs are few, the neighbours' features are multiplied before they are aggregated:
+    ``A (h W)`` for ``(A h) W``.
 
     Other aggregations than sum and mean are right too, but PyG's, on features with their zeros;
     ``pyg_accel.report()`` says so.
@@ -75,10 +84,23 @@ class MaxKSAGEConv(SAGEConv):
             x = (compress(self.lin(written_out(x[0])), self.k), x[1])
         else:
             x = compress_both(x, self.k)
-        out: Tensor = self.lin_l(aggregate(self, x, edge_index, size))
+        side = 0 if self.flow == "source_to_target" else 1
+        if self._is_plain() and multiplies_first(self, x[side], edge_index, self.out_channels):
+            product = linear(written_out(x[side]), self.lin_l.weight)
+            out = aggregate(self, (product, x[1]) if side == 0 else (x[0], product),
+                            edge_index, size)  # fmt: skip
+            out = out if self.lin_l.bias is None else out + self.lin_l.bias
+        else:
+            out = self.lin_l(aggregate(self, x, edge_index, size))
         if self.root_weight and x[1] is not None:
             out = out + self.lin_r(written_out(x[1]))
         return normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def _is_plain(self) -> bool:
+        """Whether the map behind the aggregation is its weight and bias, and nothing else."""
+        lin = self.lin_l
+        hooked = lin._forward_hooks or lin._forward_pre_hooks
+        return type(lin) is Linear and lin.in_channels > 0 and not hooked
 
     def __repr__(self) -> str:
         return super().__repr__()[:-1] + f", k={self.k})"

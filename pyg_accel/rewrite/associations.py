@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.rewrite.enumerate import enumerate_trees
+from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.layer import Options, given_of
 from pyg_accel.rewrite.lift import Call, bind, lift
-from pyg_accel.rewrite.prune import Associations, prune
+from pyg_accel.rewrite.prune import Associations
 
 __all__ = ["associations"]
 
@@ -47,4 +47,4 @@ def associations(
     call = Call(conv, bind(conv, example_inputs, example_kwargs))
     algebra = lift(conv, call)
     given = given_of(algebra, call, Options(train, static, upstream))
-    return prune(enumerate_trees(algebra.expr, algebra.also), given)
+    return associations_of(algebra.expr, algebra.also, given)

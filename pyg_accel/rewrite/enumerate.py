@@ -7,6 +7,7 @@ those that differ in the order of independent steps only are one tree.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -20,16 +21,21 @@ from pyg_accel.rewrite.ir import (
     Product,
     Sum,
     leaves_of,
-    merge,
-    simplify,
 )
-from pyg_accel.rewrite.prune import prune
+from pyg_accel.rewrite.prune import Associations, prune
+from pyg_accel.rewrite.simplification import merge, simplify
 from pyg_accel.rewrite.tree import Node, Tree, is_sparse
 
-__all__ = ["enumerate_trees"]
+__all__ = ["associations_of", "enumerate_trees"]
 
 FEW = 12  # trees behind a barrier, from which on they are pruned by themselves
 MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its first and last
+
+
+@lru_cache(maxsize=64)
+def associations_of(expr: Expr, also: tuple[Expr, ...], given: Given) -> Associations:
+    """Enumerate and prune; layers that compute the same share the result."""
+    return prune(enumerate_trees(expr, also), given)
 
 
 def enumerate_trees(expr: Expr, also: tuple[Expr, ...] = ()) -> tuple[Tree, ...]:

@@ -13,12 +13,13 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, cost_model
 from pyg_accel.rewrite.decide import Choice, Choose, decide, seconds_of
-from pyg_accel.rewrite.enumerate import enumerate_trees
-from pyg_accel.rewrite.ir import Expr, Leaf, leaves_of, merge, simplify
+from pyg_accel.rewrite.enumerate import associations_of
+from pyg_accel.rewrite.ir import Expr, leaves_of
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, bind, lift
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.matrices import Matrix
-from pyg_accel.rewrite.prune import Associations, prune
+from pyg_accel.rewrite.prune import Associations
+from pyg_accel.rewrite.simplification import merge, simplify
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["Associated", "Decision", "Options", "given_of"]
@@ -112,7 +113,7 @@ class Associated(torch.nn.Module):
         self._start()
 
     def _start(self) -> None:
-        self._algebras: dict[Any, Algebra | str] = {}
+        self._algebras: dict[Any, tuple[Algebra, dict[str, int]] | str] = {}
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
         self._unseen = 0
 
@@ -160,8 +161,8 @@ class Associated(torch.nn.Module):
             NotLifted: if the layer has to do it itself.
         """
         fresh = self._is_fresh(call.edge_index)
-        algebra = self._algebra(call)
-        sizes = sizes_of(algebra, call)
+        algebra, widths = self._algebra(call)
+        sizes = {"N": call.num_rows, "M": call.num_cols, **widths}
         entries = call.edge_index.size(1)
         for known in reversed(self.decisions):
             if known.algebra is algebra and known.fresh == fresh and known.holds(sizes, entries):
@@ -170,13 +171,14 @@ class Associated(torch.nn.Module):
         self.decisions = [*self.decisions[1 - MOST :], decision]
         return decision
 
-    def _algebra(self, call: Call) -> Algebra:
-        learned = tuple(p.requires_grad for p in self.conv.parameters())
-        kinds = (learned, *map(_kind, call.given.values()))
+    def _algebra(self, call: Call) -> tuple[Algebra, dict[str, int]]:
+        """What a call computes, and how wide it is: the same for all calls of a kind."""
+        kinds = tuple(map(_kind, call.given.values()))
         found = self._algebras.get(kinds)
         if found is None:
             try:
-                found = lift(self.conv, call)
+                algebra = lift(self.conv, call)
+                found = algebra, widths_of(algebra, call)
             except NotLifted as reason:
                 found = str(reason)
             self._algebras[kinds] = found
@@ -204,7 +206,7 @@ def make_decision(
 ) -> Decision:
     """Choose a tree for a call."""
     given = given_of(algebra, call, options)
-    pruned = prune(enumerate_trees(algebra.expr, algebra.also), given)
+    pruned = associations_of(algebra.expr, algebra.also, given)
     model = options.cost or cost_model(call.x.device)
 
     def graphs(name: str, transposed: bool) -> GraphFeatures:
@@ -252,23 +254,17 @@ def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
     return Given(options.train, frozenset(learned), frozenset(static))
 
 
-def sizes_of(algebra: Algebra, call: Call) -> dict[str, int]:
-    """Return the sizes that the symbols of an expression stand for."""
-    sizes = {"1": 1, "N": call.num_rows, "M": call.num_cols, "F": call.x.size(1)}
-    sizes.update(algebra.sizes)
+def widths_of(algebra: Algebra, call: Call) -> dict[str, int]:
+    """Return the sizes of an expression that are no numbers of nodes, by symbol."""
+    sizes = {"1": 1, "F": call.x.size(1), **algebra.sizes}
     if call.x_dst is not None:
         sizes["G"] = call.x_dst.size(1)
-    for leaf in algebra_leaves(algebra):
+    for leaf in dict.fromkeys(leaves_of(algebra.expr)):
         if leaf.kind == "weight":
             value = algebra.values[leaf.name](call)
             assert isinstance(value, Tensor)
             sizes.setdefault(leaf.cols, value.size(1) // leaf.heads)
     return sizes
-
-
-def algebra_leaves(algebra: Algebra) -> tuple[Leaf, ...]:
-    """Return the leaves of an algebra, each once."""
-    return tuple(dict.fromkeys(leaves_of(algebra.expr)))
 
 
 def _kind(value: Any) -> Any:

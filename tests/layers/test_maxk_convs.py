@@ -13,7 +13,7 @@ import pyg_accel
 from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, maxk
 from pyg_accel.ops.csr import GRAPHS
 
-N, E, F, H, K = 23, 90, 12, 5, 4
+N, E, F, H, K = 23, 90, 12, 5, 4  # H is small enough that layers multiply first
 TOLERANCE = 1e-12  # float64: sums in another order
 
 
@@ -211,11 +211,30 @@ def test_edge_weights_of_gcn_and_their_gradient(normalize, hidden):
     assert_same(out, truth, (ours, stock), x, weight)
 
 
-def test_the_bracketing_of_gcn_is_the_cheaper_one(report_of):
+@pytest.mark.parametrize(
+    ("kind", "formula"), [(MaxKGCNConv, "sum_j mul({},e1)"), (MaxKSAGEConv, "mean_j {}")]
+)
+def test_the_bracketing_is_the_cheaper_one(kind, formula, report_of):
     x, edge_index = features(), edges()
     for hidden in (2, 64):
-        MaxKGCNConv(F, hidden, k=K).double()(x, edge_index)
-    assert {row.formula for row in report_of()} == {"sum_j mul(u0,e1)", "sum_j mul(maxk(u0,4),e1)"}
+        kind(F, hidden, k=K).double()(x, edge_index)
+    found = {row.formula for row in report_of()}
+    assert found == {formula.format("u0"), formula.format("maxk(u0,4)")}
+
+
+@pytest.mark.parametrize("options", [{}, {"aggr": "sum"}, {"bias": False}, {"normalize": True}])
+def test_many_outputs_of_sage(options):
+    ours, stock = MaxKSAGEConv(F, 64, k=K, **options), SAGEConv(F, 64, **options)
+    stock.load_state_dict(ours.state_dict())
+    layers, x, edge_index = (ours.double(), stock.double()), features(), edges()
+    assert_same(layers[0](x, edge_index), layers[1](masked(x), edge_index), layers, x)
+
+
+def test_hooks_of_the_linear_map_are_called():
+    conv, seen = MaxKSAGEConv(F, 2, k=K).double(), []
+    conv.lin_l.register_forward_hook(lambda *_: seen.append(1))
+    conv(features(), edges())
+    assert seen == [1]
 
 
 @pytest.mark.parametrize("kind", ["SAGE", "GCN", "GIN"])
@@ -250,7 +269,7 @@ def test_under_patch_results_are_the_same_and_the_graph_is_shared(kind):
 
 
 def test_the_report_names_the_layer_and_its_formula(report_of):
-    MaxKSAGEConv(F, H, k=K).double()(features(), edges())
+    MaxKSAGEConv(F, 64, k=K).double()(features(), edges())
     (row,) = report_of()
     assert (row.layer, row.formula, row.calls) == ("MaxKSAGEConv", "mean_j maxk(u0,4)", 1)
     assert row.backend not in ("", "PyG")

@@ -55,6 +55,9 @@ def check(conv, *args, trees=None, promoted=None):
         assert (len(found.all), len(found.promoted)) == (trees, promoted)
     parameters = list(conv.parameters())
     expected = run(conv, args, parameters)
+    priced = Associated(conv, Options(train=True, price_all=True))
+    run(priced, args, parameters)
+    assert all(seconds > 0 for seconds in priced.decisions[-1].choice.seconds.values())
     for tree in found.all:
         layer = Associated(conv, Options(train=True, choose=tree))
         for _ in range(2):  # what is kept for the graph is used the second time

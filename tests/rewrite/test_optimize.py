@@ -1,6 +1,7 @@
 """``optimize()``: the same model, parameters and modes."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -100,6 +101,8 @@ MODELS = {
     ]),
     "gcn": lambda: nn.GCN(12, 8, 3, 5, dropout=0.5, norm="batch", jk="cat"),
     "sage": lambda: nn.GraphSAGE(12, 8, 3, 5, dropout=0.5, norm="layer", jk="lstm"),
+    "gin": lambda: nn.GIN(12, 8, 2, 5, dropout=0.5, norm="batch"),
+    "gat": lambda: nn.GAT(12, 8, 2, 5, heads=2, jk="max"),
     "sage-last": lambda: nn.GraphSAGE(12, 8, 2, 5, act="elu", act_first=True),
 }  # fmt: skip
 
@@ -156,6 +159,18 @@ def test_a_copy_is_independent():
         assert torch.equal(copied(*args), fast(*args))
         copied.first.lin.weight.zero_()
         assert not torch.equal(copied(*args), fast(*args))
+
+
+def test_it_can_be_saved_and_loaded():
+    args = inputs()
+    fast = optimize(Net(), *args).eval()
+    file = io.BytesIO()
+    torch.save(fast, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    with torch.no_grad():
+        assert torch.equal(loaded(*args), fast(*args))
+        assert not torch.equal(loaded.train()(*args), fast(*args))
 
 
 @pytest.mark.parametrize("name", ["user", "branching", "layer"])

@@ -30,12 +30,12 @@ def gin(conv: GINConv, call: Call) -> Algebra:
     first, rest = _split(conv.nn)
     if first is None:
         parts.maps["nn"] = conv.nn
-        out = Map("nn", out, "H")
+        out = Map("nn", out)
     else:
         out = add(out @ parts.linear("W", first), *parts.bias("b", first))
         parts.maps["rest"] = rest
-        out = Map("rest", out, "O")
-    return parts.algebra(out, learned=("(1+ε)",) if conv.eps.requires_grad else ())
+        out = Map("rest", out)
+    return parts.algebra(out, learned=("(1+ε)",))  # it may change, learned or loaded
 
 
 def _need(tensor: Tensor | None) -> Tensor:
