@@ -131,7 +131,7 @@ def sampled(frame: pd.DataFrame) -> list[str]:
 
 
 def sampled_models(frame: pd.DataFrame) -> list[str]:
-    """A row a graph, model, strategy and rescaling: the width that was chosen, and what it costs."""
+    """A row a graph, model, strategy and rescaling: the chosen width, and what it costs."""
     lines = [
         "| graph | model | strategy | rescale | width | edges | validation, all | sampled | test, "
         "all | sampled |",
