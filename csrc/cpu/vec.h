@@ -32,6 +32,7 @@ using mask_t = typename Simd<A>::M;
 
 typedef uint16_t Half16 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 2)));
 typedef uint32_t Word32 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
+typedef int8_t Signed8 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 4)));
 typedef uint8_t Byte8 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 4)));
 
 // Not std::min: a template of the standard library, instantiated here, might reach other
@@ -79,29 +80,6 @@ inline T from_acc(acc_t<T> x) {
   }
 }
 
-// 8-bit features as numbers. The compiler widens bytes one by one, so that is spelled out.
-template <class T>
-inline vec_t<float> from_bytes(Byte8 bytes) {
-#if PYG_ACCEL_VEC_BYTES == 64
-  const Word32 words = (Word32)_mm512_cvtepu8_epi32((__m128i)bytes);
-#elif PYG_ACCEL_VEC_BYTES == 32
-  const Word32 words =
-      (Word32)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(__builtin_bit_cast(long long, bytes)));
-#else
-  const Word32 words = __builtin_convertvector(bytes, Word32);
-#endif
-  if constexpr (std::is_same_v<T, int8_t>) {
-    // As the last byte of 2^23.
-    return as<vec_t<float>>((words ^ 0x80) | 0x4b000000u) - 8388736.0f;
-  } else {
-    const Word32 body = words & 0x7f;
-    // Multiplying by 2^120 moves the exponent bias from 7 to 127 and renormalises subnormals.
-    const Word32 size = as<Word32>(as<vec_t<float>>(body << 20) * 0x1p120f);
-    const Word32 nan = as<Word32>(body == 0x7f) & 0x7fc00000u;
-    return as<vec_t<float>>(((words & 0x80) << 24) | size | nan);
-  }
-}
-
 // One vector of L = kLanes consecutive elements, converted to the accumulation type.
 template <class T>
 inline vec_t<acc_t<T>> load(const T* p) {
@@ -113,10 +91,19 @@ inline vec_t<acc_t<T>> load(const T* p) {
     Half16 h;
     __builtin_memcpy(&h, p, sizeof(h));
     return as<vec_t<float>>(__builtin_convertvector(h, Word32) << 16);
-  } else if constexpr (sizeof(T) == 1) {
+  } else if constexpr (std::is_same_v<T, int8_t>) {
+    Signed8 bytes;
+    __builtin_memcpy(&bytes, p, sizeof(bytes));
+    return __builtin_convertvector(bytes, vec_t<float>);
+  } else if constexpr (std::is_same_v<T, fp8>) {
     Byte8 bytes;
     __builtin_memcpy(&bytes, p, sizeof(bytes));
-    return from_bytes<T>(bytes);
+    const Word32 words = __builtin_convertvector(bytes, Word32);
+    const Word32 body = words & 0x7f;
+    // Multiplying by 2^120 moves the exponent bias from 7 to 127 and renormalises subnormals.
+    const Word32 size = as<Word32>(as<vec_t<float>>(body << 20) * 0x1p120f);
+    const Word32 nan = as<Word32>(body == 0x7f) & 0x7fc00000u;
+    return as<vec_t<float>>(((words & 0x80) << 24) | size | nan);
   } else {
 #if PYG_ACCEL_VEC_BYTES == 64
     return (vec_t<float>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
