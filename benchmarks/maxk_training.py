@@ -230,8 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--plot", action="store_true", help="draw the CSV files that are there")
+    parser.add_argument("--csv-only", action="store_true", help="draw nothing")
     options = parser.parse_args(arguments)
-    hidden, nodes = HIDDEN, 100_000 if options.device == "cuda" else 20_000
+    hidden, nodes = HIDDEN, 20_000
     if options.quick:
         hidden, nodes, options.k, options.seeds, options.epochs = 32, 2_000, [2, 8], 2, 10
         options.out = options.out / "quick"
@@ -249,6 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"written: {file}")
     trainings, timings = (pd.read_csv(file) for file in files)
     print(table(trainings, timings).to_string(index=False))
+    if options.csv_only:
+        return
     from benchmarks import maxk_plot  # matplotlib is not on every machine that measures
 
     maxk_plot.save(maxk_plot.draw_by_k(trainings, timings), options.out / f"{NAME}.png")
