@@ -119,9 +119,10 @@ def train(data: Data, setting: Setting, seed: int, *, hidden: int, epochs: int) 
     if on_gpu:
         from benchmarks.gpu_machine import captured
 
-        step = captured(step)
+        recorded = step, validate  # own the tensors that a replay works on
+        step = captured(recorded[0])
         model.eval()  # of which a recording takes note as of all else
-        validate = captured(validate)
+        validate = captured(recorded[1])
     best, accuracy = -1.0, 0.0
     for epoch in range(1, epochs + 1):
         model.train()
