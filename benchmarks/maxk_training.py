@@ -227,13 +227,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--datasets", nargs="+", choices=DATASETS, default=list(DATASETS))
     parser.add_argument("--models", nargs="+", choices=CONVS, default=list(CONVS))
     parser.add_argument("--k", nargs="+", type=int, default=list(KS))
+    parser.add_argument("--hidden", type=int, default=HIDDEN)
+    parser.add_argument("--nodes", type=int, default=20_000, help="of the community graph")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--plot", action="store_true", help="draw the CSV files that are there")
     parser.add_argument("--csv-only", action="store_true", help="draw nothing")
     options = parser.parse_args(arguments)
-    hidden, nodes = HIDDEN, 20_000
+    hidden, nodes = options.hidden, options.nodes
     if options.quick:
         hidden, nodes, options.k, options.seeds, options.epochs = 32, 2_000, [2, 8], 2, 10
         options.out = options.out / "quick"
