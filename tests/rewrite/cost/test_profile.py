@@ -79,7 +79,10 @@ def test_the_models_predict_what_was_measured(models, small):
     assert model.source.startswith(f"models learned on {Device.of('cpu')}")
     truth = Roofline.of("cpu")
     errors = sorted(
-        abs(model.seconds(p) / (3 * truth.seconds(p) * math.log2(p.cols + 2)) - 1) for p in small
+        abs(
+            (model.seconds(p) - learned.AROUND) / (3 * truth.seconds(p) * math.log2(p.cols + 2)) - 1
+        )
+        for p in small
     )
     assert errors[len(errors) // 2] < 0.05
     assert model.many(small[:9]) == [model.seconds(p) for p in small[:9]]
@@ -87,7 +90,8 @@ def test_the_models_predict_what_was_measured(models, small):
 
 def test_a_primitive_that_was_not_measured_is_left_to_the_roofline(models):
     cbsr = Primitive("cbsr_spmm", 10, 4, 8, graph=GraphFeatures(10, 10, 50))
-    assert cost_model("cpu").seconds(cbsr) == Roofline.of("cpu").seconds(cbsr)
+    expected = Roofline.of("cpu").seconds(cbsr) + learned.AROUND
+    assert cost_model("cpu").seconds(cbsr) == pytest.approx(expected)
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(small, tmp_path):
