@@ -15,9 +15,14 @@ from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
-__all__ = ["Tiles", "build_tiles", "tiles_of"]
+__all__ = ["HEIGHTS", "Tiles", "build_tiles", "sharing_of", "tiles_of", "usual_sharing"]
 
 _MOST_SLOTS = 2**15  # slots are int16
+# Windows that kernels are written for. How much their rows share decides whether tiles pay.
+HEIGHTS = (16, 32, 64)
+# A graph that was used so often will be used again: translating it costs about as much as 8 sums.
+_USES = 8
+_SAMPLED_WINDOWS, _SAMPLED_ENTRIES = 256, 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +139,56 @@ def tiles_of(csr: CSR, window: int, tile: int) -> Tiles:
         return csr.rowptr, build_tiles(csr, window, tile)  # with rowptr alive, its id is its own
 
     return _tiles.get(csr.col, key, make)[1]
+
+
+_sharing = Kept()
+
+
+def sharing_of(csr: CSR) -> tuple[float, ...]:
+    """Return the entries that share a column, on average, for windows of each of :data:`HEIGHTS`.
+
+    Estimated from some of the windows; waits for the device when it is first asked of a graph.
+    """
+    key = (id(csr.rowptr), csr.num_cols)
+    return _sharing.get(csr.col, key, lambda: (csr.rowptr, _estimate(csr)))[1]
+
+
+def usual_sharing(csr: CSR) -> tuple[float, ...]:
+    """Return :func:`sharing_of` for a graph that is used again and again, else nothing.
+
+    Sampled batches are gone before tiles could pay. While a CUDA graph is captured nothing can be
+    estimated, and what was not known stays unknown.
+    """
+    key = (id(csr.rowptr), csr.num_cols)
+    known = _sharing.find(csr.col, key)
+    if known is not None:
+        sharing: tuple[float, ...] = known[1]
+        return sharing
+    uses = (_sharing.find(csr.col, ("uses", *key)) or 0) + 1
+    _sharing.put(csr.col, ("uses", *key), uses)
+    if uses <= _USES or (csr.col.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return ()
+    return sharing_of(csr)
+
+
+def _estimate(csr: CSR) -> tuple[float, ...]:
+    tallest = HEIGHTS[-1]
+    windows, entries, device = -(-csr.num_rows // tallest), csr.col.numel(), csr.col.device
+    if entries == 0:
+        return (1.0,) * len(HEIGHTS)
+    share = min(1.0, _SAMPLED_ENTRIES / entries, _SAMPLED_WINDOWS / windows)
+    some = torch.linspace(0, windows - 1, max(1, int(windows * share)), device=device).long()
+    rows = (some.unsqueeze(1) * tallest + torch.arange(tallest, device=device)).flatten()
+    rows = rows[rows < csr.num_rows]
+    counts = csr.rowptr.diff()[rows].long()
+    row = torch.repeat_interleave(rows, counts)
+    first = torch.repeat_interleave(csr.rowptr[rows].long() - counts.cumsum(0) + counts, counts)
+    col = csr.col[first + torch.arange(row.numel(), device=device)].long()
+    found = []
+    for height in HEIGHTS:
+        distinct = torch.unique(row // height * csr.num_cols + col).numel()
+        found.append(round(row.numel() / max(distinct, 1), 2))
+    return tuple(found)
 
 
 def build_tiles(csr: CSR, window: int, tile: int) -> Tiles:

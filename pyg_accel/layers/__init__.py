@@ -1,7 +1,6 @@
-"""Layers of our own: MaxK-GNN (ASPLOS 2024) for PyG, and relations all at once.
+"""Layers whose aggregation is sparse on both sides: MaxK-GNN (ASPLOS 2024) for PyG.
 
-The MaxK layers are sparse on both sides of their aggregation: each is the layer of PyG of that name
-with one argument more, ``k``, and MaxK in front.
+Each is the layer of PyG of that name with one argument more, ``k``, and MaxK in front.
 """
 
 from pyg_accel.layers.activation import MaxK, maxk
@@ -9,6 +8,5 @@ from pyg_accel.layers.convert import to_maxk
 from pyg_accel.layers.maxk_gcn_conv import MaxKGCNConv
 from pyg_accel.layers.maxk_gin_conv import MaxKGINConv
 from pyg_accel.layers.maxk_sage_conv import MaxKSAGEConv
-from pyg_accel.layers.rgcn_conv import RGCNConv
 
-__all__ = ["MaxK", "MaxKGCNConv", "MaxKGINConv", "MaxKSAGEConv", "RGCNConv", "maxk", "to_maxk"]
+__all__ = ["MaxK", "MaxKGCNConv", "MaxKGINConv", "MaxKSAGEConv", "maxk", "to_maxk"]

@@ -26,7 +26,6 @@ __all__ = [
     "aggregate",
     "compress",
     "compress_both",
-    "module_reasons",
     "multiplies_first",
     "num_nodes",
     "pyg_reasons",
@@ -148,17 +147,6 @@ def pyg_reasons(conv: MessagePassing, features: Features, edge_index: Any) -> li
         reasons.append(f"aggr={conv.aggr!r}: the kernels of MaxK add up and average")
     if isinstance(features, Tensor) and features.dim() != 2:
         reasons.append(f"features of {features.dim()} dimensions")
-    reasons += module_reasons(conv)
-    if torch.compiler.is_compiling():
-        return reasons
-    if isinstance(edge_index, Tensor) and edge_index.requires_grad:
-        reasons.append("a sparse matrix that requires gradients")
-    return reasons
-
-
-def module_reasons(conv: MessagePassing) -> list[str]:
-    """Return what is asked of a layer's own message passing, which kernels would pass over."""
-    reasons: list[str] = []
     if torch.compiler.is_compiling():  # then PyG too passes over all that follows
         return reasons
     if conv.explain:
@@ -168,6 +156,8 @@ def module_reasons(conv: MessagePassing) -> list[str]:
     for name, value in vars(conv).items():
         if name.endswith("_hooks") and value and name not in _OF_EVERY_MODULE:
             reasons.append(f"a {name.strip('_').removesuffix('s').replace('_', ' ')}")
+    if isinstance(edge_index, Tensor) and edge_index.requires_grad:
+        reasons.append("a sparse matrix that requires gradients")
     return reasons
 
 

@@ -20,6 +20,7 @@ from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.gspmm_backward import backward, setup_context, shapes_of
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
+from pyg_accel.tiles import usual_sharing
 
 __all__ = ["REDUCES", "gspmm"]
 
@@ -197,8 +198,11 @@ def _gspmm(
     for h, f in shapes:
         heads, width = max(heads, h), max(width, f)
     dtype = next(t.dtype for t in operands if t.is_floating_point())
+    on_gpu = rowptr.is_cuda
     spec = OpSpec("gspmm", rowptr.device.type, dtype, rowptr.dtype, csr.num_rows, num_cols,
-                  col.numel(), heads, width, formula, tuple(reduces), shapes=shapes)  # fmt: skip
+                  col.numel(), heads, width, formula, tuple(reduces), shapes=shapes,
+                  sharing=usual_sharing(csr) if on_gpu else (),
+                  rounded=on_gpu and torch.get_float32_matmul_precision() != "highest")  # fmt: skip
     backend = choose(spec).backend
     return backend.gspmm(csr, message, operands, reduces, want_arg=want_arg)
 

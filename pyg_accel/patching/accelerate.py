@@ -71,7 +71,7 @@ def call(
     given = kwargs
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     known = _declined.get(self, {})
-    reasons = _reasons(self, edge_index)
+    reasons = call_reasons(self, edge_index)
     if not reasons and key in known:
         reasons = [known[key]]
     if not reasons:
@@ -168,7 +168,7 @@ def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[s
     """Make a call while a compiler makes its graph."""
     refuse_training(self)
     original = template(self, name)
-    reasons = _reasons(self, edge_index)
+    reasons = call_reasons(self, edge_index)
     # The graph is made in several passes: Dynamo's is noted.
     note = compiled.note if not isinstance(edge_index, FunctionalTensor) else lambda *_: None
     if not reasons:
@@ -190,8 +190,13 @@ def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[s
     return original(self, edge_index, **kwargs)  # type: ignore[no-any-return]
 
 
-def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
-    """Why this call is PyG's, before looking at the message."""
+def takes_part(module: MessagePassing) -> bool:
+    """Return whether calls of a layer are accelerated, and nobody reads those it makes."""
+    return is_active(module) and not _torch_records()
+
+
+def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = False) -> list[str]:
+    """Return why a call is PyG's, before looking at the message."""
     reasons = hook_reasons(module)
     sparse = is_sparse_matrix(edge_index)
     if not sparse and (
@@ -207,7 +212,7 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
         reasons.append("forward-mode differentiation")
     device = _device_of(edge_index).type
     reasons += fast_backend_reasons(device)
-    if not reasons and not settings.always and in_force() is None:
+    if not (reasons or settings.always or any_size or in_force() is not None):
         edges = num_entries(edge_index) if sparse else edge_index.size(1)
         reasons += _size_reasons(edges, device)
     return reasons

@@ -21,10 +21,9 @@ from pyg_accel.rewrite.ir import (
     Product,
     Sum,
     leaves_of,
-    merge,
-    simplify,
 )
 from pyg_accel.rewrite.prune import Associations, prune
+from pyg_accel.rewrite.simplification import merge, simplify
 from pyg_accel.rewrite.tree import Node, Tree, is_sparse
 
 __all__ = ["associations_of", "enumerate_trees"]

@@ -8,18 +8,8 @@ which is Horner's rule. Each form has associations that the others do not have.
 from dataclasses import replace
 from itertools import product
 
-from pyg_accel.rewrite.ir import (
-    Attend,
-    Expr,
-    Leaf,
-    Map,
-    Product,
-    Sum,
-    leaves_of,
-    merge,
-    simplify,
-    verify,
-)
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Product, Sum, leaves_of, verify
+from pyg_accel.rewrite.simplification import merge, simplify
 
 __all__ = ["forms"]
 

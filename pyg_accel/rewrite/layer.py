@@ -14,11 +14,12 @@ from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, cost_model
 from pyg_accel.rewrite.decide import Choice, Choose, decide, seconds_of
 from pyg_accel.rewrite.enumerate import associations_of
-from pyg_accel.rewrite.ir import Expr, leaves_of, merge, simplify
+from pyg_accel.rewrite.ir import Expr, leaves_of
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, bind, lift
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.matrices import Matrix
 from pyg_accel.rewrite.prune import Associations
+from pyg_accel.rewrite.simplification import merge, simplify
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["Associated", "Decision", "Options", "given_of"]

@@ -164,6 +164,9 @@ def _opened(symbol: Any, value: Any) -> Any:
 
 def expect(value: Any, example: Any, name: str) -> None:
     """Refuse an argument that the graph was not made for."""
+    if isinstance(value, fx.Proxy):  # torch.fx reads a graph again, e.g. when it is loaded
+        value.tracer.create_proxy("call_function", expect, (value, example, name), {})
+        return
     if value is not example and value != example:
         raise ValueError(
             f"optimize() was given the example {name}={example!r}, and its result does not take "
@@ -200,10 +203,13 @@ def trace(
         prepare(root, tracer)
     _Tracer.current = tracer
     try:
-        return root, tracer.trace(root)
+        read = tracer.trace(root)
     except _FAILURES as error:
         path = tracer.stack[-1] if tracer.stack else ""
         reason = str(error).partition("\n")[0]
         raise Unreadable(path, f"{type(error).__name__}: {reason}") from error
     finally:
         _Tracer.current = None
+    graph = fx.Graph()  # one that does not remember this tracer, so that it can be saved
+    graph.output(graph.graph_copy(read, {}))
+    return root, graph

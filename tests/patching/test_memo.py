@@ -190,7 +190,7 @@ def edges_of(*more: Tensor) -> tuple[Tensor, ...]:
 DERIVING: dict[str, tuple[Any, int]] = {
     "gcn": (lambda: (GCN(4, 8, 3), edges_of()), 1),
     "pdn": (lambda: (PDNConv(4, 3, 5, 6), edges_of(torch.randn(30, 5))), 1),
-    "rgcn": (lambda: (RGCNConv(4, 3, 3), edges_of(torch.arange(30) % 3)), 3),
+    "rgcn": (lambda: (RGCNConv(4, 3, 3), edges_of(torch.arange(30) % 3)), 2),
     "hgt": (lambda: hetero(lambda metadata: HGTConv(4, 4, metadata, 2)), 1),
 }
 

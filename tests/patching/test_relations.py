@@ -14,6 +14,11 @@ from torch_geometric.nn import (
     SAGEConv,
 )
 
+import pyg_accel
+from pyg_accel.errors import VerificationError
+from pyg_accel.patching import relations
+from pyg_accel.settings import settings
+
 RELATIONS, NODES, EDGES, WIDTH = 100, 60, 2000, 8
 
 pytestmark = pytest.mark.usefixtures("always")
@@ -81,13 +86,105 @@ def test_a_transformer_over_a_hundred_edge_types_equals_stock(same_as_stock):
     same_as_stock(layer.double(), x, edges)
 
 
-@pytest.mark.parametrize("kind", [RGCNConv, RGATConv])
-def test_most_calls_over_relations_are_accelerated(homogeneous, kind, report_of):
-    import pyg_accel
+def formulas(rows: list[Any]) -> list[str]:
+    return [row.formula for row in rows]
 
-    layer = kind(WIDTH, WIDTH, RELATIONS).double()
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_bases": 4}, {"num_blocks": 4}, {"root_weight": False, "bias": False}],
+    ids=["full", "bases", "blocks", "bare"],
+)
+@pytest.mark.parametrize("aggr", ["mean", "add", "max", "min"])
+def test_all_relations_are_one_call(same_as_stock, homogeneous, report_of, options, aggr):
+    same_as_stock(RGCNConv(WIDTH, 12, RELATIONS, aggr=aggr, **options).double(), *homogeneous)
+    reduce = {"add": "sum"}.get(aggr, aggr)
+    assert formulas(report_of()) == [f"{reduce}_j u0, {RELATIONS} relations"]
+    assert report_of()[0].calls == 1
+
+
+def test_source_and_target_nodes_may_differ(same_as_stock, homogeneous, report_of):
+    x, edge_index, edge_type = homogeneous
+    y = torch.randn(30, 5, dtype=torch.float64, requires_grad=True)
+    edge_index = torch.stack([edge_index[0], edge_index[1] // 2])
+    same_as_stock(RGCNConv((WIDTH, 5), 4, RELATIONS).double(), (x, y), edge_index, edge_type)
+    assert "relations" in report_of()[0].formula
+
+
+def test_the_other_flow(same_as_stock, homogeneous, report_of):
+    layer = RGCNConv(WIDTH, 4, RELATIONS, flow="target_to_source").double()
+    same_as_stock(layer, *homogeneous)
+    assert "relations" in report_of()[0].formula
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_graphs_with_hardly_an_edge(same_as_stock, edges):
+    x = torch.randn(NODES, WIDTH, dtype=torch.float64, requires_grad=True)
+    types = torch.randint(RELATIONS, (edges,))
+    same_as_stock(
+        RGCNConv(WIDTH, 4, RELATIONS).double(), x, torch.randint(NODES, (2, edges)), types
+    )
+
+
+def test_relations_that_change_in_place_are_seen(homogeneous):
+    x, edge_index, edge_type = homogeneous
+    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    with pyg_accel.patched():
+        first = layer(x, edge_index, edge_type)
+        assert torch.equal(layer(x, edge_index, edge_type), first)
+        edge_type.zero_()
+        second = layer(x, edge_index, edge_type)
+    torch.testing.assert_close(second, layer(x, edge_index, edge_type))
+    assert not torch.allclose(first, second)
+
+
+class Twice(RGCNConv):
+    """A message of its own, which no stacked kernel knows."""
+
+    def message(self, x_j, edge_type_ptr):
+        return 2 * x_j
+
+
+def test_what_the_stacked_kernels_do_not_know_is_a_call_a_relation(
+    same_as_stock, homogeneous, report_of
+):
+    x, edge_index, edge_type = homogeneous
+    same_as_stock(Twice(WIDTH, 4, RELATIONS).double(), x, edge_index, edge_type)
+    assert sum(row.calls for row in report_of()) == RELATIONS
+    pyg_accel.reset_report()
+    same_as_stock(RGCNConv(NODES, 4, RELATIONS).double(), None, edge_index, edge_type)
+    assert sum(row.calls for row in report_of()) == RELATIONS
+
+
+def test_verification_covers_relations(homogeneous, monkeypatch):
+    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    settings.verify = True
     with pyg_accel.patched():
         layer(*homogeneous)
-    rows = report_of()
-    accelerated = sum(row.calls for row in rows if row.formula)
-    assert accelerated >= 0.9 * sum(row.calls for row in rows), rows
+        monkeypatch.setattr(relations, "relational_spmm", lambda *_, **__: torch.ones(NODES, 4))
+        with pytest.raises(VerificationError, match="RGCNConv"):
+            layer(*homogeneous)
+
+
+def test_relations_out_of_range_are_refused(homogeneous):
+    x, edge_index, edge_type = homogeneous
+    with pyg_accel.patched(), pytest.raises(IndexError, match="relation ids"):
+        RGCNConv(WIDTH, 4, RELATIONS).double()(x, edge_index, edge_type + 50)
+
+
+def test_few_relations_of_a_small_graph_stay_with_pyg(homogeneous, report_of):
+    settings.always = False
+    x, edge_index, edge_type = homogeneous
+    with pyg_accel.patched():
+        RGCNConv(WIDTH, 4, 3).double()(x, edge_index, edge_type % 3)
+        assert formulas(report_of()) == [""]
+        pyg_accel.reset_report()
+        RGCNConv(WIDTH, 4, RELATIONS).double()(x, edge_index, edge_type)
+        assert formulas(report_of()) == [f"mean_j u0, {RELATIONS} relations"]
+
+
+def test_attention_over_relations_is_accelerated(homogeneous, report_of):
+    layer = RGATConv(WIDTH, WIDTH, RELATIONS).double()
+    with pyg_accel.patched():
+        layer(*homogeneous)
+    assert all(formulas(report_of()))

@@ -5,8 +5,9 @@ import pytest
 from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.enumerate import enumerate_trees
 from pyg_accel.rewrite.forms import forms
-from pyg_accel.rewrite.ir import Attend, Broadcast, Leaf, Map, Product, Sum, simplify, verify
+from pyg_accel.rewrite.ir import Attend, Broadcast, Leaf, Map, Product, Sum, verify
 from pyg_accel.rewrite.prune import prune
+from pyg_accel.rewrite.simplification import simplify
 from pyg_accel.rewrite.tree import nodes_of
 
 A = Leaf("A", "N", "N", "sparse")

@@ -1,6 +1,7 @@
 """``optimize()``: the same model, parameters and modes."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -158,6 +159,18 @@ def test_a_copy_is_independent():
         assert torch.equal(copied(*args), fast(*args))
         copied.first.lin.weight.zero_()
         assert not torch.equal(copied(*args), fast(*args))
+
+
+def test_it_can_be_saved_and_loaded():
+    args = inputs()
+    fast = optimize(Net(), *args).eval()
+    file = io.BytesIO()
+    torch.save(fast, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    with torch.no_grad():
+        assert torch.equal(loaded(*args), fast(*args))
+        assert not torch.equal(loaded.train()(*args), fast(*args))
 
 
 @pytest.mark.parametrize("name", ["user", "branching", "layer"])
