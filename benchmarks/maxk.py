@@ -30,7 +30,7 @@ from pyg_accel.graph import CSR
 from pyg_accel.settings import settings
 
 GRAPHS = {
-    "cpu": ("cornell5", "rmat-20k", "arxiv-like"),
+    "cpu": ("cornell5", "rmat-20k", "arxiv-like@0.3"),
     "cuda": ("arxiv-like", "amazon0505-like", "proteins-like", "reddit-like", "products-like",
              "products-like/ordered"),
 }  # fmt: skip
@@ -92,7 +92,7 @@ def measure(name: str, device: str, budget: float) -> Iterator[dict[str, Any]]:
             if device == "cuda":
                 times = {b: gpu_machine.timed(call, budget=budget) for b, call in calls.items()}
             else:
-                times = machine.side_by_side(calls, 7, budget=budget)
+                times = machine.side_by_side(calls, 5, budget=budget)
             for backend, time in times.items():
                 yield {
                     "graph": name, "N": graph.num_cols, "E": graph.num_edges, "F": FEATURES,
