@@ -32,7 +32,6 @@ STRATEGIES = ("bucket", "fastrand", "random")
 EPOCHS, HIDDEN, MAX_DROP = 60, 64, 0.01
 COMMUNITIES = {
     "community, degree 50": (10_000, 500_000, 64, 8),
-    "community, degree 200": (5_000, 1_000_000, 64, 8),
 }
 FILE = f"{NAME}.csv"
 
