@@ -21,9 +21,10 @@ class OpSpec:
         num_edges: edges.
         heads: H of the message [E, H, F].
         width: F of the message.
-        formula: text of the message formula (gspmm).
+        formula: text of the message formula (gspmm) or of the values (attention).
         reduces: reductions asked for (gspmm).
         k: features kept a row (MaxK, CBSR) or edges kept a row (sampling); 0 where all are.
+        score: text of the formula of scores (attention).
     """
 
     op: str
@@ -38,9 +39,11 @@ class OpSpec:
     formula: str = ""
     reduces: tuple[str, ...] = ()
     k: int = 0
+    score: str = ""
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
+        what += f" by {self.score}" if self.score else ""
         kept = f", k = {self.k}" if self.k else ""
         return (
             f"{self.op}{what} on {self.device} in {self.dtype}: {self.num_rows} x {self.num_cols}, "

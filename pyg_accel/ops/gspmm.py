@@ -19,7 +19,7 @@ from pyg_accel.ops.gspmm_backward import backward, setup_context, shapes_of
 from pyg_accel.ops.layout import find_layout
 from pyg_accel.ops.operator import call, define
 
-__all__ = ["REDUCES", "gspmm"]
+__all__ = ["REDUCES", "check_operands", "gspmm"]
 
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 
@@ -62,7 +62,9 @@ def gspmm(
     read, summed = _read(text)
     reduces = [reduce] if isinstance(reduce, str) else list(reduce)
     operands = list(operands)
-    _check(graph, text, read, operands, reduces)
+    check_operands(graph, text, read, operands)
+    if not reduces or not set(reduces) <= set(REDUCES):
+        raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {reduces})")
     dtype = operands[0].dtype
     for t in operands[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
@@ -107,13 +109,10 @@ def _launch(
     return outs[: len(reduces)]
 
 
-def _check(
-    graph: Graph,
-    text: str,
-    read: tuple[tuple[str, int], ...],
-    operands: list[Tensor],
-    reduces: list[str],
+def check_operands(
+    graph: Graph, text: str, read: tuple[tuple[str, int], ...], operands: list[Tensor]
 ) -> None:
+    """Raise ValueError for operands that a formula does not read, or that do not fit the graph."""
     rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
     if len({index for _, index in read}) != len(read):
         raise ValueError(f"expected {text} to read each operand at one side (pass it twice)")
@@ -133,8 +132,6 @@ def _check(
             raise ValueError(f"expected {name} to be floating-point features (got {t.dtype})")
     if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
-    if not reduces or not set(reduces) <= set(REDUCES):
-        raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {reduces})")
 
 
 def _gspmm(

@@ -26,7 +26,7 @@ from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call
 
-__all__ = ["backward", "setup_context", "shapes_of"]
+__all__ = ["backward", "fit", "kinds_of", "renumber", "setup_context", "shapes_of"]
 
 
 def shapes_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
@@ -34,7 +34,7 @@ def shapes_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     return tuple((t.size(1), t.size(2)) for t in operands)
 
 
-def _kinds(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+def kinds_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     """Sizes as far as formulas care: 1 or not."""
     return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes_of(operands))
 
@@ -101,12 +101,13 @@ def _plan(
         if sizes[index][1] == 1 and shape_of(wanted, sizes)[1] != 1:
             wanted = Sum(wanted)
         used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
-        wanted = map_operands(wanted, partial(_renumber, used))
+        wanted = map_operands(wanted, partial(renumber, used))
         steps.append(_Step(index, side, swap_sides(wanted) if side == "u" else wanted, used))
     return tuple(steps)
 
 
-def _renumber(used: tuple[int, ...], operand: Operand) -> Formula:
+def renumber(used: tuple[int, ...], operand: Operand) -> Formula:
+    """Return an operand by its place among those that are used."""
     return Operand(operand.side, used.index(operand.index))
 
 
@@ -120,11 +121,11 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
     ctx.shapes = shapes_of(operands)
     ctx.facts = (num_cols, sorted_, text, tuple(reduces))
     # Only what the backward formulas use is kept: a plain sum keeps no features at all.
-    everything = _plan(text, tuple(reduces), ctx.needs, (True,) * len(reduces), _kinds(operands))
+    everything = _plan(text, tuple(reduces), ctx.needs, (True,) * len(reduces), kinds_of(operands))
     used = {i for step in everything for i in step.used}
     keep = [t if i in used or "prod" in reduces else None for i, t in enumerate(operands)]
     ctx.num_operands = len(operands)
-    ctx.kinds = _kinds(operands)
+    ctx.kinds = kinds_of(operands)
     ctx.save_for_backward(rowptr, col, eid, rowptr_t, col_t, eid_t, *keep, *kept_args)
 
 
@@ -177,7 +178,7 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
             ["none" if step.side == "e" else "sum"],
             False,
         )
-        grads[step.operand] = _fit(out, ctx.shapes[step.operand])
+        grads[step.operand] = fit(out, ctx.shapes[step.operand])
     return (None,) * 8 + (grads, None, None, None)
 
 
@@ -195,7 +196,7 @@ def _mean_backward(grad: Tensor | None, arrays: list[Any]) -> Tensor | None:
     return result
 
 
-def _fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
+def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
     """Sum or repeat a gradient [rows, H, F] to the shape of its operand."""
     for dim, size in ((1, shape[0]), (2, shape[1])):
         if grad.size(dim) != size:
