@@ -95,6 +95,23 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
+    def gspmm_several(
+        self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    ) -> list[Tensor]:
+        """Run several formulas over the same operands in one pass.
+
+        Args:
+            csr: the graph.
+            formulas: without ``sel``.
+            reduces: of each: ``sum``, or ``none`` for one of a single number an edge and head.
+            operands: of all, by operand index.
+
+        Returns:
+            [num_rows, H, F | 1] a sum; [E, H, 1] in the order of ``csr.eid`` for ``none``. H is the
+            largest number of heads of an operand.
+        """
+        raise NotImplementedError
+
     def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
         """Add ``grad[r, f]`` to row ``arg[r, f]`` of a zero [num_cols, F]; skip negative ones."""
         raise NotImplementedError

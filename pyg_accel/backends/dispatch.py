@@ -90,7 +90,7 @@ def fast_backend_reasons(device: str) -> list[str]:
 
 
 def is_fast(spec: OpSpec) -> bool:
-    """Whether a call would be run by another backend than the reference, or by the one asked for."""
+    """Return whether another backend than the reference, or the one asked for, runs a call."""
     forced = _forced.get() or settings.backend
     try:
         decision = _choose(spec, forced, settings.disable)

@@ -16,11 +16,11 @@ from pyg_accel.formula import Binary, Formula, Operand, has_sum, operands_of, pa
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.attention_backward import backward, setup_context
 from pyg_accel.ops.gspmm import check_operands, gspmm
-from pyg_accel.ops.gspmm_backward import shapes_of
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.messages import messages
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.softmax import edge_softmax
+from pyg_accel.ops.steps import shapes_of
 
 __all__ = ["attention", "attention_is_fused"]
 

@@ -29,9 +29,10 @@ from pyg_accel.formula import (
     swap_sides,
 )
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.ops.gspmm_backward import fit, kinds_of, renumber, shapes_of
+from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
 
 __all__ = ["backward", "setup_context"]
 
@@ -48,12 +49,12 @@ class _Plan:
     Attributes:
         sources: (operand, formula) of those that are added up over sources, in the pass over the
             transposed graph and as it sees them.
-        others: (operand, side, formula, operands it uses).
+        others: those of target and edge operands.
         weights: the formulas of others use the weights.
     """
 
     sources: tuple[tuple[int, str], ...]
-    others: tuple[tuple[int, str, str, tuple[int, ...]], ...]
+    others: tuple[Step, ...]
     weights: bool
 
 
@@ -86,7 +87,7 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
             continue
         used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
         weights = weights or n + 1 in used
-        others.append((index, side, str(map_operands(wanted, partial(renumber, used))), used))
+        others.append(Step(index, side, map_operands(wanted, partial(renumber, used)), used))
     return _Plan(tuple(sources), tuple(others), weights)
 
 
@@ -135,11 +136,10 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
     for (index, _), one in zip(plan.sources, found, strict=False):
         grads[index] = fit(one, shapes[index])
     left = found[len(plan.sources) :]
-    tensors = [*operands, grad, left[1] if plan.weights else None, left[0] if left else None]
-    for index, side, formula, used in plan.others:
-        given = [tensors[i] for i in used]
-        reduce = "none" if side == "e" else "sum"
-        (one,) = call("gspmm", *arrays, num_cols, sorted_, given, formula, [reduce], False)
+    made = dict(enumerate([*operands, grad, left[1] if plan.weights else None, *left[:1]]))
+    transposed = (*arrays[3:], *arrays[:3], rows, True)
+    done = run_steps(plan.others, made, (*arrays, num_cols, sorted_), transposed)
+    for index, one in done.items():
         grads[index] = fit(one, shapes[index])
     return (None,) * 8 + (grads, None, None)
 
@@ -177,7 +177,8 @@ def _attention_backward(
 ) -> list[Tensor]:
     csr = CSR(rowptr, col, eid, num_cols, True)
     spec = OpSpec("attention_backward", rowptr.device.type, grad.dtype, rowptr.dtype, csr.num_rows,
-                  num_cols, col.numel(), grad.size(1), grad.size(2), value, score=score)  # fmt: skip
+                  num_cols, col.numel(), grad.size(1), grad.size(2), value,
+                  score=score)  # fmt: skip
     backend = choose(spec).backend
     return backend.attention_backward(
         csr, parse(score), parse(value), operands, grad, out, total,

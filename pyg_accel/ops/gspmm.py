@@ -15,9 +15,10 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.formula import Formula, Sum, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.ops.gspmm_backward import backward, setup_context, shapes_of
+from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import find_layout
 from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.steps import shapes_of
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 

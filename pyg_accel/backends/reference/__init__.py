@@ -59,6 +59,15 @@ class ReferenceBackend(Backend):
                     outs.append(_winners(message, out, row, winner).to(csr.col.dtype))
         return outs
 
+    def gspmm_several(
+        self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm_several`."""
+        results = []
+        for formula, reduce in zip(formulas, reduces, strict=True):
+            results += self.gspmm(csr, formula, operands, [reduce], want_arg=False)
+        return results
+
     def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
         """See :meth:`Backend.scatter_arg`."""
         out = grad.new_zeros(num_cols + 1, grad.size(1))

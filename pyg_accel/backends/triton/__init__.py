@@ -43,7 +43,7 @@ class TritonBackend(Backend):
             reasons.append(f"tensors are on '{spec.device}', kernels run on '{runs_on}'")
         if spec.dtype not in _DTYPES:
             reasons.append(f"features are {spec.dtype}")
-        if spec.op.startswith("attention"):
+        if spec.op.startswith("attention") or spec.op == "gspmm_several":
             from pyg_accel.backends.triton.attention import MAX_WIDTH
 
             if spec.width > MAX_WIDTH:
@@ -91,6 +91,14 @@ class TritonBackend(Backend):
         from pyg_accel.backends.triton.softmax import run
 
         return run(csr, scores, grad)
+
+    def gspmm_several(
+        self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm_several`."""
+        from pyg_accel.backends.triton.attention import run_several
+
+        return run_several(csr, formulas, reduces, operands)
 
     def attention(
         self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]

@@ -1,4 +1,4 @@
-"""Launches attention: which recipe, which tiles, how many programs."""
+"""Launches attention, and several formulas at once: which recipe, which tiles."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,6 +11,7 @@ from pyg_accel.backends.triton.attention_codegen import (
     AttentionRecipe,
     attention_combine_kernel,
     attention_kernel,
+    stays_finite,
 )
 from pyg_accel.backends.triton.gspmm import OperandShape, device_facts, operand_shape
 from pyg_accel.backends.triton.launch import Device, Tile, attention_tile, piece_tile
@@ -19,14 +20,16 @@ from pyg_accel.backends.triton.schedule import schedule_of
 from pyg_accel.formula import (
     Binary,
     Formula,
+    Operand,
     Sum,
     Unary,
+    map_operands,
     operands_of,
     shape_of,
 )
 from pyg_accel.graph import CSR
 
-__all__ = ["MAX_WIDTH", "run", "run_backward"]
+__all__ = ["MAX_WIDTH", "run", "run_backward", "run_several"]
 
 MAX_WIDTH = 512  # of a head: a program holds it whole
 _INT32_ENTRIES = 2**31 - 2**16
@@ -42,9 +45,43 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
     out = like.new_empty(rows, heads, width)
     sums = like.new_empty(rows, heads, dtype=accumulate)
     if rows and heads * width:
-        call = _Call(csr, operands, heads, width, (score, value, (), ()))
-        call.go([out, sums], [])
+        _Call(csr, operands, heads, width, (score, value, (), ())).go([out, sums], [])
     return [out, sums]
+
+
+def run_several(
+    csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+) -> list[Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.gspmm_several`."""
+    shapes = tuple((t.size(1), t.size(2)) for t in operands)
+    return _several(csr, formulas, reduces, operands, shapes)
+
+
+def _several(
+    csr: CSR,
+    formulas: list[Formula],
+    reduces: list[str],
+    operands: list[Tensor],
+    shapes: Shapes,
+    infinite: int = -1,
+) -> list[Tensor]:
+    heads, width = (max(each) for each in zip(*shapes, strict=True))
+    dtype, device = operands[0].dtype, csr.col.device
+    outs = [
+        torch.empty(csr.num_rows if reduce == "sum" else csr.col.numel(), heads,
+                    _extent_of(formula, shapes)[1], dtype=dtype, device=device)
+        for formula, reduce in zip(formulas, reduces, strict=True)
+    ]  # fmt: skip
+    if not csr.num_rows or not heads * width or not csr.col.numel():
+        return [t.zero_() for t in outs]
+    sums, stores = (
+        [(f, t) for f, r, t in zip(formulas, reduces, outs, strict=True) if r == each]
+        for each in ("sum", "none")
+    )
+    recipe = (None, formulas[0], tuple(f for f, _ in sums), tuple(f for f, _ in stores))
+    call = _Call(csr, operands, heads, width, recipe, infinite=infinite)
+    call.go([t for _, t in sums], [t for _, t in stores])
+    return outs
 
 
 def run_backward(
@@ -61,21 +98,19 @@ def run_backward(
     want_weights: bool,
 ) -> list[Tensor]:
     """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
-    rows, entries = csr.num_rows, csr.col.numel()
-    _, heads, width = grad.shape
-    stored = ("scores",) * want_scores + ("weights",) * want_weights
-    shapes = tuple((t.size(1), t.size(2)) for t in operands)
-    widths = tuple(_extent_of(f, (*shapes, (heads, width), (heads, 1), (heads, 1)))[1]
-                   for f in gradients)  # fmt: skip
-    outs = [grad.new_empty(rows, heads, each) for each in widths]
-    left = [grad.new_empty(entries, heads, 1) for _ in stored]
-    if not rows or not heads * width or not entries:
-        return [t.zero_() for t in outs] + [t.zero_() for t in left]
-    everything = [*operands, grad, total.unsqueeze(-1), _delta(grad, out).unsqueeze(-1)]
-    call = _Call(csr, everything, heads, width, (score, value, tuple(gradients), stored),
-                 backward=True)  # fmt: skip
-    call.go(outs, left)
-    return outs + left
+    n = len(operands)
+    total, delta = total.unsqueeze(-1), _delta(grad, out).unsqueeze(-1)
+    weight = Unary("exp", Binary("sub", score, Operand("u", n + 1)))
+    inner = Sum(Binary("mul", Operand("u", n), value))
+    of_score = Binary("mul", weight, Binary("sub", inner, Operand("u", n + 2)))
+    made: dict[int, Formula] = {n + 1: weight, n + 2: of_score}
+    formulas = [map_operands(f, lambda o: made.get(o.index, o)) for f in gradients]
+    left: list[Formula] = [of_score] * want_scores + [weight] * want_weights
+    everything = [*operands, grad, total, delta]
+    shapes = tuple((t.size(1), t.size(2)) for t in everything)
+    reduces = ["sum"] * len(formulas) + ["none"] * len(left)
+    infinite = n + 1 if stays_finite(score) and stays_finite(value) else -1
+    return _several(csr, formulas + left, reduces, everything, shapes, infinite)
 
 
 def _delta(grad: Tensor, out: Tensor) -> Tensor:
@@ -134,28 +169,30 @@ class _Facts:
     numbered: bool
     accumulate: str
     position: str
-    backward: bool
+    infinite: int
     device: Device
 
 
-Formulas = tuple[Formula, Formula, tuple[Formula, ...], tuple[str, ...]]
+# Score and value of attention; or None, formulas that are added up and those that are stored.
+Formulas = tuple[Formula | None, Formula, tuple[Formula, ...], tuple[Formula, ...]]
 
 
 @lru_cache(maxsize=4096)
 def _kernels(formulas: Formulas, facts: _Facts) -> "_Kernels":
-    score, value, gradients, stored = formulas
     heads, width = facts.extent
     sizes = dict(enumerate(facts.sizes))
     shapes = facts.shapes
-    score, value, *grads = (_without_short_sums(f, sizes) for f in (score, value, *gradients))
-    widths = tuple(shape_of(f, sizes)[1] > 1 for f in gradients)
-    sides = {o.index: o.side for f in (score, value) for o in operands_of(f)}
-    if facts.backward:  # the gradient of the result comes from the other end of an edge
-        sides[len(shapes) - 3] = "u"
+    score, value, sums, stores = formulas
+    widths = tuple(shape_of(f, sizes)[1] > 1 for f in sums)
+    score = None if score is None else _without_short_sums(score, sizes)
+    value = _without_short_sums(value, sizes)
+    sums, stores = (tuple(_without_short_sums(f, sizes) for f in fs) for fs in (sums, stores))
+    read = [f for f in (score, value, *sums, *stores) if f is not None]
+    sides = {o.index: o.side for f in read for o in operands_of(f)}
     wide = [i for i, side in sides.items() if side != "v" and shapes[i].kind in ("full", "feature")]
     resident = sum(sides[i] == "u" for i in wide)
     itemsize = max((shapes[i].itemsize for i in wide), default=4)
-    states = max(len(gradients), 1)
+    states = max(len(sums), 1)
     tile, block = attention_tile(
         facts.device, *facts.graph, heads, width, itemsize, max(len(wide), 1), resident, states
     )
@@ -164,9 +201,10 @@ def _kernels(formulas: Formulas, facts: _Facts) -> "_Kernels":
     while width % unit:
         unit //= 2
     recipe = AttentionRecipe(
-        score=score, value=value, gradients=tuple(grads), widths=widths, backward=facts.backward,
-        stored=stored, kinds=kinds, aligned=units, near=near, tile=tile, heads=block, tasks="rows",
-        hubs=False, numbered=facts.numbered, unit=unit, even_heads=heads % block == 0,
+        score=score, value=value, sums=sums, widths=widths, stores=stores,
+        infinite=facts.infinite, kinds=kinds, aligned=units, near=near, tile=tile,
+        heads=block, tasks="rows", hubs=False, numbered=facts.numbered, unit=unit,
+        even_heads=heads % block == 0,
         even_width=width == tile.columns, accumulate=facts.accumulate, position=facts.position,
     )  # fmt: skip
     whole = replace(tile, columns=tile.columns * block)
@@ -215,19 +253,20 @@ class _Call:
         width: int,
         formulas: Formulas,
         *,
-        backward: bool = False,
+        infinite: int = -1,
     ) -> None:
-        score, value, _, stored = formulas
+        score, value, sums, stores = formulas
         entries = csr.col.numel()
-        used = {o.side for f in (score, value) for o in operands_of(f)}
-        numbered = csr.eid is not None and ("e" in used or bool(stored))
+        read = [f for f in (score, value, *sums, *stores) if f is not None]
+        by_edge = bool(stores) or any(o.side == "e" for f in read for o in operands_of(f))
+        numbered = csr.eid is not None and by_edge
         position = csr.rowptr.dtype == torch.int64 or entries >= _INT32_ENTRIES
         accumulate = str(_accumulate(operands[0].dtype)).removeprefix("torch.")
         facts = _Facts(
             tuple(operand_shape(t, heads, width) for t in operands),
             tuple((t.size(1), t.size(2)) for t in operands), (heads, width),
             (csr.num_rows, csr.num_cols, entries), numbered, accumulate,
-            "int64" if position else "int32", backward, device_facts(csr.rowptr),
+            "int64" if position else "int32", infinite, device_facts(csr.rowptr),
         )  # fmt: skip
         self.csr, self.operands, self.heads = csr, operands, heads
         self.kernels = _kernels(formulas, facts)

@@ -1,4 +1,4 @@
-"""Kernels of attention, made from its formulas.
+"""Kernels that hold whole heads: attention, and several formulas over the same operands at once.
 
 A program has a tile of ``rows * lanes`` edges by ``heads`` by ``width``, and whole heads of whole
 width, so that scores are sums inside the tile. Operands broadcast as [edges, heads | 1, width | 1].
@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 from pyg_accel.backends.triton.codegen import build
-from pyg_accel.backends.triton.expression import Names, emit, per_target
+from pyg_accel.backends.triton.expression import Names, emit, keeps_zero, per_target
 from pyg_accel.backends.triton.launch import Tile
 from pyg_accel.backends.triton.reduction import header, task_lines
-from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, children, operands_of
+from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, children, operands_of
 
-__all__ = ["AttentionRecipe", "attention_combine_kernel", "attention_kernel"]
+__all__ = ["AttentionRecipe", "attention_combine_kernel", "attention_kernel", "stays_finite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,14 @@ class AttentionRecipe:
     """Everything that the text of a kernel depends on.
 
     Attributes:
-        score: one number an edge and head; sums over the width are of more than one column.
-        value: what is added up. With n operands of these two, a backward pass has n the gradient of
-            the result, n + 1 the logarithm of the sum of a target's scores and n + 2 delta, all
-            read at the other end of an edge.
-        gradients: of a backward pass, formulas to add up; in them n + 1 is the weight of an edge
-            and n + 2 the gradient of its score.
-        widths: of each gradient, whether it has columns.
-        backward: the kernel is that of the backward pass.
-        stored: ``scores`` and ``weights`` that a backward pass leaves behind.
+        score: of attention, one number an edge and head; None in a pass of several formulas.
+        value: of attention, what is added up.
+        sums: formulas to add up.
+        widths: of each, whether it has columns.
+        stores: formulas of one number an edge and head to store where their edges lie. Sums over
+            the width, in all formulas, are of more than one column.
+        infinite: operand that entries which are not there read as infinity: by their formulas the
+            messages of such entries are 0 then. -1 if there is none.
         kinds: of each operand: ``full``, ``head`` [rows, H, 1], ``feature`` [rows, 1, F] or
             ``number`` [rows, 1, 1].
         aligned: of each operand: row strides are counted in units of so many elements; 0 means a
@@ -50,12 +49,12 @@ class AttentionRecipe:
         position: dtype of positions in ``col``.
     """
 
-    score: Formula
+    score: Formula | None
     value: Formula
-    gradients: tuple[Formula, ...]
+    sums: tuple[Formula, ...]
     widths: tuple[bool, ...]
-    backward: bool
-    stored: tuple[str, ...]
+    stores: tuple[Formula, ...]
+    infinite: int
     kinds: tuple[str, ...]
     aligned: tuple[int, ...]
     near: tuple[bool, ...]
@@ -73,7 +72,7 @@ class AttentionRecipe:
     @property
     def states(self) -> tuple[tuple[str, bool], ...]:
         """What a program keeps for each row: (name, whether it has columns)."""
-        if not self.backward:
+        if self.score is not None:
             return ("acc", True), ("most", False), ("total", False)
         return tuple((f"acc{k}", wide) for k, wide in enumerate(self.widths))
 
@@ -92,7 +91,7 @@ def attention_combine_kernel(recipe: AttentionRecipe) -> Any:
 
 def _results(recipe: AttentionRecipe) -> list[str]:
     """Names of what a kernel over whole rows stores, an element a row."""
-    return [name for name, _ in recipe.states] if recipe.backward else ["out", "sums"]
+    return ["out", "sums"] if recipe.score is not None else [name for name, _ in recipe.states]
 
 
 def _columns(recipe: AttentionRecipe) -> list[str]:
@@ -136,7 +135,8 @@ def _load(recipe: AttentionRecipe, i: int, place: str, ok: str, scalar: bool) ->
         masks.append("h_ok")
     if not recipe.even_width and kind in ("full", "feature"):
         masks.append("w_ok")
-    mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
+    other = 'float("inf")' if i == recipe.infinite else "0"
+    mask = f", mask={' & '.join(masks)}, other={other}" if masks else ""
     return f"tl.load(x{i}_ptr + ({rows} + {column}){mask}).to(ACC)"
 
 
@@ -146,23 +146,23 @@ def _parameters(recipe: AttentionRecipe) -> list[str]:
         names += [f"x{i}_ptr", f"x{i}_stride"]
     pieces = recipe.tasks == "pieces"
     stored = [name for name, _ in recipe.states] if pieces else _results(recipe)
-    names += [f"{name}_ptr" for name in (*stored, *recipe.stored)]
+    names += [f"{name}_ptr" for name in stored]
+    names += [f"edges{k}_ptr" for k in range(len(recipe.stores))]
     return [*names, "tasks", "heads", "width", "limit"]
 
 
+def _formulas(recipe: AttentionRecipe) -> list[Formula]:
+    if recipe.score is not None:
+        return [recipe.score, recipe.value]
+    return [*recipe.stores, *recipe.sums]
+
+
 def _operands(recipe: AttentionRecipe) -> list[Operand]:
-    """What an edge reads; weights and gradients of scores are made in the kernel."""
-    found = [*operands_of(recipe.score), *operands_of(recipe.value)]
-    n = len(recipe.kinds) - 3 if recipe.backward else len(recipe.kinds)
-    for formula in recipe.gradients:
-        found += [o for o in operands_of(formula) if o.index < n]
-    if recipe.backward:
-        found += [Operand("u", n), Operand("u", n + 1), Operand("u", n + 2)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(o for f in _formulas(recipe) for o in operands_of(f)))
 
 
 def _entry_lines(recipe: AttentionRecipe) -> list[str]:
-    tile, backward = recipe.tile, recipe.backward
+    tile = recipe.tile
     edges, size = tile.rows * tile.lanes, tile.columns
     scalar = tile.rows == 1
     operands = _operands(recipe)
@@ -175,7 +175,7 @@ def _entry_lines(recipe: AttentionRecipe) -> list[str]:
     inner = "{x}" if recipe.even_width else "tl.where(w_ok, {x}, 0.0)"
     summed = f"tl.sum({inner}, axis=2, keep_dims=True)"
     invariants = Names(known, "row", summed=summed)
-    for part in dict.fromkeys([*per_target(recipe.score), *per_target(recipe.value)]):
+    for part in dict.fromkeys(p for f in _formulas(recipe) for p in per_target(f)):
         emit(part, invariants, "")
     body += invariants.lines
     for state, wide in recipe.states:
@@ -188,7 +188,7 @@ def _entry_lines(recipe: AttentionRecipe) -> list[str]:
         body.append("eid_at = eid_ptr + offset")
     longest = "end - begin" if scalar else "tl.max(end - begin, axis=0)"
     body += [f"longest = {longest}", "step = 0", "while step < longest:"]
-    step = _backward_step if backward else _forward_step
+    step = _several_step if recipe.score is None else _attention_step
     body += [f"    {line}" for line in _reads(recipe, operands)]
     body += [f"    {line}" for line in step(recipe, known, summed)]
     body.append(f"    step += {tile.lanes * tile.unroll}")
@@ -208,7 +208,7 @@ def _reads(recipe: AttentionRecipe, operands: list[Operand]) -> list[str]:
     tile = recipe.tile
     moving = [o for o in operands if o.side != "v"]
     gathers = any(o.side == "u" for o in moving)
-    wants_edge = any(o.side == "e" for o in moving) or bool(recipe.stored)
+    wants_edge = any(o.side == "e" for o in moving) or bool(recipe.stores)
     lines = ["rest = left - step"]
     for u in range(tile.unroll):
         far = f" + {u * tile.lanes}" if u else ""
@@ -232,10 +232,11 @@ def _names(recipe: AttentionRecipe, known: dict[Formula, str], u: int, summed: s
     return Names({**known, **own}, str(u), summed=summed)
 
 
-def _forward_step(recipe: AttentionRecipe, known: dict[Formula, str], summed: str) -> list[str]:
+def _attention_step(recipe: AttentionRecipe, known: dict[Formula, str], summed: str) -> list[str]:
     """Scores of all edge tiles, the new maximum, then what is kept fades and the rest is added."""
     lines: list[str] = []
-    unroll, shape = recipe.tile.unroll, _narrow(recipe)
+    unroll, shape = recipe.tile.unroll, _shape(recipe, wide=False)
+    assert recipe.score is not None
     names = [_names(recipe, known, u, summed) for u in range(unroll)]
     for u in range(unroll):
         score = emit(recipe.score, names[u], "")
@@ -252,72 +253,47 @@ def _forward_step(recipe: AttentionRecipe, known: dict[Formula, str], summed: st
         value = emit(recipe.value, names[u], "")
         lines += names[u].lines
         part = f"p{u} * {value}"
-        if not _stays_finite(recipe.value):
+        if not stays_finite(recipe.value):
             part = f"tl.where(ok{u}[:, None, None], {part}, 0.0)"
         lines.append(f"acc += {part}")
     return lines
 
 
-def _backward_step(recipe: AttentionRecipe, known: dict[Formula, str], summed: str) -> list[str]:
-    """Weights and gradients of scores, then everything that is made of them."""
+def _several_step(recipe: AttentionRecipe, known: dict[Formula, str], summed: str) -> list[str]:
+    """What is stored for each edge, then what is added up; equal parts are computed once."""
     lines: list[str] = []
-    n = len(recipe.kinds) - 3
-    grad, weight, of_score = Operand("u", n), Operand("e", n + 1), Operand("e", n + 2)
-    heads, shape = recipe.heads, _narrow(recipe)
-    edges, size = recipe.tile.rows * recipe.tile.lanes, recipe.tile.columns
     for u in range(recipe.tile.unroll):
         names = _names(recipe, known, u, summed)
         ok = f"ok{u}[:, None, None]"
-        score = emit(recipe.score, names, "")
-        inner = Binary("mul", grad, recipe.value)
-        dot = emit(Sum(inner), names, "") if _wide(recipe, inner) else emit(inner, names, "")
-        names.lines += [
-            f"p{u} = tl.where({ok}, tl.exp({score} - u{n + 1}_{u}), 0.0)",
-            f"ds{u} = p{u} * ({dot} - u{n + 2}_{u})",
-        ]
-        if not (_stays_finite(recipe.value) and _stays_finite(recipe.score)):
-            names.lines.append(f"ds{u} = tl.where({ok}, ds{u}, 0.0)")
-        for name, kept in (("scores", f"ds{u}"), ("weights", f"p{u}")):
-            if name in recipe.stored:
-                # Stored by the threads that hold the first column: no new layout for the sums.
-                full = f"[{edges}, {heads}, {size}]"
-                mask = _inside(recipe, False, ok, "first")
-                place = f"(edge{u}.to(tl.int64) * heads)[:, None, None] + (h + 0 * w)"
-                names.lines.append(f"tl.store({name}_ptr + {place}, "
-                                   f"tl.broadcast_to({kept}, {full}), mask={mask})")  # fmt: skip
-        names.known |= {weight: f"p{u}", of_score: f"ds{u}"}
-        for k, formula in enumerate(recipe.gradients):
-            part = emit(formula, names, "")
-            wide = recipe.widths[k]
-            part = f"tl.broadcast_to({part}, {_shape(recipe) if wide else shape})"
-            if not _stays_finite(formula):
+        for k, formula in enumerate(recipe.stores):
+            # Stored by the threads that hold the first column: no new layout for the sums.
+            kept = f"tl.broadcast_to({emit(formula, names, '')}, {_shape(recipe, wide=True)})"
+            mask = _inside(recipe, False, ok, "first")
+            place = f"(edge{u}.to(tl.int64) * heads)[:, None, None] + (h + 0 * w)"
+            names.lines.append(f"tl.store(edges{k}_ptr + {place}, {kept}, mask={mask})")
+        for k, formula in enumerate(recipe.sums):
+            part = f"tl.broadcast_to({emit(formula, names, '')}, "
+            part += f"{_shape(recipe, wide=recipe.widths[k])})"
+            if recipe.infinite < 0 and not keeps_zero(formula):
                 part = f"tl.where({ok}, {part}, 0.0)"
             names.lines.append(f"acc{k} += {part}")
         lines += names.lines
     return lines
 
 
-def _shape(recipe: AttentionRecipe) -> str:
-    return f"[{recipe.tile.rows * recipe.tile.lanes}, {recipe.heads}, {recipe.tile.columns}]"
+def _shape(recipe: AttentionRecipe, *, wide: bool) -> str:
+    columns = recipe.tile.columns if wide else 1
+    return f"[{recipe.tile.rows * recipe.tile.lanes}, {recipe.heads}, {columns}]"
 
 
-def _narrow(recipe: AttentionRecipe) -> str:
-    return f"[{recipe.tile.rows * recipe.tile.lanes}, {recipe.heads}, 1]"
-
-
-def _wide(recipe: AttentionRecipe, formula: Formula) -> bool:
-    """Whether a formula without sums has columns."""
-    return any(recipe.kinds[o.index] in ("full", "feature") for o in operands_of(formula))
-
-
-def _stays_finite(formula: Formula) -> bool:
-    """Whether zeros in place of an entry's operands give a finite number."""
+def stays_finite(formula: Formula) -> bool:
+    """Return whether zeros in place of an entry's operands give a finite number."""
     match formula:
         case Unary(op="exp" | "log" | "sqrt" | "pow"):
             return False
         case Binary(op="div", left=left, right=right):
-            return isinstance(right, Const) and right.value != 0.0 and _stays_finite(left)
-    return all(_stays_finite(child) for child in children(formula))
+            return isinstance(right, Const) and right.value != 0.0 and stays_finite(left)
+    return all(stays_finite(child) for child in children(formula))
 
 
 def _fold(recipe: AttentionRecipe) -> list[str]:
@@ -336,7 +312,7 @@ def _fold(recipe: AttentionRecipe) -> list[str]:
     lines: list[str] = []
     for name, wide in recipe.states:
         lines.append(f"{name} = tl.reshape({name}, {shape(wide, False)})")
-    if not recipe.backward:
+    if recipe.score is not None:
         lines += [
             f"high = tl.max(most, axis={axis}, keep_dims=True)",
             'shift = tl.where(high == float("-inf"), 0.0, high)',
@@ -367,7 +343,7 @@ def _store(recipe: AttentionRecipe) -> list[str]:
     place = "task" if pieces else "row"
     place = f"{place}.to(tl.int64)" + (" + lane * 0" if scalar else "")
     lines = [f"place = ({place})[:, None, None]"]
-    if pieces or recipe.backward:
+    if pieces or recipe.score is None:
         return lines + [_store_state(recipe, name, name, wide, masks)
                         for name, wide in recipe.states]  # fmt: skip
     count = "(end - begin)" if scalar else "(end - begin)[:, None, None]"
@@ -413,7 +389,7 @@ def _combine_lines(recipe: AttentionRecipe) -> list[str]:
     body += ["at = begin", "while at < end:"]
     body += [f"    {line}" for line in _combine_step(recipe)] + ["    at += 1"]
     body.append("place = row.to(tl.int64)")
-    if recipe.backward:
+    if recipe.score is None:
         body += [_store_state(recipe, name, name, wide, []) for name, wide in recipe.states]
     else:
         if not recipe.even_heads:
@@ -431,7 +407,7 @@ def _combine_step(recipe: AttentionRecipe) -> list[str]:
         mask = _inside(recipe, wide)
         mask = f", mask={mask}, other=0" if mask else ""
         lines.append(f"{name}_in = tl.load({name}_in_ptr + {where}{mask})")
-    if recipe.backward:
+    if recipe.score is None:
         return lines + [f"{name} += {name}_in" for name, _ in recipe.states]
     return [
         *lines,

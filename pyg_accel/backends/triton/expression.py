@@ -127,6 +127,10 @@ def keeps_zero(formula: Formula) -> bool:
             return keeps_zero(left) and keeps_zero(right)
         case Binary(op="sel", left=left):
             return keeps_zero(left)
+        case Binary(op="div", left=left, right=Const(value=value)):
+            return value != 0.0 and keeps_zero(left)
+        case Sum(arg=arg):
+            return keeps_zero(arg)
     return False
 
 

@@ -175,7 +175,7 @@ def attention_tile(
     entry = table(device.name)[f"{kind}-{min(itemsize, 4)}"]
     columns = _ceil_power(width)
     stays = num_cols * itemsize * resident * columns <= device.l2_bytes
-    most = 64 if stays else ATTENTION_COLUMNS
+    most = min(64, ATTENTION_COLUMNS) if stays and ATTENTION_COLUMNS != 257 else ATTENTION_COLUMNS
     block = min(_ceil_power(heads), max(most // columns, 1))
     vector = max(16 // itemsize, 1)
     side_by_side = max(WARP // max(columns * block // vector, 1), 1)

@@ -40,9 +40,7 @@ def task_lines(tile: Tile, tasks: str, *, hubs: bool) -> list[str]:
         lines = [f"task = tl.program_id(0) * {rows} + tl.arange(0, {rows * lanes}) // {lanes}",
                  f"lane = tl.arange(0, {rows * lanes}) % {lanes}"]  # fmt: skip
     lines.append("keep = task < tasks")
-    lines.append(
-        "row = task" if tasks == "rows" else f"row = tl.load(task_ptr + task{mask})"
-    )
+    lines.append("row = task" if tasks == "rows" else f"row = tl.load(task_ptr + task{mask})")
     begin, end = ("begin_ptr + task", "end_ptr + task")
     if tasks != "pieces":
         begin, end = ("rowptr_ptr + row", "rowptr_ptr + row + 1")
