@@ -6,13 +6,23 @@ the operator, :func:`attention` runs its parts.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
-from pyg_accel.formula import Binary, Formula, Operand, has_sum, operands_of, parse, shape_of
+from pyg_accel.formula import (
+    Binary,
+    Formula,
+    Operand,
+    has_sum,
+    map_operands,
+    operands_of,
+    parse,
+    shape_of,
+)
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.attention_backward import backward, setup_context
 from pyg_accel.ops.gspmm import check_operands, gspmm
@@ -20,9 +30,9 @@ from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.messages import messages
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.softmax import edge_softmax
-from pyg_accel.ops.steps import shapes_of
+from pyg_accel.ops.steps import renumber, shapes_of
 
-__all__ = ["attention", "attention_is_fused"]
+__all__ = ["attention", "unfused"]
 
 
 def attention(
@@ -68,9 +78,12 @@ def attention(
             raise ValueError(f"expected operands [rows, H, F] (got shape {list(t.shape)})")
     folded = [contiguous_rows(_folded(t.to(dtype))) for t in operands]
     heads, width = _extent(score_text, value_text, shapes_of(folded))
-    if not attention_is_fused(dtype, graph.device.type, heads, width, score_text, value_text):
+    # Without edge operands the order of the CSR will do, in which they are neighbours.
+    edge_order = edge_order and (from_edges or graph.in_edge_order)
+    if not _saves_a_gather(score_text, value_text, shapes_of(folded)) or not is_fast(
+        _spec(dtype, graph.device.type, heads, width, score_text, value_text)
+    ):
         return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
-    edge_order = edge_order and from_edges  # without edge operands the CSR's order costs less
     needs = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
     transposed: tuple[Tensor | None, ...] = (None, None, None)
     if needs:
@@ -81,11 +94,14 @@ def attention(
     return out
 
 
-def attention_is_fused(
-    dtype: torch.dtype, device: str, heads: int, width: int, score: str, value: str
-) -> bool:
-    """Whether a backend that is not the reference has the operator for such formulas."""
-    return is_fast(_spec(dtype, device, heads, width, score, value))
+def _saves_a_gather(score: str, value: str, shapes: tuple[tuple[int, int], ...]) -> bool:
+    """Whether scores and values read the same rows of source features.
+
+    Otherwise one pass reads no fewer bytes than two, and computes every score in each of the
+    threads that share a head: measured slower, see docs/explanation/triton_kernels.md.
+    """
+    read = [{o.index for o in operands_of(parse(t)) if o.side == "u"} for t in (score, value)]
+    return any(shapes[i][1] > 1 for i in read[0] & read[1])
 
 
 def unfused(
@@ -96,18 +112,12 @@ def unfused(
     scores = messages(graph, parse(score), operands, edge_order=edge_order)
     weights = edge_softmax(graph, scores.squeeze(-1), edge_order=edge_order)
     formula = parse(value)
-    weighted = Binary("mul", Operand("e", len(operands)), formula)
-    used = sorted({o.index for o in operands_of(weighted)})
-    text = _renumbered(weighted, used)
+    weighted = Binary("mul", formula, Operand("e", len(operands)))
+    used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
     given = [*operands, weights.unsqueeze(-1)]
-    out: Tensor = gspmm(graph, text, [given[i] for i in used], edge_order=edge_order)
+    weighted = map_operands(weighted, partial(renumber, used))
+    out: Tensor = gspmm(graph, weighted, [given[i] for i in used], edge_order=edge_order)
     return out.expand(-1, heads, width)
-
-
-def _renumbered(formula: Formula, used: list[int]) -> Formula:
-    from pyg_accel.formula import map_operands
-
-    return map_operands(formula, lambda o: Operand(o.side, used.index(o.index)))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -32,7 +32,7 @@ WARP = 32
 # that gathered features have to themselves.
 L2_RATE, HBM_RATE, ROW_SECONDS, L2_PART = 9.0e12, 4.2e12, 4e-10, 0.8
 # Of attention: columns of a program, and registers a thread for what the edges of a tile read.
-ATTENTION_COLUMNS, ATTENTION_REGISTERS = 256, 64
+ATTENTION_COLUMNS, ATTENTION_REGISTERS = 256, 32
 # Mean entries a row, upper ends: very short rows, short rows, long rows.
 DEGREE_CLASSES = (("tiny", 8), ("short", 40), ("long", float("inf")))
 
@@ -175,7 +175,7 @@ def attention_tile(
     entry = table(device.name)[f"{kind}-{min(itemsize, 4)}"]
     columns = _ceil_power(width)
     stays = num_cols * itemsize * resident * columns <= device.l2_bytes
-    most = min(64, ATTENTION_COLUMNS) if stays and ATTENTION_COLUMNS != 257 else ATTENTION_COLUMNS
+    most = 64 if stays else ATTENTION_COLUMNS
     block = min(_ceil_power(heads), max(most // columns, 1))
     vector = max(16 // itemsize, 1)
     side_by_side = max(WARP // max(columns * block // vector, 1), 1)
