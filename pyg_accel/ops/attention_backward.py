@@ -79,9 +79,9 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
         found: list[Formula] = [part for part in parts if part is not None]
         if not found:
             continue
+        if sizes[index][1] == 1:  # each by itself: what has one column is not to be added up again
+            found = [Sum(part) if shape_of(part, sizes)[1] != 1 else part for part in found]
         wanted = found[0] if len(found) == 1 else Binary("add", *found)
-        if sizes[index][1] == 1 and shape_of(wanted, sizes)[1] != 1:
-            wanted = Sum(wanted)
         if side == "u":
             sources.append((index, str(swap_sides(wanted))))
             continue

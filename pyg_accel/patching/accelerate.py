@@ -103,7 +103,7 @@ def call(
                 verify(original, self, edge_index, args, given, out, state)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
-                record(layer, formulas, "+".join(names), "", seconds)
+                record(layer, formulas, "+".join(names) or "later", "", seconds)
             else:
                 record(layer, "", "PyG", "no reduction that could be fused", seconds)
             return out

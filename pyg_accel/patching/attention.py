@@ -62,7 +62,7 @@ class Source:
         self.version = _version(self.owner)
         self.grad = torch.is_grad_enabled()
         self.operands = [
-            t.clone() if t.is_leaf and t.requires_grad and repeats else t
+            t.clone() if repeats else t
             for t, repeats in zip(self.operands, self.repeated, strict=True)
         ]
         self._versions = [_version(t) for t in self.operands]

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.triton.attention_codegen import (
-    AttentionRecipe,
     attention_combine_kernel,
     attention_kernel,
     stays_finite,
 )
+from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.gspmm import OperandShape, device_facts, operand_shape
 from pyg_accel.backends.triton.launch import Device, Tile, attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch
@@ -192,9 +192,9 @@ def _kernels(formulas: Formulas, facts: _Facts) -> "_Kernels":
     wide = [i for i, side in sides.items() if side != "v" and shapes[i].kind in ("full", "feature")]
     resident = sum(sides[i] == "u" for i in wide)
     itemsize = max((shapes[i].itemsize for i in wide), default=4)
-    states = max(len(sums), 1)
+    by_edge = bool(stores) or any(sides[i] == "e" and i not in wide for i in sides)
     tile, block = attention_tile(
-        facts.device, *facts.graph, heads, width, itemsize, max(len(wide), 1), resident, states
+        facts.device, *facts.graph, heads, width, itemsize, max(len(wide), 1), resident, by_edge
     )
     kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
     unit = max(16 // min(s.itemsize for s in shapes), 1)

@@ -162,24 +162,24 @@ def attention_tile(
     itemsize: int,
     gathers: int,
     resident: int,
-    states: int,
+    by_edge: bool,
 ) -> tuple[Tile, int]:
     """Return the tile of attention, whose ``columns`` are those of one head, and its heads.
 
-    Several heads share a program where one would leave threads without work, or where the features
-    of one do not stay in the L2 anyway: what an edge reads once is not read again then. The other
-    arguments are those of :func:`choose_tile`.
+    Several heads share a program where one would leave threads without work, where the features of
+    one do not stay in the L2 anyway, and where edges read or leave a few numbers of all heads
+    (``by_edge``), which lie side by side. The other arguments are those of :func:`choose_tile`.
     """
     mean = num_edges / max(num_rows, 1)
     kind = degree_class(mean)
     entry = table(device.name)[f"{kind}-{min(itemsize, 4)}"]
     columns = _ceil_power(width)
     stays = num_cols * itemsize * resident * columns <= device.l2_bytes
-    most = 64 if stays else ATTENTION_COLUMNS
+    most = 64 if stays and not (by_edge and gathers == 1) else ATTENTION_COLUMNS
     block = min(_ceil_power(heads), max(most // columns, 1))
     vector = max(16 // itemsize, 1)
     side_by_side = max(WARP // max(columns * block // vector, 1), 1)
-    held = max(ATTENTION_REGISTERS * WARP // (columns * block * max(gathers, 1)), 1)
+    held = max(ATTENTION_REGISTERS * WARP // (columns * block * max(gathers, 2)), 1)
     if kind == "long":
         unroll = max(min(entry["unroll"] // gathers, held // side_by_side), 1)
         tile = Tile(1, side_by_side, columns, _floor_power(unroll), entry["split"], entry["piece"])

@@ -41,7 +41,8 @@ def _unary(build: Callable[..., Formula]) -> Rule:
     def apply_rule(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         lazy = need_formula(args[0], summed=True)
         in_place = name_of(func).endswith("_") or kwargs.get("inplace", False)
-        if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place:
+        waits = is_single_side(lazy) and isinstance(first_operand(lazy), Weights)
+        if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place and not waits:
             return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
         try:
