@@ -259,7 +259,12 @@ def attend(
     assert isinstance(weights, Weights)
     value = _without(formula, found[0])
     source = weights.source
-    if value is None or not source.fits(trace) or num_rows != source.graph.num_rows:
+    if (
+        value is None
+        or not list(operands_of(value))
+        or not source.fits(trace)
+        or num_rows != source.graph.num_rows
+    ):
         return None
     known = trace.sizes[1 - trace.target]
     if (num_rows if known is None else known) != source.graph.num_cols:
@@ -311,6 +316,8 @@ def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:
 def _without(formula: Formula, index: int) -> Formula | None:
     """What an operand is multiplied by; None if the formula is not such a product."""
     match formula:
+        case Operand(index=found) if found == index:
+            return Const(1.0)
         case Unary(op="neg", arg=arg):
             inner = _without(arg, index)
             return None if inner is None else Unary("neg", inner)
@@ -320,8 +327,8 @@ def _without(formula: Formula, index: int) -> Formula | None:
             if in_left == in_right or (in_right and op == "div"):
                 return None
             with_it, other = (left, right) if in_left else (right, left)
-            if isinstance(with_it, Operand):
-                return other if op == "mul" else Binary("div", Const(1.0), other)
             inner = _without(with_it, index)
-            return None if inner is None else Binary(op, inner, other)
+            return other if inner == Const(1.0) and op == "mul" else (
+                None if inner is None else Binary(op, inner, other)
+            )  # fmt: skip
     return None
