@@ -112,7 +112,7 @@ def unfused(
     scores = messages(graph, parse(score), operands, edge_order=edge_order)
     weights = edge_softmax(graph, scores.squeeze(-1), edge_order=edge_order)
     formula = parse(value)
-    weighted = Binary("mul", formula, Operand("e", len(operands)))
+    weighted: Formula = Binary("mul", formula, Operand("e", len(operands)))
     used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
     given = [*operands, weights.unsqueeze(-1)]
     weighted = map_operands(weighted, partial(renumber, used))

@@ -275,7 +275,7 @@ def _ordinary(value: Any) -> Any:
 def _written(value: Any) -> Any:
     """Write out a lazy tensor, attention weights too."""
     value = _ordinary(value)
-    return value.real() if isinstance(value, Weights) else value
+    return value.ordinary() if isinstance(value, Weights) else value
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

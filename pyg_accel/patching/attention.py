@@ -132,7 +132,7 @@ class Weights(Tensor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is left to do after ``__new__``."""
 
-    def real(self) -> Tensor:
+    def ordinary(self) -> Tensor:
         """Return them as an ordinary tensor."""
         if self._real is None:
             written = self.source.written()
@@ -167,7 +167,7 @@ class Weights(Tensor):
     ) -> Any:
         # Reached from C++, where no Python function was called and nobody records gradients.
         def real(weights: Weights) -> Tensor:
-            found = weights.real()
+            found = weights.ordinary()
             if found.requires_grad:
                 raise RuntimeError(f"'{func}' on attention weights with gradients: clone() them")
             return found
@@ -204,7 +204,7 @@ def follow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
     def real(value: Any) -> Any:
         if isinstance(value, Weights):
-            return value.real()
+            return value.ordinary()
         if isinstance(value, (list, tuple)) and any(isinstance(v, Weights) for v in value):
             return type(value)(real(v) for v in value)
         return value

@@ -373,7 +373,7 @@ class Trace(Watch):
 
 def real(operand: Tensor) -> Tensor:
     """Return an operand as an ordinary tensor."""
-    return operand.real() if isinstance(operand, Weights) else operand
+    return operand.ordinary() if isinstance(operand, Weights) else operand
 
 
 def is_single_side(lazy: LazyTensor) -> bool:

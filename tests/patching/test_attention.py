@@ -225,7 +225,7 @@ def test_nothing_is_kept_alive(make, grad):
 
 def test_weights_are_not_computed_when_nobody_asks(monkeypatch):
     asked = []
-    monkeypatch.setattr(Weights, "real", lambda self: asked.append(self))
+    monkeypatch.setattr(Weights, "ordinary", lambda self: asked.append(self))
     with pyg_accel.patched():
         for layer in LAYERS.values():
             layer(dropout=0.5).double().train()(X, EDGES)

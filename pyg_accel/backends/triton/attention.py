@@ -100,9 +100,9 @@ def run_backward(
     """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
     n = len(operands)
     total, delta = total.unsqueeze(-1), _delta(grad, out).unsqueeze(-1)
-    weight = Unary("exp", Binary("sub", score, Operand("u", n + 1)))
+    weight: Formula = Unary("exp", Binary("sub", score, Operand("u", n + 1)))
     inner = Sum(Binary("mul", Operand("u", n), value))
-    of_score = Binary("mul", weight, Binary("sub", inner, Operand("u", n + 2)))
+    of_score: Formula = Binary("mul", weight, Binary("sub", inner, Operand("u", n + 2)))
     made: dict[int, Formula] = {n + 1: weight, n + 2: of_score}
     formulas = [map_operands(f, lambda o: made.get(o.index, o)) for f in gradients]
     left: list[Formula] = [of_score] * want_scores + [weight] * want_weights

@@ -143,7 +143,9 @@ def _reads(recipe: AttentionRecipe, operands: list[Operand]) -> list[str]:
 
 
 def _names(recipe: AttentionRecipe, known: dict[Formula, str], u: int, summed: str) -> Names:
-    own = {o: f"{o.side}{o.index}_{u}" for o in _operands(recipe) if o.side != "v"}
+    own: dict[Formula, str] = {
+        o: f"{o.side}{o.index}_{u}" for o in _operands(recipe) if o.side != "v"
+    }
     return Names({**known, **own}, str(u), summed=summed)
 
 
