@@ -43,10 +43,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Inputs:
-    """A graph on the GPU and operands for it."""
+    """A graph on the GPU, by name or as `csr`, and operands for it."""
 
-    def __init__(self, name: str) -> None:
-        rowptr, col = graphs.load(name, device="cuda")
+    def __init__(self, name: str, csr: graphs.Csr | None = None) -> None:
+        rowptr, col = csr or graphs.load(name, device="cuda")
         self.name = name
         self.rowptr, self.col = rowptr.int(), col.int()
         self.nodes, self.entries = rowptr.numel() - 1, col.numel()

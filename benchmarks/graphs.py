@@ -1,8 +1,7 @@
 """Synthetic graphs with the sizes of the graphs that papers use, and one learnable task.
 
-Every graph is symmetric, has no self-loops, and comes as `(rowptr, col)`: int64 [N + 1] and
-int64 [E], the columns of a row in rising order. The same name and seed give the same graph on
-every machine.
+The same name and seed give the same graph on every machine; the generators are those that cost
+models are trained with.
 """
 
 from typing import NamedTuple
@@ -11,17 +10,16 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_accel.rewrite.cost.synthetic import (
+    CommunityShape,
+    community_edges,
+    community_graph,
+    mycielskian,
+    rmat,
+    roads,
+)
+
 Csr = tuple[Tensor, Tensor]
-
-
-class CommunityShape(NamedTuple):
-    """Size and structure of a degree-corrected community graph."""
-
-    num_nodes: int
-    num_entries: int  # stored entries, so twice the undirected edges
-    num_communities: int
-    inside: float  # share of the edges that stays inside a community
-    exponent: float  # of the power law from which endpoints are drawn; 0 is uniform
 
 
 class RmatShape(NamedTuple):
@@ -43,8 +41,11 @@ RMAT_SHAPES = {
     "rmat-169k": RmatShape(169_343, 2_230_000),
     "rmat-20k": RmatShape(20_000, 1_540_000),
     "rmat-2.7k": RmatShape(2_700, 9_900),
+    "rmat-held-1m": RmatShape(1_000_000, 24_000_000),
+    "rmat-held-90k": RmatShape(90_000, 9_000_000),
+    "rmat-held-12k": RmatShape(12_000, 400_000),
 }
-RMAT_QUADRANTS = (0.57, 0.19, 0.19)  # a, b, c of Graph500; d is what is left
+ROADS = {"roads-like": 1_441_295}  # nodes; belgium_osm's
 
 
 def load(name: str, *, device: str = "cpu", seed: int = 0) -> Csr:
@@ -52,7 +53,7 @@ def load(name: str, *, device: str = "cpu", seed: int = 0) -> Csr:
 
     `arxiv-like`: node ids shuffled, the worst case for locality; `arxiv-like/ordered`: the nodes
     of a community next to one another; `arxiv-like@0.01`: a share of nodes, edges and communities;
-    `rmat-20k`; `mycielskian17`: exact, 98,303 nodes and 100,245,742 entries.
+    `rmat-20k`; `roads-like`; `mycielskian17`: exact, 98,303 nodes and 100,245,742 entries.
     """
     if name.startswith("mycielskian"):
         return mycielskian(int(name.removeprefix("mycielskian")), device=device)
@@ -62,8 +63,10 @@ def load(name: str, *, device: str = "cpu", seed: int = 0) -> Csr:
     if base in RMAT_SHAPES:
         nodes, entries = RMAT_SHAPES[base]
         return rmat(max(16, int(nodes * share)), max(32, int(entries * share)), seed, device=device)
+    if base in ROADS:
+        return roads(int(ROADS[base] * share), seed=seed, device=device)
     if base not in COMMUNITY_SHAPES or variant not in ("", "ordered"):
-        known = ", ".join([*COMMUNITY_SHAPES, *RMAT_SHAPES, "mycielskian<order>"])
+        known = ", ".join([*COMMUNITY_SHAPES, *RMAT_SHAPES, *ROADS, "mycielskian<order>"])
         raise ValueError(
             f"no graph is called {name!r}; known: {known} (and NAME/ordered, NAME@0.01)"
         )
@@ -74,55 +77,6 @@ def load(name: str, *, device: str = "cpu", seed: int = 0) -> Csr:
         num_communities=max(2, int(whole.num_communities * share)),
     )
     return community_graph(shape, ordered=variant == "ordered", device=device, seed=seed)
-
-
-def community_graph(
-    shape: CommunityShape, *, ordered: bool = False, device: str = "cpu", seed: int = 0
-) -> Csr:
-    """Degree-corrected planted partition as `(rowptr, col)`."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    low, high, _ = _community_edges(shape, generator, ordered=ordered)
-    return _symmetric_csr(low, high, shape.num_nodes)
-
-
-def rmat(num_nodes: int, num_entries: int, seed: int = 0, *, device: str = "cpu") -> Csr:
-    """R-MAT graph as `(rowptr, col)`, ids shuffled, with exactly `num_entries // 2` edges."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    levels, half = (num_nodes - 1).bit_length(), num_entries // 2
-    if half > num_nodes * (num_nodes - 1) // 4:
-        raise ValueError(f"{num_entries} entries would fill {num_nodes} nodes by more than half")
-    a, b, c = RMAT_QUADRANTS
-    keys = torch.empty(0, dtype=torch.int64, device=device)
-    while keys.numel() < half:
-        draws = int(1.25 * half)
-        src = torch.zeros(draws, dtype=torch.int64, device=device)
-        dst = torch.zeros_like(src)
-        for _ in range(levels):
-            u = torch.rand(draws, device=device, generator=generator)
-            src = 2 * src + (u >= a + b)
-            dst = 2 * dst + (((u >= a) & (u < a + b)) | (u >= a + b + c))
-        src, dst = src * num_nodes >> levels, dst * num_nodes >> levels
-        keys = torch.unique(torch.cat([keys, _edge_keys(src, dst, num_nodes)]))
-    keys = _sample(keys, half, generator)
-    relabel = torch.randperm(num_nodes, device=device, generator=generator)
-    return _symmetric_csr(relabel[keys // num_nodes], relabel[keys % num_nodes], num_nodes)
-
-
-def mycielskian(order: int, *, device: str = "cpu") -> Csr:
-    """Mycielskian graph of `3 * 2 ** (order - 2) - 1` nodes; order 2 is a single edge."""
-    if order < 2:
-        raise ValueError(f"a Mycielskian graph has order 2 or more, not {order}")
-    src, dst = torch.tensor([0], device=device), torch.tensor([1], device=device)
-    nodes = 2
-    for _ in range(order - 2):
-        shadow = torch.arange(nodes, device=device) + nodes
-        apex = torch.full_like(shadow, 2 * nodes)
-        src, dst = (
-            torch.cat([src, src, dst, shadow]),
-            torch.cat([dst, dst + nodes, src + nodes, apex]),
-        )
-        nodes = 2 * nodes + 1
-    return _symmetric_csr(src, dst, nodes)
 
 
 def community_task(
@@ -148,7 +102,7 @@ def community_task(
     """
     generator = torch.Generator().manual_seed(seed)
     shape = CommunityShape(num_nodes, num_edges, num_classes, inside, exponent=0.5)
-    low, high, y = _community_edges(shape, generator)
+    low, high, y = community_edges(shape, generator)
     edge_index = torch.stack([torch.cat([low, high]), torch.cat([high, low])])
     edge_index = edge_index[:, torch.randperm(edge_index.size(1), generator=generator)]
     centres = torch.randn(num_classes, num_features, generator=generator) * num_features**-0.5
@@ -164,61 +118,3 @@ def community_task(
         val_mask=(split >= 0.3) & (split < 0.5),
         test_mask=split >= 0.5,
     )
-
-
-def _community_edges(
-    shape: CommunityShape, generator: torch.Generator, *, ordered: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Undirected edges as (low, high) [E / 2] each, and the community of every node [N].
-
-    The order of the draws from `generator` is part of the graph: do not reorder them.
-    """
-    nodes, half, device = shape.num_nodes, shape.num_entries // 2, generator.device
-    draws = int(
-        half * 1.25
-    )  # some are self-loops or duplicates; small dense graphs fall short of half
-    rank = torch.arange(nodes, device=device, dtype=torch.float64)
-    weight = (rank + nodes * 0.002 + 1) ** -shape.exponent
-    weight = weight[torch.randperm(nodes, device=device, generator=generator)]
-    members = torch.randint(shape.num_communities, (nodes,), device=device, generator=generator)
-    community = torch.sort(members)[0]
-    ids = torch.arange(shape.num_communities, device=device)
-    first = torch.searchsorted(community, ids)
-    last = torch.searchsorted(community, ids, right=True)
-    mass = torch.cat([weight.new_zeros(1), weight.cumsum(0)])
-
-    def uniform() -> Tensor:
-        return torch.rand(draws, device=device, generator=generator, dtype=torch.float64)
-
-    def node_at(position: Tensor) -> Tensor:
-        return torch.searchsorted(mass[1:], position).clamp_(max=nodes - 1)
-
-    src = node_at(uniform() * mass[-1])
-    begin, end = mass[first[community[src]]], mass[last[community[src]]]
-    stays = uniform() < shape.inside
-    dst = node_at(torch.where(stays, begin + uniform() * (end - begin), uniform() * mass[-1]))
-    if not ordered:
-        relabel = torch.randperm(nodes, device=device, generator=generator)
-        src, dst = relabel[src], relabel[dst]
-        community = torch.empty_like(community).scatter_(0, relabel, community)
-    keys = _sample(torch.unique(_edge_keys(src, dst, nodes)), half, generator)
-    return keys // nodes, keys % nodes, community
-
-
-def _edge_keys(src: Tensor, dst: Tensor, nodes: int) -> Tensor:
-    """One int64 per undirected edge, `low * nodes + high`; self-loops are left out."""
-    keep = src != dst
-    return torch.minimum(src, dst)[keep] * nodes + torch.maximum(src, dst)[keep]
-
-
-def _sample(keys: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    order = torch.randperm(keys.numel(), device=keys.device, generator=generator)
-    return keys[order[:count]]
-
-
-def _symmetric_csr(src: Tensor, dst: Tensor, nodes: int) -> Csr:
-    """Both directions of every edge as `(rowptr, col)`."""
-    keys = torch.sort(torch.cat([src * nodes + dst, dst * nodes + src]))[0]
-    rowptr = keys.new_zeros(nodes + 1)
-    rowptr[1:] = torch.bincount(keys // nodes, minlength=nodes).cumsum(0)
-    return rowptr, keys % nodes

@@ -18,13 +18,19 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 WON, LOST, STOCK, PAGES = "#2a7f62", "#c8443c", "#8a8f98", "#c3c7cd"
+GPU_COLOURS = {
+    "stock": STOCK,
+    "stock, compiled": PAGES,
+    "torch CSR": "#6f8fb3",
+    "patched": WON,
+}
 
 
 def main(*, quick: bool = False) -> None:
     """Draw every CSV that is there, into a PNG beside it."""
     folder = results.QUICK if quick else results.FOLDER
-    for suite, draw in ((cpu_kernels, draw_kernels), (cpu_epochs, draw_epochs)):
-        source = folder / f"{suite.NAME}.csv"
+    for name, draw in FIGURES.items():
+        source = folder / f"{name}.csv"
         if source.exists():
             picture = source.with_suffix(".png")
             save(draw(pd.read_csv(source)), picture)
@@ -96,11 +102,62 @@ def draw_pairs(axis: plt.Axes, rows: pd.DataFrame) -> None:
     axis.margins(y=0.12)
 
 
+def draw_gpu_kernels(frame: pd.DataFrame) -> Figure:
+    """A panel a dtype, a bar a graph and width: cuSPARSE's time over ours for weighted sums."""
+    sums = frame[frame["op"] == "spmm weighted sum"]
+    table = sums.pivot_table("ms", ["dtype", "graph", "F"], "backend", sort=False)
+    ratio = (table["cuSPARSE"] / table["pyg_accel"]).unstack("F")
+    dtypes = list(dict.fromkeys(sums["dtype"]))
+    figure, axes = plt.subplots(1, len(dtypes), sharey=True, squeeze=False, figsize=(10, 6))
+    for axis, dtype in zip(axes[0], dtypes, strict=True):
+        ratio.loc[dtype].plot.barh(ax=axis, width=0.8, colormap="viridis", legend=False)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set(title=dtype, ylabel="")
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_axisbelow(True)
+    axes[0][0].invert_yaxis()
+    axes[0][-1].legend(title="F", loc="lower right")
+    figure.supxlabel("cuSPARSE's time / ours (right of 1: faster)", fontsize="medium")
+    figure.suptitle(f"Weighted SpMM on {machine_of(frame)}", fontsize="medium")
+    figure.tight_layout()
+    return figure
+
+
+def draw_gpu_epochs(frame: pd.DataFrame) -> Figure:
+    """A panel a graph: time of an epoch by model and backend; what ran out of memory has no bar."""
+    names = list(dict.fromkeys(frame["graph"]))
+    figure, axes = plt.subplots(-(-len(names) // 2), 2, squeeze=False, figsize=(10, 6.5))
+    for axis, graph in zip(axes.flat, names, strict=False):
+        rows = frame[frame["graph"] == graph]
+        wide = rows.pivot_table("epoch_ms", "model", "backend", sort=False)
+        shown = [b for b in GPU_COLOURS if b in wide]
+        wide[shown].plot.bar(
+            ax=axis, width=0.8, rot=0, color=[GPU_COLOURS[b] for b in shown],
+            legend=False,
+        )  # fmt: skip
+        axis.set(title=graph, ylabel="epoch, ms", xlabel="")
+        axis.tick_params(axis="x", labelsize="small")
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=5)
+    figure.suptitle(f"Training on {machine_of(frame)}", fontsize="medium")
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    return figure
+
+
 def machine_of(frame: pd.DataFrame) -> str:
-    """CPU, threads, versions and commit of a result."""
+    """Hardware, versions and commit of a result."""
     row = frame.iloc[-1]
-    machine = f"{row['cpu']}, {row['threads']} threads, torch {row['torch']}, PyG {row['pyg']}"
-    return f"{machine}, pyg_accel {row['pyg_accel']} ({row['commit']}, {row['date']})"
+    where = row["gpu"] if "gpu" in frame else f"{row['cpu']}, {row['threads']} threads"
+    return f"{where}, torch {row['torch']}, PyG {row['pyg']} ({row['commit']}, {row['date']})"
+
+
+FIGURES = {
+    cpu_kernels.NAME: draw_kernels,
+    cpu_epochs.NAME: draw_epochs,
+    "gpu_kernels": draw_gpu_kernels,
+    "gpu_epochs": draw_gpu_epochs,
+}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,16 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor target, Tensor source) -> "
       "Tensor");
   m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
+  m.def(
+      "sampled(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor x, Tensor? scale, "
+      "Tensor? weight, int limit, int strategy, int rescale, Tensor? seed, Tensor? steps) -> "
+      "Tensor");
+  m.def(
+      "community_best(Tensor rowptr, Tensor col, Tensor? weight, Tensor strength, Tensor labels, "
+      "Tensor totals, Tensor sizes, Tensor nodes) -> Tensor");
+  m.def(
+      "community_merge(Tensor rowptr, Tensor col, Tensor? weight, Tensor labels, Tensor first, "
+      "Tensor members) -> Tensor[]");
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");
 }

@@ -13,11 +13,24 @@ from typing import TYPE_CHECKING, Any
 from pyg_accel.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
-    from pyg_accel import ops
+    from pyg_accel import layers, ops
     from pyg_accel.backends import register_backend, use_backend
+    from pyg_accel.cbsr import CBSR
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
-    from pyg_accel.patching import patch, patched, report, reset_report, unpatch
+    from pyg_accel.layers import to_maxk
+    from pyg_accel.ops import sampling_rates
+    from pyg_accel.patching import (
+        calibrate_sampling,
+        patch,
+        patched,
+        report,
+        reset_report,
+        sampled,
+        unpatch,
+    )
+    from pyg_accel.reordering import reorder
+    from pyg_accel.rewrite import explain, optimize, plan
 
 __version__ = "0.1.0"
 
@@ -25,35 +38,54 @@ ask_for_large_pages()
 
 _HOME = {
     "BackendNotSupported": "pyg_accel.errors",
+    "CBSR": "pyg_accel.cbsr",
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
+    "calibrate_sampling": "pyg_accel.patching",
+    "explain": "pyg_accel.rewrite",
+    "optimize": "pyg_accel.rewrite",
+    "plan": "pyg_accel.rewrite",
     "patch": "pyg_accel.patching",
     "patched": "pyg_accel.patching",
     "register_backend": "pyg_accel.backends",
+    "reorder": "pyg_accel.reordering",
     "report": "pyg_accel.patching",
     "reset_report": "pyg_accel.patching",
+    "sampled": "pyg_accel.patching",
+    "sampling_rates": "pyg_accel.ops",
+    "to_maxk": "pyg_accel.layers",
     "unpatch": "pyg_accel.patching",
     "use_backend": "pyg_accel.backends",
 }
 
 __all__ = [
+    "CBSR",
     "BackendNotSupported",
     "ExtensionNotBuilt",
     "Graph",
+    "calibrate_sampling",
+    "explain",
+    "layers",
     "ops",
+    "optimize",
     "patch",
     "patched",
+    "plan",
     "register_backend",
+    "reorder",
     "report",
     "reset_report",
+    "sampled",
+    "sampling_rates",
+    "to_maxk",
     "unpatch",
     "use_backend",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return import_module("pyg_accel.ops")
+    if name in ("layers", "ops"):
+        return import_module(f"pyg_accel.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'pyg_accel' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""``python -m pyg_accel doctor | run | bench``: look at the installation, run a script, measure."""
+"""``python -m pyg_accel doctor | run | explain | bench | profile``."""
 
 import argparse
 import platform
@@ -36,11 +36,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="measure against other libraries (in a checkout)")
     bench.add_argument("--suite", choices=("kernels", "epochs", "batches"), default="kernels")
     bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    explain = commands.add_parser("explain", help="what optimize() would do to a script's model")
+    explain.add_argument("model", metavar="SCRIPT:MODEL", help="a script and the name of its model")
+    names = "what the script calls the arguments, e.g. data.x,data.edge_index"
+    explain.add_argument("--inputs", default="x,edge_index", metavar="NAMES", help=names)
+    explain.add_argument("--train", action="store_true", help="forward and backward are to be fast")
+    explain.add_argument("--format", choices=("text", "md", "svg"), default="text")
+    profile = commands.add_parser("profile", help="learn what kernels cost on this machine")
+    profile.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    profile.add_argument("--out", type=Path, default=Path("cost_models"), help="folder to write")
+    profile.add_argument("--minutes", type=float, default=float("inf"), help="stop measuring then")
     given, rest = parser.parse_known_args(argv)
     if given.command == "bench":
         return run_bench(given.device, given.suite, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if given.command == "explain":
+        return explain_model(given.model, given.inputs, train=given.train, format=given.format)
+    if given.command == "profile":
+        return profile_machine(given.device, given.out, given.minutes)
     return doctor() if given.command == "doctor" else run_script(given.script, given.args)
 
 
@@ -116,6 +130,31 @@ def run_script(script: str, args: Sequence[str]) -> int:
     return 0
 
 
+def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
+    """Print what ``optimize()`` would do to a model that a script makes."""
+    script, colon, name = target.rpartition(":")
+    if not colon or not Path(script).is_file():
+        print(
+            f"python -m pyg_accel explain: expected SCRIPT:MODEL (got '{target}')", file=sys.stderr
+        )
+        return 2
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    known = runpy.run_path(script, run_name="pyg_accel_explain")
+    found = []
+    for wanted in (name, *inputs.split(",")):
+        first, *rest = wanted.strip().split(".")
+        if first not in known:
+            print(f"python -m pyg_accel explain: {script} has no '{first}' (see --inputs)",
+                  file=sys.stderr)  # fmt: skip
+            return 2
+        value = known[first]
+        for part in rest:
+            value = getattr(value, part)
+        found.append(value)
+    pyg_accel.explain(*found, train=train, format=format)
+    return 0
+
+
 def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
     """Run a suite of the checkout's ``benchmarks`` folder; other arguments are passed on to it."""
     name = f"benchmarks.{'gpu' if device == 'cuda' else 'cpu'}_{suite}"
@@ -126,6 +165,41 @@ def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
         print(f"python -m pyg_accel bench: no suite '{suite}' for {device}", file=sys.stderr)
         return 2
     import_module(name).main(args)
+    return 0
+
+
+def profile_machine(kind: str, out: Path, minutes: float) -> int:
+    """Measure every primitive, from where an earlier run stopped, and train cost models."""
+    import torch
+
+    from pyg_accel.rewrite.cost import Device
+    from pyg_accel.rewrite.cost.collect import collect
+    from pyg_accel.rewrite.cost.train import train
+
+    problem = ""
+    if kind == "cuda" and not torch.cuda.is_available():
+        problem = "there is no CUDA device"
+    if missing := [name for name in ("tqdm", "xgboost") if find_spec(name) is None]:
+        problem = f"it needs {' and '.join(missing)}: pip install 'pyg-accel[cost]'"
+    if problem:
+        print(f"python -m pyg_accel profile: {problem}", file=sys.stderr)
+        return 2
+    device = torch.device(kind)
+    folder = out / Device.of(device).slug
+    folder.mkdir(parents=True, exist_ok=True)
+    measurements = folder / "measurements.csv"
+    try:
+        if not collect(device, measurements, minutes):
+            print("Out of time: the same command goes on from here.")
+        about = train(measurements, folder)
+    except ValueError as error:
+        print(f"python -m pyg_accel profile: {error}", file=sys.stderr)
+        return 2
+    print(f"{about['device']['name']}: error on graphs that were held out, median and 95%:")
+    for name, part in about["primitives"].items():
+        print(f"  {name:16} {part['error_median']:6.1%} {part['error_95']:6.1%}"
+              f"   ({part['rows']} measurements)")  # fmt: skip
+    print(f"To use these models: export PYG_ACCEL_COST_MODELS={out.resolve()}")
     return 0
 
 

@@ -193,6 +193,14 @@ def has_sum(formula: Formula) -> bool:
     return isinstance(formula, Sum) or any(has_sum(child) for child in children(formula))
 
 
+def is_summed(formula: Formula) -> bool:
+    """Whether a formula has operands, all of them inside of sums over the width."""
+    if isinstance(formula, Sum):
+        return True
+    parts = [child for child in children(formula) if not isinstance(child, Const)]
+    return bool(parts) and all(is_summed(part) for part in parts)
+
+
 def selects(formula: Formula) -> bool:
     """Whether a value depends on the number of the edge, through ``sel``."""
     if isinstance(formula, Binary) and formula.op == "sel":

@@ -10,22 +10,37 @@ import torch
 from pyg_accel.errors import HOW_TO_BUILD, ExtensionNotBuilt
 from pyg_accel.settings import settings
 
-__all__ = ["build_info", "cpu_library", "cpu_unavailable_reasons"]
+__all__ = [
+    "build_info",
+    "cpu_library",
+    "cpu_unavailable_reasons",
+    "cuda_library",
+    "cuda_unavailable_reasons",
+]
 
 _FOLDER = Path(__file__).parent
 
 
-@lru_cache(maxsize=1)
-def _load_cpu() -> tuple[str, ...]:
-    """Load the CPU library once; return what kept it from loading."""
-    found = sorted(_FOLDER.glob("_C_cpu*.so")) + sorted(_FOLDER.glob("_C_cpu*.pyd"))
+def _load(name: str, needs: str = "") -> tuple[str, ...]:
+    """Load a library; return what kept it from loading."""
+    found = sorted(_FOLDER.glob(f"{name}*.so")) + sorted(_FOLDER.glob(f"{name}*.pyd"))
     if not found:
-        return (f"extension not built: run {HOW_TO_BUILD}",)
+        return (f"extension not built: run {HOW_TO_BUILD}{needs}",)
     try:
         torch.ops.load_library(found[0])
     except OSError as error:  # built for another torch, processor or C library
         return (f"extension does not load ({error}): rebuild it with {HOW_TO_BUILD}",)
     return ()
+
+
+@lru_cache(maxsize=1)
+def _load_cpu() -> tuple[str, ...]:
+    return _load("_C_cpu")
+
+
+@lru_cache(maxsize=1)
+def _load_cuda() -> tuple[str, ...]:
+    return _load("_C_cuda", " where there is nvcc, the CUDA compiler")
 
 
 def cpu_unavailable_reasons() -> list[str]:
@@ -45,6 +60,28 @@ def cpu_library() -> Any:
     library = torch.ops.pyg_accel_cpu
     _follow_settings(library)
     return library
+
+
+def cuda_unavailable_reasons() -> list[str]:
+    """Return why the CUDA library cannot be used; empty means that it is loaded.
+
+    It is not touched where there is no GPU: without one, not even its symbols can be resolved.
+    """
+    if not torch.cuda.is_available():
+        return ["there is no CUDA device"]
+    return list(_load_cuda())
+
+
+def cuda_library() -> Any:
+    """Return the namespace of the CUDA library's operators.
+
+    Raises:
+        ExtensionNotBuilt: with the command that builds it.
+    """
+    reasons = cuda_unavailable_reasons()
+    if reasons:
+        raise ExtensionNotBuilt("the CUDA library pyg_accel._C_cuda", reasons[0])
+    return torch.ops.pyg_accel_cuda
 
 
 _applied_isa = ""

@@ -49,6 +49,7 @@ class Setting:
 SETTINGS = (
     Setting("always", False, "accelerate whatever can be, whatever its size (tests, experiments)"),
     Setting("backend", "auto", "the only backend to use, by name; `auto` chooses"),
+    Setting("cost_models", "", "a folder of cost models to use before the shipped ones"),
     Setting("disable", "", "comma-separated names of backends that must not be chosen"),
     Setting("graph_cache", 64, "how many graphs are kept, each only while its edge_index lives"),
     Setting("isa", "", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest"),

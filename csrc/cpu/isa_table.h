@@ -10,6 +10,7 @@ namespace PYG_ACCEL_ISA {
 #include "dot_kernel.h"
 #include "machine.h"
 #include "program_kernel.h"
+#include "sampled_kernel.h"
 #include "spmm_kernel.h"
 
 }  // namespace PYG_ACCEL_ISA
@@ -31,6 +32,12 @@ const KernelTable PYG_ACCEL_TABLE = {
     PYG_ACCEL_EACH(spmm_combine),    PYG_ACCEL_EACH(program_rows), PYG_ACCEL_EACH(program_piece),
     PYG_ACCEL_EACH(program_combine), PYG_ACCEL_EACH(dot_rows),     PYG_ACCEL_EACH(dot_piece),
     PYG_ACCEL_EACH(softmax_rows),
+    {{PYG_ACCEL_ISA::sampled_rows<float, int32_t>, PYG_ACCEL_ISA::sampled_rows<float, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<double, int32_t>, PYG_ACCEL_ISA::sampled_rows<double, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<bf16, int32_t>, PYG_ACCEL_ISA::sampled_rows<bf16, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<fp16, int32_t>, PYG_ACCEL_ISA::sampled_rows<fp16, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<int8_t, int32_t>, PYG_ACCEL_ISA::sampled_rows<int8_t, int64_t>},
+     {PYG_ACCEL_ISA::sampled_rows<fp8, int32_t>, PYG_ACCEL_ISA::sampled_rows<fp8, int64_t>}},
 };
 
 }  // namespace pyg_accel

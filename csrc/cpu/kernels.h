@@ -162,6 +162,30 @@ struct SoftmaxArgs {
   int64_t heads;
 };
 
+enum class Strategy : int { kBucket = 0, kFastRand = 1, kRandom = 2 };
+enum class Rescale : int { kNone = 0, kMean = 1, kRow = 2, kGcn = 3 };
+
+// out[r, h, f] = sum over at most `limit` entries k of row r of  factor * weight[eid k, h] *
+// x[col k, h, f]; see pyg_accel/backends/sampling.py.
+struct SampledArgs {
+  Csr csr;
+  const void* x;  // [num_cols, heads, width], rows x_stride elements apart
+  int64_t x_stride;
+  const float* row_scale;     // [num_cols] or null
+  const float* column_scale;  // [heads * width] or null
+  const void* weight;         // [num_edges, weight_columns] or null
+  int64_t weight_columns;     // 1 or heads
+  void* out;                  // [num_rows, heads, width]
+  int64_t heads;
+  int64_t width;
+  int64_t limit;
+  int64_t most;  // entries that a row takes at most
+  Strategy strategy;
+  Rescale rescale;
+  uint64_t seed;
+  const int32_t* steps;  // [256]
+};
+
 // A range of work: rows [row_begin, row_end) and columns [f_begin, f_end) of the width.
 struct Range {
   int64_t row_begin;
@@ -192,6 +216,8 @@ struct KernelTable {
   void (*dot_rows[kDTypes][2])(const DotArgs&, const Range&);
   void (*dot_piece[kDTypes][2])(const DotArgs&, const Piece&);
   void (*softmax_rows[kDTypes][2])(const SoftmaxArgs&, const Range&);
+  // `scratch` holds 3 * args.most numbers.
+  void (*sampled_rows[kStorages][2])(const SampledArgs&, const Range&, int64_t* scratch);
 };
 
 extern const KernelTable kPortableKernels;

@@ -88,13 +88,17 @@ inline int64_t row_pointer(const Csr& csr, int64_t row) {
 }
 
 // Features as [rows, heads, width]; rows may be any distance apart, the rest is contiguous.
-inline void check_features(const Tensor& t, const char* name, DType dtype) {
+inline void check_rows(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.is_cpu() && t.dim() == 3, "expected '", name,
                   "' to be a CPU tensor [rows, H, F]");
-  STD_TORCH_CHECK(dtype_of(t) == dtype, "expected '", name, "' to share the dtype of the others");
   STD_TORCH_CHECK(t.numel() == 0 || ((t.size(2) == 1 || t.stride(2) == 1) &&
                                      (t.size(1) == 1 || t.stride(1) == t.size(2))),
                   "expected '", name, "' to be contiguous within a row");
+}
+
+inline void check_features(const Tensor& t, const char* name, DType dtype) {
+  check_rows(t, name);
+  STD_TORCH_CHECK(dtype_of(t) == dtype, "expected '", name, "' to share the dtype of the others");
 }
 
 // Asks for large pages under fresh memory. A large result is a fresh mapping every time, and the

@@ -32,6 +32,8 @@ using mask_t = typename Simd<A>::M;
 
 typedef uint16_t Half16 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 2)));
 typedef uint32_t Word32 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
+typedef int8_t Signed8 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 4)));
+typedef uint8_t Byte8 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 4)));
 
 // Not std::min: a template of the standard library, instantiated here, might reach other
 // processors.
@@ -89,6 +91,19 @@ inline vec_t<acc_t<T>> load(const T* p) {
     Half16 h;
     __builtin_memcpy(&h, p, sizeof(h));
     return as<vec_t<float>>(__builtin_convertvector(h, Word32) << 16);
+  } else if constexpr (std::is_same_v<T, int8_t>) {
+    Signed8 bytes;
+    __builtin_memcpy(&bytes, p, sizeof(bytes));
+    return __builtin_convertvector(bytes, vec_t<float>);
+  } else if constexpr (std::is_same_v<T, fp8>) {
+    Byte8 bytes;
+    __builtin_memcpy(&bytes, p, sizeof(bytes));
+    const Word32 words = __builtin_convertvector(bytes, Word32);
+    const Word32 body = words & 0x7f;
+    // Multiplying by 2^120 moves the exponent bias from 7 to 127 and renormalises subnormals.
+    const Word32 size = as<Word32>(as<vec_t<float>>(body << 20) * 0x1p120f);
+    const Word32 nan = as<Word32>(body == 0x7f) & 0x7fc00000u;
+    return as<vec_t<float>>(((words & 0x80) << 24) | size | nan);
   } else {
 #if PYG_ACCEL_VEC_BYTES == 64
     return (vec_t<float>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));

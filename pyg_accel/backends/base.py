@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula, Operand
 from pyg_accel.graph import CSR
@@ -171,4 +172,79 @@ class Backend(ABC):
             [num_rows, H, F | 1] a formula; then what is wanted, [E, H, 1] in the order of
             ``csr.eid``.
         """
+        raise NotImplementedError
+
+    def sampled_spmm(
+        self,
+        csr: CSR,
+        x: Tensor,
+        scale: Tensor | None,
+        weight: Tensor | None,
+        sampling: Sampling,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """Add up at most ``sampling.width`` entries of each row.
+
+        Args:
+            csr: the graph.
+            x: [num_cols, H, F]; with a scale, of int8 or float8_e4m3fn.
+            scale: float32, [num_cols, 1] or [1, H * F], what ``x`` is multiplied by.
+            weight: [E, 1 | H], contiguous, by ``csr.eid``.
+            sampling: which entries, and by what they are multiplied.
+            seed: [1] int64 on the same device, for random samples.
+
+        Returns:
+            [num_rows, H, F] of the dtype of ``scale``, or of ``x``.
+        """
+        raise NotImplementedError
+
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Keep the k < F largest of each row of x [N, F], contiguous.
+
+        NaN is larger than everything, -0.0 equals 0.0, the lowest columns win among equals.
+
+        Returns:
+            values [N, k] and indices [N, k] (uint8 if F <= 256, else uint16), columns ascending.
+        """
+        raise NotImplementedError
+
+    # Of the next three, `values` and `indices` are the CBSR features of the source nodes (see
+    # :class:`pyg_accel.cbsr.CBSR`): [num_cols, k], contiguous. `weight` is [E] as ``csr.eid``
+    # numbers edges, or None for 1.
+
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """Aggregate CBSR features into dense rows [num_rows, width]; ``reduce`` sum or mean."""
+        raise NotImplementedError
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """Compute ``out[j, s] = sum_i weight_ij * x[i, indices[j, s]]``, [num_cols, k].
+
+        The sum is over the edges (i, j) of the graph: row i of ``csr`` has an entry in column j,
+        row j of ``transposed`` one in column i. x is [num_rows, F], contiguous.
+        """
+        raise NotImplementedError
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """Compute ``sum_s values[j, s] * x[i, indices[j, s]]`` of every edge, [E] by ``csr.eid``.
+
+        x is [num_rows, F], contiguous.
+        """
+        raise NotImplementedError
+
+    def segment_matmul(self, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
+        """Multiply rows ptr[r] to ptr[r + 1] of x [N, K] by weight[r], [K, M]; ptr on the CPU."""
+        raise NotImplementedError
+
+    def segment_outer(self, x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
+        """Return ``x[segment].T @ y[segment]`` of every segment, [R, K, M]; ptr is on the CPU."""
         raise NotImplementedError

@@ -74,16 +74,19 @@ def record_choices() -> Iterator[dict[str, None]]:
 
 
 def fast_backend_reasons(device: str) -> list[str]:
-    """Return why no backend but the reference would run a plain sum on a device; empty if one does.
+    """Return why no backend but the reference would run messages on a device; empty if one does.
 
-    A backend that was asked for by name counts, whatever it is.
+    Any message, that is: what is good at sums alone does not make models faster. A backend that was
+    asked for by name counts, whatever it is, if it runs a plain sum.
     """
-    like = OpSpec("gspmm", device, torch.float32, torch.int32, 1, 1, 1, 1, 1, "u0", ("sum",))
+    asked_for = (_forced.get() or settings.backend) != "auto"
+    shapes = ((1, 1),) if asked_for else ((1, 1), (1, 1))
+    like = OpSpec("gspmm", device, torch.float32, torch.int32, 1, 1, 1, 1, 1,
+                  "u0" if asked_for else "relu(add(u0,v1))", ("sum",), shapes=shapes)  # fmt: skip
     try:
         decision = choose(like)
     except BackendNotSupported as error:
         return [f"{name}: {'; '.join(why)}" for name, why in error.reasons.items()]
-    asked_for = (_forced.get() or settings.backend) != "auto"
     if decision.backend.name != "reference" or asked_for:
         return []
     return [f"{name}: {'; '.join(why)}" for name, why in decision.rejected.items()]

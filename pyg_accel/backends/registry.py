@@ -15,12 +15,18 @@ _backends: dict[str, Backend] = {}
 @lru_cache(maxsize=1)
 def _load_builtin() -> None:
     from pyg_accel.backends.cpu import CpuBackend
+    from pyg_accel.backends.cuda import CudaBackend
+    from pyg_accel.backends.pyg_lib import PygLibBackend
     from pyg_accel.backends.reference import ReferenceBackend
+    from pyg_accel.backends.torch_sparse import TorchSparseBackend
     from pyg_accel.backends.triton import TritonBackend
 
     register_backend(ReferenceBackend())
     register_backend(CpuBackend())
     register_backend(TritonBackend())
+    register_backend(CudaBackend())
+    register_backend(TorchSparseBackend())
+    register_backend(PygLibBackend())
 
 
 @lru_cache(maxsize=1)

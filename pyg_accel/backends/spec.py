@@ -23,7 +23,12 @@ class OpSpec:
         width: F of the message.
         formula: text of the message formula (gspmm) or of the values (attention).
         reduces: reductions asked for (gspmm).
-        k: features kept a row (MaxK, CBSR) or edges kept a row (sampling); 0 where all are.
+        k: features kept a row (MaxK, CBSR), edges kept a row (sampling; 0 where all are), or
+            features of a row of the left matrix (segments, of which there are num_cols).
+        shapes: (heads, width) of every operand (gspmm).
+        sharing: entries that share a column, in windows of 16, 32 and 64 rows; nothing until a
+            graph was used often enough for it to be worth knowing.
+        rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
         score: text of the formula of scores (attention).
     """
 
@@ -39,13 +44,17 @@ class OpSpec:
     formula: str = ""
     reduces: tuple[str, ...] = ()
     k: int = 0
+    shapes: tuple[tuple[int, int], ...] = ()
+    sharing: tuple[float, ...] = ()
+    rounded: bool = False
     score: str = ""
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
         what += f" by {self.score}" if self.score else ""
         kept = f", k = {self.k}" if self.k else ""
+        shared = f", {self.sharing[-1]} edges a column" if self.sharing else ""
         return (
             f"{self.op}{what} on {self.device} in {self.dtype}: {self.num_rows} x {self.num_cols}, "
-            f"{self.num_edges} edges, {self.heads} x {self.width} features{kept}"
+            f"{self.num_edges} edges, {self.heads} x {self.width} features{kept}{shared}"
         )

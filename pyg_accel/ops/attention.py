@@ -70,7 +70,9 @@ def attention(
     read, from_edges = _read(score_text, value_text)
     operands = list(operands)
     what = f"the score {score_text} and the value {value_text}"
-    check_operands(graph, what, read, operands)
+    sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
+    facts = [(t.shape, t.dtype, t.device) for t in operands]
+    check_operands(what, read, sizes, graph.device, facts)
     dtype = operands[0].dtype
     for t in operands:
         dtype = torch.promote_types(dtype, t.dtype)

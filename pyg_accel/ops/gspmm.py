@@ -7,18 +7,21 @@ an edge operand without a reduction. So it can be differentiated any number of t
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
-from pyg_accel.formula import Formula, Sum, operands_of, parse, shape_of
+from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.gspmm_backward import backward, setup_context
-from pyg_accel.ops.layout import find_layout
+from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import shapes_of
+from pyg_accel.tiles import usual_sharing
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 
@@ -60,33 +63,75 @@ def gspmm(
         BackendNotSupported: if no backend can run it.
     """
     text = formula if isinstance(formula, str) else str(formula)
-    read, summed = _read(text)
-    reduces = [reduce] if isinstance(reduce, str) else list(reduce)
+    reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
     operands = list(operands)
-    check_operands(graph, text, read, operands)
-    if not reduces or not set(reduces) <= set(REDUCES):
-        raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {reduces})")
-    dtype = operands[0].dtype
-    for t in operands[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
-    operands = [t.to(dtype) for t in operands]
+    for index, t in enumerate(operands):
+        if not isinstance(t, Tensor):
+            raise ValueError(f"expected operand {index} to be a tensor (got {type(t).__name__})")
+    if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
+        raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
+    sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
+    facts = tuple((t.shape, t.dtype, t.device) for t in operands)
+    make = _make_plan if torch.compiler.is_compiling() else _plan
+    plan = make(text, reduces, sizes, graph.device, facts)
 
-    layout = find_layout(tuple(tuple(map(int, t.shape[1:])) for t in operands), keep_last=summed)
-    folded = [layout.fold(t) for t in operands]
-    outs = _launch(graph, text, read, folded, reduces, edge_order=edge_order)
-    results = [layout.unfold_summed(t) if summed else layout.unfold(t) for t in outs]
+    folded = [plan.layout.fold(t.to(plan.dtype)) for t in operands]
+    outs = _launch(graph, text, plan.read, folded, list(reduces), edge_order=edge_order)
+    unfold = plan.layout.unfold_summed if plan.summed else plan.layout.unfold
+    results = [unfold(t) for t in outs]
     return results[0] if isinstance(reduce, str) else results
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What depends on the formula and on shapes alone.
+
+    Attributes:
+        read: (side, index) of every operand.
+        summed: the message has no width: all operands are inside of sums over it.
+        dtype: of the operands, promoted.
+        layout: in which they meet.
+    """
+
+    read: tuple[tuple[str, int], ...]
+    summed: bool
+    dtype: torch.dtype
+    layout: Layout
+
+
+_Fact = tuple[torch.Size, torch.dtype, torch.device]
+
+
+def _make_plan(
+    text: str,
+    reduces: tuple[str, ...],
+    sizes: tuple[int, int, int],
+    device: torch.device,
+    facts: tuple[_Fact, ...],
+) -> _Plan:
+    read, sums, summed = _read(text)
+    check_operands(text, read, sizes, device, facts)
+    if not reduces or not set(reduces) <= set(REDUCES):
+        raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {list(reduces)})")
+    dtype = facts[0][1]
+    for _, other, _ in facts[1:]:
+        dtype = torch.promote_types(dtype, other)
+    trailings = tuple(tuple(map(int, shape[1:])) for shape, _, _ in facts)
+    return _Plan(read, summed, dtype, find_layout(trailings, keep_last=sums))
+
+
+_plan = lru_cache(maxsize=4096)(_make_plan)
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _read(text: str) -> tuple[tuple[tuple[str, int], ...], bool]:
-    """Return the (side, index) of every operand, and whether the message is a sum over the width.
+def _read(text: str) -> tuple[tuple[tuple[str, int], ...], bool, bool]:
+    """Return the (side, index) of every operand, whether it sums over the width, and nothing else.
 
     While torch.compile traces, this is evaluated and its result is a constant of the graph.
     """
     formula = parse(text)
     read = tuple(dict.fromkeys((o.side, o.index) for o in operands_of(formula)))
-    return read, isinstance(formula, Sum)
+    return read, has_sum(formula), is_summed(formula)
 
 
 def _launch(
@@ -111,28 +156,34 @@ def _launch(
 
 
 def check_operands(
-    graph: Graph, text: str, read: tuple[tuple[str, int], ...], operands: list[Tensor]
+    text: str,
+    read: tuple[tuple[str, int], ...],
+    sizes: tuple[int, int, int],
+    device: torch.device,
+    facts: Sequence[_Fact],
 ) -> None:
-    """Raise ValueError for operands that a formula does not read, or that do not fit the graph."""
-    rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
+    """Raise ValueError for operands that a formula does not read, or that do not fit the graph.
+
+    Args:
+        text: what is to be computed.
+        read: (side, index) of every operand.
+        sizes: numbers of targets, sources and edges.
+        device: of the graph.
+        facts: shape, dtype and device of every operand.
+    """
+    rows = dict(zip("vue", sizes, strict=True))
     if len({index for _, index in read}) != len(read):
         raise ValueError(f"expected {text} to read each operand at one side (pass it twice)")
-    if not operands or {index for _, index in read} != set(range(len(operands))):
-        raise ValueError(f"expected {text} to use operands 0 to {len(operands) - 1}")
+    if not facts or {index for _, index in read} != set(range(len(facts))):
+        raise ValueError(f"expected {text} to use operands 0 to {len(facts) - 1}")
     for side, index in read:
-        t, name = operands[index], f"operand {side}{index}"
-        if not isinstance(t, Tensor):
-            raise ValueError(f"expected {name} to be a tensor (got {type(t).__name__})")
-        if t.dim() == 0 or t.size(0) != rows[side]:
-            raise ValueError(
-                f"expected {name} to have {rows[side]} rows (got shape {list(t.shape)})"
-            )
-        if t.device != graph.device:
-            raise ValueError(f"expected {name} on {graph.device} (got {t.device})")
-        if not t.is_floating_point():
-            raise ValueError(f"expected {name} to be floating-point features (got {t.dtype})")
-    if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
-        raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
+        (shape, dtype, where), name = facts[index], f"operand {side}{index}"
+        if len(shape) == 0 or shape[0] != rows[side]:
+            raise ValueError(f"expected {name} to have {rows[side]} rows (got shape {list(shape)})")
+        if where != device:
+            raise ValueError(f"expected {name} on {device} (got {where})")
+        if not dtype.is_floating_point:
+            raise ValueError(f"expected {name} to be floating-point features (got {dtype})")
 
 
 def _gspmm(
@@ -152,11 +203,15 @@ def _gspmm(
     csr = CSR(rowptr, col, eid, num_cols, sorted)
     message = parse(formula)
     heads, width = 1, 1
-    for h, f in shapes_of(operands):
+    shapes = tuple(shapes_of(operands))
+    for h, f in shapes:
         heads, width = max(heads, h), max(width, f)
     dtype = next(t.dtype for t in operands if t.is_floating_point())
+    on_gpu = rowptr.is_cuda
     spec = OpSpec("gspmm", rowptr.device.type, dtype, rowptr.dtype, csr.num_rows, num_cols,
-                  col.numel(), heads, width, formula, tuple(reduces))  # fmt: skip
+                  col.numel(), heads, width, formula, tuple(reduces), shapes=shapes,
+                  sharing=usual_sharing(csr) if on_gpu else (),
+                  rounded=on_gpu and torch.get_float32_matmul_precision() != "highest")  # fmt: skip
     backend = choose(spec).backend
     return backend.gspmm(csr, message, operands, reduces, want_arg=want_arg)
 

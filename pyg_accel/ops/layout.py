@@ -57,7 +57,10 @@ class Layout:
         """Return a result [rows, H, F] in the trailing shape."""
         if len(self.trailing) == 1:
             return result.squeeze(1)
-        return result.reshape(result.size(0), *self.trailing)
+        width = self.trailing[self.split :]
+        if result.size(2) != self.width:  # 1, where wide operands are inside of sums
+            width = (result.size(2),)
+        return result.reshape(result.size(0), *self.trailing[: self.split], *width)
 
     def unfold_summed(self, result: Tensor) -> Tensor:
         """Return a result [rows, H, 1] of a sum over the width in the shape of the heads."""

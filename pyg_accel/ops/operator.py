@@ -59,17 +59,18 @@ def call(name: str, *args: Any) -> Any:
     """Call an operator."""
     if torch.compiler.is_compiling() or _somebody_listens():
         return getattr(torch.ops.pyg_accel, name)(*args)
-    operator = _operators[name]
-    sizes = tuple(len(a) if isinstance(a, list) else -1 for a in args)
-    flat = [item for a in args for item in (a if isinstance(a, list) else (a,))]
     needs = False
-    for item in flat:
-        if isinstance(item, Tensor):
-            if type(item) is not Tensor and type(item) is not torch.nn.Parameter:
-                return getattr(torch.ops.pyg_accel, name)(*args)
-            needs = needs or item.requires_grad
+    for argument in args:
+        for item in argument if type(argument) is list else (argument,):
+            if isinstance(item, Tensor):
+                if type(item) is not Tensor and type(item) is not torch.nn.Parameter:
+                    return getattr(torch.ops.pyg_accel, name)(*args)
+                needs = needs or item.requires_grad
+    operator = _operators[name]
     if not needs or operator.differentiate is None or not torch.is_grad_enabled():
         return operator.run(*args)
+    sizes = tuple(len(a) if type(a) is list else -1 for a in args)
+    flat = [item for a in args for item in (a if type(a) is list else (a,))]
     result = _Differentiable.apply(operator, sizes, *flat)  # type: ignore[no-untyped-call]
     return list(result) if isinstance(result, tuple) else result
 

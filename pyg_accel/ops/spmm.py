@@ -40,7 +40,7 @@ def spmm(
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise ValueError("expected 'x' to be a tensor [N, F] or [N, H, F]")
     if weight is None:
-        return gspmm(graph, "u0", [x], reduce=reduce)
+        return gspmm(graph, "u0", [x], reduce=reduce, edge_order=edge_order)
     if not isinstance(weight, Tensor) or weight.dim() == 0 or weight.size(0) != graph.num_edges:
         raise ValueError(f"expected 'weight' to be a tensor with {graph.num_edges} rows")
     while weight.dim() < x.dim():

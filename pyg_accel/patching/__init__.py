@@ -13,11 +13,24 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.patching import accelerate, seam
-from pyg_accel.patching.calls import Report, report, reset_report
+from pyg_accel.calls import Report, report, reset_report
+from pyg_accel.patching import accelerate, relations, seam
+from pyg_accel.patching.calibration import Calibration, calibrate_sampling
 from pyg_accel.patching.reductions import aggregate
+from pyg_accel.patching.sampling import sampled
 
-__all__ = ["PatchHandle", "Report", "patch", "patched", "report", "reset_report", "unpatch"]
+__all__ = [
+    "Calibration",
+    "PatchHandle",
+    "Report",
+    "calibrate_sampling",
+    "patch",
+    "patched",
+    "report",
+    "reset_report",
+    "sampled",
+    "unpatch",
+]
 
 _HOOKS = seam.Hooks(
     call=accelerate.call,
@@ -27,6 +40,7 @@ _HOOKS = seam.Hooks(
     softmax=accelerate.softmax,
     spmm=accelerate.spmm,
     remember=accelerate._pyg_accel_remember,
+    relations=relations.forward,
 )
 _handles: "list[PatchHandle]" = []
 

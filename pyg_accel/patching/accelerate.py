@@ -12,10 +12,12 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
+from pyg_accel.calls import record
 from pyg_accel.formula import Operand
+from pyg_accel.matrices import is_sparse_matrix, num_entries
+from pyg_accel.memo import MEMO
 from pyg_accel.patching import compiled
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.calls import record
 from pyg_accel.patching.lazy import (
     GRAPHS,
     LazyTensor,
@@ -24,16 +26,11 @@ from pyg_accel.patching.lazy import (
     is_single_side,
     plain_shape,
 )
-from pyg_accel.patching.memo import Memo
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.rules.common import NARROW
+from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
-from pyg_accel.patching.sparse import (
-    SparseTrace,
-    as_edge_index,
-    is_sparse_matrix,
-    num_entries,
-)
+from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
@@ -43,7 +40,7 @@ __all__ = ["bypassed", "call", "is_active", "memoise", "softmax", "spmm"]
 MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
 
 _switched_on = 0  # how many patch() without a model are in force
-_memo = Memo()
+_memo = MEMO
 _declined: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str]]" = weakref.WeakKeyDictionary()
 
 
@@ -76,12 +73,13 @@ def call(
     if _torch_records():
         record(type(self).__name__, "", "PyG", "torch records the calls that are made", 0.0)
         return original(self, edge_index, *args, **kwargs)
+    refuse_training(self)
     start = time.perf_counter()
     layer = type(self).__name__
     given = kwargs
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     known = _declined.get(self, {})
-    reasons = _reasons(self, edge_index)
+    reasons = call_reasons(self, edge_index)
     if not reasons and key in known:
         reasons = [known[key]]
     if not reasons:
@@ -99,7 +97,7 @@ def call(
             restore(state)
         else:
             seconds = time.perf_counter() - start
-            if settings.verify:
+            if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(original, self, edge_index, args, given, out, state)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
@@ -171,8 +169,9 @@ def _pyg_accel_remember(self: MessagePassing) -> None:
 
 def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[str, Any]) -> Tensor:
     """Make a call while a compiler makes its graph."""
+    refuse_training(self)
     original = template(self, name)
-    reasons = _reasons(self, edge_index)
+    reasons = call_reasons(self, edge_index)
     # The graph is made in several passes: Dynamo's is noted.
     note = compiled.note if not isinstance(edge_index, FunctionalTensor) else lambda *_: None
     if not reasons:
@@ -194,8 +193,13 @@ def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[s
     return original(self, edge_index, **kwargs)  # type: ignore[no-any-return]
 
 
-def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
-    """Why this call is PyG's, before looking at the message."""
+def takes_part(module: MessagePassing) -> bool:
+    """Return whether calls of a layer are accelerated, and nobody reads those it makes."""
+    return is_active(module) and not _torch_records()
+
+
+def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = False) -> list[str]:
+    """Return why a call is PyG's, before looking at the message."""
     reasons = hook_reasons(module)
     sparse = is_sparse_matrix(edge_index)
     if not sparse and (
@@ -211,7 +215,7 @@ def _reasons(module: MessagePassing, edge_index: Any) -> list[str]:
         reasons.append("forward-mode differentiation")
     device = _device_of(edge_index).type
     reasons += fast_backend_reasons(device)
-    if not reasons and not settings.always:
+    if not (reasons or settings.always or any_size or in_force() is not None):
         edges = num_entries(edge_index) if sparse else edge_index.size(1)
         reasons += _size_reasons(edges, device)
     return reasons
@@ -252,10 +256,13 @@ def _size_reasons(num_edges: int, device: str) -> list[str]:
     return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 
 
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
 def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
     for name, value in list(vars(module).items()):
-        ordinary = _each(value, change)
+        ordinary = value if name in _OF_EVERY_MODULE else _each(value, change)
         if ordinary is not value:
             vars(module)[name] = ordinary
     return _each(out, change)

@@ -19,9 +19,10 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.calls import record
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
-from pyg_accel.patching.calls import record
+from pyg_accel.patching import sampling
 from pyg_accel.patching.lazy import Trace
 
 __all__ = ["CompiledTrace", "call", "note", "remember"]
@@ -67,7 +68,9 @@ def call(
     # By name, and those that share a tensor too: they are put in place of the layer's own.
     state = dict(self.named_parameters(remove_duplicate=False))
     state |= dict(self.named_buffers(remove_duplicate=False))
-    return _run(id(self), original.__name__, edge_index, _without_none(kwargs), state)
+    # Dynamo guards what it has read: another sample than before is another graph.
+    sample = sampling.state.key
+    return _run(id(self), original.__name__, edge_index, _without_none(kwargs), state, sample)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -81,7 +84,12 @@ def note(layer: str, reason: str, formulas: str = "") -> None:
 
 @nonstrict_trace
 def _run(
-    key: int, name: str, edge_index: Tensor, kwargs: dict[str, Any], state: dict[str, Tensor]
+    key: int,
+    name: str,
+    edge_index: Tensor,
+    kwargs: dict[str, Any],
+    state: dict[str, Tensor],
+    sample: str,
 ) -> Tensor:
     owner, run = _known[key]
     module = owner()

@@ -10,6 +10,9 @@ What a function on a lazy tensor becomes is in :mod:`pyg_accel.patching.rules`.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, attend
+from pyg_accel.patching.sampling import aggregate, in_force
 
 __all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised", "Watch"]
 
@@ -59,6 +63,12 @@ class Later:
 
 
 NOTHING = Later(lambda t: t)
+
+
+@lru_cache(maxsize=1)
+def _rules() -> ModuleType:
+    """The rules, which know this module."""
+    return import_module("pyg_accel.patching.rules")
 
 
 class LazyTensor(Tensor):
@@ -114,9 +124,7 @@ class LazyTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        from pyg_accel.patching.rules import apply
-
-        return apply(func, args, kwargs or {})
+        return _rules().apply(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -193,9 +201,7 @@ class Trace(Watch):
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Find gathers, follow views of edge_index."""
-        from pyg_accel.patching.rules import intercept
-
-        return intercept(self, func, args, kwargs)
+        return _rules().intercept(self, func, args, kwargs)
 
     # -- edge_index and its rows -----------------------------------------------------------------
 
@@ -267,7 +273,7 @@ class Trace(Watch):
         formula, numbers = self._own_numbers(lazy)
         if num_rows is None:
             num_rows = self.sizes[self.target] or self._rows_of_side(lazy, "v")
-        if list(reduces) == ["sum"]:
+        if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
             attended = attend(self, formula, numbers, num_rows)
             if attended is not None:
                 out, text, waiting = attended
@@ -276,9 +282,8 @@ class Trace(Watch):
         graph = self.graph_of(num_rows)
         operands = self._operands(numbers, graph.num_rows)
         with torch._C.DisableTorchFunction():
-            outs = ops.gspmm(graph, formula, operands, reduce=list(reduces), edge_order=True)
-        name = "+".join(reduces)
-        self.formulas.append(f"{name}_j {formula}")
+            outs, note = aggregate(graph, formula, operands, reduces)
+        self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
         return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
 
     def compute(self, lazy: LazyTensor) -> Tensor:

@@ -11,8 +11,9 @@ and put back by :func:`uninstall`:
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks),
   wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
-  :mod:`pyg_accel.patching.memo`.
+  :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
+* ``RGCNConv.forward``, which loops over relations.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
   the functions above by their originals: what it compiles is kept under them, and outlives us.
 """
@@ -25,7 +26,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 
 __all__ = ["Hooks", "hook_reasons", "install", "installed", "uninstall"]
@@ -75,10 +76,11 @@ class Hooks:
         softmax: Callable[..., Any],
         spmm: Callable[..., Any],
         remember: Callable[..., Any],
+        relations: Callable[..., Any],
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
-        self.remember = remember
+        self.remember, self.relations = remember, relations
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {"softmax": softmax, "spmm": spmm}
 
 
@@ -105,6 +107,7 @@ def install(hooks: Hooks) -> None:
         _replace(MessagePassing, "_set_jittable_templates", rendered)
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
+        _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads

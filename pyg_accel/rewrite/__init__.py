@@ -1,1 +1,21 @@
 """Rewrites a model: the cheapest order of its matrix products, for this graph and machine."""
+
+from pyg_accel.rewrite.associations import associations
+from pyg_accel.rewrite.explanation import explain
+from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
+from pyg_accel.rewrite.model import optimize
+from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan, plan
+
+__all__ = [
+    "Algebra",
+    "Call",
+    "LayerPlan",
+    "ModelPlan",
+    "NotLifted",
+    "TreePlan",
+    "associations",
+    "explain",
+    "lifts",
+    "optimize",
+    "plan",
+]

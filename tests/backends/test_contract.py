@@ -44,7 +44,10 @@ MAIN = ("copy", "weight-a-head", "gine", "dot")
 HALF = (torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(params=list(backends()))
+SUMS_ALONE = ("torch_sparse", "pyg_lib")  # see test_optional.py
+
+
+@pytest.fixture(params=[name for name in backends() if name not in SUMS_ALONE])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     found = get_backend(request.param)
     if reasons := found.unavailable_reasons():

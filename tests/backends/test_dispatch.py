@@ -98,14 +98,12 @@ def test_a_forced_backend_raises_with_its_reasons_instead_of_falling_back(cpu):
 
 
 def test_when_nothing_can_run_a_call_all_reasons_are_raised(cpu):
-    settings.disable = "reference, triton"
+    others = [name for name in backends() if name != "cpu"]
+    settings.disable = ", ".join(others)
     with pytest.raises(BackendNotSupported) as caught:
         choose(spec(dtype=torch.int8))
-    assert caught.value.reasons == {
-        "reference": ("disabled by PYG_ACCEL_DISABLE",),
-        "triton": ("disabled by PYG_ACCEL_DISABLE",),
-        "cpu": ("features are torch.int8",),
-    }
+    disabled = dict.fromkeys(others, ("disabled by PYG_ACCEL_DISABLE",))
+    assert caught.value.reasons == {**disabled, "cpu": ("features are torch.int8",)}
 
 
 def test_use_backend_nests_and_ends_with_its_block(cpu):
@@ -146,7 +144,7 @@ def test_an_unknown_backend_in_the_environment_is_named(monkeypatch):
 @pytest.mark.parametrize("text", ["cpu", " cpu ", "other,cpu", "cpu , other"])
 def test_disabled_backends_are_not_chosen(text, cpu):
     settings.disable = text
-    decision = choose(spec())
+    decision = choose(spec(reduces=("max",)))  # which the optional backends leave to others
     assert decision.backend.name == "reference"
     assert decision.rejected["cpu"] == ("disabled by PYG_ACCEL_DISABLE",)
 

@@ -281,7 +281,7 @@ BAD = {
     "no-dimension": (lambda g, x: ops.gspmm(g, "u0", [x.sum()]), "operand u0 to have 4 rows"),
     "not-a-tensor": (
         lambda g, x: ops.gspmm(g, "u0", [[1, 2]]),
-        "operand u0 to be a tensor .got list",
+        "operand 0 to be a tensor .got list",
     ),
     "integers": (lambda g, x: ops.gspmm(g, "u0", [x.long()]), "floating-point features"),
     "device": (lambda g, x: ops.gspmm(g, "u0", [x.to("meta")]), "operand u0 on cpu .got meta"),
@@ -358,3 +358,33 @@ def test_an_operand_is_read_at_one_side():
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), (2, 2))
     with pytest.raises(ValueError, match="each operand at one side"):
         ops.gspmm(graph, "sub(u0,v0)", [torch.randn(2, 3)])
+
+
+SUMS = {
+    "exp(sum(mul(u0,v1)))": lambda s, w: s.exp(),
+    "mul(sum(mul(u0,v1)),u2)": lambda s, w: s.unsqueeze(-1) * w,
+    "div(u2,add(mul(sum(mul(u0,v1)),0.01),9.5))": lambda s, w: w / (0.01 * s.unsqueeze(-1) + 9.5),
+    "add(sum(mul(u0,v1)),sum(u2))": lambda s, w: s + w.sum(-1),
+}
+
+
+@pytest.mark.parametrize("heads", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("text", SUMS)
+def test_sums_inside_of_a_formula_are_over_the_last_dimension(text, heads):
+    torch.manual_seed(0)
+    graph = Graph.from_edge_index(torch.randint(10, (2, 40)), (10, 10))
+    target = torch.repeat_interleave(torch.arange(10), graph.degree.long())
+    operands = [torch.randn(10, *heads, 5, dtype=torch.double) for _ in range(3)]
+    for t in operands:
+        t.requires_grad_()
+    u, v, w = operands
+    dots = (u[graph.col.long()] * v[target]).sum(-1)
+    messages = SUMS[text](dots, w[graph.col.long()])
+    expected = messages.new_zeros(10, *messages.shape[1:]).index_add(0, target, messages)
+    given = operands if "2" in text else operands[:2]
+    got = ops.gspmm(graph, text, given)
+    torch.testing.assert_close(got, expected)
+    seed = torch.randn_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, given, seed), torch.autograd.grad(expected, given, seed)
+    )

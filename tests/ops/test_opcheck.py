@@ -8,6 +8,7 @@ import torch
 from pyg_accel import Graph
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0, 3, 3, 3], [1, 0, 1, 1, 3, 3, 0, 0]])
+COLUMNS = torch.tensor([[0, 3], [1, 2], [0, 5], [4, 5]], dtype=torch.uint8)
 
 
 def arrays(edge_order: bool) -> tuple[Any, ...]:
@@ -26,6 +27,19 @@ def operand(*sizes: int) -> torch.Tensor:
 
 def gspmm(text: str, reduces: list[str], *shapes: tuple[int, ...], want_arg: bool = False) -> Any:
     return lambda: (*arrays(True), [operand(*s) for s in shapes], text, reduces, want_arg)
+
+
+def operand_at(side: str, *sizes: int) -> Any:
+    return lambda: operand({"u": 4, "v": 5, "e": 8}[side], *sizes)
+
+
+def sampled(*tensors: Any, strategy: str = "fastrand") -> Any:
+    def made() -> tuple[Any, ...]:
+        seed = torch.tensor([3]) if strategy == "random" else None
+        given = [t() if callable(t) and not isinstance(t, torch.Tensor) else t for t in tensors]
+        return (*arrays(True)[:3], 4, *given, 2, strategy, "row", seed)
+
+    return made
 
 
 CALLS = {
@@ -52,6 +66,63 @@ CALLS = {
     },
     "edge_softmax_backward": {
         "heads": lambda: (*arrays(True)[:3], 4, operand(8, 3), operand(8, 3)),
+    },
+    "maxk": {"some": lambda: (operand(3, 9), 4), "wide": lambda: (operand(2, 300), 7)},
+    "cbsr_spmm": {
+        "weighted": lambda: (*arrays(True), operand(4, 2), COLUMNS, 6, operand(8), "mean"),
+        "plain": lambda: (*arrays(False), operand(4, 2), COLUMNS, 6, None, "sum"),
+    },
+    "sspmm": {
+        "weighted": lambda: (*arrays(True), operand(5, 6), COLUMNS, operand(8)),
+        "plain": lambda: (*arrays(False), operand(5, 6), COLUMNS, None),
+    },
+    "cbsr_dot": {"some": lambda: (*arrays(True), operand(4, 2), COLUMNS, operand(5, 6))},
+    "sampled_spmm": {
+        "plain": sampled(operand_at("u", 2, 3), None, None),
+        "weighted": sampled(operand_at("u", 2, 3), None, operand_at("e", 2)),
+        "random": sampled(operand_at("u", 2, 3), None, operand_at("e", 1), strategy="random"),
+        "8-bit": sampled(lambda: torch.ones(4, 1, 3, dtype=torch.int8), torch.ones(1, 3), None),
+    },
+    "sampled_spmm_t": {"weighted": sampled(operand_at("v", 2, 3), operand_at("e", 1))},
+    "sampled_sddmm": {"dots": sampled(operand_at("v", 2, 3), operand_at("u", 2, 3))},
+    "attention": {
+        "dots": lambda: (
+            *arrays(True),
+            [operand(4, 2, 3), operand(5, 2, 3)],
+            "sum(mul(u0,v1))",
+            "u0",
+        ),
+        "edges": lambda: (
+            *arrays(False),
+            [operand(8, 2, 1), operand(4, 1, 3)],
+            "e0",
+            "u1",
+        ),
+    },
+    "attention_backward": {
+        "dots": lambda: (
+            *arrays(True)[3:6],
+            5,
+            [operand(4, 2, 3), operand(5, 2, 3)],
+            operand(5, 2, 3),
+            operand(5, 2, 3),
+            operand(5, 2),
+            "sum(mul(v0,u1))",
+            "v0",
+            ["mul(u2,e3)"],
+            True,
+            True,
+        ),
+    },
+    "gspmm_several": {
+        "both": lambda: (
+            *arrays(True)[:3],
+            4,
+            True,
+            [operand(4, 2, 3), operand(8, 2, 1)],
+            ["mul(u0,e1)", "sum(mul(u0,e1))"],
+            ["sum", "none"],
+        ),
     },
     "csr": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
     "csr_transposed": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},

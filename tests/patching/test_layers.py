@@ -155,7 +155,7 @@ LAYERS = {
     "rgcn": Layer(
         lambda: pyg.RGCNConv(16, 8, 3),
         lambda world: (world.x, world.edge_index, world.types),
-        ("mean_j u0",),
+        ("mean_j u0, 3 relations",),
     ),
     # Binary-reduce.
     "le": Layer(lambda: pyg.LEConv(16, 8), x_edges_weight, ("sum_j mul(sub(u0,v1),e2)",)),

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_geometric.nn import GCN, GCNConv, HGTConv, PDNConv, RGCNConv, SGConv
 
 import pyg_accel
+from pyg_accel.memo import Memo
 from pyg_accel.patching import accelerate
 from pyg_accel.patching.lazy import GRAPHS
-from pyg_accel.patching.memo import Memo
 from pyg_accel.settings import settings
 
 
@@ -190,7 +190,7 @@ def edges_of(*more: Tensor) -> tuple[Tensor, ...]:
 DERIVING: dict[str, tuple[Any, int]] = {
     "gcn": (lambda: (GCN(4, 8, 3), edges_of()), 1),
     "pdn": (lambda: (PDNConv(4, 3, 5, 6), edges_of(torch.randn(30, 5))), 1),
-    "rgcn": (lambda: (RGCNConv(4, 3, 3), edges_of(torch.arange(30) % 3)), 3),
+    "rgcn": (lambda: (RGCNConv(4, 3, 3), edges_of(torch.arange(30) % 3)), 2),
     "hgt": (lambda: hetero(lambda metadata: HGTConv(4, 4, metadata, 2)), 1),
 }
 

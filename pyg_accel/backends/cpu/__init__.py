@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, program_reasons
+from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
 from pyg_accel.graph import CSR
@@ -20,6 +21,7 @@ from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
 __all__ = ["CpuBackend"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 
 
 class CpuBackend(Backend):
@@ -36,7 +38,7 @@ class CpuBackend(Backend):
         reasons = []
         if spec.device != "cpu":
             reasons.append(f"tensors are on '{spec.device}'")
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in (_DTYPES + _EIGHT_BITS if spec.op == "sampled_spmm" else _DTYPES):
             reasons.append(f"features are {spec.dtype}")
         if spec.formula:
             reasons += program_reasons(parse(spec.formula), spec.reduces)
@@ -49,7 +51,8 @@ class CpuBackend(Backend):
     def info(self) -> dict[str, Any]:
         """Return the instruction sets, the cache size and the build's facts."""
         facts = dict(item.split("=", 1) for item in cpu_library().info().split(";"))
-        return {**facts, **build_info()}
+        build = {k: v for k, v in build_info().items() if not k.startswith("cuda")}
+        return {**facts, **build}
 
     def gspmm(
         self,
@@ -112,6 +115,23 @@ class CpuBackend(Backend):
         """See :meth:`Backend.edge_softmax`."""
         grad = None if grad is None else grad.contiguous()
         out: Tensor = cpu_library().softmax(csr.rowptr, csr.eid, scores.contiguous(), grad)
+        return out
+
+    def sampled_spmm(
+        self,
+        csr: CSR,
+        x: Tensor,
+        scale: Tensor | None,
+        weight: Tensor | None,
+        sampling: Sampling,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Backend.sampled_spmm`."""
+        steps = primes(x.device) if sampling.strategy == "random" else None
+        how = (STRATEGIES.index(sampling.strategy), RESCALES.index(sampling.rescale), seed, steps)
+        arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
+        scale = None if scale is None else scale.contiguous()
+        out: Tensor = cpu_library().sampled(*arrays, x, scale, weight, sampling.width, *how)
         return out
 
 

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, winners_are_columns
+from pyg_accel.backends.reference import cbsr
+from pyg_accel.backends.reference.rows import rows_of
+from pyg_accel.backends.sampling import Sampling, edge_factors, take
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
 from pyg_accel.graph import CSR
@@ -142,18 +145,75 @@ class ReferenceBackend(Backend):
         results += [by_edge[1]] * want_scores + [by_edge[0]] * want_weights
         return [t.to(dtype) for t in results]
 
+    def sampled_spmm(
+        self,
+        csr: CSR,
+        x: Tensor,
+        scale: Tensor | None,
+        weight: Tensor | None,
+        sampling: Sampling,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Backend.sampled_spmm`; in float64, rounded once."""
+        dtype = x.dtype if scale is None else scale.dtype
+        wide = x.double()
+        if scale is not None:
+            wide = (wide.flatten(1) * scale).view(x.shape)
+        sample = take(csr, sampling, seed)
+        message = wide[sample.col.long()]
+        if weight is not None:
+            eid = sample.entry if csr.eid is None else csr.eid[sample.entry].long()
+            message = message * weight[eid].unsqueeze(-1)
+        factors = edge_factors(csr, sample, sampling)
+        if factors is not None:
+            message = message * factors.view(-1, 1, 1)
+        out = message.new_zeros(csr.num_rows, *x.shape[1:])
+        return out.index_add_(0, sample.row, message).to(dtype)
+
+    def segment_matmul(self, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
+        """See :meth:`Backend.segment_matmul`."""
+        parts = zip(x.split(ptr.diff().tolist()), weight, strict=True)
+        return torch.cat([rows @ matrix for rows, matrix in parts] or [x @ weight.sum(0)])
+
+    def segment_outer(self, x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
+        """See :meth:`Backend.segment_outer`."""
+        sizes = ptr.diff().tolist()
+        parts = zip(x.split(sizes), y.split(sizes), strict=True)
+        products = [left.t() @ right for left, right in parts]
+        return torch.stack(products) if products else x.new_zeros(0, x.size(1), y.size(1))
+
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Backend.maxk`."""
+        return cbsr.maxk(x, k)
+
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """See :meth:`Backend.cbsr_spmm`."""
+        return cbsr.spmm(csr, values, indices, width, weight, reduce)
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """See :meth:`Backend.sspmm`."""
+        return cbsr.sspmm(csr, x, indices, weight)
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_dot`."""
+        return cbsr.dot(csr, values, indices, x)
+
 
 def places_of(csr: CSR) -> dict[str, Tensor]:
     """Where every entry reads operands of each side."""
     col = csr.col.long()
     eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()
     return {"u": col, "v": rows_of(csr), "e": eid}
-
-
-def rows_of(csr: CSR) -> Tensor:
-    """[E], the row of every entry."""
-    rows = torch.arange(csr.num_rows, device=csr.col.device)
-    return rows.repeat_interleave((csr.rowptr[1:] - csr.rowptr[:-1]).long())
 
 
 def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor]) -> Tensor:

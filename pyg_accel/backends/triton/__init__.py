@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend
+from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
@@ -20,6 +21,7 @@ from pyg_accel.graph import CSR
 __all__ = ["TritonBackend"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
 
 
 class TritonBackend(Backend):
@@ -41,7 +43,7 @@ class TritonBackend(Backend):
         runs_on = "cpu" if _interpreted() else "cuda"
         if spec.device != runs_on:
             reasons.append(f"tensors are on '{spec.device}', kernels run on '{runs_on}'")
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in (_DTYPES + _EIGHT_BITS if spec.op == "sampled_spmm" else _DTYPES):
             reasons.append(f"features are {spec.dtype}")
         if spec.op.startswith("attention") or spec.op == "gspmm_several":
             from pyg_accel.backends.triton.attention import MAX_WIDTH
@@ -129,6 +131,20 @@ class TritonBackend(Backend):
             csr, score, value, operands, grad, out, total, gradients,
             want_scores=want_scores, want_weights=want_weights,
         )  # fmt: skip
+
+    def sampled_spmm(
+        self,
+        csr: CSR,
+        x: Tensor,
+        scale: Tensor | None,
+        weight: Tensor | None,
+        sampling: Sampling,
+        seed: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`Backend.sampled_spmm`."""
+        from pyg_accel.backends.triton.sampled import run
+
+        return run(csr, x, scale, weight, sampling, seed)
 
 
 def _interpreted() -> bool:

@@ -256,7 +256,9 @@ class _Call:
     def go(self, part: int = 0) -> None:
         """Launch."""
         csr, kernels, tile = self.csr, self.kernels, self.kernels.recipe.tile
-        schedule = schedule_of(csr.rowptr, tile.split, tile.piece, ordered=tile.rows > 1)
+        schedule = schedule_of(
+            csr.rowptr, csr.col.numel(), tile.split, tile.piece, ordered=tile.rows > 1
+        )
         pieces, order = schedule.pieces, schedule.order
         rows = kernels.rows("rows" if order is None else "order", pieces is not None)
         stored = [*self.outs, *self.winners]

@@ -49,6 +49,7 @@ class Schedule:
 class _Entry:
     owner: "weakref.ref[Tensor]"
     version: int
+    longest: int  # row, in entries
     made: dict[tuple[int, int, bool], Schedule] = field(default_factory=dict)
 
 
@@ -56,11 +57,15 @@ _entries: dict[int, _Entry] = {}
 _lock = threading.RLock()  # a weak reference may die inside
 
 
-def schedule_of(rowptr: Tensor, split: int, piece: int, *, ordered: bool) -> Schedule:
+def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered: bool) -> Schedule:
     """Return the schedule of a graph.
+
+    Waits for the device once a graph, for the length of its longest row, and once for each way to
+    cut its long rows.
 
     Args:
         rowptr: [num_rows + 1].
+        entries: what it ends with.
         split: rows longer than this are cut into pieces.
         piece: entries of a piece.
         ordered: bring rows of like length together.
@@ -70,11 +75,16 @@ def schedule_of(rowptr: Tensor, split: int, piece: int, *, ordered: bool) -> Sch
         entry = _entries.get(id(rowptr))
         if entry is None or entry.owner() is not rowptr or entry.version != version:
             key = id(rowptr)
-            entry = _Entry(weakref.ref(rowptr, lambda dead: _forget(key, dead)), version)
+            longest = int(rowptr.diff().max()) if entries else 0
+            entry = _Entry(weakref.ref(rowptr, lambda dead: _forget(key, dead)), version, longest)
             _entries[key] = entry
         found = entry.made.get((split, piece, ordered))
         if found is None:
-            found = entry.made[split, piece, ordered] = _build(rowptr, split, piece, ordered)
+            uneven = entry.longest * (rowptr.numel() - 1) > 2 * entries + 4 * (rowptr.numel() - 1)
+            found = entry.made[split, piece, ordered] = Schedule(
+                _order(rowptr, split, entry.longest) if ordered and uneven else None,
+                _cut(rowptr, split, piece) if entry.longest > split else None,
+            )
         return found
 
 
@@ -85,34 +95,26 @@ def _forget(key: int, dead: "weakref.ref[Tensor]") -> None:
             del _entries[key]
 
 
-def _build(rowptr: Tensor, split: int, piece: int, ordered: bool) -> Schedule:
+def _order(rowptr: Tensor, split: int, longest: int) -> Tensor:
     degree = rowptr.diff()
-    if degree.numel() == 0:
-        return Schedule(None, None)
-    longest = int(degree.max())  # waits for the device, once a graph
-    order = None
-    mean = float(rowptr.numel() and degree.double().mean())
-    if ordered and longest > 2 * mean + 4:
-        order = _order(degree.masked_fill(degree > split, 0))
-    return Schedule(order, _cut(rowptr, degree, split, piece) if longest > split else None)
-
-
-def _order(degree: Tensor) -> Tensor:
     rows = torch.arange(degree.numel(), device=degree.device)
-    longest = degree.max()
-    key = (rows // NEIGHBOURS) * (longest + 1) + (longest - degree)
+    short = degree.masked_fill(degree > split, 0)
+    key = (rows // NEIGHBOURS) * (longest + 1) + (longest - short)
     return torch.argsort(key, stable=True).to(degree.dtype)
 
 
-def _cut(rowptr: Tensor, degree: Tensor, split: int, piece: int) -> Pieces:
-    rows = (degree > split).nonzero().flatten()
-    counts = (degree[rows] + piece - 1) // piece
-    first = counts.new_zeros(rows.numel() + 1)
+def _cut(rowptr: Tensor, split: int, piece: int) -> Pieces:
+    degree = rowptr.diff()
+    counts = torch.where(degree > split, (degree + piece - 1) // piece, 0)
+    number_of_rows, number_of_pieces = torch.stack([(counts > 0).sum(), counts.sum()]).tolist()
+    rows = counts.argsort(descending=True, stable=True)[:number_of_rows].sort().values
+    counts = counts[rows]
+    first = counts.new_zeros(number_of_rows + 1)
     first[1:] = counts.cumsum(0)
-    owner = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts.long())
-    number = torch.arange(owner.numel(), device=rows.device) - first[owner]
+    long_rows = torch.arange(number_of_rows, device=rowptr.device)
+    owner = torch.repeat_interleave(long_rows, counts.long(), output_size=number_of_pieces)
+    number = torch.arange(number_of_pieces, device=rowptr.device) - first[owner]
     begin = rowptr[rows][owner] + number * piece
     end = torch.minimum(begin + piece, rowptr[rows + 1][owner])
-    dtype = rowptr.dtype
     parts = (rows, first, rows[owner], begin, end)
-    return Pieces(*(t.to(dtype).contiguous() for t in parts))
+    return Pieces(*(t.to(rowptr.dtype).contiguous() for t in parts))

@@ -30,6 +30,8 @@ __all__ = ["apply", "intercept", "reduce_over_targets"]
 def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
+    if name not in _FOLLOWED:
+        return func(*args, **kwargs)
     if name == "index_select" and len(args) + len(kwargs) == 3:
         source, dim, index = (*args, *kwargs.values())
         row = trace.row_of(index)
@@ -64,6 +66,7 @@ _VIEWS_OF_MESSAGES = {
     "t", "permute", "movedim", "diagonal", "flatten", "unflatten", "squeeze", "unsqueeze", "detach",
 }  # fmt: skip
 _VIEWS = {"view", "reshape", "expand", "expand_as", "unsqueeze", "contiguous"}
+_FOLLOWED = {"index_select", "__getitem__", "unbind", *_VIEWS}
 
 
 def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:

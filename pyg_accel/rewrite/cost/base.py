@@ -1,5 +1,6 @@
 """What a cost model is asked, and what it answers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,8 @@ class Primitive:
         cols: columns of the result; heads times features where there are heads.
         heads: attention heads.
         graph: features of the graph whose rows are walked (the transpose for gradients), if any.
+        permuted: edge operands are read through a permutation, as on the transpose.
+        shared: all heads weigh the same ``cols / heads`` features.
     """
 
     name: str
@@ -33,6 +36,8 @@ class Primitive:
     cols: int
     heads: int = 1
     graph: GraphFeatures | None = None
+    permuted: bool = False
+    shared: bool = False
 
 
 class CostModel(Protocol):
@@ -44,3 +49,6 @@ class CostModel(Protocol):
 
     def seconds(self, primitive: Primitive) -> float:
         """Return the expected time of one call."""
+
+    def many(self, primitives: Iterable[Primitive]) -> list[float]:
+        """Return the expected time of each call; cheaper than one at a time."""

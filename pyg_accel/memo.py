@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_accel.settings import settings
 
-__all__ = ["Memo", "is_sparse_tensor"]
+__all__ = ["MEMO", "Memo", "is_sparse_tensor"]
 
 
 class _Entry:
@@ -178,3 +178,6 @@ class Memo:
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._derived)
+
+
+MEMO = Memo()  # what patch() and the layers share

@@ -1,0 +1,311 @@
+"""The cheapest order of products against the others, graph by graph and size by size.
+
+    python -m benchmarks.association [--device cuda] [--quick] [--models ...] [--minutes 5]
+    python -m benchmarks.association --choose       # with new cost models, the same times
+
+One layer, as in the paper (SENSEi, section 6), forward or forward and backward, with our kernels
+under every order: what is compared is the choice alone. In training the features have gradients,
+as those of a hidden layer do. Each tree's output is checked against that of PyG's order first.
+A row of results/association_DEVICE.csv is one tree: its first call, which computes what a graph
+needs once, its median call, and whether it is PyG's order, a family's, or what `optimize()` chose.
+`overhead_ms` is what choosing took: lifting, trees, features of the graph, predictions. Figures
+for 100 iterations are made of these; `laps` says how many were measured. What runs out of memory
+is left empty, as in the paper. Tables and figures: `python -m benchmarks.association_tables`.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv, SGConv, TAGConv
+from tqdm import tqdm
+
+from benchmarks import gpu_machine, graphs, machine
+from pyg_accel.rewrite import matrices
+from pyg_accel.rewrite.cost import cost_model, features
+from pyg_accel.rewrite.layer import Associated, Options
+from pyg_accel.rewrite.lift import Call, bind
+
+ALLOWED = 2e-3  # of the largest output: fp32 sums in another order
+HELD_OUT = ("rmat-held-12k", "rmat-held-90k", "rmat-held-1m")
+GRAPHS_OF = {
+    "cpu": ("mycielskian13", "arxiv-like", "roads-like@0.15", "molecules-like@0.2",
+            "reddit-like@0.02", "products-like@0.02", "rmat-held-12k", "rmat-169k"),
+    "cuda": ("arxiv-like", "roads-like", "molecules-like", *HELD_OUT, "mycielskian17",
+             "reddit-like", "products-like"),
+}  # fmt: skip
+GROWING = ((32, 256), (32, 1024), (64, 512), (256, 1024), (1024, 2048))
+SIZES = {
+    "GCN": ((32, 32), (32, 256), (256, 32), (256, 256), (1024, 32), (32, 1024), (512, 1024),
+            (1024, 2048)),
+    "GAT": GROWING,
+    "SGC": ((32, 32), (32, 256), (256, 32), (1024, 256)),
+    "TAGCN": ((32, 32), (32, 256), (256, 32), (1024, 256)),
+    "GATv2": ((32, 256), (256, 1024)),
+    "GraphSAGE": ((32, 256), (256, 32), (602, 256), (1024, 32)),
+}  # fmt: skip
+CPU_WIDEST = 1024  # of a size: two cores take minutes for what is wider
+
+
+@dataclass(frozen=True)
+class Model:
+    """A layer and the orders that it is known by; each is a tree for sizes (in, out).
+
+    `default` is what PyG does; the first of the two families is what DGL does, where it has the
+    layer, with products ordered by size; the second is the paper's alternative.
+    """
+
+    make: Callable[[int, int], Module]
+    default: Callable[[int, int], str]
+    families: dict[str, Callable[[int, int], str]]
+
+
+def _by_size(aggregate_first: str, project_first: str) -> Callable[[int, int], str]:
+    return lambda n_in, n_out: project_first if n_in > n_out else aggregate_first
+
+
+def _always(tree: str) -> Callable[[int, int], str]:
+    return lambda n_in, n_out: tree
+
+
+_N = "(D·A·D)"
+_S = "softmax(A, (X·W))"
+_T = "softmax(A, ((X·W) + (eN·w)), ((X·V) + (eN·v)))"
+MODELS = {
+    "GCN": Model(
+        GCNConv,
+        _always(f"(({_N}·(X·W)) + b)"),
+        {
+            "dynamic": _by_size("(((D·(A·(D·X)))·W) + b)", "((D·(A·(D·(X·W)))) + b)"),
+            "precompute": _by_size(f"((({_N}·X)·W) + b)", f"(({_N}·(X·W)) + b)"),
+        },
+    ),
+    "GAT": Model(
+        GATConv,
+        _always(f"(concat(({_S}·(X·W))) + b)"),
+        {
+            "reuse": _always(f"(concat(({_S}·(X·W))) + b)"),
+            "recompute": _always(f"(concat((({_S}·X)·W)) + b)"),
+        },
+    ),
+    "SGC": Model(
+        lambda n_in, n_out: SGConv(n_in, n_out, K=2),
+        _always(f"((({_N}·({_N}·X))·W) + b)"),
+        {
+            "dynamic": _by_size("(((D·(A·(D²·(A·(D·X)))))·W) + b)",
+                                "((D·(A·(D²·(A·(D·(X·W)))))) + b)"),
+            "precompute": _by_size(f"((({_N}·({_N}·X))·W) + b)", f"(({_N}·({_N}·(X·W))) + b)"),
+        },
+    ),
+    "TAGCN": Model(
+        lambda n_in, n_out: TAGConv(n_in, n_out, K=2),
+        _always(f"((X·W0) + (({_N}·X)·W1) + (({_N}·({_N}·X))·W2) + b)"),
+        {
+            "dynamic": _by_size(
+                "((X·W0) + ((D·(A·(D·X)))·W1) + ((D·(A·(D²·(A·(D·X)))))·W2) + b)",
+                "((X·W0) + (D·(A·(D·((X·W1) + (D·(A·(D·(X·W2)))))))) + b)",
+            ),
+            "precompute": _by_size(
+                f"((X·W0) + (({_N}·X)·W1) + (({_N}·({_N}·X))·W2) + b)",
+                f"((X·W0) + ({_N}·((X·W1) + ({_N}·(X·W2)))) + b)",
+            ),
+        },
+    ),
+    "GATv2": Model(
+        GATv2Conv,
+        _always(f"(concat(({_T}·((X·W) + (eN·w)))) + b)"),
+        {
+            "reuse": _always(f"(concat(({_T}·((X·W) + (eN·w)))) + b)"),
+            "recompute": _always(f"(concat(((({_T}·X)·W) + (({_T}·eN)·w))) + b)"),
+        },
+    ),
+    "GraphSAGE": Model(
+        SAGEConv,
+        _always("((mean(A·X)·W) + (X·V) + b)"),
+        {
+            "aggregate": _always("((mean(A·X)·W) + (X·V) + b)"),
+            "project": _always("(mean(A·(X·W)) + (X·V) + b)"),
+        },
+    ),
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=GRAPHS_OF, default="cpu")
+    parser.add_argument("--quick", action="store_true", help="two small graphs, few sizes")
+    parser.add_argument("--graphs", nargs="+")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
+    parser.add_argument("--out", type=Path, help="folder of the CSV, by default results/")
+    parser.add_argument(
+        "--choose", action="store_true", help="ask again what to choose for the rows that are there"
+    )
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop; run again to go on")
+    options = parser.parse_args(arguments)
+    device = options.device
+    names = options.graphs or (("arxiv-like@0.05", "rmat-held-12k") if options.quick
+                               else GRAPHS_OF[device])  # fmt: skip
+    folder = options.out or Path(__file__).parent / "results" / ("quick" if options.quick else "")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"association_{device}.csv"
+    rows: list[dict[str, Any]] = pd.read_csv(path).to_dict("records") if path.exists() else []
+    done = {tuple(row[key] for key in ("graph", "model", "in", "out", "mode")) for row in rows}
+    facts = machine.facts() if device == "cpu" else gpu_machine.facts()
+    deadline = time.monotonic() + 60 * options.minutes
+    for name in tqdm(names, unit="graph"):
+        cases = [(model, *sizes, mode) for model in options.models
+                 for sizes in SIZES[model][:2 if options.quick else None]
+                 for mode in ("inference", "training")
+                 if device == "cuda" or max(sizes) <= CPU_WIDEST]  # fmt: skip
+        todo = [case for case in cases if (name, *case) not in done]
+        again = [case for case in cases if (name, *case) in done and options.choose]
+        edge_index, nodes = load(name, device) if todo or again else (torch.empty(0), 0)
+        for model, n_in, n_out, mode in again:
+            case = {"graph": name, "model": model, "in": n_in, "out": n_out, "mode": mode}
+            known = [row for row in rows if case.items() <= row.items()]
+            choose(known, edge_index, nodes)
+        pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6g")
+        for model, n_in, n_out, mode in todo:
+            if time.monotonic() > deadline:
+                print(f"out of time before {model} {n_in} {n_out} on {name}")
+                break
+            for row in measure(model, n_in, n_out, mode == "training", edge_index, nodes):
+                rows.append({"graph": name, "N": nodes, "E": edge_index.size(1), "model": model,
+                             "in": n_in, "out": n_out, "mode": mode, **row, **facts})  # fmt: skip
+            pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6g")
+    print(f"written: {path}")
+
+
+def load(name: str, device: str) -> tuple[Tensor, int]:
+    """The edge list [2, E] of a graph, sorted by target, and its number of nodes."""
+    rowptr, col = graphs.load(name, device=device)
+    row = torch.repeat_interleave(rowptr.diff())
+    return torch.stack([col, row]), rowptr.numel() - 1
+
+
+def measure(
+    name: str, n_in: int, n_out: int, train: bool, edge_index: Tensor, nodes: int
+) -> Iterator[dict[str, Any]]:
+    """A row a tree."""
+    model, device = MODELS[name], edge_index.device.type
+    torch.manual_seed(0)
+    conv = model.make(n_in, n_out).to(device)
+    try:
+        x = torch.randn(nodes, n_in, device=device, requires_grad=train)
+        seed = torch.randn(nodes, n_out, device=device) if train else None
+    except torch.OutOfMemoryError:
+        return
+    call = Call(conv, bind(conv, (x, edge_index), {}))
+    overhead, chosen, predicted = decide(conv, call, train)
+    families = {tree(n_in, n_out): family for family, tree in model.families.items()}
+    default = model.default(n_in, n_out)
+    trees = dict.fromkeys([default, *families, *predicted, chosen])
+    runs: dict[str, Callable[[], Tensor]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    truth: Tensor | None = None
+    for tree in trees:
+        layer = Associated(conv, Options(train=train, choose=tree))
+        run = step(layer, x, edge_index, seed)
+        rows[tree] = {
+            "tree": tree, "default": tree == default, "chosen": tree == chosen,
+            "family": families.get(tree, ""), "first_ms": float("nan"), "ms": float("nan"),
+            "laps": 0, "predicted_ms": predicted.get(tree, float("nan")), "overhead_ms": overhead,
+            "source": cost_model(device).source,
+        }  # fmt: skip
+        try:
+            out = run()  # graphs, kernels
+            truth = out if truth is None else truth
+            error = float((out - truth).abs().max() / truth.abs().max())
+            if not error <= ALLOWED:
+                raise SystemExit(f"{tree} on {nodes} nodes: outputs differ by {error:.3g}")
+            del out
+            matrices._derived.clear()  # what is computed once a graph is the first call's
+            rows[tree] |= {"error": error, "first_ms": lap(run, device)}
+            runs[tree] = run
+        except torch.OutOfMemoryError:
+            rows[tree]["note"] = "out of memory"
+            torch.cuda.empty_cache()
+    del truth
+    for tree, (milliseconds, laps) in laps_of(runs, device).items():
+        rows[tree] |= {"ms": milliseconds, "laps": laps}
+    yield from rows.values()
+    del runs
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def choose(rows: list[dict[str, Any]], edge_index: Tensor, nodes: int) -> None:
+    """Put what is chosen now into the rows of one case."""
+    name, n_in, n_out = (rows[0][key] for key in ("model", "in", "out"))
+    train, device = rows[0]["mode"] == "training", edge_index.device
+    conv = MODELS[name].make(n_in, n_out).to(device)
+    x = torch.empty(nodes, n_in, device=device, requires_grad=train)
+    overhead, chosen, predicted = decide(conv, Call(conv, bind(conv, (x, edge_index), {})), train)
+    for row in rows:
+        row |= {"chosen": row["tree"] == chosen, "overhead_ms": overhead,
+                "predicted_ms": predicted.get(row["tree"], float("nan")),
+                "source": cost_model(device).source}  # fmt: skip
+
+
+def decide(conv: Module, call: Call, train: bool) -> tuple[float, str, dict[str, float]]:
+    """Milliseconds that choosing takes for a graph never seen, the tree, and all predictions."""
+    warm = Associated(conv, Options(train=train))
+    warm.decision(call)  # loads the models, builds the graph and its transpose
+    features._known.clear()
+    milliseconds = lap(lambda: Associated(conv, Options(train=train)).decision(call),
+                       call.x.device.type)  # fmt: skip
+    choice = warm.decision(call).choice
+    predicted = {str(tree): 1e3 * seconds for tree, seconds in choice.seconds.items()}
+    return milliseconds, str(choice.tree), predicted
+
+
+def step(layer: Module, x: Tensor, edge_index: Tensor, seed: Tensor | None) -> Callable[[], Tensor]:
+    """One iteration."""
+
+    def inference() -> Tensor:
+        with torch.no_grad():
+            return layer(x, edge_index)
+
+    def training() -> Tensor:
+        x.grad = None
+        layer.zero_grad()
+        out = layer(x, edge_index)
+        out.backward(seed)
+        return out.detach()
+
+    return inference if seed is None else training
+
+
+def lap(run: Callable[[], Any], device: str) -> float:
+    """Milliseconds of one call, waited for."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def laps_of(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, tuple[float, int]]:
+    """The median of calls in milliseconds, and of how many; the trees in turns."""
+    if not runs:
+        return {}
+    slowest = max(lap(run, device) for run in runs.values())
+    rounds = int(min(100, max(3, (150 if device == "cuda" else 600) / slowest / len(runs))))
+    times: dict[str, list[float]] = {tree: [] for tree in runs}
+    for _ in range(rounds):
+        for tree, run in runs.items():
+            times[tree].append(lap(run, device))
+    return {tree: (sorted(found)[rounds // 2], rounds) for tree, found in times.items()}
+
+
+if __name__ == "__main__":
+    main()

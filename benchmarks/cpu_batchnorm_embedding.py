@@ -1,0 +1,121 @@
+"""BatchNorm and Embedding on a CPU: does torch still lose what the DGL paper repairs?
+
+    python -m benchmarks.cpu_batchnorm_embedding [--quick]
+
+The paper (section 3.4) vectorises BatchNorm and gives Embedding's backward pass to its sparse
+kernels. Here torch's own BatchNorm1d is held against the traffic that it cannot avoid (a copy of
+the same bytes), forward and backward, and the dense backward pass of torch's Embedding, a scatter
+of rows, against ours: a sum over the entries of a graph whose rows are the words, built in each
+call, as the words are new in each batch. `graph kept` leaves out the building. All gradients are
+checked against float64 before they are timed.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks import machine, results
+from pyg_accel import Graph, ops
+
+NAME = "cpu_batchnorm_embedding"
+BATCHNORM = ((10_000, 64), (10_000, 256), (100_000, 64), (100_000, 256), (400_000, 128))
+EMBEDDING = (  # words, width, ids of a batch, how they are drawn
+    (1_000, 64, 100_000, "uniform"), (1_000, 64, 100_000, "skewed"),
+    (30_000, 64, 30_000, "uniform"), (30_000, 128, 200_000, "uniform"),
+    (30_000, 128, 200_000, "skewed"), (30_000, 256, 20_000, "skewed"),
+    (170_000, 128, 170_000, "each once"), (170_000, 128, 20_000, "uniform"),
+    (1_000_000, 64, 50_000, "uniform"), (1_000_000, 64, 500_000, "skewed"),
+    (100, 256, 200_000, "uniform"), (28, 128, 60_000, "skewed"),
+)  # fmt: skip
+
+
+def batchnorm(nodes: int, width: int) -> dict[str, Callable[[], Any]]:
+    x = torch.randn(nodes, width, requires_grad=True)
+    layer = torch.nn.BatchNorm1d(width)
+    seed, copy = torch.randn(nodes, width), torch.empty(nodes, width)
+
+    def forward() -> None:
+        with torch.no_grad():
+            layer(x)
+
+    def both() -> None:
+        x.grad = None
+        layer(x).backward(seed)
+
+    def bound() -> None:  # forward reads x twice and writes, backward reads 4 times and writes
+        for _ in range(4):
+            copy.copy_(seed)
+
+    return {"torch forward": forward, "torch": both, "copies of the same bytes": bound}
+
+
+def ids_of(words: int, count: int, drawn: str) -> Tensor:
+    if drawn == "each once":
+        return torch.randperm(words)[:count]
+    if drawn == "uniform":
+        return torch.randint(words, (count,))
+    return (words * torch.rand(count) ** 4).long().clamp_(max=words - 1)
+
+
+def embedding(words: int, width: int, count: int, drawn: str) -> dict[str, Callable[[], Any]]:
+    ids = ids_of(words, count, drawn)
+    table, grad = torch.zeros(words, width), torch.randn(count, width)
+    place = torch.arange(count)
+
+    def stock() -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(grad, ids, words, -1, False)
+
+    def graph() -> Graph:
+        return Graph.from_edge_index(torch.stack([place, ids]), size=(count, words))
+
+    def ours() -> Tensor:
+        return ops.spmm(graph(), grad)
+
+    kept = graph()
+
+    def again() -> Tensor:
+        return ops.spmm(kept, grad)
+
+    def index_add() -> Tensor:
+        return torch.zeros_like(table).index_add_(0, ids, grad)
+
+    truth = torch.zeros(words, width, dtype=torch.float64).index_add_(0, ids, grad.double())
+    size = torch.zeros(words, width).index_add_(0, ids, grad.abs()).double()
+    for run in (stock, ours, again, index_add):
+        if not bool(((run().double() - truth).abs() <= 2e-5 * size + 1e-6).all()):
+            raise SystemExit(f"{run.__name__} is wrong for {words} words, {count} ids")
+    lookup = {"forward": lambda: functional.embedding(ids, table)}
+    return {
+        "torch": stock,
+        "ours": ours,
+        "ours, graph kept": again,
+        "index_add": index_add,
+    } | lookup
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args(arguments).quick
+    rows: list[dict[str, Any]] = []
+    facts = machine.facts()
+    for nodes, width in BATCHNORM[: 2 if quick else None]:
+        times = machine.side_by_side(batchnorm(nodes, width), rounds=7, budget=0.25)
+        rows += [{"op": "BatchNorm1d", "rows": nodes, "width": width, "ids": 0, "drawn": "",
+                  "backend": name, "ms": found.median, "p20": found.p20, "p80": found.p80, **facts}
+                 for name, found in times.items()]  # fmt: skip
+    for words, width, count, drawn in EMBEDDING[: 2 if quick else None]:
+        times = machine.side_by_side(embedding(words, width, count, drawn), rounds=7, budget=0.25)
+        rows += [{"op": "Embedding backward", "rows": words, "width": width, "ids": count,
+                  "drawn": drawn, "backend": name, "ms": found.median, "p20": found.p20,
+                  "p80": found.p80, **facts} for name, found in times.items()]  # fmt: skip
+    frame = results.write(rows, NAME, quick=quick)
+    print(frame.pivot_table("ms", ["op", "rows", "width", "ids", "drawn"], "backend", sort=False))
+
+
+if __name__ == "__main__":
+    main()

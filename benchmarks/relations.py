@@ -1,0 +1,79 @@
+"""RGCNConv over many relations, stock and patched: a step of training.
+
+    python -m benchmarks.relations [--device cpu] [--quick] [--out FOLDER]
+
+Forward and backward of one layer, 64 features in and out; relations are drawn with a long tail.
+Outputs are compared with PyG's before anything is timed.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch_geometric.nn import RGCNConv
+
+import pyg_accel
+from benchmarks import gpu_machine, graphs, machine
+
+NAME = "relations"
+WIDTH = 64
+CASES = [("arxiv-like", 10), ("arxiv-like", 100), ("amazon0505-like", 100)]
+QUICK = [("arxiv-like@0.1", 100)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="a small graph")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    on_gpu = options.device == "cuda"
+    facts: dict[str, Any] = gpu_machine.facts() if on_gpu else machine.facts()
+    rows = []
+    for graph, relations in QUICK if options.quick else CASES:
+        rows += [{**row, **facts} for row in measure(graph, relations, options.device)]
+    frame = pd.DataFrame(rows)
+    suffix = "_quick" if options.quick else ""
+    path = options.out / f"{NAME}_{options.device}{suffix}.csv"
+    frame.to_csv(path, index=False, float_format="%.5g")
+    print(frame.drop(columns=list(facts)).round(3).to_string(index=False))
+
+
+def measure(name: str, relations: int, device: str) -> list[dict[str, Any]]:
+    rowptr, col = graphs.load(name, device=device)
+    nodes = rowptr.numel() - 1
+    edge_index = torch.stack([col, torch.repeat_interleave(rowptr.diff())])
+    edge_type = (relations * torch.rand(col.numel(), device=device) ** 2).long()
+    x = torch.randn(nodes, WIDTH, device=device)
+    torch.manual_seed(0)
+    layer = RGCNConv(WIDTH, WIDTH, relations).to(device)
+    expected, rows = layer(x, edge_index, edge_type).detach(), []
+    for backend in ("stock", "patched"):
+        with pyg_accel.patched() if backend == "patched" else nullcontext():
+            out = layer(x, edge_index, edge_type).detach()
+            error = float((out - expected).abs().max() / expected.abs().max())
+            if error > 1e-3:
+                raise SystemExit(f"{backend} on {name}: outputs differ by {error:.3g}")
+
+            def step() -> None:
+                layer.zero_grad()
+                layer(x, edge_index, edge_type).square().mean().backward()
+
+            rows.append({"graph": name, "relations": relations, "backend": backend,
+                         "step_ms": median(step, device), "error": error})  # fmt: skip
+    return rows
+
+
+def median(step: Callable[[], None], device: str) -> float:
+    if device == "cuda":
+        return gpu_machine.timed(step, budget=0.5).median
+    return machine.timed(step, repeats=3).median
+
+
+if __name__ == "__main__":
+    main()

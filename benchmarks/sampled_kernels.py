@@ -1,0 +1,235 @@
+"""Sums over sampled edges against the full graph and against a graph sampled beforehand.
+
+    python -m benchmarks.sampled_kernels [--device cuda] [--quick] [--tune] [--out FOLDER]
+
+For each graph, strategy and width: `sampled_spmm` on the full graph, sampling included; the SpMM of
+this package on a graph that holds the same edges, which somebody has sampled before; and on the
+full graph that SpMM and cuSPARSE (MKL on a CPU). Every output is first held against float64 sums
+over the sample that the definition writes out. `--tune` tries launch parameters of the GPU kernel.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks import gpu_machine, graphs, machine
+from pyg_accel import Graph, ops, sampling_rates
+from pyg_accel.backends.sampling import STRATEGIES, Sample, Sampling, take
+
+NAME = "sampled_kernels"
+GRAPHS = {
+    "cuda": ("reddit-like", "proteins-like", "products-like", "arxiv-like"),
+    "cpu": ("reddit-like@0.05", "rmat-20k", "rmat-169k"),
+}
+QUICK_GRAPHS = {"cuda": ("reddit-like@0.1",), "cpu": ("rmat-2.7k",)}
+FEATURES = 128
+WIDTHS = (16, 32, 64, 128, 256)
+TARGETS = {16: 25.0, 32: 15.0, 64: 9.0}  # times cuSPARSE on reddit-like
+CHECKED = 2000
+SEED = 1
+
+
+class Inputs:
+    """A graph and features on a device."""
+
+    def __init__(self, name: str, device: str) -> None:
+        rowptr, col = graphs.load(name, device=device)
+        self.name, self.nodes = name, rowptr.numel() - 1
+        self.graph = Graph.from_csr(rowptr.int(), col.int(), num_cols=self.nodes)
+        generator = torch.Generator(device).manual_seed(0)
+        self.x = torch.randn(self.nodes, FEATURES, device=device, generator=generator)
+        self.rows = torch.randint(self.nodes, (CHECKED,), device=device, generator=generator)
+        longest = self.graph.degree.topk(min(20, self.nodes)).indices
+        self.rows = torch.cat([self.rows, longest])
+
+    def truth(self, graph: Graph, x: Tensor) -> Tensor:
+        """[rows, F] float64, sums over the entries of a graph."""
+        starts, stops = graph.rowptr[self.rows].long(), graph.rowptr[self.rows + 1].long()
+        counts = stops - starts
+        local = torch.arange(len(counts), device=x.device).repeat_interleave(counts)
+        first = counts.cumsum(0) - counts
+        entry = torch.arange(local.numel(), device=x.device) - first[local] + starts[local]
+        total = torch.zeros(len(counts), x.size(1), dtype=torch.float64, device=x.device)
+        return total.index_add_(0, local, x[graph.col[entry].long()].double())
+
+    def error(self, out: Tensor, graph: Graph, x: Tensor, allowed: float = 2e-5) -> float:
+        """The largest error in units of what is allowed: relative to the sum of magnitudes."""
+        scale = self.truth(graph, x.abs()) + 1e-6
+        return (
+            float(((out[self.rows].double() - self.truth(graph, x)).abs() / scale).max()) / allowed
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--quick", action="store_true", help="a small graph")
+    parser.add_argument("--tune", action="store_true", help="try launch parameters instead")
+    parser.add_argument("--only", default="", help="graphs whose name starts like this")
+    parser.add_argument("--out", type=Path, help="folder of the CSV")
+    options = parser.parse_args(arguments)
+    names = (QUICK_GRAPHS if options.quick else GRAPHS)[options.device]
+    names = tuple(name for name in names if name.startswith(options.only))
+    folder = options.out or Path(__file__).with_name("results")
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
+    rows: list[dict[str, Any]] = []
+    for name in (progress := tqdm(names, unit="graph")):
+        progress.set_description(name)
+        measured = tune if options.tune else measure
+        for row in measured(Inputs(name, options.device)):
+            rows.append({**row, **facts})
+            progress.write(line(row))
+        suffix = ("_cuda" if options.device == "cuda" else "") + ("_tune" if options.tune else "")
+        suffix += "_quick" if options.quick else ""
+        frame = pd.DataFrame(rows)
+        frame.to_csv(folder / f"{NAME}{suffix}.csv", index=False, float_format="%.5g")
+    if not options.tune:
+        summarise(frame)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people."""
+    what = f"{row['graph']:18} {row['strategy']:8} {row['width']:>4} {row['storage']:5}"
+    return f"{what} {row['backend']:22} {row['ms']:9.4f} ms, on the device {row['device_ms']:9.4f}"
+
+
+def time_of(call: Callable[[], Any], device: str) -> dict[str, float]:
+    """Median and quantiles of a call; on a GPU also without the launching."""
+    if device == "cpu":
+        time = machine.timed(call, repeats=7, min_time=0.05)
+        return {"ms": time.median, "ms_p20": time.p20, "ms_p80": time.p80, "device_ms": time.median}
+    time = gpu_machine.timed(call, budget=0.05)
+    graph = gpu_machine.timed(gpu_machine.captured(call), budget=0.05)
+    return {
+        "ms": time.median, "ms_p20": time.p20, "ms_p80": time.p80, "device_ms": graph.median,
+    }  # fmt: skip
+
+
+def measure(inputs: Inputs) -> Iterator[dict[str, Any]]:
+    """Rows of one graph."""
+    graph, x, device = inputs.graph, inputs.x, inputs.x.device.type
+    facts = {"graph": inputs.name, "N": inputs.nodes, "E": graph.num_edges, "F": FEATURES}
+    whole = {**facts, "strategy": "all", "width": 0, "storage": "fp32", "rate": 1.0}
+    ones = torch.ones(graph.num_edges, device=x.device)
+    matrix = torch.sparse_csr_tensor(graph.rowptr, graph.col, ones, (inputs.nodes, inputs.nodes))
+    library = "cuSPARSE" if device == "cuda" else "MKL"
+    calls = {library: lambda: matrix @ x, "pyg_accel spmm": lambda: ops.spmm(graph, x)}
+    for backend, call in calls.items():
+        check(inputs.error(call(), graph, x), backend)
+        yield {**whole, "backend": backend, **time_of(call, device)}
+
+    rates = sampling_rates(graph, WIDTHS)
+    for strategy, width in itertools.product(STRATEGIES, WIDTHS):
+        case = {**facts, "strategy": strategy, "width": width, "rate": rates[width]}
+        before = sampled_graph(graph, strategy, width, x.device)
+        for storage, features in storages(x, strategy).items():
+            seed = torch.tensor([SEED], device=x.device)
+
+            def ours(features: Any = features, strategy: str = strategy, width: int = width,
+                     seed: Tensor = seed) -> Tensor:  # fmt: skip
+                return ops.sampled_spmm(graph, features, width=width, strategy=strategy, seed=seed)
+
+            exact = features.dequantize() if storage in ("int8", "fp8") else features
+            allowed = 5e-3 if storage == "bf16" else 2e-5
+            check(inputs.error(ours(), before, exact, allowed), f"{strategy} {width} {storage}")
+            yield {**case, "storage": storage, "backend": "sampled_spmm", **time_of(ours, device)}
+        if device == "cpu" and width == WIDTHS[0]:
+            sampling = Sampling(width, strategy, "none")
+            yield {**case, "storage": "fp32", "backend": "sampling by itself, torch",
+                   **time_of(lambda s=sampling: take(graph.csr(), s, torch.tensor([SEED])),
+                             device)}  # fmt: skip
+
+        def presampled(before: Graph = before) -> Tensor:
+            return ops.spmm(before, x)
+
+        check(inputs.error(presampled(), before, x), "presampled")
+        yield {**case, "storage": "fp32", "backend": "spmm, sampled before",
+               **time_of(presampled, device)}  # fmt: skip
+
+
+def storages(x: Tensor, strategy: str) -> dict[str, Any]:
+    """Features as they may be stored; the narrow ones for one strategy, which does not matter."""
+    if strategy != "fastrand":
+        return {"fp32": x}
+    return {
+        "fp32": x,
+        "bf16": x.bfloat16(),
+        "int8": ops.quantize(x),
+        "fp8": ops.quantize(x, torch.float8_e4m3fn),
+    }
+
+
+def sampled_graph(graph: Graph, strategy: str, width: int, device: torch.device) -> Graph:
+    """A graph of the same edges, sampled before, as somebody would who keeps it: sorted."""
+    sampling = Sampling(width, strategy, "none")
+    sample: Sample = take(graph.csr(), sampling, torch.tensor([SEED], device=device))
+    order = torch.argsort(sample.row * graph.num_cols + sample.col)
+    return Graph.from_csr(sample.rowptr, sample.col[order].contiguous(), num_cols=graph.num_cols)
+
+
+def check(error: float, what: str) -> None:
+    """Stop at a wrong result."""
+    if not error <= 1:
+        raise SystemExit(f"{what} is wrong: {error:.3g} times the allowed error")
+
+
+def tune(inputs: Inputs) -> Iterator[dict[str, Any]]:
+    """Launch parameters of the GPU kernel."""
+    from pyg_accel.backends.triton import sampled
+
+    graph, x = inputs.graph, inputs.x.unsqueeze(1)
+    tiles = [
+        sampled.SampledTile(max(rows // lanes, 1), lanes, columns, unroll, 1)
+        for columns, rows, unroll, lanes in itertools.product(
+            (32, 64, 128), (1, 2, 4, 8), (4, 8, 16), (1, 2)
+        )
+        if rows * columns <= 256 and lanes <= rows
+    ]
+    for width, strategy in itertools.product((16, 64), ("fastrand", "bucket")):
+        sampling = Sampling(width, strategy, "none")
+        before = sampled_graph(graph, strategy, width, x.device)
+        for tile in tiles:
+            if tile.unroll * tile.lanes > width:
+                continue
+
+            def call(tile: Any = tile, sampling: Sampling = sampling) -> Tensor:
+                return sampled.run(graph.csr(), x, None, None, sampling, None, tile).squeeze(1)
+
+            check(inputs.error(call(), before, inputs.x), str(tile))
+            time = gpu_machine.timed(call, budget=0.01).median
+            yield {
+                "graph": inputs.name, "strategy": strategy, "width": width, "storage": "fp32",
+                "backend": f"{tile.rows}x{tile.lanes}x{tile.columns} u{tile.unroll} "
+                f"w{tile.warps}",
+                "ms": time, "device_ms": time,
+            }  # fmt: skip
+
+
+def summarise(frame: pd.DataFrame) -> None:
+    """Print each case's time, and how it compares."""
+    for name, rows in frame.groupby("graph", sort=False):
+        whole = rows[rows.strategy == "all"].set_index("backend")["device_ms"]
+        library = whole.drop("pyg_accel spmm").iloc[0]
+        ours = rows[(rows.backend == "sampled_spmm")]
+        before = rows[rows.backend == "spmm, sampled before"].set_index(["strategy", "width"])
+        table = ours.assign(
+            times_library=library / ours.device_ms,
+            times_presampled=[
+                row.device_ms / before.loc[(row.strategy, row.width), "device_ms"]
+                for row in ours.itertuples()
+            ],
+        )[["strategy", "width", "storage", "rate", "ms", "device_ms", "times_library",
+           "times_presampled"]]  # fmt: skip
+        print(f"\n{name}: {whole.round(4).to_dict()}\n{table.round(3).to_string(index=False)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Puts measured figures where people read them: docs/results.md, and the README's short table.
+
+    python -m benchmarks.tables
+
+Both are made from the CSV files in results/ alone; the README's part lies between its two `results`
+comments.
+"""
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from benchmarks import cpu_epochs, cpu_kernels, gpu_epochs, machine, results
+
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+SHOWN = {
+    "cpu_epochs": ("arxiv-like", "facebook-pages"),
+    "gpu_epochs": ("arxiv-like", "reddit-like"),
+}
+
+
+def epochs(frame: pd.DataFrame) -> list[str]:
+    """A row a data set and model."""
+    lines = [
+        "| graph | model | epoch ms, stock | large pages | patched | ratio | peak MiB, stock | "
+        "patched | ratio |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (dataset, model), row in cpu_epochs.side_by_side(frame).iterrows():
+        times, peaks = row["epoch_ms"], row["peak_mib"]
+        figures = [f"{times[backend]:.4g}" for backend in cpu_epochs.BACKENDS]
+        figures += [f"{times['stock'] / times['patched']:.2f}x"]
+        figures += [f"{peaks[backend]:.0f}" for backend in ("stock", "patched")]
+        figures += [f"{peaks['stock'] / peaks['patched']:.2f}x"]
+        lines.append(f"| {dataset} | {model} | {' | '.join(figures)} |")
+    return lines
+
+
+def kernels(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and kind of operation: geometric mean of the ratios to the best peer, worst."""
+    cases = cpu_kernels.best_peers(frame)
+    kind = cases["op"].map({"spmm": "SpMM", "sddmm": "SDDMM"}).fillna("binary-reduce")
+    cases["kind"] = kind + cases["weighted"].map({True: ", weighted", False: ""})
+    lines = [
+        "| graph | kernel | geometric mean | worst case | lost |",
+        "|---|---|--:|---|--:|",
+    ]
+    for (graph, kind), group in cases.groupby(["graph", "kind"], sort=False):
+        worst = group.loc[group["ratio"].idxmin()]
+        what = f"{worst['reduce'] or 'dot'}, F = {worst['F']}, {worst['best_peer']}"
+        mean = cpu_kernels.geometric_mean(group["ratio"])
+        lost = f"{(group['ratio'] < 1).sum()} of {len(group)}"
+        lines.append(
+            f"| {graph} | {kind} | {mean:.2f}x | {worst['ratio']:.2f}x ({what}) | {lost} |"
+        )
+    against_dgl = cpu_kernels.against(frame, "DGL")
+    beyond = against_dgl[against_dgl["op"] != "spmm"]["ratio"]
+    mean = cpu_kernels.geometric_mean(beyond)
+    lines += [
+        "",
+        f"SDDMM and binary-reduce against DGL alone: {mean:.2f}x over {len(beyond)} cases.",
+    ]
+    return lines
+
+
+def gpu_models(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and model: stock PyG, compiled, on torch's CSR; patched."""
+    stocks = gpu_epochs.BACKENDS[:3]
+    lines = [
+        f"| graph | model | epoch ms, {' | '.join(stocks)} | patched | ratio to the best | "
+        "peak GiB, that one | patched |",
+        "|---|---|" + "--:|" * 7,
+    ]
+    for (graph, model), group in frame.groupby(["graph", "model"], sort=False):
+        rows = group.set_index("backend")
+        notes = rows["note"].reindex(stocks).fillna("")
+        times = rows["epoch_ms"].reindex([*stocks, "patched"])
+        shown = [notes.get(b) or ("" if pd.isna(t) else f"{t:.4g}") for b, t in times.items()]
+        peaks, ratio, peak = rows["peak_mib"] / 1024, "", ""
+        if not times[list(stocks)].isna().all():
+            best = times[list(stocks)].idxmin()
+            ratio = f"{times[best] / times['patched']:.2f}x"
+            peak = f"{peaks[best]:.3g}"
+        figures = [*shown, ratio, peak, f"{peaks['patched']:.3g}"]
+        lines.append(f"| {graph} | {model} | {' | '.join(figures)} |")
+    return lines
+
+
+def gpu_kernels(frame: pd.DataFrame) -> list[str]:
+    """Weighted sums: cuSPARSE's time over ours, a row a graph."""
+    sums = frame[frame["op"] == "spmm weighted sum"]
+    table = sums.pivot_table("ms", ["graph", "dtype", "F"], "backend", sort=False)
+    ratio = (table["cuSPARSE"] / table["pyg_accel"]).unstack(["dtype", "F"])
+    head = " | ".join(f"{dtype}, F = {width}" for dtype, width in ratio.columns)
+    lines = [f"| graph | {head} |", "|---|" + "--:|" * len(ratio.columns)]
+    for graph, values in ratio.iterrows():
+        lines.append(f"| {graph} | " + " | ".join(f"{value:.2f}x" for value in values) + " |")
+    means = ratio.T.groupby("dtype").apply(
+        lambda part: cpu_kernels.geometric_mean(part.stack())
+    )  # fmt: skip
+    shown = ", ".join(f"{dtype} {mean:.2f}x" for dtype, mean in means.items())
+    lines += ["", f"Geometric means: {shown}."]
+    return lines
+
+
+# Title, CSV file, what the figures are, how they become lines.
+SECTIONS: tuple[tuple[str, str, str, Callable[[pd.DataFrame], list[str]]], ...] = (
+    (
+        "Epochs on a CPU",
+        "cpu_epochs",
+        "3 layers, 128 hidden. `large pages` is PyG with the [memory pages](explanation/"
+        "the_seam.md#memory) that importing pyg_accel first switches on.",
+        epochs,
+    ),
+    (
+        "Kernels on a CPU",
+        "cpu_kernels",
+        "Forward: time of the best peer of each case (MKL, torch, DGL 1.1.3, torch-sparse, PyG) "
+        "over ours.",
+        kernels,
+    ),
+    (
+        "Epochs on a GPU",
+        "gpu_epochs",
+        "3 layers, 256 hidden (attention: 4 heads x 64), fp32.",
+        gpu_models,
+    ),
+    (
+        "SpMM on a GPU",
+        "gpu_kernels",
+        "Weighted sums: cuSPARSE's time over ours.",
+        gpu_kernels,
+    ),
+)
+
+
+def measured_on(frame: pd.DataFrame) -> str:
+    """Hardware, versions, commit and date of a result."""
+    row = frame.iloc[-1]
+    where = row["gpu"] if "gpu" in frame else f"{row['cpu']}, {row['threads']} threads"
+    triton = f"Triton {row['triton']}, " if "triton" in frame else ""
+    return f"{where}, torch {row['torch']}, {triton}PyG {row['pyg']}, commit {row['commit']}"
+
+
+def read(name: str) -> pd.DataFrame | None:
+    path = results.FOLDER / f"{name}.csv"
+    return pd.read_csv(path) if path.exists() else None
+
+
+def page() -> str:
+    """docs/results.md."""
+    lines = [
+        "# Results",
+        "",
+        "Ratios above 1 are ours. Tables are made by `python -m benchmarks.tables` from the CSV "
+        "files in [benchmarks/results](../benchmarks/results), which have every row, losing ones "
+        "included; [benchmarks](../benchmarks/README.md) says by which command each was measured "
+        "and how.",
+    ]
+    for title, name, what, make in SECTIONS:
+        frame = read(name)
+        if frame is not None:
+            lines += ["", f"## {title}", f"{what} {measured_on(frame)}.", "", *make(frame)]
+            if (results.FOLDER / f"{name}.png").exists():
+                lines += ["", f"![{title}](../benchmarks/results/{name}.png)"]
+    return "\n".join(lines) + "\n"
+
+
+def headline() -> list[str]:
+    """The README's table: whole training epochs."""
+    lines = [
+        "| on | graph | model | epoch ms, stock PyG | its best variant | patched | over stock | "
+        "over the best |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, graphs in SHOWN.items():
+        frame = read(name)
+        if frame is None:
+            continue
+        where = "GPU" if "gpu" in frame else "CPU"
+        frame = frame.rename(columns={"dataset": "graph"})
+        for graph in graphs:
+            for model, group in frame[frame["graph"] == graph].groupby("model", sort=False):
+                figures = " | ".join(_of_one_model(group.groupby("backend")["epoch_ms"].median()))
+                lines.append(f"| {where} | {graph} | {model} | {figures} |")
+    return lines
+
+
+def _of_one_model(times: pd.Series) -> list[str]:
+    ours, variants = times["patched"], times[[b for b in times.index if "patched" not in b]]
+    stock, others = variants["stock"], variants.drop("stock").dropna()
+    return [
+        "out of memory" if pd.isna(stock) else f"{stock:.4g}",
+        f"{others.min():.4g} ({others.idxmin()})" if len(others) else "",
+        f"{ours:.4g}",
+        "" if pd.isna(stock) else f"{stock / ours:.1f}x",
+        f"{others.min() / ours:.1f}x" if len(others) else "",
+    ]
+
+
+def main() -> None:
+    (machine.ROOT / "docs" / "results.md").write_text(page())
+    path = machine.ROOT / "README.md"
+    before, _, rest = path.read_text().partition(BEGIN)
+    block = "\n".join([BEGIN, *headline(), END])
+    path.write_text(before + block + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The experiments of the TC-GNN paper on our kernels: figures 6 to 10 and table 6.
+
+    python -m benchmarks.tc_paper [--only EXPERIMENT ...] [--quick] [--out FOLDER]
+
+    tiles       figure 7: tiles without and with translation, and after `reorder`
+    overhead    figure 8: time of the translation beside that of 200 epochs of GCN
+    sparsity    table 6: 4096 x 4096, 1 to 32 dense 16 x 16 blocks a window of rows, 16 features
+    warps       figure 9: warps a block
+    throughput  figure 10: GFLOP/s by number of features
+    epochs      figure 6: GCN (2 layers, 16) and AGNN (4 layers, 32) against stock PyG
+
+The graphs are synthetic and have the sizes of the paper's table 4: type I and III with communities
+and shuffled ids, type II as many small graphs, each with ids of its own in a row. Every output is
+first held against float64 on a sample of rows. An experiment writes one CSV and one picture.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, ModuleList
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import AGNNConv
+from torch_geometric.nn.models import GCN
+from tqdm import tqdm
+
+import pyg_accel
+from benchmarks import gpu_machine, graphs
+from benchmarks.gpu_kernels import Inputs, gate
+from pyg_accel import Graph, ops
+from pyg_accel.settings import settings
+from pyg_accel.tiles import build_tiles
+
+Rows = Iterator[dict[str, Any]]
+NAME = "tc_paper"
+ALLOWED = 2e-3  # of the largest output of a model: fp32 sums in another order
+EPOCHS = 200  # of figure 8
+
+
+class Dataset(NamedTuple):
+    """A row of the paper's table 4, and what its graph is made of here."""
+
+    kind: str
+    name: str
+    nodes: int
+    entries: int
+    features: int
+    classes: int
+    communities: int
+    inside: float
+    exponent: float
+
+
+DATASETS = [
+    Dataset("I", "Citeseer", 3_327, 9_464, 3703, 6, 60, 0.8, 0.3),
+    Dataset("I", "Cora", 2_708, 10_858, 1433, 7, 50, 0.8, 0.3),
+    Dataset("I", "Pubmed", 19_717, 88_676, 500, 3, 200, 0.8, 0.4),
+    Dataset("I", "PPI", 56_944, 818_716, 50, 121, 24, 0.9, 0.4),
+    Dataset("II", "PROTEINS_full", 43_471, 162_088, 29, 2, 1_113, 1.0, 0.01),
+    Dataset("II", "OVCAR-8H", 1_890_931, 3_946_402, 66, 2, 75_000, 1.0, 0.01),
+    Dataset("II", "Yeast", 1_714_644, 3_636_546, 74, 2, 79_600, 1.0, 0.01),
+    Dataset("II", "DD", 334_925, 1_686_092, 89, 2, 1_178, 1.0, 0.01),
+    Dataset("II", "YeastH", 3_139_988, 6_487_230, 75, 2, 142_000, 1.0, 0.01),
+    Dataset("III", "amazon0505", 410_236, 4_878_875, 96, 22, 8_000, 0.8, 0.3),
+    Dataset("III", "artist", 50_515, 1_638_396, 100, 12, 100, 0.5, 0.6),
+    Dataset("III", "com-amazon", 334_863, 1_851_744, 96, 22, 7_000, 0.8, 0.3),
+    Dataset("III", "soc-BlogCatalog", 88_784, 2_093_195, 128, 39, 100, 0.5, 0.7),
+    Dataset("III", "amazon0601", 403_394, 3_387_388, 96, 22, 8_000, 0.8, 0.3),
+]
+QUICK = ("Cora", "DD", "artist")
+LARGE = ("PPI", "amazon0505", "artist", "soc-BlogCatalog", "DD")  # of figures 9 and 10
+MORE = ("reddit-like@0.2/ordered", "mycielskian14")  # where tiles are dense
+
+
+def load(dataset: Dataset, device: str = "cuda") -> graphs.Csr:
+    shape = graphs.CommunityShape(
+        dataset.nodes, dataset.entries, dataset.communities, dataset.inside, dataset.exponent
+    )
+    return graphs.community_graph(shape, ordered=dataset.kind == "II", device=device)
+
+
+def edge_list(csr: graphs.Csr) -> Tensor:
+    return torch.stack([csr[1], torch.repeat_interleave(csr[0].diff())])
+
+
+def tiles(chosen: list[Dataset]) -> Rows:
+    """Figure 7: tiles of 16 x 8 (SpMM) and 16 x 16 (SDDMM)."""
+    for dataset in tqdm(chosen):
+        edges = edge_list(load(dataset))
+        size = (dataset.nodes, dataset.nodes)
+        better = pyg_accel.reorder(edges, num_nodes=dataset.nodes).data
+        for order, edge_index in (("as it is", edges), ("reorder()", better)):
+            graph = Graph.from_edge_index(edge_index, size)
+            for width in (8, 16):
+                found = ops.sgt(graph, window=16, tile=width)
+                yield {
+                    "type": dataset.kind, "graph": dataset.name, "order": order,
+                    "tile": f"16x{width}", "without": found.num_tiles_without,
+                    "with": found.num_tiles,
+                    "removed": 1 - found.num_tiles / max(found.num_tiles_without, 1),
+                    "nonzeros_per_tile": found.nonzeros_per_tile,
+                    "edges_per_column": found.edges_per_column,
+                }  # fmt: skip
+
+
+def overhead(chosen: list[Dataset]) -> Rows:
+    """Figure 8: the translation, once, beside 200 epochs of GCN."""
+    for dataset in tqdm(chosen):
+        csr = load(dataset)
+        graph = Graph.from_edge_index(edge_list(csr), (dataset.nodes, dataset.nodes))
+        took = gpu_machine.timed(lambda graph=graph: build_tiles(graph.csr(), 16, 8))
+        with pyg_accel.patched():
+            _, epoch = train("GCN", dataset, csr)
+        share = took.median / (took.median + EPOCHS * epoch)
+        yield {"type": dataset.kind, "graph": dataset.name, "sgt_ms": took.median,
+               "epoch_ms": epoch, "share": share}  # fmt: skip
+
+
+def blocks_matrix(blocks: int, size: int = 4096, block: int = 16) -> graphs.Csr:
+    """In every window of 16 rows that many dense blocks of 16 x 16, at places drawn at random."""
+    windows = size // block
+    places = torch.rand(windows, windows, device="cuda").argsort(1)[:, :blocks].sort(1).values
+    first = (places * block).unsqueeze(-1) + torch.arange(block, device="cuda")
+    col = first.reshape(windows, 1, -1).expand(-1, block, -1).reshape(-1)
+    rowptr = torch.arange(0, col.numel() + 1, blocks * block, device="cuda")
+    return rowptr, col
+
+
+def sparsity(_: list[Dataset]) -> Rows:
+    """Table 6: ours on Tensor Cores and on CUDA cores, and what torch has."""
+    for blocks in (1, 2, 4, 8, 16, 32):
+        inputs = Inputs(f"{blocks} blocks", blocks_matrix(blocks))
+        x = inputs.features(16, torch.float32)
+        calls = {**ours(inputs, x), **peers(inputs, x, blocked=True)}
+        for backend, call in calls.items():
+            yield {"blocks": blocks, "sparsity": 1 - inputs.entries / inputs.nodes**2,
+                   "backend": backend, **gflops(inputs, x, call, backend)}  # fmt: skip
+
+
+def warps(chosen: list[Dataset]) -> Rows:
+    """Figure 9: warps of a block; each has 128 bytes of the features, so their number is F's."""
+    for inputs in large(chosen):
+        x = inputs.features(128, torch.float32)
+        for window in (16, 32, 64):
+            for count in (1, 2, 4):
+                yield {"graph": inputs.name, "window": window, "warps": count,
+                       **gflops(inputs, x, lambda x=x, i=inputs, w=window, c=count: tensor_cores(
+                           i.graph, x, i.weight, window=w, warps=c), "cuda, tf32")}  # fmt: skip
+
+
+def throughput(chosen: list[Dataset]) -> Rows:
+    """Figure 10: GFLOP/s by width of the features."""
+    for inputs in large(chosen):
+        for width in (16, 32, 64, 128, 256):
+            x = inputs.features(width, torch.float32)
+            calls = {**ours(inputs, x), **peers(inputs, x)}
+            for backend, call in calls.items():
+                yield {"graph": inputs.name, "F": width, "backend": backend,
+                       **gflops(inputs, x, call, backend)}  # fmt: skip
+
+
+def large(chosen: list[Dataset]) -> Iterator[Inputs]:
+    """The large graphs of the paper, in a good order, and some with dense tiles."""
+    for dataset in tqdm([d for d in chosen if d.name in LARGE]):
+        edges = pyg_accel.reorder(edge_list(load(dataset)), num_nodes=dataset.nodes).data
+        graph = Graph.from_edge_index(edges, (dataset.nodes, dataset.nodes))
+        yield Inputs(dataset.name, (graph.rowptr, graph.col))
+    for name in MORE:
+        yield Inputs(name)
+
+
+def gflops(inputs: Inputs, x: Tensor, call: Callable[[], Tensor], backend: str) -> dict[str, float]:
+    """Time and rate of a weighted SpMM that was checked."""
+    error = gate(inputs, x, inputs.weight, "sum")(call())
+    # A factor that is rounded to tf32 is off by 2^-11 where one of float32 is by 2^-24.
+    if error > (2**13 if backend.endswith(", tf32") else 1):
+        raise SystemExit(f"{inputs.name}, {backend}: {error:.3g} times what is allowed")
+    took = gpu_machine.timed(gpu_machine.captured(call))
+    work = 2 * inputs.entries * x.size(1)
+    return {"ms": took.median, "gflop_s": work / took.median / 1e6, "error": error}
+
+
+Calls = dict[str, Callable[[], Tensor]]
+
+
+def ours(inputs: Inputs, x: Tensor) -> Calls:
+    graph, weight = inputs.graph, inputs.weight
+    return {
+        "cuda, tf32": lambda: tensor_cores(graph, x, weight),
+        "cuda, 3xTF32": lambda: tensor_cores(graph, x, weight, exact=True),
+        "triton": lambda: by("triton", graph, x, weight),
+    }
+
+
+def peers(inputs: Inputs, x: Tensor, *, blocked: bool = False) -> Calls:
+    size = (inputs.nodes, inputs.nodes)
+    csr = torch.sparse_csr_tensor(inputs.rowptr, inputs.col, inputs.weight, size)
+    calls: Calls = {"cuSPARSE CSR": lambda: csr @ x}
+    if blocked:
+        dense, bsr = csr.to_dense(), csr.to_sparse_bsr((16, 16))
+        calls |= {"torch BSR 16x16": lambda: bsr @ x, "dense": lambda: dense @ x}
+    return calls
+
+
+def tensor_cores(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    window: int = 16,
+    warps: int = 0,
+    exact: bool = False,
+) -> Tensor:
+    from pyg_accel.backends.cuda.spmm import MOST_WARPS, WARP_BYTES, run
+
+    warps = warps or min(MOST_WARPS, -(-x.size(1) * x.element_size() // WARP_BYTES))
+    return run(graph.csr(), x, weight, window=window, warps=warps, exact=exact, mean=False)
+
+
+def by(backend: str, graph: Graph, x: Tensor, weight: Tensor) -> Tensor:
+    with pyg_accel.use_backend(backend):
+        return ops.spmm(graph, x, weight)
+
+
+class AGNN(Module):
+    """The paper's second model, of PyG's layers: a layer in, four of attention, a layer out."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.last = Linear(features, 32), Linear(32, classes)
+        self.convs = ModuleList([AGNNConv() for _ in range(4)])
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        for conv in self.convs:
+            x = conv(x, edge_index)
+        return self.last(x)
+
+
+def train(name: str, dataset: Dataset, csr: graphs.Csr) -> tuple[Tensor, float]:
+    """The output before training, and milliseconds of an epoch."""
+    torch.manual_seed(0)
+    edge_index = edge_list(csr)
+    x = torch.randn(dataset.nodes, dataset.features, device="cuda")
+    y = torch.randint(dataset.classes, (dataset.nodes,), device="cuda")
+    model = (
+        GCN(dataset.features, 16, 2, dataset.classes)
+        if name == "GCN"
+        else AGNN(dataset.features, dataset.classes)
+    ).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    with torch.no_grad():
+        out = model(x, edge_index)
+
+    def epoch() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(x, edge_index), y).backward()
+        optimizer.step()
+
+    return out, gpu_machine.timed(epoch, budget=0.3).median
+
+
+def epochs(chosen: list[Dataset]) -> Rows:
+    """Figure 6: stock PyG, patched, and patched with graphs of any size accelerated."""
+    for dataset in tqdm(chosen):
+        csr = load(dataset)
+        for model in ("GCN", "AGNN"):
+            expected, stock = train(model, dataset, csr)
+            row = {"type": dataset.kind, "graph": dataset.name, "model": model, "stock_ms": stock}
+            for column, always in (("patched_ms", None), ("always_ms", True)):
+                settings.always = always
+                with pyg_accel.patched():
+                    out, row[column] = train(model, dataset, csr)
+                settings.always = None
+                error = float((out - expected).abs().max() / expected.abs().max())
+                if not error <= ALLOWED:
+                    raise SystemExit(f"{model} on {dataset.name}: outputs differ by {error:.3g}")
+            yield {**row, "speedup": stock / row["patched_ms"]}
+
+
+EXPERIMENTS: dict[str, Callable[[list[Dataset]], Rows]] = {
+    "tiles": tiles, "overhead": overhead, "sparsity": sparsity,
+    "warps": warps, "throughput": throughput, "epochs": epochs,
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
+    parser.add_argument("--quick", action="store_true", help="three of the fourteen graphs")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    facts = gpu_machine.facts()
+    chosen = [d for d in DATASETS if d.name in QUICK] if options.quick else DATASETS
+    suffix = "_quick" if options.quick else ""
+    for name in options.only:
+        rows = list(EXPERIMENTS[name](chosen))
+        frame = pd.DataFrame([{**row, **facts} for row in rows])
+        path = options.out / f"{NAME}_{name}{suffix}.csv"
+        frame.to_csv(path, index=False, float_format="%.5g")
+        print(f"\n{(EXPERIMENTS[name].__doc__ or '').strip()}")
+        print(pd.DataFrame(rows).round(3).to_string(index=False), flush=True)
+
+
+if __name__ == "__main__":
+    main()

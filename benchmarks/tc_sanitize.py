@@ -1,0 +1,37 @@
+"""Every variant of the Tensor-Core kernels on the hard graphs, small, for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck python -m benchmarks.tc_sanitize
+    compute-sanitizer --tool racecheck python -m benchmarks.tc_sanitize
+
+Reads no results: the tests do.
+"""
+
+import torch
+
+from pyg_accel import Graph
+from pyg_accel.backends.cuda import plan, sddmm, spmm
+from pyg_accel.testing import zoo
+
+
+def main() -> None:
+    plan.SHORTEST = 2  # divided windows too
+    for case in zoo(hub=600):
+        sizes = (case.num_sources, case.num_targets)
+        csr = Graph.from_edge_index(case.edge_index.cuda(), sizes).csr(edge_order=True)
+        if csr.col.numel() == 0:
+            continue
+        for dtype, exact in ((torch.float32, True), (torch.float32, False), (torch.bfloat16, False),
+                             (torch.float16, False)):  # fmt: skip
+            for window in (16, 32, 64):
+                for width, warps in ((7, 1), (100, 3)):
+                    x = torch.randn(csr.num_cols, width, device="cuda").to(dtype)
+                    y = torch.randn(csr.num_rows, width, device="cuda").to(dtype)
+                    weight = torch.randn(csr.col.numel(), device="cuda").to(dtype)
+                    spmm.run(csr, x, weight, window=window, warps=warps, exact=exact, mean=True)
+                    sddmm.run(csr, y, x, window=window, slice=64, exact=exact)
+    torch.cuda.synchronize()
+    print("done")
+
+
+if __name__ == "__main__":
+    main()

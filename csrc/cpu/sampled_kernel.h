@@ -1,0 +1,187 @@
+// Sums over a sample of each row's entries, in the two stages of the ES-SpMM paper (section IV): the
+// entries are chosen and their columns and factors laid side by side, in memory that stays in the
+// first-level cache; then rows of x are added up from there. Included once per instruction set.
+//
+// pyg_accel/backends/sampling.py defines which entries are chosen.
+
+// What 8-bit features are added up and stored in is float.
+template <class T>
+using sampled_out_t = std::conditional_t<sizeof(T) == 1, float, T>;
+
+inline uint64_t philox_word(uint64_t seed, uint32_t counter, int word) {
+  uint32_t c[4] = {counter, 0, 0, 0};
+  uint32_t k[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53} * c[0], b = uint64_t{0xCD9E8D57} * c[2];
+    const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(b),
+                              static_cast<uint32_t>(a >> 32) ^ c[3] ^ k[1],
+                              static_cast<uint32_t>(a)};
+    for (int i = 0; i < 4; ++i)
+      c[i] = next[i];
+    k[0] += 0x9E3779B9u;
+    k[1] += 0xBB67AE85u;
+  }
+  return c[word];
+}
+
+struct Walk {
+  int64_t start;
+  int64_t step;
+};
+
+// Where the sample of a row that is longer than the limit begins, and how far its entries lie apart.
+inline Walk walk_of(const SampledArgs& a, int64_t row, int64_t degree) {
+  if (a.strategy == Strategy::kBucket)
+    return {0, 1};
+  int64_t start = 0, step = 577;
+  if (a.strategy == Strategy::kRandom) {
+    const uint32_t counter = static_cast<uint32_t>(row);
+    step = a.steps[philox_word(a.seed, counter, 0) & 255];
+    const uint64_t where = philox_word(a.seed, counter, 1) * static_cast<uint64_t>(degree);
+    start = static_cast<int64_t>(where >> 32);
+  }
+  for (const int64_t fallback : {577, 587, 593})
+    step = degree % step == 0 ? fallback : step;
+  return {start, step % degree};
+}
+
+inline double square_root(double x) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  return __builtin_sqrt(x);
+#else
+  return std::sqrt(x);
+#endif
+}
+
+// Adds up `count` rows of x, NV vectors of columns from `x` on. With `Partial` the last holds n.
+template <class T, int NV, bool Partial, bool Factors>
+inline void sampled_chunk(const SampledArgs& a,
+                          const T* x,
+                          const int64_t* cols,
+                          const acc_t<T>* factors,
+                          int64_t count,
+                          acc_t<T> factor,
+                          const float* column_scale,
+                          sampled_out_t<T>* out,
+                          int n) {
+  using A = acc_t<T>;
+  using V = vec_t<A>;
+  constexpr int L = kLanes<A>;
+  constexpr int64_t ahead = 8;
+  V total[NV] = {};
+  for (int64_t begin = 0; begin < count; begin += kRunEntries) {
+    const int64_t end = smaller(count, begin + kRunEntries);
+    V sum[NV] = {};
+    for (int64_t i = begin; i < end; ++i) {
+      const T* row = x + cols[i] * a.x_stride;
+      const T* next = x + cols[smaller(i + ahead, count - 1)] * a.x_stride;
+#pragma GCC unroll 16
+      for (int line = 0; line < (NV * L * static_cast<int>(sizeof(T)) + 63) / 64; ++line)
+        __builtin_prefetch(reinterpret_cast<const char*>(next) + 64 * line);
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; ++v) {
+        V value = Partial && v == NV - 1 ? load_n(row + v * L, n) : load(row + v * L);
+        if constexpr (Factors)
+          value = value * factors[i];
+        sum[v] += value;
+      }
+    }
+    for (int v = 0; v < NV; ++v)
+      total[v] += sum[v];
+  }
+  for (int v = 0; v < NV; ++v) {
+    const int lanes = Partial && v == NV - 1 ? n : L;
+    V value = total[v] * factor;
+    if constexpr (sizeof(T) == 1) {
+      if (column_scale)
+        value = value * load_n(column_scale + v * L, lanes);
+    }
+    store_n(out + v * L, value, lanes);
+  }
+}
+
+template <class T, bool Factors>
+inline void sampled_columns(const SampledArgs& a,
+                            int64_t head,
+                            const int64_t* cols,
+                            const acc_t<T>* factors,
+                            int64_t count,
+                            acc_t<T> factor,
+                            sampled_out_t<T>* out) {
+  constexpr int L = kLanes<acc_t<T>>;
+  const T* x = static_cast<const T*>(a.x) + head * a.width;
+  const float* scale = a.column_scale ? a.column_scale + head * a.width : nullptr;
+  auto run = [&]<int NV, bool Partial>(int64_t f, int n) {
+    sampled_chunk<T, NV, Partial, Factors>(a, x + f, cols, factors, count, factor,
+                                           scale ? scale + f : nullptr, out + f, n);
+  };
+  int64_t f = 0;
+  for (; a.width - f >= 8 * L; f += 8 * L)
+    run.template operator()<8, false>(f, L);
+  if (a.width - f >= 4 * L) {
+    run.template operator()<4, false>(f, L);
+    f += 4 * L;
+  }
+  if (a.width - f >= 2 * L) {
+    run.template operator()<2, false>(f, L);
+    f += 2 * L;
+  }
+  if (a.width - f > L)
+    run.template operator()<2, true>(f, static_cast<int>(a.width - f - L));
+  else if (a.width > f)
+    run.template operator()<1, true>(f, static_cast<int>(a.width - f));
+}
+
+template <class T, class I>
+void sampled_rows(const SampledArgs& a, const Range& range, int64_t* scratch) {
+  using A = acc_t<T>;
+  const I* rowptr = static_cast<const I*>(a.csr.rowptr);
+  const I* col = static_cast<const I*>(a.csr.col);
+  const I* eid = static_cast<const I*>(a.csr.eid);
+  const auto* weight = static_cast<const sampled_out_t<T>*>(a.weight);
+  const bool gcn = a.rescale == Rescale::kGcn;
+  const bool factors = weight || gcn || a.row_scale;
+  int64_t* cols = scratch;
+  int64_t* edges = scratch + a.most;
+  A* products = reinterpret_cast<A*>(scratch + 2 * a.most);
+  auto* out = static_cast<sampled_out_t<T>*>(a.out) + range.row_begin * a.heads * a.width;
+  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
+    const int64_t begin = rowptr[row], degree = rowptr[row + 1] - begin;
+    const int64_t count = smaller(degree, a.limit);
+    const Walk walk = degree > a.limit ? walk_of(a, row, degree) : Walk{0, 1};
+    int64_t position = walk.start;
+    for (int64_t i = 0; i < count; ++i) {
+      cols[i] = col[begin + position];
+      edges[i] = eid ? static_cast<int64_t>(eid[begin + position]) : begin + position;
+      position += walk.step;
+      position -= position >= degree ? degree : 0;
+    }
+    A factor = 1;
+    if (count > 0) {
+      const A ratio = static_cast<A>(degree) / static_cast<A>(count);
+      factor = a.rescale == Rescale::kMean  ? A{1} / static_cast<A>(count)
+               : a.rescale == Rescale::kRow ? ratio
+               : gcn                        ? static_cast<A>(square_root(ratio))
+                                            : A{1};
+    }
+    for (int64_t h = 0; h < a.heads; ++h, out += a.width) {
+      if (!factors) {
+        sampled_columns<T, false>(a, h, cols, products, count, factor, out);
+        continue;
+      }
+      const int64_t own = a.weight_columns > 1 ? h : 0;
+      for (int64_t i = 0; i < count; ++i) {
+        A product = weight ? to_acc(weight[edges[i] * a.weight_columns + own]) : A{1};
+        if (a.row_scale)
+          product *= a.row_scale[cols[i]];
+        if (gcn) {
+          const int64_t source = rowptr[cols[i] + 1] - rowptr[cols[i]];
+          if (source > a.limit)
+            product *= static_cast<A>(square_root(static_cast<double>(source) / a.limit));
+        }
+        products[i] = product;
+      }
+      sampled_columns<T, true>(a, h, cols, products, count, factor, out);
+    }
+  }
+}

@@ -1,0 +1,10 @@
+#include "cuda/sddmm_kernel.cuh"
+#include "cuda/variants.h"
+
+namespace pyg_accel {
+
+void sddmm_tf32(int window, const SddmmArgs& args, cudaStream_t stream) {
+  launch_sddmm<float, false>(window, args, stream);
+}
+
+}  // namespace pyg_accel

@@ -1,0 +1,135 @@
+"""The CUDA backend: sparse products on Tensor Cores, after TC-GNN.
+
+Rows of a graph are taken in windows and the columns of a window are condensed into tiles
+(:mod:`pyg_accel.tiles`); a tile times the rows of features that its columns name is a dense
+product. That pays where the rows of a window share neighbours, so that a fetched row is used
+several times. How much they share is a fact of every call on a graph that is used often
+(``OpSpec.sharing``), and :mod:`.choice` has what was measured about when it wins.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.base import Backend, Tolerance
+from pyg_accel.backends.cuda.choice import choose_launch
+from pyg_accel.backends.cuda.match import product_of
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.formula import Formula, parse
+from pyg_accel.graph import CSR
+from pyg_accel.native import build_info, cuda_unavailable_reasons
+from pyg_accel.tiles import sharing_of
+
+__all__ = ["CudaBackend"]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MOST = 2**31 - 1
+
+
+class CudaBackend(Backend):
+    """Tensor-Core kernels in CUDA C++ for compute capability 8.0 and later."""
+
+    name = "cuda"
+
+    def unavailable_reasons(self) -> list[str]:
+        """It needs a GPU with tf32 Tensor Cores and the native library."""
+        reasons = cuda_unavailable_reasons()
+        if not reasons and torch.cuda.get_device_capability() < (8, 0):
+            return [f"{torch.cuda.get_device_name()} has no tf32 Tensor Cores"]
+        return reasons
+
+    def not_supported_reasons(self, spec: OpSpec) -> list[str]:
+        """It runs sums and means of weighted source features, and dot products of both ends."""
+        reasons = []
+        if spec.device != "cuda":
+            reasons.append(f"tensors are on '{spec.device}'")
+        if spec.dtype not in _DTYPES:
+            reasons.append(f"features are {spec.dtype}")
+        if max(spec.num_rows, spec.num_cols, spec.num_edges) >= _MOST:
+            reasons.append("tiles have 32-bit indices, and the graph is larger")
+        if (
+            spec.op == "gspmm"
+            and product_of(parse(spec.formula), spec.shapes, spec.reduces) is None
+        ):
+            reasons.append("not a sum or mean of sources with at most a weight an edge, nor a dot")
+        return reasons
+
+    def cost(self, spec: OpSpec) -> float:
+        """As the others reckon, times what was measured of their ratio; see :mod:`.choice`."""
+        dot = spec.reduces == ("none",)
+        launch = choose_launch(
+            spec.dtype, spec.heads * spec.width, spec.num_cols, spec.sharing,
+            rounded=spec.rounded, dot=dot,
+        )  # fmt: skip
+        bytes_gathered = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+        return 3e-5 + 2.5e-13 * bytes_gathered * launch.ratio
+
+    def tolerance(self, dtype: torch.dtype) -> Tolerance:
+        """Where torch allows it, float32 products are rounded to tf32 as those of torch are."""
+        if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            return (2e-3, 1e-6)
+        return super().tolerance(dtype)
+
+    def info(self) -> dict[str, Any]:
+        """Return the facts of the build."""
+        return {k: v for k, v in build_info().items() if k.startswith("cuda")}
+
+    def gspmm(
+        self,
+        csr: CSR,
+        formula: Formula,
+        operands: list[Tensor],
+        reduces: list[str],
+        *,
+        want_arg: bool,
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm`."""
+        shapes = tuple((t.size(1), t.size(2)) for t in operands)
+        product = product_of(formula, shapes, tuple(reduces))
+        assert product is not None  # `not_supported_reasons` has asked
+        if product.dot:
+            return [_dot(csr, operands[product.target], operands[product.source])]
+        weight = None if product.weight is None else operands[product.weight]
+        return [_sum(csr, operands[product.source], weight, mean=reduces == ["mean"])]
+
+
+def _sum(csr: CSR, x: Tensor, weight: Tensor | None, *, mean: bool) -> Tensor:
+    """Sum (average) x [N, H, F] over the rows, weighted by [E, 1 | H, 1]: [num_rows, H, F]."""
+    from pyg_accel.backends.cuda import spmm
+
+    heads, width = x.size(1), x.size(2)
+    if heads * width == 0 or csr.num_rows == 0 or csr.col.numel() == 0:
+        return x.new_zeros(csr.num_rows, heads, width)
+
+    def run(x: Tensor, weight: Tensor | None) -> Tensor:
+        exact = torch.get_float32_matmul_precision() == "highest"
+        launch = choose_launch(x.dtype, x.size(1), csr.num_cols, sharing_of(csr), rounded=not exact)
+        return spmm.run(
+            csr, x, weight, window=launch.window, warps=launch.warps, exact=exact, mean=mean
+        )
+
+    if weight is None or weight.size(1) == 1:
+        flat = x.reshape(x.size(0), heads * width)
+        return run(flat, None if weight is None else weight.flatten()).view(-1, heads, width)
+    return torch.stack([run(x[:, h], weight[:, h, 0]) for h in range(heads)], 1)
+
+
+def _dot(csr: CSR, target: Tensor, source: Tensor) -> Tensor:
+    """Dot products [E, H, 1] of target [num_rows, H, F] and source [num_cols, H, F]."""
+    from pyg_accel.backends.cuda import sddmm
+
+    heads, width, entries = source.size(1), source.size(2), csr.col.numel()
+    if heads * width * entries == 0:
+        return source.new_zeros(entries, heads, 1)
+    exact = torch.get_float32_matmul_precision() == "highest"
+    launch = choose_launch(
+        source.dtype, width, csr.num_cols, sharing_of(csr), rounded=not exact, dot=True
+    )
+    outs = [
+        sddmm.run(
+            csr, target[:, h], source[:, h], window=launch.window, slice=launch.slice, exact=exact
+        )
+        for h in range(heads)
+    ]
+    return torch.stack(outs, 1).unsqueeze(-1)

@@ -1,0 +1,101 @@
+"""A graph's tiles as the kernels want them: 32-bit arrays, and a list of what each block sums."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_accel.graph import CSR
+from pyg_accel.kept import Kept
+from pyg_accel.tiles import tiles_of
+
+__all__ = ["TILE", "Plan", "plan_of"]
+
+TILE = 32  # columns of the kernels' tiles: kTileColumns in csrc/cuda/kernels.h
+# Windows with more tiles than this, and than BLOCKS blocks would have on average, are divided.
+SHORTEST, BLOCKS = 64, 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Tiles, and the items of work they are divided into.
+
+    Attributes:
+        window: rows of a tile.
+        tile_ptr: [T + 1] int32.
+        tile_col: [T * TILE] int32.
+        slot: [E] int16.
+        entry: [E] int32, the CSR entry of every slot.
+        rowptr: [num_rows + 1] int32, of the CSR matrix.
+        col: [E] int32, of the CSR matrix.
+        items: [I * 4] int32: window, first tile, one past the last, place of the partial sum or -1.
+        splits: [S * 3] int32, divided windows: window, first partial sum, how many.
+        num_partials: partial sums.
+        num_columns: rows of the features that one pass over all tiles fetches.
+    """
+
+    window: int
+    tile_ptr: Tensor
+    tile_col: Tensor
+    slot: Tensor
+    entry: Tensor
+    rowptr: Tensor
+    col: Tensor
+    items: Tensor
+    splits: Tensor
+    num_partials: int
+    num_columns: int
+
+
+_plans = Kept()
+
+
+def plan_of(csr: CSR, window: int) -> Plan:
+    """Return the plan of a graph, made once and kept for as long as its arrays live."""
+    return _plans.get(csr.col, (id(csr.rowptr), csr.num_cols, window), lambda: _build(csr, window))
+
+
+def _build(csr: CSR, window: int) -> Plan:
+    tiles = tiles_of(csr, window, TILE)
+    items, splits, partials = divide(tiles.window_ptr.long(), SHORTEST, BLOCKS)
+    return Plan(
+        window=window,
+        tile_ptr=tiles.tile_ptr.to(torch.int32),
+        tile_col=tiles.col.to(torch.int32),
+        slot=tiles.slot,
+        entry=tiles.entry.to(torch.int32),
+        rowptr=csr.rowptr.to(torch.int32),
+        col=csr.col.to(torch.int32),
+        items=items.flatten(),
+        splits=splits.flatten(),
+        num_partials=partials,
+        num_columns=tiles.num_columns,
+    )
+
+
+def divide(window_ptr: Tensor, shortest: int, blocks: int) -> tuple[Tensor, Tensor, int]:
+    """Divide the tiles of long windows evenly.
+
+    Args:
+        window_ptr: [W + 1] int64.
+        shortest: tiles of an item below which it is not worth it.
+        blocks: items that there should be at least, if the graph has that many tiles.
+
+    Returns:
+        Items [I, 4] and divided windows [S, 3] as in :class:`Plan`, and the partial sums.
+    """
+    counts, device = window_ptr.diff(), window_ptr.device
+    total = int(window_ptr[-1])
+    most = max(shortest, -(-total // blocks))
+    parts = ((counts + most - 1) // most).clamp(min=1)
+    window = torch.repeat_interleave(torch.arange(counts.numel(), device=device), parts)
+    first = parts.cumsum(0) - parts
+    number = torch.arange(window.numel(), device=device) - first[window]
+    begin = window_ptr[window] + number * counts[window] // parts[window]
+    end = window_ptr[window] + (number + 1) * counts[window] // parts[window]
+    divided = parts[window] > 1
+    place = torch.where(divided, divided.cumsum(0) - 1, -1)
+    long = (parts > 1).nonzero().flatten()
+    splits = torch.stack([long, place[first[long]], parts[long]], 1)
+    items = torch.stack([window, begin, end, place], 1)
+    return items.to(torch.int32), splits.to(torch.int32), int(divided.sum())

@@ -1,0 +1,135 @@
+"""SpMM by torch-sparse, where it is installed: weighted sums and means, forward and backward.
+
+It is slower than the kernels of this package, so it comes into play where those are missing: no
+compiler, no Triton.
+"""
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.base import Backend
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.formula import Binary, Formula, Operand
+from pyg_accel.graph import CSR
+
+__all__ = ["TorchSparseBackend"]
+
+_DTYPES = (torch.float32, torch.float64)
+_FORMULAS = ("u0", "mul(u0,e1)", "mul(e0,u1)")
+_REDUCES = (("sum",), ("mean",))
+_INSTALL = "pip install --no-build-isolation torch-scatter torch-sparse"
+
+
+@lru_cache(maxsize=1)
+def _load() -> tuple[str, ...]:
+    """Import torch-sparse once; return what kept it from loading."""
+    if find_spec("torch_sparse") is None or find_spec("torch_scatter") is None:
+        return (f"torch-sparse is not installed: {_INSTALL}",)
+    try:
+        import torch_sparse  # noqa: F401
+    except OSError as error:  # built for another torch
+        return (f"torch-sparse does not load ({error}): {_INSTALL}",)
+    return ()
+
+
+class TorchSparseBackend(Backend):
+    """The kernels behind ``torch_sparse.SparseTensor.matmul``."""
+
+    name = "torch_sparse"
+
+    def unavailable_reasons(self) -> list[str]:
+        """It needs the torch-sparse package."""
+        return list(_load())
+
+    def not_supported_reasons(self, spec: OpSpec) -> list[str]:
+        """It sums source features with one weight an edge and head."""
+        reasons = []
+        if spec.device not in ("cpu", "cuda"):
+            reasons.append(f"tensors are on '{spec.device}'")
+        elif spec.device == "cuda" and not _built_for_cuda():
+            reasons.append("torch-sparse was built without CUDA")
+        if spec.dtype not in _DTYPES:
+            reasons.append(f"features are {spec.dtype}, which it adds up without more precision")
+        if spec.formula not in _FORMULAS:
+            reasons.append(f"the message is {spec.formula}, not one of {', '.join(_FORMULAS)}")
+        elif spec.formula != "u0" and len(spec.shapes) == 2:
+            x, weight = spec.shapes if spec.formula.startswith("mul(u0") else spec.shapes[::-1]
+            if weight[1] != 1 or x[0] != spec.heads or x[1] != spec.width:
+                reasons.append("weights differ between features")
+        if spec.reduces not in _REDUCES:
+            reasons.append(f"the reduction is {'+'.join(spec.reduces)}, not a sum or a mean")
+        return reasons
+
+    def cost(self, spec: OpSpec) -> float:
+        """Several times the ``cpu`` backend, or twice ``triton``; and 64-bit indices are made."""
+        features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+        if spec.device == "cpu":
+            return 5e-5 + 1.5e-10 * features + 2e-9 * spec.num_edges
+        return 1e-4 + 5e-13 * features + 5e-12 * spec.num_edges
+
+    def info(self) -> dict[str, Any]:
+        """Return the version."""
+        import torch_sparse
+
+        return {"torch-sparse": torch_sparse.__version__, "cuda": _built_for_cuda()}
+
+    def gspmm(
+        self,
+        csr: CSR,
+        formula: Formula,
+        operands: list[Tensor],
+        reduces: list[str],
+        *,
+        want_arg: bool,
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm`."""
+        like = operands[_source(formula)]
+        shape = (csr.num_rows, *like.shape[1:])
+        if csr.col.numel() == 0 or like.numel() == 0:  # on which its kernels divide by zero
+            return [like.new_zeros(shape)]
+        rowptr, col = csr.rowptr.long(), csr.col.long()
+        # Detached: its operators would differentiate themselves.
+        x, weight = _split(formula, [t.detach() for t in operands])
+        if weight is not None and csr.eid is not None:
+            weight = weight.index_select(0, csr.eid)
+        heads = 1 if weight is None else weight.size(1)
+        x = x.reshape(csr.num_cols, heads, x.shape[1:].numel() // heads)
+        outs = [
+            _spmm(rowptr, col, None if weight is None else weight[:, h, 0], x[:, h], reduces[0])
+            for h in range(heads)
+        ]
+        return [torch.stack(outs, dim=1).view(shape)]
+
+
+def _spmm(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, reduce: str) -> Tensor:
+    value = None if value is None else value.contiguous()
+    x = x.contiguous()
+    if reduce == "sum":
+        total: Tensor = torch.ops.torch_sparse.spmm_sum(None, rowptr, col, value, None, None, x)
+        return total
+    degree = rowptr.diff()
+    mean: Tensor = torch.ops.torch_sparse.spmm_mean(None, rowptr, col, value, degree, None, None, x)
+    return mean
+
+
+def _source(formula: Formula) -> int:
+    """The operand that holds the features of source nodes."""
+    match formula:
+        case Operand(index=index):
+            return index
+        case Binary(left=Operand() as a, right=Operand() as b):
+            return a.index if a.side == "u" else b.index
+    raise AssertionError(f"{formula} was not declined")
+
+
+def _split(formula: Formula, operands: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    source = _source(formula)
+    return operands[source], None if len(operands) == 1 else operands[1 - source]
+
+
+def _built_for_cuda() -> bool:
+    return int(torch.ops.torch_sparse.cuda_version()) >= 0

@@ -1,0 +1,156 @@
+"""Launches sampled aggregation."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.sampling import Sampling, primes
+from pyg_accel.backends.triton.gspmm import device_facts
+from pyg_accel.backends.triton.kernels.sampled import choose_kernel, sum_kernel
+from pyg_accel.backends.triton.launch import Device
+from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.graph import CSR
+
+__all__ = ["SampledTile", "choose_sampled_tile", "run"]
+
+WARP = 32
+LINE = 128  # bytes that a load of features should have in one piece
+L2_PERCENT = 75  # of the L2 that features may take
+CHOOSE_TILE = (8, 64)  # rows, and entries of each, whose columns a program lays side by side
+# Below these, positions are computed in 32 bits: see `_position` in the kernel.
+INT32_ENTRIES, INT32_WIDTH = 2**29, 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTile:
+    """A program's share of the sums.
+
+    Attributes:
+        rows: of the output.
+        lanes: entries of each side by side.
+        columns: features.
+        unroll: entries of a lane that are in flight.
+        warps: of a program.
+    """
+
+    rows: int
+    lanes: int
+    columns: int
+    unroll: int
+    warps: int
+
+
+@lru_cache(maxsize=4096)
+def choose_sampled_tile(
+    device: Device, num_cols: int, columns: int, itemsize: int, width: int
+) -> SampledTile:
+    """Return the tile for a call.
+
+    Args:
+        device: what it runs on.
+        num_cols: rows of the features.
+        columns: features of a head.
+        itemsize: bytes of one.
+        width: entries of a row at most.
+    """
+    whole = 1 << max(columns - 1, 0).bit_length()
+    line = LINE // itemsize
+    fits = device.l2_bytes * L2_PERCENT // 100 // max(num_cols * itemsize, 1)
+    wide = min(whole, 512 // itemsize)
+    slice_ = min(wide, max(line, 1 << (fits.bit_length() - 1))) if fits >= line else wide
+    rows = max(WARP * min(16 // itemsize, slice_) // slice_, 1)
+    lanes = min(rows, 4) if width > 256 else 1
+    unroll = max(1, min(8, 1 << max(width // lanes - 1, 0).bit_length()))
+    return SampledTile(rows // lanes, lanes, slice_, unroll, 1)
+
+
+def run(
+    csr: CSR,
+    x: Tensor,
+    scale: Tensor | None,
+    weight: Tensor | None,
+    sampling: Sampling,
+    seed: Tensor | None,
+    tile: SampledTile | None = None,
+) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.sampled_spmm`."""
+    import triton.language as tl
+
+    rows, entries = csr.num_rows, csr.col.numel()
+    _, heads, features = x.shape
+    out = torch.empty(rows, heads, features, device=x.device,
+                      dtype=x.dtype if scale is None else scale.dtype)  # fmt: skip
+    if out.numel() == 0 or entries == 0:
+        return out.zero_()
+    if tile is None:
+        itemsize = x.element_size()
+        tile = choose_sampled_tile(
+            device_facts(x), csr.num_cols, features, itemsize, sampling.width
+        )
+    by_row = scale is not None and scale.size(1) == 1 and scale.size(0) == csr.num_cols
+    width = min(sampling.width, entries)
+    small = entries < INT32_ENTRIES and width < INT32_WIDTH
+    shared: dict[str, Any] = {
+        "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
+        "POS": tl.int32 if small else tl.int64,
+        "PADDED": rows * width < entries,
+    }
+    gcn = sampling.rescale == "gcn"
+    factors = weight is not None or by_row or gcn
+    sources, values, kept = csr.col, None, 0
+    if sampling.strategy == "bucket" and not factors:
+        shared["PADDED"] = False  # the chosen columns lie side by side as they are
+    else:
+        kept = min(rows * width, entries)
+        sources = csr.col.new_empty(kept)
+        if factors:
+            kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+            values = torch.empty(heads, kept, dtype=kind, device=x.device)
+        random = sampling.strategy == "random"
+        block, lanes = CHOOSE_TILE
+        launch(
+            choose_kernel,
+            (-(-rows // block), heads if factors else 1),
+            (csr.rowptr, csr.col, csr.eid, scale if by_row else None, weight, seed,
+             primes(x.device) if random else None, sources, values, rows, heads, width, kept),
+            warps=4,
+            ROWS=block,
+            LANES=min(lanes, 1 << (width - 1).bit_length()),
+            STRATEGY=sampling.strategy,
+            WEIGHTED="" if weight is None else "edge" if weight.size(1) == 1 else "head",
+            NUMBERED=csr.eid is not None,
+            ROW_SCALE=by_row,
+            GCN=gcn,
+            **shared,
+        )  # fmt: skip
+
+    stored, kind_of_bytes = x, ""
+    if scale is not None:
+        kind_of_bytes = "int8"
+        if x.dtype == torch.float8_e4m3fn:
+            native = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (8, 9)
+            stored, kind_of_bytes = x.view(torch.uint8), "fp8 native" if native else "fp8"
+    unit = max(16 // x.element_size(), 1)
+    if features % unit or x.stride(0) % unit or x.data_ptr() % 16 or out.data_ptr() % 16:
+        unit = 1
+    launch(
+        sum_kernel,
+        (-(-rows // tile.rows), -(-features // tile.columns) * heads),
+        (csr.rowptr, sources, values, stored, None if by_row else scale, out, rows,
+         features // unit, x.stride(0) // unit, heads, width, kept),
+        warps=tile.warps,
+        ROWS=tile.rows,
+        LANES=tile.lanes,
+        COLUMNS=tile.columns,
+        UNROLL=tile.unroll,
+        UNIT=unit,
+        RESCALE=sampling.rescale,
+        FACTORS=factors,
+        COLUMN_SCALE=scale is not None and not by_row,
+        BYTES=kind_of_bytes,
+        **shared,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,61 @@
+"""MaxK as a nonlinearity: the function, and a module that takes the place of ``ReLU``."""
+
+import torch
+from torch import Tensor
+
+from pyg_accel.cbsr import CBSR
+from pyg_accel.ops import maxk
+
+__all__ = ["MaxK", "check_k", "dense_maxk", "maxk"]
+
+
+def check_k(k: object) -> int:
+    """Return k.
+
+    Raises:
+        ValueError: unless it is a whole number of at least 1.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"expected 'k' to be a whole number of at least 1 (got {k!r})")
+    return k
+
+
+def dense_maxk(x: Tensor | CBSR, k: int) -> Tensor:
+    """Return [..., F] with all but the k largest features of each row set to 0.
+
+    A CBSR has been through MaxK: it is written out as it is.
+    """
+    if isinstance(x, CBSR):
+        return x.dense()
+    if k >= x.size(-1):
+        return x
+    if x.dim() == 2:
+        return maxk(x, k).dense()
+    return maxk(x.reshape(-1, x.size(-1)), k).dense().view(x.shape)
+
+
+class MaxK(torch.nn.Module):
+    """The MaxK nonlinearity as a layer (MaxK-GNN paper, section 3.1).
+
+    Keeps the k largest features of each row, whatever their sign, and sets the others to 0. The
+    gradient goes to those that were kept. Between ``Linear`` layers it stands where ReLU would. In
+    front of an aggregation use the ``MaxK*Conv`` layers, which never write the zeros.
+
+    Args:
+        k: how many features to keep; all of them where there are no more.
+
+    Raises:
+        ValueError: unless k is a whole number of at least 1.
+    """
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = check_k(k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., F] for x [..., F]."""
+        return dense_maxk(x, self.k)
+
+    def extra_repr(self) -> str:
+        """What stands between the brackets of the repr."""
+        return f"k={self.k}"

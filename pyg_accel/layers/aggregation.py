@@ -1,0 +1,193 @@
+"""What the MaxK layers have in common: features through MaxK, then their sum or mean.
+
+MaxK sits at the entrance of a layer, on the features that are about to be aggregated. The linear
+map that the MaxK-GNN paper has in front of it (``maxk(X W)``, its equation 1) is therefore that of
+the layer before, and MaxK stands where PyG's models have ReLU.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel import ops
+from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.calls import record
+from pyg_accel.cbsr import CBSR
+from pyg_accel.graph import Graph
+from pyg_accel.layers.activation import dense_maxk, maxk
+from pyg_accel.layers.adjacency import adjacency
+from pyg_accel.matrices import is_sparse_matrix
+
+__all__ = [
+    "Features",
+    "aggregate",
+    "compress",
+    "compress_both",
+    "multiplies_first",
+    "num_nodes",
+    "pyg_reasons",
+    "written_out",
+]
+
+Features = Tensor | CBSR
+
+_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean"}
+# To aggregate k stored entries a row takes about as long as this many times k columns with zeros.
+_COLUMNS_AN_ENTRY = 2.5
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
+def compress(x: Features, k: int) -> Features:
+    """Put features [N, F] through MaxK; a CBSR has been there and stays what it is.
+
+    Where k is a large share of F the result keeps its zeros: it is aggregated faster so.
+    """
+    if isinstance(x, CBSR):
+        return x
+    pays = x.dim() == 2 and k * _COLUMNS_AN_ENTRY < x.size(1)
+    return maxk(x, k) if pays else dense_maxk(x, k)
+
+
+def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, width: int) -> bool:
+    """Return whether ``A (h W)``, with h the features, costs less than ``(A h) W``.
+
+    Args:
+        conv: the layer.
+        features: h.
+        edge_index: A.
+        width: columns of ``h W``.
+    """
+    if pyg_reasons(conv, features, edge_index):
+        return False
+    if isinstance(features, CBSR):
+        return width <= features.k * _COLUMNS_AN_ENTRY
+    return width <= features.size(1)
+
+
+def compress_both(x: Any, k: int) -> Any:
+    """Put the features of both sides through MaxK, once if they are the same."""
+    if isinstance(x, (Tensor, CBSR)) or x[1] is x[0]:
+        return (compress(x if isinstance(x, (Tensor, CBSR)) else x[0], k),) * 2
+    return tuple(None if each is None else compress(each, k) for each in x)
+
+
+def written_out(x: Features) -> Tensor:
+    """Return features with their zeros."""
+    return x.dense() if isinstance(x, CBSR) else x
+
+
+def num_nodes(x: Features) -> int:
+    """Return how many nodes features belong to."""
+    return _stored(x).size(-2)
+
+
+def _stored(x: Features) -> Tensor:
+    return x.values if isinstance(x, CBSR) else x
+
+
+def aggregate(
+    conv: MessagePassing, x: Any, edge_index: Any, size: Any = None, **given: Any
+) -> Tensor:
+    """Sum up or average features over the edges of every target node.
+
+    Args:
+        conv: the layer: its aggregation and flow, and its ``propagate`` where PyG is to do it.
+        x: features, or a pair of them for source and target nodes, the second possibly None.
+        edge_index: the adjacency.
+        size: numbers of source and target nodes, or None.
+        **given: further arguments of ``propagate``. Without ``edge_weight`` among them the layer
+            takes no weights, and the values of a SparseTensor are left out of account as in PyG.
+
+    Returns:
+        [number of target nodes, F].
+
+    Raises:
+        ValueError: for sizes, features or an adjacency that contradict one another.
+    """
+    start = _now()
+    pair = (x, x) if isinstance(x, (Tensor, CBSR)) else tuple(x)
+    features = pair[0 if conv.flow == "source_to_target" else 1]
+    reasons = pyg_reasons(conv, features, edge_index)
+    if reasons:
+        dense = written_out(x) if isinstance(x, (Tensor, CBSR)) else _both_written_out(pair)
+        out: Tensor = conv.propagate(edge_index, x=dense, size=size, **given)
+        _note(conv, "", "PyG", "; ".join(reasons), start)
+        return out
+    graph, values = adjacency(edge_index, *_sizes(pair, size, conv.flow), conv.flow)
+    weight: Tensor | None = given.get("edge_weight")
+    if is_sparse_matrix(edge_index):
+        weight = values if "edge_weight" in given or isinstance(edge_index, Tensor) else None
+    if weight is not None:
+        weight = weight.view(-1).to(_stored(features).dtype)
+    reduce = _REDUCES[str(conv.aggr)]
+    if not start:
+        return _reduced(graph, features, weight, reduce)
+    with record_choices() as names:
+        out = _reduced(graph, features, weight, reduce)
+    message = f"maxk(u0,{features.k})" if isinstance(features, CBSR) else "u0"
+    message = message if weight is None else f"mul({message},e1)"
+    _note(conv, f"{reduce}_j {message}", "+".join(names), "", start)
+    return out
+
+
+def _reduced(graph: Graph, features: Features, weight: Tensor | None, reduce: str) -> Tensor:
+    if isinstance(features, CBSR):
+        return ops.cbsr_spmm(graph, features, weight, reduce=reduce, edge_order=True)
+    out: Tensor = ops.spmm(graph, features, weight, reduce=reduce, edge_order=True)
+    return out
+
+
+def pyg_reasons(conv: MessagePassing, features: Features, edge_index: Any) -> list[str]:
+    """Return why PyG has to aggregate; it is given the features with their zeros."""
+    reasons = []
+    if not isinstance(conv.aggr, str) or conv.aggr not in _REDUCES:
+        reasons.append(f"aggr={conv.aggr!r}: the kernels of MaxK add up and average")
+    if isinstance(features, Tensor) and features.dim() != 2:
+        reasons.append(f"features of {features.dim()} dimensions")
+    if torch.compiler.is_compiling():  # then PyG too passes over all that follows
+        return reasons
+    if conv.explain:
+        reasons.append("an explainer is active")
+    if conv.decomposed_layers > 1:
+        reasons.append("decomposed_layers > 1")
+    for name, value in vars(conv).items():
+        if name.endswith("_hooks") and value and name not in _OF_EVERY_MODULE:
+            reasons.append(f"a {name.strip('_').removesuffix('s').replace('_', ' ')}")
+    if isinstance(edge_index, Tensor) and edge_index.requires_grad:
+        reasons.append("a sparse matrix that requires gradients")
+    return reasons
+
+
+def _both_written_out(pair: tuple[Features | None, Features | None]) -> tuple[Tensor | None, ...]:
+    first = None if pair[0] is None else written_out(pair[0])
+    if pair[1] is pair[0]:
+        return first, first
+    return first, None if pair[1] is None else written_out(pair[1])
+
+
+def _sizes(pair: tuple[Features | None, ...], size: Any, flow: str) -> tuple[int, int]:
+    """Number of source and of target nodes, found as PyG finds them."""
+    counts: list[int | None] = [None, None] if size is None else list(size)
+    for side, features in enumerate(pair):
+        if features is None:
+            continue
+        if counts[side] not in (None, num_nodes(features)):
+            raise ValueError(f"expected features of {counts[side]} nodes on side {side} of the "
+                             f"graph (got {num_nodes(features)})")  # fmt: skip
+        counts[side] = num_nodes(features)
+    source, target = counts if flow == "source_to_target" else counts[::-1]
+    if source is None:
+        raise ValueError("expected features of the nodes that messages come from (got None)")
+    return source, source if target is None else target
+
+
+def _now() -> float:
+    return 0.0 if torch.compiler.is_compiling() else time.perf_counter()
+
+
+def _note(conv: MessagePassing, formula: str, backend: str, reason: str, start: float) -> None:
+    if start:
+        record(type(conv).__name__, formula, backend, reason, time.perf_counter() - start)

@@ -1,0 +1,96 @@
+"""``to_maxk``: an existing model with MaxK in the place of ReLU, its parameters as they are."""
+
+import copy as copying
+from collections.abc import Iterator
+
+import torch
+from torch.nn import Identity, Module
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from pyg_accel.layers.activation import check_k
+from pyg_accel.layers.pairs import swap_pairs
+from pyg_accel.layers.swaps import Swap, Swaps, swap, why_not
+
+__all__ = ["to_maxk"]
+
+
+def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
+    """Put MaxK into a model: every SAGEConv, GCNConv or GINConv behind a ReLU, and that ReLU.
+
+    The layer becomes the MaxK layer of that name and the ReLU goes. Where something else reads the
+    ReLU as well (jumping knowledge, a skip connection) it stays, and MaxK selects from what it
+    lets through. Layers that read the input features stay what they are, since no ReLU is in front
+    of them.
+
+    Stacks of PyG (``GraphSAGE``, ``GCN``, ``GIN`` and others built on BasicGNN) keep their class.
+    The forward of any other model is read by torch.fx, and comes back as a GraphModule with the
+    same parameter names; it has to be readable: no branches on what tensors hold, no other
+    difference between training and evaluation than dropout.
+
+    Args:
+        model: the model.
+        k: how many features of each node to keep; the paper found 32 of 256 a good start.
+        copy: convert a copy. Otherwise the layers of ``model`` itself are changed, so that an
+            optimizer that holds its parameters goes on holding those of the result.
+
+    Returns:
+        The model with MaxK. Its attribute ``maxk_swaps`` tells what was swapped, and the reasons
+        where something was not; ``print`` shows it as a table.
+
+    Raises:
+        ValueError: if nothing could be swapped, with the reasons.
+    """
+    check_k(k)
+    if not isinstance(model, Module):
+        raise ValueError(f"expected 'model' to be a torch.nn.Module (got {type(model).__name__})")
+    model = copying.deepcopy(model) if copy else model
+    stacks = {name: m for name, m in model.named_modules() if _is_stack(m)}
+    found = [s for name, stack in stacks.items() for s in _swap_stack(name, stack, k)]
+    inside = {id(m) for stack in stacks.values() for m in stack.modules()}
+    if any(isinstance(m, MessagePassing) and id(m) not in inside for m in model.modules()):
+        model, more = swap_pairs(model, k, leaves=inside)
+        found += more
+    swaps = Swaps(found)
+    if not any(s.swapped for s in swaps):
+        raise ValueError(f"nothing of {type(model).__name__} can be put on MaxK\n{swaps}")
+    model.maxk_swaps = swaps  # type: ignore[assignment]
+    return model
+
+
+def _is_stack(module: Module) -> bool:
+    return isinstance(module, BasicGNN) and type(module).forward is BasicGNN.forward
+
+
+def _swap_stack(name: str, stack: BasicGNN, k: int) -> Iterator[Swap]:
+    """Swap the layers of a model whose forward is known: conv, norm, act, dropout, conv, ..."""
+    prefix = f"{name}.convs." if name else "convs."
+    act = stack.act
+    is_relu = isinstance(act, torch.nn.ReLU) or act in (torch.relu, torch.nn.functional.relu)
+    between = stack.act_first and any(not isinstance(n, Identity) for n in stack.norms)
+    waiting: list[tuple[str, Module]] = []
+    for i, conv in enumerate(stack.convs):
+        reason = why_not(conv, k)
+        if not reason and not getattr(conv, "project", False):
+            if i == 0:
+                reason = "it reads the input features: no ReLU in front"
+            elif not is_relu:
+                what = "nothing" if act is None else f"{type(act).__name__}"
+                reason = f"{what} in front of it, not ReLU"
+            elif between:
+                reason = "a normalisation between ReLU and layer (act_first)"
+        if reason:
+            yield Swap(prefix + str(i), type(conv).__name__, reason)
+        else:
+            waiting.append((prefix + str(i), conv))
+    kept = ""
+    if stack.jk_mode is not None:
+        kept = "jumping knowledge reads it as well"
+    elif [conv for _, conv in waiting] != list(stack.convs)[1:]:
+        kept = "it is in front of all layers, and not all were swapped"
+    elif any(getattr(conv, "project", False) for _, conv in waiting):
+        kept = "the layers project behind it"
+    for where, conv in waiting:
+        yield swap(where, conv, k, kept)
+    if waiting and not kept:
+        stack.act = None

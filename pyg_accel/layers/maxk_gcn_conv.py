@@ -1,0 +1,122 @@
+"""The graph convolution with MaxK."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from pyg_accel.cbsr import CBSR
+from pyg_accel.layers.activation import check_k
+from pyg_accel.layers.aggregation import (
+    Features,
+    aggregate,
+    compress,
+    multiplies_first,
+    num_nodes,
+    pyg_reasons,
+    written_out,
+)
+from pyg_accel.memo import MEMO, is_sparse_tensor
+
+__all__ = ["MaxKGCNConv"]
+
+
+class MaxKGCNConv(GCNConv):
+    """:class:`~torch_geometric.nn.conv.GCNConv` on the k largest features of every node.
+
+    ``MaxKGCNConv(..., k=k)(x, edge_index)`` is ``GCNConv(...)(MaxK(k)(x), edge_index)``: MaxK
+    stands where the ReLU in front of the layer would. The matrix products are bracketed as costs
+    less: ``(A h) W``, which profits from the sparsity of ``h = MaxK(k)(x)``, or PyG's ``A (h W)``
+    where rows of ``h W`` are shorter than what is stored of a row of h.
+
+    Args:
+        in_channels: size of each input sample, or -1.
+        out_channels: size of each output sample.
+        improved: self-loops count twice.
+        cached: compute the normalised graph once and for all.
+        add_self_loops: by default, if ``normalize``.
+        normalize: divide by the square roots of both degrees.
+        bias: learn an additive bias.
+        k: how many features of each node to keep.
+        **kwargs: further arguments of MessagePassing; MaxK's kernels compute ``aggr="sum"`` and
+            ``"mean"``, others are PyG's on features with their zeros.
+
+    Raises:
+        ValueError: unless k is a whole number of at least 1.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        improved: bool = False,
+        cached: bool = False,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        bias: bool = True,
+        *,
+        k: int,
+        **kwargs: Any,
+    ) -> None:
+        check_k(k)
+        super().__init__(
+            in_channels, out_channels, improved, cached, add_self_loops, normalize, bias, **kwargs
+        )
+        self.k = k
+
+    def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """Run the layer.
+
+        Args:
+            x: [N, F], or that as a CBSR.
+            edge_index: whatever GCNConv takes.
+            edge_weight: [E], one an edge.
+
+        Returns:
+            [N, H].
+
+        Raises:
+            ValueError: for a pair of features, as GCNConv does.
+        """
+        if isinstance(x, (tuple, list)) and not isinstance(x, CBSR):
+            raise ValueError(
+                f"{type(self).__name__} takes the features of one set of nodes (got a pair); "
+                f"MaxKSAGEConv takes those of two"
+            )
+        features = compress(x, self.k)
+        if self.normalize:
+            edge_index, edge_weight = self._normalized(features, edge_index, edge_weight)
+        by_pyg = pyg_reasons(self, features, edge_index)  # in PyG's order, as hooks expect
+        if by_pyg or multiplies_first(self, features, edge_index, self.out_channels):
+            product = self.lin(written_out(features))
+            out = aggregate(self, product, edge_index, edge_weight=edge_weight)
+        else:
+            out = aggregate(self, features, edge_index, edge_weight=edge_weight)
+            out = self.lin(out)
+        return out if self.bias is None else out + self.bias
+
+    def _normalized(
+        self, features: Features, edge_index: Any, edge_weight: Tensor | None
+    ) -> tuple[Any, Tensor | None]:
+        """As in GCNConv; what is not cached is remembered while the edge_index lives."""
+        known: Any = self._cached_edge_index
+        if is_sparse_tensor(edge_index):
+            known = None if self._cached_adj_t is None else (self._cached_adj_t, None)
+        if known is not None:
+            edge_index, edge_weight = known
+            return edge_index, edge_weight
+        dtype = (features.values if isinstance(features, CBSR) else features).dtype
+        args = (edge_index, edge_weight, num_nodes(features), self.improved, self.add_self_loops,
+                self.flow, dtype)  # fmt: skip
+        found = gcn_norm(*args) if torch.compiler.is_compiling() else MEMO(gcn_norm, *args)
+        if is_sparse_tensor(edge_index):
+            self._cached_adj_t = found if self.cached else None
+            return found, None
+        self._cached_edge_index = found if self.cached else None
+        edge_index, edge_weight = found
+        return edge_index, edge_weight
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + f", k={self.k})"

@@ -1,0 +1,66 @@
+"""The graph isomorphism layer with MaxK."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import GINConv
+
+from pyg_accel.layers.activation import check_k
+from pyg_accel.layers.aggregation import aggregate, compress_both, written_out
+
+__all__ = ["MaxKGINConv"]
+
+
+class MaxKGINConv(GINConv):
+    """:class:`~torch_geometric.nn.conv.GINConv` on the k largest features of every node.
+
+    ``MaxKGINConv(nn, k=k)(x, edge_index)`` is ``GINConv(nn)(MaxK(k)(x), edge_index)``: MaxK stands
+    where the ReLU in front of the layer would, for neighbours and root alike.
+
+    Args:
+        nn: the network that transforms the sums, [N, F] to [N, H].
+        eps: how much more than 1 the root counts, at first.
+        train_eps: learn eps.
+        k: how many features of each node to keep.
+        **kwargs: further arguments of MessagePassing; MaxK's kernels compute ``aggr="sum"`` and
+            ``"mean"``, others are PyG's on features with their zeros.
+
+    Raises:
+        ValueError: unless k is a whole number of at least 1.
+    """
+
+    def __init__(
+        self,
+        nn: Callable[..., Any],
+        eps: float = 0.0,
+        train_eps: bool = False,
+        *,
+        k: int,
+        **kwargs: Any,
+    ) -> None:
+        check_k(k)
+        super().__init__(nn, eps, train_eps, **kwargs)
+        self.k = k
+
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        """Run the layer.
+
+        Args:
+            x: [N, F], that as a CBSR, or a pair of them for source and target nodes, the second of
+                which may be None.
+            edge_index: whatever GINConv takes.
+            size: numbers of source and target nodes.
+
+        Returns:
+            [N, H].
+        """
+        x = compress_both(x, self.k)
+        out = aggregate(self, x, edge_index, size)
+        if x[1] is not None:
+            out = out + (1 + self.eps) * written_out(x[1])
+        result: Tensor = self.nn(out)
+        return result
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + f", k={self.k})"

@@ -1,0 +1,106 @@
+"""GraphSAGE with MaxK."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import linear, normalize
+from torch_geometric.nn import Linear, SAGEConv
+
+from pyg_accel.cbsr import CBSR
+from pyg_accel.layers.activation import check_k
+from pyg_accel.layers.aggregation import (
+    aggregate,
+    compress,
+    compress_both,
+    multiplies_first,
+    written_out,
+)
+
+__all__ = ["MaxKSAGEConv"]
+
+
+class MaxKSAGEConv(SAGEConv):
+    """:class:`~torch_geometric.nn.conv.SAGEConv` on the k largest features of every node.
+
+    ``MaxKSAGEConv(..., k=k)(x, edge_index)`` is ``SAGEConv(...)(MaxK(k)(x), edge_index)``: MaxK
+    stands where the ReLU in front of the layer would, for neighbours and root alike. With
+    ``project=True`` it takes the place of the layer's own ReLU instead, between projection and
+    aggregation, and the root's features stay as they are.
+
+    Where the outputs are few, the neighbours' features are multiplied before they are aggregated:
+    ``A (h W)`` for ``(A h) W``.
+
+    Other aggregations than sum and mean are right too, but PyG's, on features with their zeros;
+    ``pyg_accel.report()`` says so.
+
+    Args:
+        in_channels: size of each input sample, or -1; a tuple for source and target features.
+        out_channels: size of each output sample.
+        aggr: as for SAGEConv; MaxK's kernels compute ``"mean"`` and ``"sum"``.
+        normalize: scale every output to length 1.
+        root_weight: add transformed features of the root node.
+        project: transform the features of neighbours before they are aggregated.
+        bias: learn an additive bias.
+        k: how many features of each node to keep.
+        **kwargs: further arguments of MessagePassing.
+
+    Raises:
+        ValueError: unless k is a whole number of at least 1.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        aggr: Any = "mean",
+        normalize: bool = False,
+        root_weight: bool = True,
+        project: bool = False,
+        bias: bool = True,
+        *,
+        k: int,
+        **kwargs: Any,
+    ) -> None:
+        check_k(k)
+        super().__init__(
+            in_channels, out_channels, aggr, normalize, root_weight, project, bias, **kwargs
+        )
+        self.k = k
+
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        """Run the layer.
+
+        Args:
+            x: [N, F], that as a CBSR, or a pair of them for source and target nodes, the second of
+                which may be None.
+            edge_index: whatever SAGEConv takes.
+            size: numbers of source and target nodes.
+
+        Returns:
+            [N, H].
+        """
+        if self.project:
+            x = (x, x) if isinstance(x, (Tensor, CBSR)) else x
+            x = (compress(self.lin(written_out(x[0])), self.k), x[1])
+        else:
+            x = compress_both(x, self.k)
+        side = 0 if self.flow == "source_to_target" else 1
+        if self._is_plain() and multiplies_first(self, x[side], edge_index, self.out_channels):
+            product = linear(written_out(x[side]), self.lin_l.weight)
+            out = aggregate(self, (product, x[1]) if side == 0 else (x[0], product),
+                            edge_index, size)  # fmt: skip
+            out = out if self.lin_l.bias is None else out + self.lin_l.bias
+        else:
+            out = self.lin_l(aggregate(self, x, edge_index, size))
+        if self.root_weight and x[1] is not None:
+            out = out + self.lin_r(written_out(x[1]))
+        return normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def _is_plain(self) -> bool:
+        """Whether the map behind the aggregation is its weight and bias, and nothing else."""
+        lin = self.lin_l
+        hooked = lin._forward_hooks or lin._forward_pre_hooks
+        return type(lin) is Linear and lin.in_channels > 0 and not hooked
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + f", k={self.k})"

@@ -1,0 +1,67 @@
+"""The MaxK nonlinearity: the k largest features of every node, as CBSR."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends import OpSpec, choose
+from pyg_accel.cbsr import CBSR, index_dtype
+from pyg_accel.ops.operator import call, define
+
+__all__ = ["maxk"]
+
+
+def maxk(x: Tensor, k: int) -> CBSR:
+    """Keep the k largest features of each row (MaxK-GNN paper, section 3.1).
+
+    Exact, in the order of ``torch.topk``: NaN counts as larger than everything, infinities as what
+    they are, -0.0 as 0.0. Among equal features those of the lowest columns are kept. The gradient
+    goes to the features that were kept.
+
+    Args:
+        x: [N, F] with F up to 65,536.
+        k: at least 1; where ``k >= F`` everything is kept.
+
+    Returns:
+        min(k, F) features of each row and their columns, ascending.
+
+    Raises:
+        ValueError: for arguments that do not fit.
+    """
+    if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+        raise ValueError("expected 'x' to be a floating-point tensor [N, F]")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"expected 'k' to be a whole number of at least 1 (got {k!r})")
+    width = x.size(1)
+    dtype = index_dtype(width)
+    if k >= width:
+        columns = torch.arange(width, device=x.device).to(dtype)
+        return CBSR(x.contiguous(), columns.expand(x.size(0), -1).contiguous(), width)
+    values, indices = call("maxk", x.contiguous(), k)
+    return CBSR(values, indices, width)
+
+
+def _maxk(x: Tensor, k: int) -> list[Tensor]:
+    spec = OpSpec("maxk", x.device.type, x.dtype, torch.int32, x.size(0), 0, 0, 1, x.size(1), k=k)
+    return list(choose(spec).backend.maxk(x, k))
+
+
+def _fake(x: Tensor, k: int) -> list[Tensor]:
+    dtype = index_dtype(int(x.size(1)))
+    return [x.new_empty(x.size(0), k), x.new_empty(x.size(0), k, dtype=dtype)]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.width = inputs[0].size(1)
+
+
+def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    """The paper's gradient: the pattern of the forward pass."""
+    if grads[0] is None:
+        return None, None
+    return CBSR(grads[0], ctx.saved_tensors[0], ctx.width).dense(), None
+
+
+define("maxk(Tensor x, int k) -> Tensor[]", _maxk, _fake, _differentiate, _setup_context)

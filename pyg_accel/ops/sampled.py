@@ -1,0 +1,205 @@
+"""Aggregation over a sample of each target's edges, chosen inside the kernel.
+
+Which edges those are is defined in :mod:`pyg_accel.backends.sampling`; the gradients are in
+:mod:`.sampled_backward`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends.sampling import Sampling
+from pyg_accel.graph import CSR, Graph
+from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.quantized import Quantized
+from pyg_accel.ops.sampled_backward import ARGS, HOW, fit, keep, kept
+
+__all__ = ["sampled_spmm", "sampling_rates"]
+
+
+def sampled_spmm(
+    graph: Graph,
+    x: Tensor | Quantized,
+    weight: Tensor | None = None,
+    *,
+    width: int,
+    strategy: str = "fastrand",
+    reduce: str = "sum",
+    rescale: str = "none",
+    seed: int | Tensor | None = None,
+    edge_order: bool = False,
+) -> Tensor:
+    """Aggregate at most ``width`` source nodes of every target: ES-SpMM.
+
+    Cache-first edge sampling (ES-SpMM paper, sections IV and VI-A). Rows not longer than ``width``
+    are taken whole; so with ``width`` at or above the largest degree this is :func:`spmm`.
+
+    Args:
+        graph: the graph.
+        x: [num_cols, F] or [num_cols, H, F], or features from :func:`quantize`, which the kernel
+            takes back to floating point as it reads them.
+        weight: [E], one an edge, or [E, H] with x [num_cols, H, F].
+        width: most edges of a target; the shared memory width S of the paper.
+        strategy: ``"bucket"``, the first edges as stored (ascending source ids); ``"fastrand"``,
+            edge ``i * 577 mod degree`` for each i below ``width`` (587, then 593, where the prime
+            divides the degree); ``"random"``, another subset in each call, without replacement,
+            every edge of a row with the same chance. See :mod:`pyg_accel.backends.sampling`.
+        reduce: ``"sum"``, or ``"mean"``: over the sampled edges.
+        rescale: what a sum is multiplied by. ``"none"``: nothing, as in the paper's algorithm 1.
+            ``"row"``: degree / sampled degree of the target, so that sums keep their size; with
+            ``"random"`` it estimates the full sum without bias. ``"gcn"``: additionally root over
+            root, sqrt(degree / sampled degree) of target and source each, which turns weights
+            1 / sqrt(degree_i degree_j) into those of the sampled degrees (paper, section VI-A);
+            for graphs with as many targets as sources.
+        seed: for ``"random"``: a number, or a tensor of one int64 on the graph's device; by default
+            it is drawn from torch's generator of that device, without waiting for the device.
+        edge_order: weights are in the order of the edge list; by default in that of the CSR.
+
+    Returns:
+        [num_rows, F] or [num_rows, H, F]; targets without edges get 0. Features from
+        :func:`quantize` give float32. Gradients are those of the sample that was drawn.
+
+    Raises:
+        ValueError: for arguments that do not fit.
+        BackendNotSupported: if no backend can run it.
+    """
+    values, scale = (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
+    if scale is None and isinstance(values, Tensor) and not values.is_floating_point():
+        raise ValueError(f"expected 'x' to be floating-point, or quantized (got {values.dtype})")
+    if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
+        raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
+    rescale = _check(graph, values, weight, reduce, rescale)
+    Sampling(int(width), strategy, rescale)  # raises for what it cannot be
+    if weight is not None and scale is not None:
+        weight = weight.to(scale.dtype)
+    elif weight is not None:
+        dtype = torch.promote_types(values.dtype, weight.dtype)
+        values, weight = values.to(dtype), weight.to(dtype)
+    heads = values.size(1) if values.dim() == 3 else 1
+    if weight is None or weight.shape[1:].numel() == 1:
+        heads = 1  # nothing tells heads apart
+    features = values.shape[1:].numel()
+    folded = contiguous_rows(values.reshape(values.size(0), heads, features // max(heads, 1)))
+    if scale is not None:
+        scale = scale.reshape(scale.size(0), scale.shape[1:].numel())
+    if weight is not None:
+        weight = weight.reshape(weight.size(0), heads)
+    csr = graph.csr(edge_order=edge_order)
+    key = _seed(seed, graph.device) if strategy == "random" else None
+    out: Tensor = call("sampled_spmm", *csr[:3], csr.num_cols, folded, scale, weight, int(width),
+                       strategy, rescale, key)  # fmt: skip
+    return out.reshape(graph.num_rows, *values.shape[1:])
+
+
+def sampling_rates(
+    graph: Graph | Tensor, widths: Sequence[int] = (16, 32, 64, 128, 256, 512)
+) -> dict[int, float]:
+    """Return the share of all edges that each width keeps (ES-SpMM paper, table IV).
+
+    Args:
+        graph: a graph, or the degrees [N] of its targets.
+        widths: most edges of a target.
+
+    Returns:
+        A share in [0, 1] by width; 1 for a graph without edges.
+    """
+    degree = graph.degree if isinstance(graph, Graph) else graph
+    kept = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
+    return {w: n / kept[-1] if kept[-1] else 1.0 for w, n in zip(widths, kept, strict=False)}
+
+
+_EVERYTHING = 2**31 - 1
+
+
+def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != device:
+            raise ValueError(f"expected 'seed' to be one int64 on {device}")
+        return seed.reshape(1)
+    if seed is None:
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+    return torch.tensor([seed], dtype=torch.int64, device=device)
+
+
+def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, rescale: str) -> str:
+    """Raise for arguments that do not fit; return the factor of reduction and rescaling."""
+    if not isinstance(values, Tensor) or values.dim() not in (2, 3):
+        raise ValueError("expected 'x' to be a tensor [N, F] or [N, H, F]")
+    if values.size(0) != graph.num_cols or values.device != graph.device:
+        raise ValueError(
+            f"expected 'x' to have {graph.num_cols} rows on {graph.device} "
+            f"(got {list(values.shape)} on {values.device})"
+        )
+    if reduce not in ("sum", "mean"):
+        raise ValueError(f"expected 'reduce' to be 'sum' or 'mean' (got '{reduce}')")
+    if rescale not in ("none", "row", "gcn"):
+        raise ValueError(f"expected 'rescale' to be none, row or gcn (got '{rescale}')")
+    if reduce == "mean" and rescale != "none":
+        raise ValueError("a mean is over the sampled edges already: it takes no 'rescale'")
+    if rescale == "gcn" and graph.num_rows != graph.num_cols:
+        raise ValueError("expected as many targets as sources for rescale='gcn'")
+    if weight is not None:
+        shapes = [(graph.num_edges,), (graph.num_edges, 1)]
+        shapes += [(graph.num_edges, values.size(1)), (graph.num_edges, values.size(1), 1)] * (
+            values.dim() == 3
+        )
+        if not isinstance(weight, Tensor) or tuple(weight.shape) not in shapes:
+            raise ValueError(f"expected 'weight' to be [{graph.num_edges}], or [E, H] with x "
+                             "[N, H, F]")  # fmt: skip
+        if weight.device != graph.device or not weight.is_floating_point():
+            raise ValueError(f"expected 'weight' to be floating-point on {graph.device}")
+    return "mean" if reduce == "mean" else rescale
+
+
+def _forward(
+    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, x: Tensor,
+    scale: Tensor | None, weight: Tensor | None, width: int, strategy: str, rescale: str,
+    seed: Tensor | None,
+) -> Tensor:  # fmt: skip
+    csr = CSR(rowptr, col, eid, num_cols, False)
+    spec = OpSpec("sampled_spmm", x.device.type, x.dtype, rowptr.dtype, csr.num_rows, num_cols,
+                  col.numel(), x.size(1), x.size(2), k=width)  # fmt: skip
+    sampling = Sampling(width, strategy, rescale)
+    weight = None if weight is None else weight.contiguous()
+    return choose(spec).backend.sampled_spmm(csr, x, scale, weight, sampling, seed)
+
+
+def _forward_fake(
+    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, x: Tensor,
+    scale: Tensor | None, weight: Tensor | None, width: int, strategy: str, rescale: str,
+    seed: Tensor | None,
+) -> Tensor:  # fmt: skip
+    dtype = x.dtype if scale is None else scale.dtype
+    return x.new_empty(rowptr.size(0) - 1, x.size(1), x.size(2), dtype=dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *arrays, x, scale, weight = inputs[:7]
+    needs_x = weight is not None and weight.requires_grad
+    ctx.needs = x.requires_grad, needs_x
+    keep(ctx, arrays, (x if needs_x else None, scale, weight), inputs[7:])
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    arrays, (x, scale, weight), how = kept(ctx)
+    grad = contiguous_rows(grad)
+    grad_x = call("sampled_spmm_t", *arrays, grad, weight, *how) if ctx.needs[0] else None
+    grad_weight = None
+    if ctx.needs[1]:
+        if scale is not None:
+            x = (x.to(scale.dtype).flatten(1) * scale).view(x.shape)
+        grad_weight = fit(call("sampled_sddmm", *arrays, grad, x, *how), weight)
+    return (*(None,) * 4, grad_x, None, grad_weight, *(None,) * 4)
+
+
+define(
+    f"sampled_spmm({ARGS}, Tensor x, Tensor? scale, Tensor? weight, {HOW}) -> Tensor",
+    _forward,
+    _forward_fake,
+    _differentiate,
+    _setup_context,
+)

@@ -1,0 +1,164 @@
+"""The gradients of sampled aggregation, by the sample written out.
+
+Three operators that are linear in each tensor and one another's gradients, so that they can be
+differentiated any number of times; A is the matrix of the sampled edges, weights and factors in it:
+
+* ``sampled_spmm``: A x, by kernels that choose the edges as they go;
+* ``sampled_spmm_t``: A^T g, the gradient of the features;
+* ``sampled_sddmm``: the dot of g and x at the sampled edges, 0 at others, the gradient of weights.
+
+The last two write the sample out (:func:`pyg_accel.backends.sampling.take`), the same one for the
+same seed, and run :func:`pyg_accel.ops.gspmm` on it: no float is added atomically.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.sampling import Sampling, edge_factors, take
+from pyg_accel.graph import CSR, Graph
+from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.ops.operator import call, define
+
+__all__ = ["ARGS", "HOW", "fit", "keep", "kept"]
+
+ARGS = "Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols"
+HOW = "SymInt width, str strategy, str rescale, Tensor? seed"
+
+
+def keep(ctx: Any, arrays: Sequence[Any], tensors: Sequence[Any], how: Sequence[Any]) -> None:
+    """Keep arrays of the graph, tensors, and how to sample: everything behind the tensors."""
+    rowptr, col, eid, ctx.num_cols = arrays
+    *ctx.how, seed = how
+    ctx.save_for_backward(rowptr, col, eid, seed, *tensors)
+
+
+def kept(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """Return what :func:`keep` was given."""
+    rowptr, col, eid, seed, *tensors = ctx.saved_tensors
+    return (rowptr, col, eid, ctx.num_cols), tuple(tensors), (*ctx.how, seed)
+
+
+def fit(grad: Tensor, weight: Tensor) -> Tensor:
+    """Gradients [E, H] in the shape of the weights [E, 1 | H]."""
+    return grad.sum(1, keepdim=True) if weight.size(1) == 1 and grad.size(1) != 1 else grad
+
+
+def _transposed(
+    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, grad: Tensor,
+    weight: Tensor | None, width: int, strategy: str, rescale: str, seed: Tensor | None,
+) -> Tensor:  # fmt: skip
+    csr, sampling = CSR(rowptr, col, eid, num_cols, False), Sampling(width, strategy, rescale)
+    sample = take(csr, sampling, seed)
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    values = _values(csr, sample.entry, weight, edge_factors(csr, sample, sampling), wide)
+    graph = Graph(sample.rowptr, sample.col, None, num_cols, sorted=False)
+    back = graph.transposed()
+    if values is None:
+        operands, text, order = [grad.to(wide)], "u0", None
+    else:
+        operands, text, order = [grad.to(wide), values.unsqueeze(-1)], "mul(u0,e1)", back.eid
+    operands = [contiguous_rows(t) for t in operands]
+    arrays = (back.rowptr, back.col, order, None, None, None, back.num_cols, back.sorted)
+    (out,) = call("gspmm", *arrays, operands, text, ["sum"], False)
+    result: Tensor = out.to(grad.dtype)
+    return result
+
+
+def _transposed_fake(
+    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, grad: Tensor,
+    weight: Tensor | None, width: int, strategy: str, rescale: str, seed: Tensor | None,
+) -> Tensor:  # fmt: skip
+    return grad.new_empty(num_cols, grad.size(1), grad.size(2))
+
+
+def _dots(
+    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, grad: Tensor, x: Tensor,
+    width: int, strategy: str, rescale: str, seed: Tensor | None,
+) -> Tensor:  # fmt: skip
+    csr, sampling = CSR(rowptr, col, eid, num_cols, False), Sampling(width, strategy, rescale)
+    sample = take(csr, sampling, seed)
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    operands = [contiguous_rows(t.to(wide)) for t in (x, grad)]
+    arrays = (sample.rowptr, sample.col, None, None, None, None, num_cols, False)
+    (dots,) = call("gspmm", *arrays, operands, "sum(mul(u0,v1))", ["none"], False)
+    dots = dots.squeeze(-1)
+    factors = edge_factors(csr, sample, sampling)
+    if factors is not None:
+        dots = dots * factors.to(wide).unsqueeze(-1)
+    place = sample.entry if eid is None else eid[sample.entry].long()
+    out = grad.new_zeros(col.numel(), grad.size(1))
+    return out.index_copy_(0, place, dots.to(grad.dtype))
+
+
+def _dots_fake(
+    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, grad: Tensor, x: Tensor,
+    width: int, strategy: str, rescale: str, seed: Tensor | None,
+) -> Tensor:  # fmt: skip
+    return grad.new_empty(col.size(0), grad.size(1))
+
+
+def _values(
+    csr: CSR, entry: Tensor, weight: Tensor | None, factors: Tensor | None, dtype: torch.dtype
+) -> Tensor | None:
+    """[S, 1 | H], what every edge of a sample is multiplied by; None for 1."""
+    values = None
+    if weight is not None:
+        values = weight[entry if csr.eid is None else csr.eid[entry].long()].to(dtype)
+    if factors is not None:
+        own = factors.to(dtype).unsqueeze(-1)
+        values = own if values is None else values * own
+    return values
+
+
+def _setup_transposed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *arrays, grad, weight = inputs[:6]
+    needs_grad = weight is not None and weight.requires_grad
+    ctx.needs = grad.requires_grad, needs_grad
+    keep(ctx, arrays, (grad if needs_grad else None, weight), inputs[6:])
+
+
+def _differentiate_transposed(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
+    arrays, (grad, weight), how = kept(ctx)
+    seed = contiguous_rows(seed)
+    found: list[Tensor | None] = [None, None]
+    if ctx.needs[0]:
+        found[0] = call("sampled_spmm", *arrays, seed, None, weight, *how)
+    if ctx.needs[1]:
+        found[1] = fit(call("sampled_sddmm", *arrays, grad, seed, *how), weight)
+    return (*(None,) * 4, *found, *(None,) * 4)
+
+
+def _setup_dots(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *arrays, grad, x = inputs[:6]
+    ctx.needs = grad.requires_grad, x.requires_grad
+    kept = (grad if x.requires_grad else None, x if grad.requires_grad else None)
+    keep(ctx, arrays, kept, inputs[6:])
+
+
+def _differentiate_dots(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
+    arrays, (grad, x), how = kept(ctx)
+    found: list[Tensor | None] = [None, None]
+    if ctx.needs[0]:
+        found[0] = call("sampled_spmm", *arrays, x, None, seed, *how)
+    if ctx.needs[1]:
+        found[1] = call("sampled_spmm_t", *arrays, grad, seed, *how)
+    return (*(None,) * 4, *found, *(None,) * 4)
+
+
+define(
+    f"sampled_spmm_t({ARGS}, Tensor grad, Tensor? weight, {HOW}) -> Tensor",
+    _transposed,
+    _transposed_fake,
+    _differentiate_transposed,
+    _setup_transposed,
+)
+define(
+    f"sampled_sddmm({ARGS}, Tensor grad, Tensor x, {HOW}) -> Tensor",
+    _dots,
+    _dots_fake,
+    _differentiate_dots,
+    _setup_dots,
+)

@@ -1,0 +1,100 @@
+"""RGCNConv: all relations in one set of kernels.
+
+Its ``forward`` loops over relations and multiplies a matrix of all nodes for each: a hundred
+relations are a hundred calls of ``propagate``, each too small to be worth a kernel. It is the one
+layer whose loop lies outside of ``propagate``, and so the one whose ``forward`` is replaced.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import RGCNConv
+
+from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.calls import record
+from pyg_accel.memo import MEMO
+from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
+from pyg_accel.patching import accelerate
+from pyg_accel.patching.randomness import random_state
+from pyg_accel.patching.sampling import in_force
+from pyg_accel.patching.verification import verify
+from pyg_accel.settings import settings
+
+__all__ = ["forward"]
+
+MANY = 8  # relations from which on the loop costs more than stacking a small graph
+_REDUCES = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
+_OWN = ("message", "aggregate", "update", "message_and_aggregate")
+
+
+def forward(
+    original: Callable[..., Any],
+    self: RGCNConv,
+    x: Any,
+    edge_index: Any,
+    edge_type: Any = None,
+) -> Any:
+    """Stand in for ``RGCNConv.forward``; where this cannot, each relation is a call of its own."""
+    if not accelerate.takes_part(self) or _reasons(self, x, edge_index, edge_type):
+        return original(self, x, edge_index, edge_type)
+    start, state = time.perf_counter(), random_state(edge_index.device)
+    source, target = x if isinstance(x, tuple) else (x, x)
+    sizes = (source.size(0), target.size(0), self.num_relations)
+    relations: Relations = MEMO(_stack, edge_index, edge_type, sizes, self.flow)
+    with record_choices() as names:
+        out = relational_spmm(relations, source, _weight(self), reduce=_REDUCES[str(self.aggr)])
+    if self.root is not None:
+        out = out + target @ self.root
+    if self.bias is not None:
+        out = out + self.bias
+    if settings.verify:
+        verify(original, self, x, (edge_index, edge_type), {}, out, state)
+    formula = f"{_REDUCES[str(self.aggr)]}_j u0, {self.num_relations} relations"
+    seconds = time.perf_counter() - start
+    record(type(self).__name__, formula, "+".join(names), "", seconds)
+    return out
+
+
+def _stack(
+    edge_index: Tensor, edge_type: Tensor, sizes: tuple[int, int, int], flow: str
+) -> Relations:
+    first, second = edge_index
+    source, target = (first, second) if flow == "source_to_target" else (second, first)
+    return stack_relations(source, target, edge_type, sizes)
+
+
+def _weight(self: RGCNConv) -> Tensor:
+    weight: Tensor = self.weight
+    if self.num_bases is None:
+        return weight
+    flat = self.comp @ weight.view(self.num_bases, -1)
+    return flat.view(self.num_relations, self.in_channels_l, self.out_channels)
+
+
+def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[str]:
+    """Why a call is left to the loop."""
+    reasons = []
+    sides = x if isinstance(x, tuple) and len(x) == 2 else (x, x)
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+        return ["not a plain edge_index"]
+    if type(edge_type) is not Tensor or edge_type.shape != edge_index.shape[1:]:
+        reasons.append("no relation for every edge")
+    elif edge_type.is_floating_point() or edge_type.device != edge_index.device:
+        reasons.append("relations that are no ids")
+    for side in sides:
+        if not isinstance(side, Tensor) or not side.is_floating_point() or side.dim() != 2:
+            reasons.append("not features of nodes")
+        elif side.dtype != self.weight.dtype or side.device != edge_index.device:
+            reasons.append("features of another type or device")
+    if not isinstance(self.aggr, str) or self.aggr not in _REDUCES:
+        reasons.append(f"aggr={self.aggr!r}")
+    own = [name for name in _OWN if getattr(type(self), name) is not getattr(RGCNConv, name)]
+    reasons += [f"a {name} of its own" for name in own]
+    if in_force() is not None:
+        reasons.append("edges are sampled")
+    if torch.is_autocast_enabled(edge_index.device.type):
+        reasons.append("autocast")
+    return reasons or accelerate.call_reasons(self, edge_index, any_size=self.num_relations >= MANY)

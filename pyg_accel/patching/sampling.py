@@ -1,0 +1,168 @@
+"""``sampled()``: sums and means of patched layers over a sample of each node's edges (ES-SpMM)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel import ops
+from pyg_accel.backends.sampling import Sampling
+from pyg_accel.formula import Binary, Formula, Operand
+from pyg_accel.graph import Graph
+from pyg_accel.patching import seam
+
+__all__ = ["aggregate", "in_force", "refuse_training", "sampled", "state"]
+
+_in_force: ContextVar[Sampling | None] = ContextVar("pyg_accel_sampled", default=None)
+
+
+class _State:
+    """What a compiled model depends on: Dynamo guards attributes, and cannot read a ContextVar."""
+
+    key = ""
+
+
+state = _State()
+
+
+@contextmanager
+def sampled(width: int = 64, strategy: str = "fastrand", *, rescale: str = "row") -> Iterator[None]:
+    """Let patched layers sum over at most ``width`` edges of every node inside a ``with`` block.
+
+    Sums and means, with or without one weight an edge (and head), go over a sample of the edges
+    that is chosen inside the kernel; other aggregations stay exact, and :func:`report` tells which
+    were what. Graphs are sampled whatever their size. Meant for inference: use
+    :func:`calibrate_sampling` to find the width that a model can bear.
+
+    Args:
+        width: most edges of a node.
+        strategy: ``"bucket"`` or ``"fastrand"``, always the same edges; ``"random"``, others in
+            each call, the only one that may train. See :func:`pyg_accel.ops.sampled_spmm`.
+        rescale: what sums are multiplied by, for they lack terms; means need nothing. ``"row"``:
+            all edges / sampled edges of the node. ``"gcn"``: what makes the weights of a GCN those
+            of the sampled degrees. ``"none"``.
+
+    Raises:
+        ValueError: for arguments that do not fit.
+        RuntimeError: if nothing is patched; inside, where a layer is called in training mode and
+            the strategy is not ``"random"``.
+    """
+    if rescale not in ("none", "row", "gcn"):
+        raise ValueError(f"expected 'rescale' to be none, row or gcn (got '{rescale}')")
+    sampling = Sampling(width, strategy, rescale)
+    if not seam.installed():
+        raise RuntimeError("sampled() acts on patched models: call pyg_accel.patch() first")
+    token, before = _in_force.set(sampling), state.key
+    state.key = f"{width} {strategy} {rescale}"
+    try:
+        yield
+    finally:
+        _in_force.reset(token)
+        state.key = before
+
+
+def in_force() -> Sampling | None:
+    """Return how aggregations are sampled at this point, if they are."""
+    return _in_force.get()
+
+
+def refuse_training(layer: torch.nn.Module) -> None:
+    """Raise where a layer would learn on a sample that is always the same.
+
+    Raises:
+        RuntimeError: with what to do instead.
+    """
+    sampling = in_force()
+    if sampling is not None and layer.training and sampling.strategy != "random":
+        raise RuntimeError(
+            f"{type(layer).__name__} is in training mode inside sampled(): '{sampling.strategy}' "
+            "takes the same edges in each step, and training on them costs accuracy (ES-SpMM "
+            "paper, section VI-B). Call model.eval(), or use strategy='random'"
+        )
+
+
+def aggregate(
+    graph: Graph, formula: Formula, operands: Sequence[Tensor], reduces: Sequence[str]
+) -> tuple[list[Tensor], str]:
+    """Reduce messages over their target nodes, over a sample if one is asked for and possible.
+
+    Args:
+        graph: the graph.
+        formula: the message.
+        operands: by operand index, edge data in the order of the edge list.
+        reduces: what to compute.
+
+    Returns:
+        One tensor a reduction, and what to say of the sampling in the report.
+    """
+    sampling = in_force()
+    exact = "" if sampling is None else _exact_reason(graph, formula, operands, reduces, sampling)
+    if sampling is None or exact:
+        outs: list[Tensor] = ops.gspmm(
+            graph, formula, operands, reduce=list(reduces), edge_order=True
+        )
+        return outs, f" (exact: {exact})" if exact else ""
+    (x, weight), shape = _meet(formula, operands)
+    how: dict[str, Any] = {"width": sampling.width, "strategy": sampling.strategy}
+    outs = []
+    for reduce in reduces:
+        rescale = sampling.rescale if reduce == "sum" else "none"
+        out = ops.sampled_spmm(
+            graph, x, weight, reduce=reduce, rescale=rescale, edge_order=True, **how
+        )
+        outs.append(out.reshape(graph.num_rows, *shape))
+    return outs, f" over {sampling.width} edges by {sampling.strategy}"
+
+
+def _exact_reason(
+    graph: Graph,
+    formula: Formula,
+    operands: Sequence[Tensor],
+    reduces: Sequence[str],
+    sampling: Sampling,
+) -> str:
+    """Why a reduction is not sampled; empty if it is."""
+    if not set(reduces) <= {"sum", "mean"}:
+        return "only sums and means are sampled"
+    sides = _sides(formula)
+    if sides is None:
+        return "only features, or features times a weight, are sampled"
+    x, weight = operands[sides[0]], None if sides[1] is None else operands[sides[1]]
+    one = weight is None or (weight.shape[1:].numel() == 1 and weight.dim() <= max(x.dim(), 2))
+    heads = weight is not None and x.dim() == 3 and weight.shape[1:] == (x.size(1), 1)
+    if not one and not heads:
+        return "weights of each feature are not sampled"
+    if sampling.rescale == "gcn" and "sum" in reduces and graph.num_rows != graph.num_cols:
+        return "rescale='gcn' is for graphs with as many targets as sources"
+    return ""
+
+
+def _sides(formula: Formula) -> tuple[int, int | None] | None:
+    """The operands of features and weights, if that is what a message is made of."""
+    match formula:
+        case Operand(side="u", index=index):
+            return index, None
+        case Binary(op="mul", left=Operand() as a, right=Operand() as b):
+            if {a.side, b.side} == {"u", "e"}:
+                u, e = (a, b) if a.side == "u" else (b, a)
+                return u.index, e.index
+    return None
+
+
+def _meet(
+    formula: Formula, operands: Sequence[Tensor]
+) -> tuple[tuple[Tensor, Tensor | None], tuple[int, ...]]:
+    """Features and weights as the operator wants them, and the shape of a result's row."""
+    sides = _sides(formula)
+    assert sides is not None
+    x, weight = operands[sides[0]], None if sides[1] is None else operands[sides[1]]
+    shape = tuple(x.shape[1:])
+    if weight is not None and weight.shape[1:].numel() != 1:
+        return (x, weight.squeeze(-1)), shape
+    if weight is not None:
+        shape = tuple(torch.broadcast_shapes(shape, weight.shape[1:]))
+        weight = weight.reshape(weight.size(0))
+    return (x.reshape(x.size(0), x.shape[1:].numel()), weight), shape

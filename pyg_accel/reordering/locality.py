@@ -1,0 +1,69 @@
+"""How well neighbouring rows share columns: what an order of the nodes changes for a kernel."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_accel.graph import Graph
+
+__all__ = ["Locality", "locality"]
+
+WINDOW = 16  # rows of a Tensor Core tile
+BLOCK = 1024  # rows whose columns should stay in a cache together
+SAMPLE = 1 << 22  # entries looked at for each of the two: windows at even distances
+
+
+@dataclass(frozen=True)
+class Locality:
+    """Measures of a graph in its present order.
+
+    Attributes:
+        reuse: edges per distinct column in windows of 16 rows: how often a row of X is used by a
+            kernel that fetches it once a window; 1 is worst.
+        gap: mean distance between the ids of neighbouring columns in a row.
+        working_set: mean number of distinct columns in 1024 consecutive rows; times the bytes of a
+            row of X, what a cache has to hold for them.
+    """
+
+    reuse: float
+    gap: float
+    working_set: float
+
+
+def locality(graph: Graph) -> Locality:
+    """Measure a graph; large ones by windows of rows at even distances, 2**22 entries' worth."""
+    entries, distinct, _ = _distinct(graph, WINDOW)
+    _, block_distinct, blocks = _distinct(graph, BLOCK)
+    return Locality(
+        reuse=entries / distinct if distinct else 1.0,
+        gap=_gap(graph),
+        working_set=block_distinct / blocks if blocks else 0.0,
+    )
+
+
+def _distinct(graph: Graph, height: int) -> tuple[int, int, int]:
+    """Return entries, distinct columns a window summed over windows, and the number of windows."""
+    windows = -(-graph.num_rows // height)
+    step = max(1, -(-graph.num_edges // SAMPLE))
+    first = torch.arange(step // 2 if windows > step // 2 else 0, windows, step) * height
+    rowptr = graph.rowptr.long()
+    first = first.to(graph.device)
+    begin, end = rowptr[first], rowptr[(first + height).clamp(max=graph.num_rows)]
+    counts = end - begin
+    window = torch.repeat_interleave(torch.arange(first.numel(), device=graph.device), counts)
+    shift = begin - (counts.cumsum(0) - counts)
+    entry = torch.arange(window.numel(), device=graph.device) + shift[window]
+    keys = window * max(graph.num_cols, 1) + graph.col[entry]
+    return keys.numel(), torch.unique(keys).numel(), first.numel()
+
+
+def _gap(graph: Graph) -> float:
+    if graph.num_edges < 2:
+        return 0.0
+    steps: Tensor = graph.col.diff().abs()
+    starts = graph.rowptr[1:-1].long()
+    starts = starts[(starts > 0) & (starts < graph.num_edges)].unique()  # of rows after others
+    within = steps.numel() - starts.numel()
+    total = steps.sum(dtype=torch.int64) - steps[starts - 1].sum(dtype=torch.int64)
+    return float(total) / within if within else 0.0

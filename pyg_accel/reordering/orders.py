@@ -1,0 +1,104 @@
+"""Orders of the nodes: from the structure of a graph to the node at every place."""
+
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pyg_accel.graph import Graph
+from pyg_accel.reordering.community import community_order
+
+__all__ = ["METHODS", "order_of"]
+
+Order = Callable[[Tensor, Tensor], Tensor]  # of rowptr and col of an undirected graph
+
+
+def degree_order(rowptr: Tensor, col: Tensor) -> Tensor:
+    """Return nodes by falling degree, as they come where equal."""
+    return torch.argsort(rowptr.diff(), descending=True, stable=True)
+
+
+def cuthill_mckee_order(rowptr: Tensor, col: Tensor) -> Tensor:
+    """Return nodes in reverse Cuthill-McKee order, which keeps neighbours at a small distance.
+
+    Raises:
+        ImportError: without scipy, whose implementation this is.
+        ValueError: for 2**31 edges and more, which scipy does not take.
+    """
+    if importlib.util.find_spec("scipy") is None:
+        raise ImportError("method 'rcm' needs scipy: pip install scipy")
+    if col.numel() >= 2**31:
+        raise ValueError("method 'rcm' takes fewer than 2**31 edges; 'community' takes any number")
+    import numpy as np
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    size = rowptr.numel() - 1
+    if size == 0:
+        return rowptr.new_empty(0, dtype=torch.int64)
+    entries = np.ones(col.numel(), dtype=np.int8)
+    arrays = (entries, col.int().cpu().numpy(), rowptr.int().cpu().numpy())
+    order = reverse_cuthill_mckee(csr_array(arrays, shape=(size, size)), symmetric_mode=True)
+    return torch.from_numpy(order.astype(np.int64)).to(col.device)
+
+
+METHODS: dict[str, Order] = {
+    "community": community_order,
+    "degree": degree_order,
+    "rcm": cuthill_mckee_order,
+}
+
+
+def order_of(graph: Graph, method: str | Tensor) -> Tensor:
+    """Return the node at every place, [N] int64.
+
+    Args:
+        graph: a graph of as many rows as columns; directions, duplicates and self-loops are allowed
+            and do not count: two nodes are neighbours if an edge joins them either way.
+        method: one of :data:`METHODS`, or an order that the caller made.
+
+    Raises:
+        ValueError: if there is no such method, or the tensor is no permutation.
+    """
+    if isinstance(method, Tensor):
+        return _checked(method, graph)
+    if method not in METHODS:
+        raise ValueError(f"no method '{method}'; there are {', '.join(METHODS)}, or pass an order")
+    return METHODS[method](*_undirected(graph))
+
+
+def _checked(order: Tensor, graph: Graph) -> Tensor:
+    places = torch.arange(graph.num_rows, device=graph.device)
+    whole = order.dtype in (torch.int32, torch.int64) and order.shape == places.shape
+    order = order.to(graph.device, torch.int64)
+    if not whole or not torch.equal(order.sort().values, places):
+        raise ValueError(f"expected an order to be a permutation of [0, {graph.num_rows})")
+    return order
+
+
+def _undirected(graph: Graph) -> tuple[Tensor, Tensor]:
+    """Return rowptr and col with every edge in both directions, and no self-loops."""
+    backward = graph.transposed()
+    rowptr, col = graph.rowptr, graph.col
+    symmetric = torch.equal(rowptr, backward.rowptr) and torch.equal(col, backward.col)
+    row = _rows(rowptr, col)
+    if not symmetric:
+        row = torch.cat([row, _rows(backward.rowptr, backward.col)])
+        col = torch.cat([col, backward.col])
+        merged = Graph.from_edge_index(torch.stack([col, row]), (graph.num_rows,) * 2)
+        rowptr, col = merged.rowptr, merged.col
+        row = _rows(rowptr, col)
+    loops = row == col
+    if bool(loops.any()):
+        per_row = torch.zeros_like(rowptr[1:]).index_add_(
+            0, row[loops], torch.ones_like(row[loops])
+        )
+        rowptr = torch.cat([rowptr[:1], rowptr[1:] - per_row.cumsum(0)]).to(rowptr.dtype)
+        col = col[~loops]
+    return rowptr, col
+
+
+def _rows(rowptr: Tensor, col: Tensor) -> Tensor:
+    ids = torch.arange(rowptr.numel() - 1, dtype=col.dtype, device=col.device)
+    return torch.repeat_interleave(ids, rowptr.diff(), output_size=col.numel())

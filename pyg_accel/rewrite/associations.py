@@ -1,0 +1,50 @@
+"""The association trees of one layer, without running it."""
+
+from typing import Any
+
+import torch
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.rewrite.enumerate import associations_of
+from pyg_accel.rewrite.layer import Options, given_of
+from pyg_accel.rewrite.lift import Call, bind, lift
+from pyg_accel.rewrite.prune import Associations
+
+__all__ = ["associations"]
+
+
+def associations(
+    conv: MessagePassing,
+    *example_inputs: Any,
+    train: bool = False,
+    static: bool = False,
+    upstream: bool = True,
+    **example_kwargs: Any,
+) -> Associations:
+    """Return every association of a layer's matrix products, and those that may be the fastest.
+
+    Args:
+        conv: the layer.
+        example_inputs: arguments that it is called with; by default features and an edge_index.
+        train: the backward pass counts too.
+        static: the features are the same in every call.
+        upstream: the features have gradients, as those of a hidden layer have.
+        example_kwargs: arguments by name.
+
+    Returns:
+        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each.
+
+    Raises:
+        NotLifted: with the reason, for a layer that no rule covers.
+    """
+    if not example_inputs and not example_kwargs:
+        channels = getattr(conv, "in_channels", 8)
+        width = max(channels if isinstance(channels, int) else 8, 1)
+        x = torch.empty(4, width, device="meta")
+        if not isinstance(channels, int):
+            x = tuple(torch.empty(4, max(c, 1), device="meta") for c in channels)  # type: ignore[assignment]
+        example_inputs = (x, torch.empty(2, 4, dtype=torch.long, device="meta"))
+    call = Call(conv, bind(conv, example_inputs, example_kwargs))
+    algebra = lift(conv, call)
+    given = given_of(algebra, call, Options(train, static, upstream))
+    return associations_of(algebra.expr, algebra.also, given)

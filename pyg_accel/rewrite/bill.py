@@ -1,0 +1,255 @@
+"""What a tree costs: its primitives, forward and backward, and the activations that it keeps.
+
+Symbols stand for sizes here, so that trees can be compared before any input is seen
+(:mod:`.prune`); :meth:`Work.primitive` puts numbers in for a cost model.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from pyg_accel.rewrite.cost.base import Primitive
+from pyg_accel.rewrite.cost.features import GraphFeatures
+from pyg_accel.rewrite.ir import Leaf
+from pyg_accel.rewrite.tree import Node, Tree, nodes_of
+
+__all__ = ["Bill", "Features", "Given", "Work", "bill_of"]
+
+Features = Callable[[str, bool], GraphFeatures]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is known of the leaves of a tree.
+
+    Attributes:
+        train: gradients are computed, and count.
+        learned: names of leaves that gradients flow into.
+        static: names of leaves that are the same in the next call; what is computed from them
+            alone is computed once.
+    """
+
+    train: bool = False
+    learned: frozenset[str] = frozenset()
+    static: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One primitive with symbolic sizes.
+
+    Attributes:
+        name: as in :class:`~pyg_accel.rewrite.cost.base.Primitive`.
+        rows: symbol of the rows of the result.
+        inner: symbol of the inner dimension of a product, or empty.
+        cols: symbol of its columns (a head).
+        heads: heads.
+        graph: name of the matrix of edges, or empty.
+        transposed: its transpose is walked: a gradient.
+        once: computed when a graph is first seen, and kept.
+    """
+
+    name: str
+    rows: str
+    inner: str
+    cols: str
+    heads: int = 1
+    graph: str = ""
+    transposed: bool = False
+    once: bool = False
+
+    def primitive(self, sizes: Mapping[str, int], graphs: Features) -> Primitive:
+        """Return it with numbers in place of symbols.
+
+        Args:
+            sizes: by symbol.
+            graphs: features of a matrix of edges by name, or of its transpose.
+        """
+        graph = graphs(self.graph, self.transposed) if self.graph else None
+        return Primitive(
+            self.name, sizes[self.rows], sizes[self.inner] if self.inner else 0,
+            sizes[self.cols] * self.heads, self.heads, graph,
+            permuted=self.transposed and self.name == "spmm_weighted",
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        inner = f"x{self.inner}" if self.inner and not self.graph else ""
+        heads = f"·{self.heads}" if self.heads > 1 else ""
+        graph = f" {self.graph}{'ᵀ' if self.transposed else ''}" if self.graph else ""
+        cols = "" if self.name in ("scale_edges", "edge_softmax") else f" {self.cols}{heads}"
+        rows = "" if self.graph else f" {self.rows}{inner}x{self.cols}{heads}"
+        return f"{self.name}{graph}{cols if self.graph else rows}"
+
+
+@dataclass(frozen=True)
+class Bill:
+    """The primitives of a tree.
+
+    Attributes:
+        forward: of the forward pass, in order.
+        backward: of the backward pass; empty for inference.
+        kept: (rows, cols, heads) of the activations that the backward pass needs.
+    """
+
+    forward: tuple[Work, ...]
+    backward: tuple[Work, ...]
+    kept: tuple[tuple[str, str, int], ...]
+
+    @property
+    def all(self) -> tuple[Work, ...]:
+        """Forward and backward."""
+        return self.forward + self.backward
+
+    def bytes_kept(self, sizes: Mapping[str, int], itemsize: int = 4) -> int:
+        """Return how much memory the activations take."""
+        return sum(sizes[rows] * sizes[cols] * heads * itemsize for rows, cols, heads in self.kept)
+
+
+def bill_of(tree: Tree, given: Given) -> Bill:
+    """Return what a tree costs; equal nodes are paid for once."""
+    forward: list[Work] = []
+    backward: list[Work] = []
+    kept: dict[object, tuple[str, str, int]] = {}
+    learned: dict[Tree, bool] = {}
+    static: dict[Tree, bool] = {}
+
+    def needs(tree: Tree | None) -> bool:
+        if tree is None or not given.train:
+            return False
+        return tree.name in given.learned if isinstance(tree, Leaf) else learned[tree]
+
+    def fixed(tree: Tree | None) -> bool:
+        if tree is None:
+            return True
+        return tree.name in given.static if isinstance(tree, Leaf) else static[tree]
+
+    nodes = list(nodes_of(tree))
+    fused = {arg for n in nodes if n.op == "add" for arg in _addends(n)}
+    projected = _projected(tree)
+    for node in nodes:
+        # Attention draws dropout; a map may be anything.
+        static[node] = node.op not in ("attend", "map", "gemm") and all(map(fixed, node.args))
+        learned[node] = any(map(needs, node.args))
+        if node in projected:
+            learned[node] = True
+            forward += [Work("gemm", node.rows, node.args[0].cols, "1", 2 * node.heads)]  # type: ignore[union-attr]
+            if given.train:
+                backward += _gemm_gradients(node, needs, scores=True)
+            continue
+        if node.op == "map" or node.op == "attend":
+            learned[node] = given.train
+        ahead = _forward(node)
+        forward += [replace(w, once=True) for w in ahead] if static[node] else ahead
+        if learned[node]:
+            backward += _backward(node, needs)
+            if node.op == "gemm" and needs(node.args[1]) and isinstance(node.args[0], Node):
+                data = node.args[0]
+                kept[data] = (data.rows, data.cols, data.heads)
+            if node.op == "spmm" and needs(node.args[0]) and node.args[1] not in fused:
+                data_ = node.args[1]
+                if isinstance(data_, Node):
+                    kept[data_] = (data_.rows, data_.cols, data_.heads)
+    return Bill(tuple(forward), tuple(backward), tuple(kept.values()))
+
+
+def _projected(tree: Tree) -> set[Tree]:
+    """Products ``X W`` that only attention reads, which folds its own weights into ``W``."""
+    readers: dict[Tree, list[Node]] = {}
+    for node in nodes_of(tree):
+        for arg in node.args:
+            if isinstance(arg, Node):
+                readers.setdefault(arg, []).append(node)
+    return {
+        arg
+        for arg, users in readers.items()
+        if isinstance(arg, Node)
+        and arg.op == "gemm"
+        and all(u.op == "attend" and u.folds for u in users)
+    }
+
+
+def _addends(node: Node) -> list[Tree]:
+    """The last products of a sum: they are accumulated, not added."""
+    return [a for a in node.args if isinstance(a, Node) and a.op == "gemm"]
+
+
+def _forward(node: Node) -> list[Work]:
+    a = node.args
+    rows, cols, heads = node.rows, node.cols, node.heads
+    match node.op:
+        case "gemm":
+            assert a[0] is not None
+            return [Work("gemm", rows, a[0].cols, cols, heads)]
+        case "spmm":
+            return [_spmm(a[0], rows, cols, heads)]
+        case "scale_rows":
+            return [Work("scale_rows", rows, "", cols, heads)]
+        case "scale_edges":
+            return [Work("scale_edges", rows, "", "1", heads, _graph(a[1]))]
+        case "add":
+            others = [x for x in a if x is not None and x.kind != "bias"]
+            additions = len(others) - max(len(_addends(node)), 1)
+            biases = len(a) - len(others) if not _addends(node) else 0
+            return [Work("elementwise", rows, "", cols, heads)] * (additions + biases)
+        case "map":
+            return [] if node.free else [Work("elementwise", rows, "", cols, heads)]
+    graph = _graph(a[0])
+    return [Work("sddmm", rows, "", "1" if node.folds else a[1].cols, heads, graph),  # type: ignore[union-attr]
+            Work("edge_softmax", rows, "", "1", heads, graph)]  # fmt: skip
+
+
+def _spmm(matrix: Tree | None, rows: str, cols: str, heads: int, *, turned: bool = False) -> Work:
+    assert matrix is not None
+    name = "spmm_weighted" if matrix.kind == "weighted" else "spmm"
+    inner = matrix.rows if turned else matrix.cols
+    return Work(name, rows, inner, cols, heads, _graph(matrix), turned)
+
+
+def _graph(tree: Tree | None) -> str:
+    """The matrix of edges in which a sparse tree has its entries."""
+    if isinstance(tree, Leaf):
+        return tree.name
+    assert tree is not None
+    return next(_graph(a) for a in tree.args if a is not None and a.kind in ("sparse", "weighted"))
+
+
+def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[Work]:
+    a = node.args
+    rows, cols, heads = node.rows, node.cols, node.heads
+    match node.op:
+        case "gemm":
+            return _gemm_gradients(node, needs)
+        case "spmm":
+            matrix, data = a
+            assert matrix is not None and data is not None
+            work = []
+            if needs(data):
+                work.append(_spmm(matrix, data.rows, cols, heads, turned=True))
+            if needs(matrix):
+                work.append(Work("sddmm", rows, "", cols, heads, _graph(matrix)))
+            return work
+        case "scale_rows":
+            return [Work("scale_rows", rows, "", cols, heads)] if needs(a[1]) else []
+        case "scale_edges":
+            return [Work("scale_edges", rows, "", "1", heads, _graph(a[1]))]
+        case "map":
+            return _forward(node)
+        case "attend":
+            graph = _graph(a[0])
+            features = "1" if node.folds else a[1].cols  # type: ignore[union-attr]
+            return [Work("edge_softmax", rows, "", "1", heads, graph),
+                    Work("sddmm", rows, "", features, heads, graph)]  # fmt: skip
+    return []
+
+
+def _gemm_gradients(
+    node: Node, needs: Callable[[Tree | None], bool], *, scores: bool = False
+) -> list[Work]:
+    data, weight = node.args
+    assert data is not None
+    cols, heads = ("1", 2 * node.heads) if scores else (node.cols, node.heads)
+    work = []
+    if needs(weight):
+        work.append(Work("gemm_tn", data.cols, data.rows, cols, heads))
+    if needs(data):
+        work.append(Work("gemm", data.rows, cols, data.cols, heads))
+    return work

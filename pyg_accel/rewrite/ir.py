@@ -1,0 +1,261 @@
+"""Matrix IR: what a layer computes, as products and sums of named matrices (paper, section 3.2).
+
+Data only. An expression is a value: two equal ones are the same matrix, and are computed once. Row
+broadcasts with vectors become diagonal factors (:mod:`.simplification`), so that nothing stands
+between the factors of a product but what really is a barrier: an elementwise map, or attention.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "SPARSE",
+    "Attend",
+    "Broadcast",
+    "Expr",
+    "Kind",
+    "Leaf",
+    "Map",
+    "Product",
+    "Sum",
+    "children",
+    "leaves_of",
+    "verify",
+]
+
+Kind = Literal["data", "weight", "bias", "sparse", "weighted", "diagonal"]
+KINDS = ("data", "weight", "bias", "sparse", "weighted", "diagonal")
+SPARSE = ("sparse", "weighted")
+
+
+class _Operators:
+    """``a @ b`` and ``a + b`` build expressions."""
+
+    __slots__ = ()
+
+    def __matmul__(self, other: "Expr") -> "Product":
+        return Product((self, other))  # type: ignore[arg-type]
+
+    def __add__(self, other: "Expr") -> "Sum":
+        return Sum((self, other))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf(_Operators):
+    """A matrix by name.
+
+    Attributes:
+        name: tells it apart.
+        rows: symbol of its number of rows: ``N`` targets, ``M`` sources, ``F`` input and ``H``
+            output features (a head).
+        cols: symbol of its number of columns.
+        kind: dense ``data`` or ``weight``, a ``bias`` row that is added to every row, a matrix of
+            edges without values (``sparse``) or with them (``weighted``), or a ``diagonal``.
+        heads: attention heads that its columns come in.
+        power: of a diagonal: how often it was multiplied with itself.
+        number: of a diagonal: it has one value.
+        mean_of: of a diagonal: it divides the rows of this matrix by their number of entries,
+            which the kernel for means does on the way.
+    """
+
+    name: str
+    rows: str
+    cols: str
+    kind: Kind
+    heads: int = 1
+    power: int = 1
+    number: bool = False
+    mean_of: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"expected a kind of {', '.join(KINDS)} (got '{self.kind}')")
+        if self.kind == "diagonal" and self.rows != self.cols:
+            raise ValueError(f"the diagonal {self.name} is {self.rows} x {self.cols}")
+
+    def __str__(self) -> str:
+        return self.name + ("" if self.power == 1 else "²³"[self.power - 2] if self.power < 4
+                            else f"^{self.power}")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Product(_Operators):
+    """Factors from left to right."""
+
+    factors: "tuple[Expr, ...]"
+
+    @property
+    def rows(self) -> str:
+        """Of the first factor."""
+        return self.factors[0].rows
+
+    @property
+    def cols(self) -> str:
+        """Of the last factor."""
+        return self.factors[-1].cols
+
+    def __str__(self) -> str:
+        return " ".join(f"({f})" if isinstance(f, Sum) else str(f) for f in self.factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(_Operators):
+    """Terms of one shape."""
+
+    terms: "tuple[Expr, ...]"
+
+    @property
+    def rows(self) -> str:
+        """Of every term."""
+        return self.terms[0].rows
+
+    @property
+    def cols(self) -> str:
+        """Of every term."""
+        return self.terms[0].cols
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.terms))
+
+
+@dataclass(frozen=True, slots=True)
+class Map(_Operators):
+    """A function of rows or elements: no product can move past it.
+
+    Attributes:
+        name: of the function.
+        arg: its argument.
+        cols_out: symbol of its columns, if they are not those of the argument.
+        free: it is a view, and costs nothing.
+    """
+
+    name: str
+    arg: "Expr"
+    cols_out: str = ""
+    free: bool = False
+
+    @property
+    def rows(self) -> str:
+        """Of the argument."""
+        return self.arg.rows
+
+    @property
+    def cols(self) -> str:
+        """Of the argument, unless the function changes them."""
+        return self.cols_out or self.arg.cols
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.arg})"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(_Operators):
+    """Every row of ``arg`` times an element of a vector: how layers write a normalisation."""
+
+    vector: Leaf
+    arg: "Expr"
+
+    @property
+    def rows(self) -> str:
+        """Of the argument."""
+        return self.arg.rows
+
+    @property
+    def cols(self) -> str:
+        """Of the argument."""
+        return self.arg.cols
+
+    def __str__(self) -> str:
+        return f"{self.vector} ⊗ ({self.arg})"
+
+
+@dataclass(frozen=True, slots=True)
+class Attend(_Operators):
+    """Scores of the edges of ``matrix`` from node features, softmax over every row.
+
+    Attributes:
+        name: of the function.
+        matrix: whose edges.
+        args: dense features that the scores are made of, e.g. ``(X W,)``.
+        heads: scores an edge.
+        folds: scores are linear in the args before anything else, so that ``X (W a)`` serves as
+            well as ``(X W) a`` where ``X W`` is of no other use.
+    """
+
+    name: str
+    matrix: Leaf
+    args: "tuple[Expr, ...]"
+    heads: int = 1
+    folds: bool = False
+
+    @property
+    def rows(self) -> str:
+        """Of the matrix."""
+        return self.matrix.rows
+
+    @property
+    def cols(self) -> str:
+        """Of the matrix."""
+        return self.matrix.cols
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, (self.matrix, *self.args)))})"
+
+
+Expr = Leaf | Product | Sum | Map | Broadcast | Attend
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """Return what an expression is made of, one level down."""
+    match expr:
+        case Product(factors=parts) | Sum(terms=parts):
+            return parts
+        case Map(arg=arg):
+            return (arg,)
+        case Broadcast(vector=vector, arg=arg):
+            return (vector, arg)
+        case Attend(matrix=matrix, args=args):
+            return (matrix, *args)
+    return ()
+
+
+def leaves_of(expr: Expr) -> Iterator[Leaf]:
+    """Yield every leaf, in the order of reading; one used twice comes twice."""
+    if isinstance(expr, Leaf):
+        yield expr
+    for child in children(expr):
+        yield from leaves_of(child)
+
+
+def verify(expr: Expr) -> None:
+    """Check that the sizes of an expression agree; run after every pass.
+
+    Raises:
+        ValueError: naming what does not fit.
+    """
+    for child in children(expr):
+        verify(child)
+    if isinstance(expr, Product):
+        for left, right in zip(expr.factors, expr.factors[1:], strict=False):
+            if left.cols != right.rows:
+                raise ValueError(
+                    f"{left} ({left.rows} x {left.cols}) and {right} ({right.rows} x {right.cols}) "
+                    f"do not multiply in {expr}"
+                )
+        if any(isinstance(f, Product) for f in expr.factors):
+            raise ValueError(f"a product within the product {expr}")
+    if isinstance(expr, Sum):
+        shapes = {(t.rows, t.cols) for t in expr.terms if not _is_bias(t)}
+        if len(shapes) > 1 or any(t.cols != expr.cols for t in expr.terms):
+            raise ValueError(f"terms of different sizes in {expr}")
+        if any(isinstance(t, Sum) for t in expr.terms):
+            raise ValueError(f"a sum within the sum {expr}")
+    if isinstance(expr, Attend) and expr.matrix.kind not in SPARSE:
+        raise ValueError(f"attention over {expr.matrix}, which is not sparse")
+    if isinstance(expr, Broadcast) and expr.vector.rows != expr.arg.rows:
+        raise ValueError(f"{expr.vector} has not as many elements as {expr.arg} has rows")
+
+
+def _is_bias(expr: Expr) -> bool:
+    return isinstance(expr, Leaf) and expr.kind == "bias"

@@ -1,0 +1,254 @@
+"""Runs association trees: every primitive becomes a call of :mod:`pyg_accel.ops` or of torch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel import ops
+from pyg_accel.graph import Graph
+from pyg_accel.rewrite.ir import Leaf
+from pyg_accel.rewrite.lift import Algebra, Call
+from pyg_accel.rewrite.matrices import Matrix, derived
+from pyg_accel.rewrite.tree import Node, Tree, is_sparse, nodes_of
+
+__all__ = ["Program"]
+
+
+class Program:
+    """A tree, ready to run.
+
+    Attributes:
+        tree: what it computes.
+    """
+
+    def __init__(self, tree: Tree, algebra: Algebra, static: frozenset[str] = frozenset()) -> None:
+        """Number the nodes.
+
+        Args:
+            tree: an association of the expression of ``algebra``.
+            algebra: where the values of leaves come from.
+            static: leaves that are the same in every call with the same graph: what depends on
+                them alone is computed once a graph.
+        """
+        self.tree, self._algebra = tree, algebra
+        items: dict[Tree, int] = {}
+        for node in nodes_of(tree):
+            for item in (*node.args, node):
+                if item is not None:
+                    items.setdefault(item, len(items))
+        items.setdefault(tree, len(items))
+        self._items = list(items)
+        self._args = [
+            tuple(None if a is None else items[a] for a in i.args) if isinstance(i, Node) else ()
+            for i in self._items
+        ]
+        self._root = items[tree]
+        matrices = [i for i in self._items if isinstance(i, Leaf) and is_sparse(i)]
+        self._matrix = items[matrices[0]] if matrices else -1
+        readers = [a for args in self._args for a in args]
+        self._lone = [readers.count(number) <= 1 for number in range(len(items))]
+        self._kept = [_keepable(item, static) for item in self._items]
+        self._projected = [
+            isinstance(item, Node)
+            and item.op == "gemm"
+            and all(
+                isinstance(r, Node) and r.op == "attend" and r.folds
+                for r, args in zip(self._items, self._args, strict=True)
+                if number in args
+            )
+            and number != self._root
+            for number, item in enumerate(self._items)
+        ]
+
+    def run(self, call: Call) -> Tensor:
+        """Compute the tree for a call."""
+        return _Run(self, call).value(self._root)  # type: ignore[no-any-return]
+
+
+def _keepable(item: Tree, static: frozenset[str]) -> bool:
+    if not isinstance(item, Node) or item.op in ("attend", "map", "gemm", "add"):
+        return False
+    return all(_is_static(a, static) for a in item.args)
+
+
+def _is_static(item: Tree | None, static: frozenset[str]) -> bool:
+    if item is None:
+        return True
+    return item.name in static if isinstance(item, Leaf) else _keepable(item, static)
+
+
+class _Run:
+    """One run of a program: values that were computed, by number."""
+
+    def __init__(self, program: Program, call: Call) -> None:
+        self.program, self.call = program, call
+        self.values: list[Any] = [None] * len(program._items)
+
+    def value(self, number: int) -> Any:
+        if self.values[number] is None:
+            item = self.program._items[number]
+            if isinstance(item, Leaf):
+                found: Any = self.program._algebra.values[item.name](self.call)
+            elif self.program._kept[number]:
+                found = self.keep(number, item)
+            else:
+                found = self.compute(number, item)
+            self.values[number] = found
+        return self.values[number]
+
+    def keep(self, number: int, node: Node) -> Any:
+        """Compute what is the same for every call with this graph, once."""
+        matrix: Matrix = self.value(self.program._matrix)
+        given, names = self.call.given, self.program._algebra.owners
+        owners = [given[n] for n in names if isinstance(given.get(n), Tensor)]
+        if _reads(node, "X"):
+            owners.append(self.call.x)
+        key = (str(node), self.call.x.dtype)
+        return derived(matrix.graph, key, tuple(owners), lambda: self.compute(number, node))
+
+    def compute(self, number: int, node: Node) -> Any:
+        args = self.program._args[number]
+        if node.op == "add":
+            return self.add(node, args)
+        if node.op == "attend":
+            return self.attend(node, args)
+        values: list[Any] = [None if a is None else self.value(a) for a in args]
+        if node.op == "gemm":
+            return gemm(values[0], values[1], node.heads)
+        if node.op == "spmm":
+            return spmm(values[0], values[1], mean=node.mean)
+        if node.op == "scale_rows":
+            leaf = node.args[0]
+            assert isinstance(leaf, Leaf)
+            return scale_rows(values[0], values[1], leaf)
+        if node.op == "scale_edges":
+            return scale_edges(*values)
+        algebra = self.program._algebra
+        if node.name in algebra.calls:
+            return algebra.calls[node.name](self.call, values[0])
+        return algebra.maps[node.name](values[0])
+
+    def add(self, node: Node, args: tuple[int | None, ...]) -> Tensor:
+        """Add the terms: products are accumulated by the matrix product itself."""
+        program = self.program
+        total: Tensor | None = None
+        others: list[Tensor] = []
+        products: list[tuple[Tensor, Tensor]] = []
+        for a in args:
+            assert a is not None
+            item = program._items[a]
+            if item.kind == "bias":
+                total = self.value(a) if total is None else total + self.value(a)
+            elif isinstance(item, Node) and item.op == "gemm" and program._lone[a]:
+                left, right = program._args[a]
+                assert left is not None and right is not None
+                if program._items[left].name in program._algebra.constants:
+                    row = self.value(right).squeeze(0)  # ones times a row: a bias
+                    total = row if total is None else total + row
+                    continue
+                data = self.value(left)
+                if data.dim() == 2:
+                    products.append((data, self.value(right)))
+                else:
+                    others.append(self.value(a))
+            else:
+                others.append(self.value(a))
+        for data, weight in products:
+            total = data @ weight if total is None else torch.addmm(total, data, weight)
+        if node.heads > 1 and total is not None:
+            total = total.view(*total.shape[:-1], node.heads, -1)
+        for other in others:
+            total = other if total is None else total + other
+        assert total is not None
+        return total
+
+    def attend(self, node: Node, args: tuple[int | None, ...]) -> Matrix:
+        program = self.program
+        matrix: Matrix = self.value(args[0])  # type: ignore[arg-type]
+        features: list[Any] = []
+        for a in args[1:]:
+            assert a is not None
+            if program._projected[a]:
+                data, weight = program._args[a]
+                features.append((self.value(data), self.value(weight)))  # type: ignore[arg-type]
+            else:
+                features.append(self.value(a))
+        scores = program._algebra.scores[node.name](self.call, matrix, *features)
+        return Matrix(matrix.graph, scores)
+
+
+def _reads(tree: Tree | None, name: str) -> bool:
+    if isinstance(tree, Node):
+        return any(_reads(a, name) for a in tree.args)
+    return tree is not None and tree.name == name
+
+
+def gemm(data: Tensor, weight: Tensor, heads: int = 1) -> Tensor:
+    """Multiply features with a weight.
+
+    Args:
+        data: [N, F], or [N, heads, F] with each head its own part of the weight.
+        weight: [F, heads x H].
+        heads: heads.
+
+    Returns:
+        [N, H], or [N, heads, H] for several heads.
+    """
+    if data.dim() == 3:
+        parts = weight.view(weight.size(0), heads, -1)
+        return torch.einsum("nhf,fhc->nhc", data, parts)
+    out = data @ weight
+    return out if heads == 1 else out.view(out.size(0), heads, -1)
+
+
+def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
+    """Multiply a matrix of edges with features [N, F] or [N, heads, F]."""
+    reduce = "mean" if mean else "sum"
+    if matrix.weight is None:
+        plain: Tensor = ops.spmm(matrix.graph, data, reduce=reduce)
+        return plain
+    weight = matrix.weight
+    if weight.dim() == 2 and weight.size(1) == 1:
+        weight = weight.squeeze(1)
+    if weight.dim() == 2 and data.dim() == 2:
+        data = data.unsqueeze(1)  # every head weighs the same features
+    weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
+    if weight.dtype != data.dtype and not weight.requires_grad:
+        weight = weight.to(data.dtype)
+    operands = [data, weight]
+    weighted: Tensor = ops.gspmm(
+        matrix.graph, "mul(u0,e1)", operands, reduce=reduce, edge_order=matrix.edge_order
+    )
+    return weighted
+
+
+def scale_rows(diagonal: Tensor | float, data: Tensor, leaf: Leaf) -> Tensor:
+    """Multiply every row with its element of a vector, or all with a number."""
+    if isinstance(diagonal, float):
+        return data * diagonal**leaf.power
+    if leaf.power > 1:
+        diagonal = diagonal.pow(leaf.power)
+    if (diagonal.dim() == 1 and diagonal.numel() > 1) or data.size(0) == diagonal.numel():
+        diagonal = diagonal.view(-1, *[1] * (data.dim() - 1))
+    return data * diagonal.to(data.dtype)
+
+
+def scale_edges(left: Tensor | None, matrix: Matrix, right: Tensor | None) -> Matrix:
+    """Multiply the entries of a matrix with diagonals on its sides: one number an edge."""
+    graph: Graph = matrix.graph
+    operands: list[Tensor] = []
+    formula = ""
+    for side, value in (("v", left), ("u", right)):
+        if value is not None:
+            rows = graph.num_rows if side == "v" else graph.num_cols
+            operands.append((value.expand(rows) if value.numel() == 1 else value).unsqueeze(-1))
+            leaf = f"{side}{len(operands) - 1}"
+            formula = f"mul({formula},{leaf})" if formula else leaf
+    if matrix.weight is not None:
+        operands.append(matrix.weight.unsqueeze(-1))
+        formula = f"mul({formula},e{len(operands) - 1})"
+    values: Tensor = ops.gspmm(
+        graph, formula, operands, reduce="none", edge_order=matrix.edge_order
+    )
+    return Matrix(graph, values.squeeze(-1), matrix.edge_order)

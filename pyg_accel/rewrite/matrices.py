@@ -1,0 +1,120 @@
+"""The matrices that expressions name: graphs, degrees and weights, each computed once a graph."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import add_remaining_self_loops
+
+from pyg_accel import ops
+from pyg_accel.graph import Graph
+from pyg_accel.ops.csr import GRAPHS, graph_of
+
+__all__ = ["Matrix", "degree_of", "derived", "inverse_root", "looped", "plain"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of edges.
+
+    Attributes:
+        graph: where its entries are.
+        weight: [E] or [E, heads], their values; None if they are 1.
+        edge_order: the values are in the order of the edge list, else in that of the CSR.
+    """
+
+    graph: Graph
+    weight: Tensor | None = None
+    edge_order: bool = False
+
+
+class _Derived:
+    """A value, and the tensors that it was computed from."""
+
+    def __init__(self, value: object, owners: tuple[Tensor, ...]) -> None:
+        self.value = value
+        self.owners = tuple((weakref.ref(t), t._version) for t in owners)
+
+    def fits(self, owners: tuple[Tensor, ...]) -> bool:
+        return len(owners) == len(self.owners) and all(
+            ref() is t and version == t._version
+            for (ref, version), t in zip(self.owners, owners, strict=True)
+        )
+
+
+_derived: "weakref.WeakKeyDictionary[Graph, dict[object, _Derived]]" = weakref.WeakKeyDictionary()
+
+
+def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Callable[[], T]) -> T:
+    """Return what ``compute`` returns, from memory if nothing has changed since.
+
+    Args:
+        graph: it is forgotten together with this graph.
+        key: what it is.
+        owners: tensors it is computed from; another tensor, or a change in place, is noticed.
+        compute: makes it.
+    """
+    if torch.is_inference_mode_enabled() or any(t.is_inference() for t in owners):
+        return compute()
+    values = _derived.setdefault(graph, {})
+    found = values.get(key)
+    if found is None or not found.fits(owners):
+        with torch.no_grad():
+            found = values[key] = _Derived(compute(), owners)
+    return found.value  # type: ignore[return-value]
+
+
+def plain(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Graph:
+    """Return the graph of an edge_index as it is."""
+    return graph_of(edge_index, num_rows, num_cols, target)
+
+
+def looped(
+    edge_index: Tensor, weight: Tensor | None, num_nodes: int, target: int, fill: float
+) -> Matrix:
+    """Return a graph with a self-loop at every node, as GCN's normalisation has it.
+
+    Args:
+        edge_index: [2, E].
+        weight: [E] or None.
+        num_nodes: N.
+        target: row of edge_index with the target nodes.
+        fill: weight of the loops that are not there yet; without weights every edge has 1, loops
+            too, as in PyG.
+    """
+    key = ("looped", target, num_nodes)
+    graph = GRAPHS.find(edge_index, key)
+    if graph is None:
+        loops, _ = add_remaining_self_loops(edge_index, None, fill, num_nodes)
+        flow = "source_to_target" if target == 1 else "target_to_source"
+        graph = Graph.from_edge_index(loops, (num_nodes, num_nodes), flow)
+        GRAPHS.keep(edge_index, key, graph)
+    if weight is None:
+        return Matrix(graph)
+    perm = graph.perm
+
+    def stored() -> Tensor:
+        _, full = add_remaining_self_loops(edge_index, weight, fill, num_nodes)
+        return full if perm is None else full.index_select(0, perm)
+
+    return Matrix(graph, derived(graph, ("looped", fill), (edge_index, weight), stored))
+
+
+def degree_of(matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    """Return the row sums of a matrix, [num_rows]."""
+    graph, weight = matrix.graph, matrix.weight
+    if weight is None:
+        return graph.degree.to(dtype)
+    sums: Tensor = ops.gspmm(graph, "e0", [weight.unsqueeze(-1)], edge_order=matrix.edge_order)
+    return sums.squeeze(-1).to(dtype)
+
+
+def inverse_root(degree: Tensor) -> Tensor:
+    """Return ``degree ** -1/2``, 0 where that is infinite."""
+    root = degree.pow(-0.5)
+    return root.masked_fill(root == float("inf"), 0)

@@ -1,0 +1,165 @@
+"""What ``optimize()`` returns: a GraphModule with the names of the original."""
+
+import copy
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import fx
+
+from pyg_accel.rewrite.layer import Associated
+
+__all__ = ["Rewritten"]
+
+WHOLE = "original_code"  # the only child of a model whose own code is run
+
+
+class Rewritten(fx.GraphModule):
+    """A rewritten model.
+
+    Attributes:
+        unread: why the code of modules could not be read, by path: it is run as it is, on
+            rewritten layers.
+    """
+
+    unread: dict[str, str]
+    _name: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Its graph is a single call of the model's own code."""
+        return WHOLE in self._modules
+
+    @classmethod
+    def of(
+        cls,
+        model: torch.nn.Module,
+        root: torch.nn.Module,
+        graph: fx.Graph,
+        layers: Mapping[str, Associated],
+        unread: dict[str, str],
+    ) -> "Rewritten":
+        """Make one of a graph.
+
+        Args:
+            model: the original.
+            root: holds what the graph refers to.
+            graph: its calls.
+            layers: stand in for layers, by path.
+            unread: see above.
+        """
+        made = cls(root, graph, type(model).__name__)
+        made._name = type(model).__name__
+        for path, layer in layers.items():
+            made.set_submodule(path, layer)
+        made.unread = unread
+        _complete(made, model)
+        return made.train(model.training) if model.training != made.training else made
+
+    @classmethod
+    def whole(
+        cls,
+        model: torch.nn.Module,
+        module: torch.nn.Module,
+        unread: dict[str, str],
+        given: Mapping[str, Any],
+    ) -> "Rewritten":
+        """Make one whose graph is a single call of a module.
+
+        Args:
+            model: the original.
+            module: the same with rewritten layers inside.
+            unread: see above.
+            given: arguments of its ``forward``, by name.
+        """
+        graph = fx.Graph()
+        args, kwargs = _placeholders(graph, model, given)
+        graph.output(graph.call_module(WHOLE, tuple(args), dict(kwargs)))
+        root = torch.nn.Module()
+        root.add_module(WHOLE, module)
+        root.training = module.training
+        made = cls(root, graph, type(model).__name__)
+        made._name = type(model).__name__
+        made.unread = unread
+        made._register_state_dict_hook(_strip)  # type: ignore[no-untyped-call]
+        made.register_load_state_dict_pre_hook(_prefix)  # type: ignore[no-untyped-call]
+        return made
+
+    def __deepcopy__(self, memo: Any) -> "Rewritten":
+        """Copy what no call refers to as well."""
+        copied = super().__deepcopy__(memo)
+        assert isinstance(copied, Rewritten)
+        copied.unread, copied._name = dict(self.unread), self._name
+        for path, module in self.named_modules():
+            if not _has(copied, path):
+                copied.add_submodule(path, copy.deepcopy(module, memo))
+        for name, parameter in self.named_parameters():
+            if not _has(copied, name):
+                _put(copied, name, copy.deepcopy(parameter, memo))
+        return copied
+
+
+def _placeholders(
+    graph: fx.Graph, model: torch.nn.Module, given: Mapping[str, Any]
+) -> tuple[list[fx.Node], dict[str, fx.Node]]:
+    """The arguments of a graph that calls a module, and how it is called with them."""
+    args: list[fx.Node] = []
+    kwargs: dict[str, fx.Node] = {}
+    late: list[tuple[str, Parameter]] = []
+    for name, parameter in signature(type(model).forward).parameters.items():
+        if name == "self":
+            continue
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            args += [graph.placeholder(f"{name}_{i}") for i in range(len(given.get(name, ())))]
+        elif parameter.kind is Parameter.VAR_KEYWORD:
+            late += [(key, Parameter(key, Parameter.KEYWORD_ONLY)) for key in given.get(name, {})]
+        elif parameter.kind is Parameter.KEYWORD_ONLY:
+            late.append((name, parameter))
+        elif parameter.default is Parameter.empty:
+            args.append(graph.placeholder(name))
+        else:
+            args.append(graph.placeholder(name, default_value=parameter.default))
+    for name, parameter in late:
+        known = parameter.default is not Parameter.empty
+        default = parameter.default if known else given[name]
+        kwargs[name] = graph.placeholder(name, default_value=default)
+    return args, kwargs
+
+
+def _complete(made: Rewritten, model: torch.nn.Module) -> None:
+    """Add modules and parameters that no call refers to: they have names, and may be loaded."""
+    for path, module in model.named_modules():
+        if not _has(made, path):
+            made.add_submodule(path, module)
+    for name, parameter in model.named_parameters():
+        if not _has(made, name):
+            _put(made, name, parameter)
+
+
+def _has(module: torch.nn.Module, path: str) -> bool:
+    found: Any = module
+    for name in path.split(".") if path else ():
+        if not hasattr(found, name):
+            return False
+        found = getattr(found, name)
+    return True
+
+
+def _put(module: torch.nn.Module, path: str, parameter: torch.nn.Parameter) -> None:
+    parent, _, name = path.rpartition(".")
+    owner: torch.nn.Module = module.get_submodule(parent)
+    owner.register_parameter(name, parameter)
+
+
+def _strip(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Give parameters the names that they have in the original."""
+    inner = f"{prefix}{WHOLE}."
+    for key in [k for k in state if k.startswith(inner)]:
+        state[prefix + key[len(inner) :]] = state.pop(key)
+
+
+def _prefix(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Undo :func:`_strip`."""
+    for key in [k for k in state if k.startswith(prefix)]:
+        state[f"{prefix}{WHOLE}.{key[len(prefix) :]}"] = state.pop(key)

@@ -1,0 +1,168 @@
+"""What was decided for a model, layer by layer, as data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pyg_accel.rewrite.ir import leaves_of
+from pyg_accel.rewrite.layer import Associated, Decision
+from pyg_accel.rewrite.model import optimize
+from pyg_accel.rewrite.module import WHOLE, Rewritten
+from pyg_accel.rewrite.tree import Tree
+
+__all__ = ["LayerPlan", "ModelPlan", "TreePlan", "plan"]
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """One association of a layer.
+
+    Attributes:
+        tree: its text.
+        forward: primitives of the forward pass.
+        backward: of the backward pass.
+        once: those that are computed once a graph.
+        seconds: predicted time of a call; None if no cost model was asked.
+        bytes_kept: activations that the backward pass needs, in float32.
+        verdict: chosen, promoted, or by which rule it was pruned.
+        chosen: it is the one that runs.
+        root: the tree itself.
+    """
+
+    tree: str
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+    once: tuple[str, ...]
+    seconds: float | None
+    bytes_kept: int
+    verdict: str
+    chosen: bool
+    root: Tree
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer of a model.
+
+    Attributes:
+        path: its name in the model.
+        layer: its class.
+        algebra: what it computes; empty if it was not lifted.
+        sizes: by symbol.
+        trees: all associations, the chosen one first.
+        by: what decided.
+        source: the cost model, if it was asked.
+        reasons: why calls were left to the layer itself.
+    """
+
+    path: str
+    layer: str
+    algebra: str
+    sizes: Mapping[str, int]
+    trees: tuple[TreePlan, ...]
+    by: str
+    source: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """What was decided for a model.
+
+    Attributes:
+        model: its class.
+        train: forward and backward were to be fast.
+        layers: its message passing layers.
+        unread: why the code of modules is run as it is, by path.
+    """
+
+    model: str
+    train: bool
+    layers: tuple[LayerPlan, ...]
+    unread: Mapping[str, str]
+
+    def __str__(self) -> str:
+        from pyg_accel.rewrite.explanation import as_text
+
+        return as_text(self)
+
+
+def plan(
+    model: torch.nn.Module, *example_inputs: Any, train: bool = False, **options: Any
+) -> ModelPlan:
+    """Return what :func:`~pyg_accel.optimize` would do, as data; ``print`` shows it.
+
+    Args:
+        model: as for ``optimize``; or what that returned, to see what it has decided so far.
+        example_inputs: arguments of a call; none for what ``optimize`` returned.
+        train: as for ``optimize``.
+        options: the other arguments of ``optimize``.
+    """
+    if isinstance(model, Rewritten) and not example_inputs and not options:
+        return plan_of(model)
+    fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
+    assert isinstance(fast, Rewritten)
+    return plan_of(fast)
+
+
+def plan_of(fast: Rewritten) -> ModelPlan:
+    """Return what a rewritten model has decided so far."""
+    found = []
+    for path, module in fast.named_modules():
+        if isinstance(module, Associated):
+            name = path.removeprefix(WHOLE).removeprefix(".")
+            found.append(_layer(name, module))
+    train = any(m.options.train for m in fast.modules() if isinstance(m, Associated))
+    return ModelPlan(fast._name, train, tuple(found),
+                     dict(fast.unread))  # fmt: skip
+
+
+def _layer(path: str, layer: Associated) -> LayerPlan:
+    empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", tuple(layer.reasons))
+    if not layer.decisions:
+        return empty
+    decision = layer.decisions[-1]
+    trees = sorted(
+        (_tree(decision, tree) for tree in decision.pruned.all),
+        key=lambda t: (not t.chosen, t.verdict != "promoted", t.seconds or 0.0),
+    )
+    return replace(
+        empty, algebra=str(decision.form), sizes=_sizes(decision), trees=tuple(trees),
+        by=decision.choice.by, source=decision.choice.source,
+    )  # fmt: skip
+
+
+def _sizes(decision: Decision) -> dict[str, int]:
+    """The sizes whose symbols the expression has."""
+    leaves = list(leaves_of(decision.form))
+    used = {s for leaf in leaves for s in (leaf.rows, leaf.cols)} - {"1"}
+    return {s: n for s, n in decision.sizes.items() if s in used} | {"E": decision.entries}
+
+
+def _tree(decision: Decision, tree: Tree) -> TreePlan:
+    bill = decision.pruned.bills[tree]
+    chosen = tree == decision.choice.tree
+    if tree in decision.pruned.scenarios:
+        scenarios = decision.pruned.scenarios[tree]
+        verdict = "promoted" + (f" ({scenarios[0]})" if len(scenarios) == 1 else "")
+    else:
+        reasons = decision.pruned.reasons[tree]
+        different = len(set(reasons.values())) > 1
+        verdict = "pruned: " + "; ".join(
+            [f"{scenario}: {reason}" for scenario, reason in reasons.items()]
+            if different
+            else set(reasons.values())
+        )
+    return TreePlan(
+        str(tree),
+        tuple(str(w) for w in bill.forward if not w.once),
+        tuple(str(w) for w in bill.backward),
+        tuple(str(w) for w in bill.forward if w.once),
+        decision.choice.seconds.get(tree),
+        bill.bytes_kept(decision.sizes),
+        f"chosen by {decision.choice.by}" if chosen else verdict,
+        chosen,
+        tree,
+    )

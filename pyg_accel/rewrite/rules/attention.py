@@ -1,0 +1,171 @@
+"""Attention: its scores are a barrier, what they weigh is not (paper, section 5.2).
+
+``α (X W)`` uses the product that the scores were made of again; ``(α X) W`` aggregates the narrower
+input and multiplies once more.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+
+from pyg_accel import ops
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map
+from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
+from pyg_accel.rewrite.matrices import Matrix, looped
+from pyg_accel.rewrite.rules.common import Parts, add, edges, need_sum
+
+Projected = Tensor | tuple[Tensor, Tensor]  # features [N, heads, H], or [N, F] and a weight
+
+
+def _matrix(parts: Parts, conv: Any, call: Call) -> Leaf:
+    if call.given.get("return_attention_weights") is not None:
+        raise NotLifted("attention weights that are returned")
+    if call.given.get("edge_attr") is not None:
+        raise NotLifted("attention over edge attributes")
+    if not getattr(conv, "add_self_loops", False):
+        return edges(parts, call, "")
+    if call.bipartite or call.given.get("size") is not None:
+        raise NotLifted("self-loops of a bipartite graph")
+    return parts.leaf(
+        Leaf("A", "N", "N", "sparse"),
+        lambda call: looped(call.edge_index, None, call.num_rows, call.target, 1.0),
+    )
+
+
+def _finish(parts: Parts, conv: Any, call: Call, out: Expr) -> Expr:
+    """Concatenate or average the heads, add the residual and the bias."""
+    heads = conv.heads
+    if conv.concat:
+        parts.maps["concat"] = lambda t: t.reshape(t.size(0), -1)
+        out = Map("concat", out, "O", free=True)
+        parts.sizes["O"] = heads * conv.out_channels
+    else:
+        parts.maps["mean_heads"] = lambda t: t.mean(dim=1) if t.dim() == 3 else t
+        out = Map("mean_heads", out, "O")
+        parts.sizes["O"] = conv.out_channels
+    if getattr(conv, "res", None) is not None and call.x_dst is not None:
+        y = parts.targets(call)
+        out = out + y @ parts.linear("R", conv.res, y.cols, "O")
+    return add(out, *(parts.bias("b", conv, "O") if "bias" in conv._parameters else ()))
+
+
+@lifts(GATConv)
+def gat(conv: GATConv, call: Call) -> Algebra:
+    """α (X W), α from X W."""
+    need_sum(conv)
+    parts = Parts()
+    a = _matrix(parts, conv, call)
+    x = parts.sources(call)
+    w = parts.linear("W", conv.lin if conv.lin is not None else conv.lin_src, heads=conv.heads)
+    theta = x @ w
+    args: tuple[Expr, ...] = (theta,)
+    if call.bipartite and call.x_dst is None:
+        raise NotLifted("attention without targets")
+    if call.bipartite or conv.lin is None:
+        y = parts.targets(call)
+        if conv.lin is None:
+            v = parts.linear("V", conv.lin_dst, y.cols, heads=conv.heads)
+        else:
+            v = parts.linear("W'", conv.lin, y.cols, heads=conv.heads)
+        args = (theta, y @ v)
+    alpha = Attend("softmax", a, args, conv.heads, folds=True)
+    parts.scores["softmax"] = _gat_scores
+    return parts.algebra(_finish(parts, conv, call, alpha @ x @ w))
+
+
+def _gat_scores(
+    call: Call, matrix: Matrix, source: Projected, target: Projected | None = None
+) -> Tensor:
+    conv = call.conv
+    if target is None and isinstance(source, tuple):  # both of them in one product
+        x, w = source
+        both = torch.cat([_folded(w, conv.att_src), _folded(w, conv.att_dst)], dim=1)
+        left, right = (x @ both).chunk(2, dim=1)
+    else:
+        left = _scores(source, conv.att_src)
+        right = _scores(source if target is None else target, conv.att_dst)
+    formula = f"leaky_relu(add(u0,v1),{float(conv.negative_slope)!r})"
+    scores = ops.gspmm(matrix.graph, formula, [left, right], reduce="none")
+    return _normalised(conv, matrix, scores)
+
+
+def _folded(weight: Tensor, att: Tensor) -> Tensor:
+    """The weight times the attention vector of every head, [F, heads]."""
+    return (weight.reshape(weight.size(0), *att.shape[1:]) * att).sum(dim=-1)
+
+
+def _scores(features: Projected, att: Tensor) -> Tensor:
+    if isinstance(features, tuple):
+        x, w = features
+        return x @ _folded(w, att)
+    return (features.reshape(features.size(0), *att.shape[1:]) * att).sum(dim=-1)
+
+
+def _normalised(conv: Any, matrix: Matrix, scores: Tensor) -> Tensor:
+    weights = ops.edge_softmax(matrix.graph, scores)
+    return F.dropout(weights, p=conv.dropout, training=conv.training)
+
+
+@lifts(GATv2Conv)
+def gatv2(conv: GATv2Conv, call: Call) -> Algebra:
+    """α (X W + p), α from X W + p and X V + q."""
+    need_sum(conv)
+    parts = Parts()
+    a = _matrix(parts, conv, call)
+    if call.x_dst is None:
+        raise NotLifted("attention without targets")
+    if conv.share_weights and call.bipartite:
+        raise NotLifted("shared weights on a bipartite graph")
+    theta = parts.affine("W", conv.lin_l, parts.sources(call), conv.heads)
+    args: tuple[Expr, ...] = (theta,)
+    if not conv.share_weights:
+        args = (theta, parts.affine("V", conv.lin_r, parts.targets(call), conv.heads))
+    alpha = Attend("softmax", a, args, conv.heads)
+    parts.scores["softmax"] = _gatv2_scores
+    return parts.algebra(_finish(parts, conv, call, alpha @ theta))
+
+
+def _gatv2_scores(
+    call: Call, matrix: Matrix, source: Tensor, target: Tensor | None = None
+) -> Tensor:
+    conv, graph = call.conv, matrix.graph
+    shape = conv.att.shape[1:]
+    left = source.reshape(source.size(0), *shape)
+    right = left if target is None else target.reshape(target.size(0), *shape)
+    att = conv.att.expand(graph.num_rows, *shape)
+    formula = f"sum(mul(leaky_relu(add(u0,v1),{float(conv.negative_slope)!r}),v2))"
+    scores = ops.gspmm(graph, formula, [left, right, att], reduce="none")
+    return _normalised(conv, matrix, scores)
+
+
+@lifts(TransformerConv)
+def transformer(conv: TransformerConv, call: Call) -> Algebra:
+    """α (X W + p), α from keys and queries: the attention of GaAN, without its gate."""
+    need_sum(conv)
+    if conv.beta:
+        raise NotLifted("a gate between the result and the features of the node")
+    if call.x_dst is None:
+        raise NotLifted("attention without targets")
+    parts = Parts()
+    a = _matrix(parts, conv, call)
+    x, y = parts.sources(call), parts.targets(call)
+    keys = parts.affine("K", conv.lin_key, x, conv.heads)
+    queries = parts.affine("Q", conv.lin_query, y, conv.heads)
+    alpha = Attend("softmax", a, (keys, queries), conv.heads)
+    parts.scores["softmax"] = _dot_scores
+    out = _finish(parts, conv, call, alpha @ parts.affine("W", conv.lin_value, x, conv.heads))
+    if conv.root_weight:
+        skip = conv.lin_skip
+        out = add(out + y @ parts.linear("S", skip, y.cols, "O"), *parts.bias("s", skip, "O"))
+    return parts.algebra(out)
+
+
+def _dot_scores(call: Call, matrix: Matrix, keys: Tensor, queries: Tensor) -> Tensor:
+    conv = call.conv
+    shape = (conv.heads, conv.out_channels)
+    left = queries.reshape(queries.size(0), *shape) / conv.out_channels**0.5
+    scores = ops.sddmm(matrix.graph, left, keys.reshape(keys.size(0), *shape))
+    return _normalised(conv, matrix, scores)

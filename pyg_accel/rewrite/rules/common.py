@@ -1,0 +1,217 @@
+"""What rules share: leaves, normalised adjacencies, linear layers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf
+from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, Value
+from pyg_accel.rewrite.matrices import Matrix, degree_of, derived, inverse_root, looped, plain
+
+__all__ = [
+    "Parts",
+    "add",
+    "check_weight",
+    "edges",
+    "inverse_count",
+    "need_sum",
+    "need_sum_or_mean",
+    "symmetric",
+]
+
+Values = dict[str, Callable[[Call], Value]]
+
+
+class Parts:
+    """Leaves of an expression while a rule builds it, and how their values are found."""
+
+    def __init__(self) -> None:
+        self.values: Values = {}
+        self.maps: dict[str, Callable[[Tensor], Tensor]] = {}
+        self.calls: dict[str, Callable[[Call, Tensor], Any]] = {}
+        self.scores: dict[str, Callable[..., Tensor]] = {}
+        self.sizes: dict[str, int] = {}
+        self.constants: tuple[str, ...] = ()
+
+    def algebra(
+        self,
+        expr: Expr,
+        *,
+        owners: tuple[str, ...] = ("edge_weight",),
+        learned: tuple[str, ...] = (),
+        also: tuple[Expr, ...] = (),
+    ) -> Algebra:
+        """Return the finished algebra."""
+        return Algebra(expr, self.values, self.maps, self.scores, owners, learned, self.constants,
+                       self.sizes, also, self.calls)  # fmt: skip
+
+    def leaf(self, leaf: Leaf, value: Callable[[Call], Value]) -> Leaf:
+        """Add a leaf."""
+        known = self.values.setdefault(leaf.name, value)
+        assert known is value, f"two leaves named {leaf.name}"
+        return leaf
+
+    def linear(
+        self, name: str, layer: Any, rows: str = "F", cols: str = "H", *, heads: int = 1
+    ) -> Leaf:
+        """Add the weight of a linear layer, as it multiplies from the right: [in, out]."""
+        if getattr(layer, "_forward_hooks", None) or getattr(layer, "_forward_pre_hooks", None):
+            raise NotLifted("a hook on a linear layer")
+        return self.leaf(Leaf(name, rows, cols, "weight", heads), lambda call: layer.weight.t())
+
+    def affine(self, name: str, layer: Any, x: Leaf, heads: int, *, cols: str = "H") -> Expr:
+        """Return what a linear layer with a bias does to features, in ``heads`` heads.
+
+        The bias is a product with a column of ones, so that what comes later can be moved past it.
+        """
+        out: Expr = x @ self.linear(name, layer, x.cols, cols, heads=heads)
+        if layer.bias is None:
+            return out
+        rows = x.rows
+        ones = Leaf(f"e{rows}", rows, "1", "data")
+        if ones.name not in self.values:
+            self.constants += (ones.name,)
+            self.leaf(ones, _ones_of(rows))
+        bias = Leaf(f"{name.lower()}", "1", cols, "weight", heads)
+        return out + ones @ self.leaf(bias, lambda call: layer.bias.unsqueeze(0))
+
+    def number(self, name: str, value: float) -> Leaf:
+        """Add a number, as the diagonal that multiplies with it."""
+        return self.leaf(Leaf(name, "N", "N", "diagonal", number=True), lambda call: value)
+
+    def bias(self, name: str, holder: Any, cols: str = "H") -> tuple[Leaf, ...]:
+        """Add ``holder.bias``, if there is one."""
+        if holder.bias is None:
+            return ()
+        return (self.leaf(Leaf(name, "1", cols, "bias"), lambda call: holder.bias),)
+
+    def sources(self, call: Call) -> Leaf:
+        """Add the features of the sources."""
+        return self.leaf(Leaf("X", "M" if call.bipartite else "N", "F", "data"), _sources)
+
+    def targets(self, call: Call) -> Leaf:
+        """Add the features of the targets; those of the sources if they are the same nodes."""
+        if not call.bipartite:
+            return self.sources(call)
+        return self.leaf(Leaf("Y", "N", "G", "data"), _targets)
+
+
+def _sources(call: Call) -> Tensor:
+    return call.x
+
+
+def _targets(call: Call) -> Tensor:
+    assert call.x_dst is not None
+    return call.x_dst
+
+
+def _ones_of(rows: str) -> Callable[[Call], Value]:
+    def value(call: Call) -> Tensor:
+        return call.x.new_ones(call.num_rows if rows == "N" else call.num_cols, 1)
+
+    return value
+
+
+def add(first: Expr, *others: Expr) -> Expr:
+    """Return the sum."""
+    total = first
+    for other in others:
+        total = total + other
+    return total
+
+
+def need_sum(conv: Any) -> None:
+    """Decline anything but a sum of messages."""
+    if need_sum_or_mean(conv):
+        raise NotLifted("a mean of messages")
+
+
+def need_sum_or_mean(conv: Any) -> bool:
+    """Return whether messages are averaged, rather than added; decline anything else."""
+    name = type(conv.aggr_module).__name__
+    if name not in ("SumAggregation", "MeanAggregation"):
+        raise NotLifted(f"aggregation by {name}")
+    if conv.node_dim not in (-2, 0):
+        raise NotLifted("an unusual node dimension")
+    return name == "MeanAggregation"
+
+
+def edges(parts: Parts, call: Call, argument: str = "edge_weight") -> Leaf:
+    """Add the matrix of edges, with the weights of an argument if there are some."""
+    weight = call.given.get(argument)
+    columns = "M" if call.bipartite else "N"
+    if weight is None:
+        return parts.leaf(Leaf("A", "N", columns, "sparse"), _plain)
+    check_weight(weight, call)
+    leaf = Leaf("A", "N", columns, "weighted")
+    return parts.leaf(leaf, lambda call: _with_weight(call, call.given[argument]))
+
+
+def check_weight(weight: Any, call: Call) -> None:
+    """Decline what is not one floating-point weight an edge."""
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        raise NotLifted("edge weights that are not floating-point")
+    if weight.dim() != 1 or weight.size(0) != call.edge_index.size(1):
+        raise NotLifted("edge weights that are not one number an edge")
+
+
+def _plain(call: Call) -> Matrix:
+    return Matrix(plain(call.edge_index, call.num_rows, call.num_cols, call.target))
+
+
+def _with_weight(call: Call, weight: Tensor) -> Matrix:
+    graph = _plain(call).graph
+    if graph.perm is None:
+        return Matrix(graph, weight)
+    if weight.requires_grad:
+        return Matrix(graph, weight, edge_order=True)
+    perm = graph.perm
+    stored = derived(graph, "weights", (weight,), lambda: weight.index_select(0, perm))
+    return Matrix(graph, stored)
+
+
+def inverse_count(parts: Parts) -> Leaf:
+    """Add the diagonal that makes means of the sums over A."""
+
+    def value(call: Call) -> Tensor:
+        graph = _plain(call).graph
+        dtype = call.x.dtype
+        return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
+
+    return parts.leaf(Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A"), value)
+
+
+def symmetric(
+    parts: Parts, call: Call, *, loops: bool, fill: float = 1.0
+) -> Callable[[Expr], Expr]:
+    """Add GCN's normalised adjacency; return what multiplies an expression with it.
+
+    Both sides are divided by the root of the degree: two row broadcasts.
+    """
+    if call.bipartite:
+        raise NotLifted("symmetric normalisation of a bipartite graph")
+    weight = call.given.get("edge_weight")
+    if weight is not None:
+        check_weight(weight, call)
+        if weight.requires_grad:
+            raise NotLifted("edge weights that are learned, through their normalisation")
+
+    def matrix(call: Call) -> Matrix:
+        weight = call.given.get("edge_weight")
+        if loops:
+            return looped(call.edge_index, weight, call.num_rows, call.target, fill)
+        return _plain(call) if weight is None else _with_weight(call, weight)
+
+    def diagonal(call: Call) -> Tensor:
+        found, dtype = matrix(call), call.x.dtype
+        owners = () if found.weight is None else (found.weight,)
+        return derived(
+            found.graph, ("D", fill, dtype), owners,
+            lambda: inverse_root(degree_of(found, dtype)),
+        )  # fmt: skip
+
+    kind: Kind = "sparse" if weight is None else "weighted"
+    a = parts.leaf(Leaf("A", "N", "N", kind), matrix)
+    d = parts.leaf(Leaf("D", "N", "N", "diagonal"), diagonal)
+    return lambda expr: Broadcast(d, a @ Broadcast(d, expr))

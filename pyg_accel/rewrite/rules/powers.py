@@ -1,0 +1,151 @@
+"""Several hops: SGC, SSG, TAG, APPNP, Chebyshev."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import APPNP, ChebConv, SGConv, SSGConv, TAGConv
+
+from pyg_accel.graph import Graph
+from pyg_accel.ops.csr import GRAPHS
+from pyg_accel.rewrite.ir import Expr, Leaf
+from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
+from pyg_accel.rewrite.matrices import Matrix, derived
+from pyg_accel.rewrite.rules.common import Parts, add, check_weight, edges, need_sum, symmetric
+
+MOST_TERMS = 8  # of a Chebyshev polynomial: its terms are written out
+
+
+def _repeat(hop: Callable[[Expr], Expr], times: int, expr: Expr) -> Expr:
+    for _ in range(times):
+        expr = hop(expr)
+    return expr
+
+
+@lifts(SGConv)
+def sgc(conv: SGConv, call: Call) -> Algebra:
+    """(D A D)^K X W + b."""
+    need_sum(conv)
+    if conv.cached:
+        raise NotLifted("cached=True: the layer keeps what it aggregated (see static=)")
+    parts = Parts()
+    hop = symmetric(parts, call, loops=conv.add_self_loops)
+    out = _repeat(hop, conv.K, parts.sources(call)) @ parts.linear("W", conv.lin)
+    return parts.algebra(add(out, *parts.bias("b", conv.lin)))
+
+
+@lifts(SSGConv)
+def ssg(conv: SSGConv, call: Call) -> Algebra:
+    """(α X + (1 - α) / K Σ (D A D)^k X) W + b."""
+    need_sum(conv)
+    if conv.cached:
+        raise NotLifted("cached=True: the layer keeps what it aggregated (see static=)")
+    parts = Parts()
+    hop = symmetric(parts, call, loops=conv.add_self_loops)
+    x = parts.sources(call)
+    terms: list[Expr] = [parts.number("α", conv.alpha) @ x]
+    share = parts.number("β", (1 - conv.alpha) / conv.K)
+    terms += [share @ _repeat(hop, k, x) for k in range(1, conv.K + 1)]
+    out = add(*terms) @ parts.linear("W", conv.lin)
+    return parts.algebra(add(out, *parts.bias("b", conv.lin)))
+
+
+@lifts(TAGConv)
+def tag(conv: TAGConv, call: Call) -> Algebra:
+    """Σ (D A D)^k X Wk + b."""
+    need_sum(conv)
+    parts = Parts()
+    hop = symmetric(parts, call, loops=False) if conv.normalize else edges(parts, call).__matmul__
+    x = parts.sources(call)
+    terms: list[Expr] = []
+    for k, layer in enumerate(conv.lins):
+        weight = parts.linear(f"W{k}", layer)
+        terms.append(_repeat(hop, k, x) @ weight)
+    return parts.algebra(add(*terms, *parts.bias("b", conv)))
+
+
+@lifts(APPNP)
+def appnp(conv: APPNP, call: Call) -> Algebra:
+    """(1 - α) D A D (...) + α X, K times."""
+    need_sum(conv)
+    if conv.dropout > 0:
+        raise NotLifted("dropout of edges")
+    if conv.cached:
+        raise NotLifted("cached=True: the layer keeps the first graph it sees")
+    parts = Parts()
+    if conv.normalize:
+        hop = symmetric(parts, call, loops=conv.add_self_loops)
+    else:
+        hop = edges(parts, call).__matmul__
+    x: Expr = parts.sources(call)
+    keep, back = parts.number("β", 1 - conv.alpha), parts.number("α", conv.alpha)
+    out = x
+    for _ in range(conv.K):
+        out = keep @ hop(out) + back @ x
+    return parts.algebra(out)
+
+
+@lifts(ChebConv)
+def cheb(conv: ChebConv, call: Call) -> Algebra:
+    """Σ T_k(L) X Wk + b: by the recurrence of T, or by Clenshaw's, which multiplies first."""
+    need_sum(conv)
+    weight, largest = call.given.get("edge_weight"), call.given.get("lambda_max")
+    if call.given.get("batch") is not None or isinstance(largest, Tensor):
+        raise NotLifted("eigenvalues of several graphs")
+    if weight is not None:
+        check_weight(weight, call)
+        if weight.requires_grad:
+            raise NotLifted("edge weights that are learned, through their normalisation")
+    if len(conv.lins) > MOST_TERMS:
+        raise NotLifted(f"more than {MOST_TERMS} terms")
+    parts = Parts()
+    a = parts.leaf(Leaf("L", "N", "N", "weighted"), _laplacian)
+    two, minus = parts.number("2", 2.0), parts.number("-1", -1.0)
+    x: Expr = parts.sources(call)
+    weights = [parts.linear(f"W{k}", layer) for k, layer in enumerate(conv.lins)]
+    bias = parts.bias("b", conv)
+
+    powers = [x, a @ x]
+    while len(powers) < len(weights):
+        powers.append(two @ a @ powers[-1] + minus @ powers[-2])
+    plain = add(*(t @ w for t, w in zip(powers, weights, strict=False)), *bias)
+
+    # b_k = X Wk + 2 L b_(k+1) - b_(k+2); the sum is X W0 + L b_1 - b_2
+    last: list[Expr] = []
+    for k in reversed(range(1, len(weights))):
+        terms: list[Expr] = [x @ weights[k]]
+        terms += [two @ a @ last[-1]] if last else []
+        terms += [minus @ last[-2]] if len(last) > 1 else []
+        last.append(add(*terms))
+    terms = [x @ weights[0]]
+    terms += [a @ last[-1]] if last else []
+    terms += [minus @ last[-2]] if len(last) > 1 else []
+    return parts.algebra(plain, also=(add(*terms, *bias),))
+
+
+def _laplacian(call: Call) -> Matrix:
+    """The scaled Laplacian, as the layer computes it."""
+    conv: Any = call.conv
+    weight, largest = call.given.get("edge_weight"), call.given.get("lambda_max")
+    key = ("laplacian", conv.normalization, call.num_rows, call.target)
+
+    def normalised() -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = conv.__norm__(
+            call.edge_index, call.num_rows, weight, conv.normalization, largest,
+            dtype=call.x.dtype,
+        )  # fmt: skip
+        return found
+
+    graph = GRAPHS.find(call.edge_index, key)
+    if graph is None:
+        size = (call.num_rows, call.num_rows)
+        graph = Graph.from_edge_index(normalised()[0], size, conv.flow)
+        GRAPHS.keep(call.edge_index, key, graph)
+    perm = graph.perm
+
+    def stored() -> Tensor:
+        values = normalised()[1]
+        return values if perm is None else values.index_select(0, perm)
+
+    owners = (call.edge_index,) if weight is None else (call.edge_index, weight)
+    return Matrix(graph, derived(graph, ("laplacian", largest, call.x.dtype), owners, stored))

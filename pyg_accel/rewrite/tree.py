@@ -1,0 +1,72 @@
+"""Association trees: which primitive multiplies what (paper, section 3.3)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyg_accel.rewrite.ir import Leaf
+
+__all__ = ["Node", "Tree", "is_sparse", "nodes_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An intermediate result. Nodes are values: equal ones are computed once.
+
+    Attributes:
+        op: what computes it: ``gemm`` (data, weight), ``spmm`` (matrix, data), ``scale_rows``
+            (diagonal, data), ``scale_edges`` (diagonal or None, matrix, diagonal or None), ``add``
+            (terms), ``map`` (argument), ``attend`` (matrix, features).
+        args: its arguments.
+        rows: symbol of its number of rows.
+        cols: symbol of its number of columns, a head.
+        kind: as of a leaf: ``data``, ``weight`` or ``weighted``.
+        heads: that its columns come in; scores an edge for a matrix.
+        name: of a map or an attention.
+        mean: of an spmm: a mean over each row.
+        folds: of attention (:class:`~pyg_accel.rewrite.ir.Attend`).
+        free: of a map: a view.
+    """
+
+    op: str
+    args: "tuple[Tree | None, ...]"
+    rows: str
+    cols: str
+    kind: str = "data"
+    heads: int = 1
+    name: str = ""
+    mean: bool = False
+    folds: bool = False
+    free: bool = False
+
+    def __str__(self) -> str:
+        args = [str(a) for a in self.args if a is not None]
+        if self.op == "add":
+            return f"({' + '.join(args)})"
+        if self.name:
+            return f"{self.name}({', '.join(args)})"
+        if self.mean:
+            return f"mean({'·'.join(args)})"
+        return f"({'·'.join(args)})"
+
+
+Tree = Node | Leaf
+
+
+def is_sparse(tree: Tree) -> bool:
+    """Whether it is a matrix of edges."""
+    return tree.kind in ("sparse", "weighted")
+
+
+def nodes_of(tree: Tree) -> Iterator[Node]:
+    """Yield every distinct node once, arguments before what uses them."""
+    seen: set[Node] = set()
+
+    def walk(item: Tree | None) -> Iterator[Node]:
+        if not isinstance(item, Node) or item in seen:
+            return
+        seen.add(item)
+        for arg in item.args:
+            yield from walk(arg)
+        yield item
+
+    return walk(tree)

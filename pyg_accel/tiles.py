@@ -1,0 +1,278 @@
+"""Sparse graph translation: the adjacency matrix as tiles that Tensor Cores can multiply.
+
+Rows are taken in windows; the columns that occur in a window are moved together, in order, so that
+its entries fill few tiles instead of many (TC-GNN, section 4.1, algorithm 1). Column ids then say
+which row of the features belongs to a tile's column.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pyg_accel.graph import CSR
+from pyg_accel.kept import Kept
+from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+
+__all__ = ["HEIGHTS", "Tiles", "build_tiles", "sharing_of", "tiles_of", "usual_sharing"]
+
+_MOST_SLOTS = 2**15  # slots are int16
+# Windows that kernels are written for. How much their rows share decides whether tiles pay.
+HEIGHTS = (16, 32, 64)
+# A graph that was used so often will be used again: translating it costs about as much as 8 sums.
+_USES = 8
+_SAMPLED_WINDOWS, _SAMPLED_ENTRIES = 256, 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """The entries of a CSR matrix, by tiles of ``window`` rows and ``tile`` columns.
+
+    Tiles of a window lie one after the other, and so do the entries of a tile, by column and row.
+    No two entries share a slot: a duplicate of an edge gets a column of its own.
+
+    Attributes:
+        window: rows of a tile.
+        tile: columns of a tile.
+        num_rows: rows of the matrix; the last window may have fewer than ``window``.
+        num_cols: columns of the matrix.
+        num_columns: columns of all windows after condensing.
+        window_ptr: [W + 1], the first tile of every window.
+        tile_ptr: [T + 1], the first entry of every tile.
+        col: [T * tile], the matrix column of every tile column, ascending within a window; the
+            last one of a window is repeated until its last tile is full.
+        entry: [E], which CSR entry it is.
+        slot: [E] int16, where in its tile: row * tile + column.
+    """
+
+    window: int
+    tile: int
+    num_rows: int
+    num_cols: int
+    num_columns: int
+    window_ptr: Tensor
+    tile_ptr: Tensor
+    col: Tensor
+    entry: Tensor
+    slot: Tensor
+
+    @property
+    def num_windows(self) -> int:
+        """W."""
+        return self.window_ptr.numel() - 1
+
+    @property
+    def num_tiles(self) -> int:
+        """T, the tiles after translation."""
+        return self.tile_ptr.numel() - 1
+
+    @cached_property
+    def num_tiles_without(self) -> int:
+        """Tiles of the untranslated matrix that hold an entry (the paper's figure 7)."""
+        if not self.num_tiles:
+            return 0
+        block = self.col // self.tile
+        window = self.window_of_tile.repeat_interleave(self.tile)
+        changes = (block[1:] != block[:-1]) | (window[1:] != window[:-1])
+        return 1 + int(changes.sum())
+
+    @property
+    def nonzeros_per_tile(self) -> float:
+        """Entries of a tile, on average."""
+        return self.entry.numel() / max(self.num_tiles, 1)
+
+    @property
+    def edges_per_column(self) -> float:
+        """How many entries share a fetched row of the features, on average."""
+        return self.entry.numel() / max(self.num_columns, 1)
+
+    @cached_property
+    def window_of_tile(self) -> Tensor:
+        """[T], the window of every tile."""
+        windows = torch.arange(self.num_windows, device=self.window_ptr.device)
+        counts = self.window_ptr.diff().long()
+        return torch.repeat_interleave(windows, counts, output_size=self.num_tiles)
+
+    @cached_property
+    def tile_of_entry(self) -> Tensor:
+        """[E], the tile of every entry."""
+        numbers = torch.arange(self.num_tiles, device=self.tile_ptr.device)
+        counts = self.tile_ptr.diff().long()
+        return torch.repeat_interleave(numbers, counts, output_size=self.entry.numel())
+
+    @cached_property
+    def masks(self) -> Tensor:
+        """[T, window] int64, which columns of a tile each of its rows has: bit c is column c.
+
+        Raises:
+            ValueError: for tiles of more than 63 columns.
+        """
+        if self.tile > 63:
+            raise ValueError(f"expected at most 63 columns a tile (got {self.tile})")
+        slot = self.slot.long()
+        at = self.tile_of_entry * self.window + slot // self.tile
+        bits = torch.bitwise_left_shift(torch.ones_like(slot), slot % self.tile)
+        masks = torch.zeros(self.num_tiles * self.window, dtype=torch.int64, device=slot.device)
+        return masks.index_add_(0, at, bits).view(-1, self.window)  # slots are distinct: add = or
+
+    def __repr__(self) -> str:
+        return (
+            f"Tiles({self.window}x{self.tile}, num_tiles={self.num_tiles}, "
+            f"nonzeros_per_tile={self.nonzeros_per_tile:.1f}, "
+            f"edges_per_column={self.edges_per_column:.2f})"
+        )
+
+
+_tiles = Kept()
+
+
+def tiles_of(csr: CSR, window: int, tile: int) -> Tiles:
+    """Return the tiles of a matrix, made once and kept for as long as its arrays live.
+
+    Raises:
+        ValueError: for a window or tile that is not positive, or too large together.
+    """
+    key = (id(csr.rowptr), csr.num_cols, window, tile)
+
+    def make() -> tuple[Tensor, Tiles]:
+        return csr.rowptr, build_tiles(csr, window, tile)  # with rowptr alive, its id is its own
+
+    return _tiles.get(csr.col, key, make)[1]
+
+
+_sharing = Kept()
+
+
+def sharing_of(csr: CSR) -> tuple[float, ...]:
+    """Return the entries that share a column, on average, for windows of each of :data:`HEIGHTS`.
+
+    Estimated from some of the windows; waits for the device when it is first asked of a graph.
+    """
+    key = (id(csr.rowptr), csr.num_cols)
+    return _sharing.get(csr.col, key, lambda: (csr.rowptr, _estimate(csr)))[1]
+
+
+def usual_sharing(csr: CSR) -> tuple[float, ...]:
+    """Return :func:`sharing_of` for a graph that is used again and again, else nothing.
+
+    Sampled batches are gone before tiles could pay. While a CUDA graph is captured nothing can be
+    estimated, and what was not known stays unknown.
+    """
+    key = (id(csr.rowptr), csr.num_cols)
+    known = _sharing.find(csr.col, key)
+    if known is not None:
+        sharing: tuple[float, ...] = known[1]
+        return sharing
+    uses = (_sharing.find(csr.col, ("uses", *key)) or 0) + 1
+    _sharing.put(csr.col, ("uses", *key), uses)
+    if uses <= _USES or (csr.col.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return ()
+    return sharing_of(csr)
+
+
+def _estimate(csr: CSR) -> tuple[float, ...]:
+    tallest = HEIGHTS[-1]
+    windows, entries, device = -(-csr.num_rows // tallest), csr.col.numel(), csr.col.device
+    if entries == 0:
+        return (1.0,) * len(HEIGHTS)
+    share = min(1.0, _SAMPLED_ENTRIES / entries, _SAMPLED_WINDOWS / windows)
+    some = torch.linspace(0, windows - 1, max(1, int(windows * share)), device=device).long()
+    rows = (some.unsqueeze(1) * tallest + torch.arange(tallest, device=device)).flatten()
+    rows = rows[rows < csr.num_rows]
+    counts = csr.rowptr.diff()[rows].long()
+    row = torch.repeat_interleave(rows, counts)
+    first = torch.repeat_interleave(csr.rowptr[rows].long() - counts.cumsum(0) + counts, counts)
+    col = csr.col[first + torch.arange(row.numel(), device=device)].long()
+    found = []
+    for height in HEIGHTS:
+        distinct = torch.unique(row // height * csr.num_cols + col).numel()
+        found.append(round(row.numel() / max(distinct, 1), 2))
+    return tuple(found)
+
+
+def build_tiles(csr: CSR, window: int, tile: int) -> Tiles:
+    """Translate a matrix; see :func:`tiles_of`. Waits for the device: sizes depend on the data."""
+    if window < 1 or tile < 1 or window * tile > _MOST_SLOTS:
+        raise ValueError(
+            f"expected 'window' and 'tile' of at least 1, at most {_MOST_SLOTS} slots together "
+            f"(got {window} x {tile})"
+        )
+    rows, entries, device = csr.num_rows, csr.col.numel(), csr.col.device
+    windows = -(-rows // window)
+    if entries == 0:
+        empty = csr.col.new_empty(0)
+        return Tiles(window, tile, rows, csr.num_cols, 0, csr.rowptr.new_zeros(windows + 1),
+                     csr.rowptr.new_zeros(1), empty, empty, empty.short())  # fmt: skip
+    group, local_row, entry = _by_window_and_column(csr, window)
+
+    # A column for each (window, matrix column), or as many as one of its rows has entries in it.
+    new = torch.ones(entries, dtype=torch.bool, device=device)
+    torch.ne(group[1:], group[:-1], out=new[1:])
+    same_row = ~new[1:] & (local_row[1:] == local_row[:-1])
+    column = new.cumsum(0).sub_(1)
+    group_of_column = group[new]
+    if bool(same_row.any()):
+        column, group_of_column = _own_columns(column, group_of_column, same_row)
+        column, order = torch.sort(column, stable=True)
+        local_row, entry = local_row[order], entry[order]
+
+    starts = torch.arange(0, (windows + 1) * csr.num_cols, csr.num_cols, device=device)
+    first_column = torch.searchsorted(group_of_column, starts)
+    window_ptr = torch.zeros_like(first_column)
+    torch.cumsum((first_column.diff() + tile - 1) // tile, 0, out=window_ptr[1:])
+    num_tiles = int(window_ptr[-1])
+
+    # A tile column's number, its window's empty places at the end counted in.
+    window_of_column = group_of_column // csr.num_cols
+    place = torch.arange(group_of_column.numel(), device=device)
+    place += window_ptr[window_of_column] * tile - first_column[window_of_column]
+    place_of_entry = place[column]
+    slot = (local_row.long() * tile + place_of_entry % tile).short()
+    ends = torch.arange(0, (num_tiles + 1) * tile, tile, device=device)
+    tile_ptr = torch.searchsorted(place_of_entry, ends)
+    filled = torch.searchsorted(place, torch.arange(num_tiles * tile, device=device), right=True)
+    col = (group_of_column % csr.num_cols)[filled - 1]
+    dtype = csr.col.dtype
+    return Tiles(window, tile, rows, csr.num_cols, group_of_column.numel(), window_ptr.to(dtype),
+                 tile_ptr.to(dtype), col.to(dtype), entry.to(dtype), slot)  # fmt: skip
+
+
+def _by_window_and_column(csr: CSR, window: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All entries by (window, column, row): window * num_cols + column, row in window, entry."""
+    rows = torch.arange(csr.num_rows, dtype=torch.int32, device=csr.col.device)
+    degree = csr.rowptr.diff().long()
+    row = torch.repeat_interleave(rows, degree, output_size=csr.col.numel())
+    if csr.col.device.type == "cpu" and not cpu_unavailable_reasons():
+        # Counting sorts, linear in entries and nodes; the order of rows within a column is kept.
+        arrays = (row // window).to(csr.col.dtype), csr.col, -(-csr.num_rows // window)
+        wide = csr.col.numel() >= 2**31 - 1
+        ptr, col, entry = cpu_library().csr_from_coo(*arrays, csr.num_cols, wide)
+        numbers = torch.arange(ptr.numel() - 1)
+        of_entry = torch.repeat_interleave(numbers, ptr.diff().long())
+        entry = entry.long()
+        return of_entry * csr.num_cols + col, row[entry] % window, entry
+    key = (row // window).long().mul_(csr.num_cols).add_(csr.col).mul_(window).add_(row % window)
+    key, entry = torch.sort(key, stable=True)
+    return key // window, (key % window).to(torch.int32), entry
+
+
+def _own_columns(
+    column: Tensor, group_of_column: Tensor, same_row: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Give each of several equal edges a column of its own.
+
+    Args:
+        column: [E], of every entry, ascending.
+        group_of_column: [C].
+        same_row: [E - 1], entry i + 1 is in the row and column of entry i.
+    """
+    place = torch.arange(column.numel(), device=column.device)
+    begins = torch.ones_like(place, dtype=torch.bool)
+    begins[1:] = ~same_row
+    first = torch.where(begins, place, 0).cummax(0).values
+    number = place - first  # of the entry among its equals
+    copies = torch.ones_like(group_of_column)
+    copies.scatter_reduce_(0, column, number + 1, "amax")
+    before = copies.cumsum(0) - copies
+    return before[column] + number, group_of_column.repeat_interleave(copies)

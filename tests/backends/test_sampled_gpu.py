@@ -1,0 +1,130 @@
+"""Sampled aggregation on a GPU: the same subsets and sums as the reference, compiled."""
+
+import pytest
+import torch
+
+from pyg_accel import Graph, ops, use_backend
+from pyg_accel.testing import zoo
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+SCALINGS = ({}, {"reduce": "mean"}, {"rescale": "row"}, {"rescale": "gcn"})
+
+
+def both(graph, x, weight, seed=5, **how):
+    """Results of the Triton backend and of the reference, on the device."""
+    outs = []
+    for name in ("triton", "reference"):
+        with use_backend(name):
+            outs.append(ops.sampled_spmm(graph, x, weight, seed=seed, **how))
+    return outs
+
+
+def random_graph(nodes=3000, edges=400_000, hub=5000, index_dtype=torch.int32) -> Graph:
+    generator = torch.Generator().manual_seed(0)
+    edge_index = (torch.rand(2, edges, generator=generator) ** 1.5 * nodes).long()
+    star = torch.stack([torch.arange(hub) % nodes, torch.full((hub,), 7)])
+    lengths = torch.tensor([577, 1154, 587, 65]).repeat_interleave(
+        torch.tensor([577, 1154, 587, 65])
+    )
+    ends = torch.tensor([0, 1, 2, 3]).repeat_interleave(torch.tensor([577, 1154, 587, 65])) + nodes
+    more = torch.stack([torch.arange(lengths.numel()) % nodes, ends])
+    size = (nodes + 4, nodes + 4)
+    graph = Graph.from_edge_index(torch.cat([edge_index, star, more], 1).cuda(), size)
+    return Graph.from_csr(graph.rowptr.to(index_dtype), graph.col.to(index_dtype),
+                          num_cols=nodes + 4)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 1000])
+@pytest.mark.parametrize("strategy", ["bucket", "fastrand", "random"])
+def test_it_equals_the_reference(strategy, width):
+    graph = random_graph()
+    x, weight = torch.randn(3004, 33).cuda(), torch.rand(graph.num_edges).cuda()
+    for scaling in SCALINGS:
+        for w in (None, weight):
+            found, expected = both(graph, x, w, width=width, strategy=strategy, **scaling)
+            scale = both(graph, x.abs(), w, width=width, strategy=strategy, **scaling)[1]
+            assert bool(((found - expected).abs() <= 2e-5 * scale + 1e-6).all())
+
+
+@pytest.mark.parametrize("features", [1, 7, 33, 128, 257, (2, 16), (3, 5)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
+def test_features_of_any_shape_and_dtype(dtype, features):
+    shape = (features,) if isinstance(features, int) else features
+    graph = random_graph()
+    x = torch.randn(3004, *shape).cuda().to(dtype)
+    weight = torch.rand(graph.num_edges, *shape[:-1]).cuda().to(dtype)
+    found, expected = both(graph, x, weight, width=20)
+    scale = both(graph, x.abs(), weight, width=20)[1].double()
+    relative = {torch.float64: 1e-12, torch.float32: 2e-5}.get(dtype, 2e-2)
+    assert found.dtype == dtype
+    assert bool(((found.double() - expected.double()).abs() <= relative * scale + 1e-6).all())
+
+
+@pytest.mark.parametrize("per", ["column", "row"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("shape", [(128,), (7,), (2, 16)], ids=str)
+def test_8_bit_features(shape, dtype, per):
+    graph = random_graph()
+    x = ops.quantize(torch.randn(3004, *shape).cuda(), dtype, per=per)
+    weight = torch.rand(graph.num_edges, *shape[:-1]).cuda()
+    for w in (None, weight):
+        found, expected = both(graph, x, w, width=20)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+def test_hard_graphs_and_index_types(index_dtype):
+    for case in zoo(hub=3000, index_dtype=index_dtype):
+        csr = Graph.from_edge_index(case.edge_index.cuda(), (case.num_sources, case.num_targets))
+        graph = Graph.from_csr(csr.rowptr.to(index_dtype), csr.col.to(index_dtype),
+                               num_cols=case.num_sources)  # fmt: skip
+        x = torch.randn(case.num_sources, 5).cuda()
+        for strategy in ("bucket", "fastrand", "random"):
+            found, expected = both(graph, x, None, width=4, strategy=strategy)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_drawn_sample_and_deterministic():
+    graph = random_graph()
+    x = torch.randn(3004, 16).cuda().requires_grad_()
+    weight = torch.rand(graph.num_edges).cuda().requires_grad_()
+
+    def grads():
+        out = ops.sampled_spmm(graph, x, weight, width=20, strategy="random", seed=4, rescale="row")
+        return torch.autograd.grad(out.square().sum(), (x, weight))
+
+    found, again = grads(), grads()
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    with use_backend("reference"):
+        for a, b in zip(found, grads(), strict=True):
+            assert float((a - b).abs().max()) <= 1e-4 * float(b.abs().max())
+
+
+def test_a_cuda_graph_draws_anew_for_another_seed():
+    graph, x = random_graph(), torch.randn(3004, 16).cuda()
+    seed = torch.tensor([1], device="cuda")
+    run = lambda: ops.sampled_spmm(graph, x, width=20, strategy="random", seed=seed)  # noqa: E731
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = run()
+    for number in (1, 2):
+        seed.fill_(number)
+        captured.replay()
+        assert torch.equal(out, run())
+
+
+def test_it_compiles_to_a_whole_graph():
+    graph, x = random_graph(), torch.randn(3004, 16).cuda()
+    run = lambda x: ops.sampled_spmm(graph, x.relu(), width=20).relu()  # noqa: E731
+    found = torch.compile(run, fullgraph=True)(x)
+    torch.testing.assert_close(found, run(x))

@@ -1,0 +1,190 @@
+"""Layers over many relations: a hundred, of very different sizes, some of them empty."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import (
+    FastRGCNConv,
+    GATConv,
+    HeteroConv,
+    HGTConv,
+    RGATConv,
+    RGCNConv,
+    SAGEConv,
+)
+
+import pyg_accel
+from pyg_accel.errors import VerificationError
+from pyg_accel.patching import relations
+from pyg_accel.settings import settings
+
+RELATIONS, NODES, EDGES, WIDTH = 100, 60, 2000, 8
+
+pytestmark = pytest.mark.usefixtures("always")
+
+
+@pytest.fixture
+def homogeneous() -> tuple[Any, ...]:
+    """Features, edges, and their relations: some have hundreds of edges, some none."""
+    torch.manual_seed(1)
+    edge_type = (RELATIONS * torch.rand(EDGES) ** 3).long() // 2 * 2  # of every second, no edge
+    x = torch.randn(NODES, WIDTH, dtype=torch.float64, requires_grad=True)
+    return x, torch.randint(NODES, (2, EDGES)), edge_type
+
+
+@pytest.mark.parametrize("kind", [RGCNConv, FastRGCNConv, RGATConv])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_bases": 4}, {"num_blocks": 4}], ids=["full", "bases", "blocks"]
+)
+@pytest.mark.parametrize("aggr", ["mean", "add", "max"])
+def test_layers_with_a_matrix_a_relation_equal_stock(
+    same_as_stock, homogeneous, kind, options, aggr
+):
+    if kind is RGATConv and aggr != "add":
+        pytest.skip("attention is a sum")
+    if kind is FastRGCNConv and aggr == "max":
+        pytest.skip("PyG has no maximum there")
+    layer = kind(WIDTH, WIDTH, RELATIONS, **options, **({} if kind is RGATConv else {"aggr": aggr}))
+    same_as_stock(layer.double(), *homogeneous)
+
+
+def typed_graph(types: int = 5) -> tuple[dict[str, Any], dict[tuple[str, str, str], Any]]:
+    """A hundred edge types between five node types."""
+    torch.manual_seed(1)
+    names = [f"type{i}" for i in range(types)]
+    x = {
+        name: torch.randn(20 + 7 * i, WIDTH, dtype=torch.float64, requires_grad=True)
+        for i, name in enumerate(names)
+    }
+    edges = {}
+    for relation in range(RELATIONS):
+        source, target = names[relation % types], names[relation // types % types]
+        count = 0 if relation % 17 == 3 else 1 + relation
+        ends = [torch.randint(x[name].size(0), (count,)) for name in (source, target)]
+        edges[source, f"to{relation}", target] = torch.stack(ends)
+    return x, edges
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+def test_a_layer_an_edge_type_equals_stock(same_as_stock, aggr):
+    x, edges = typed_graph()
+
+    def layer(relation: int) -> torch.nn.Module:
+        if relation % 2:
+            return SAGEConv((WIDTH, WIDTH), 4)
+        return GATConv((WIDTH, WIDTH), 4, add_self_loops=False)
+
+    torch.manual_seed(2)
+    layers = {edge_type: layer(i) for i, edge_type in enumerate(edges)}
+    same_as_stock(HeteroConv(layers, aggr=aggr).double(), x, edges)
+
+
+def test_a_transformer_over_a_hundred_edge_types_equals_stock(same_as_stock):
+    x, edges = typed_graph()
+    layer = HGTConv(WIDTH, WIDTH, (list(x), list(edges)), heads=2)
+    same_as_stock(layer.double(), x, edges)
+
+
+def formulas(rows: list[Any]) -> list[str]:
+    return [row.formula for row in rows]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_bases": 4}, {"num_blocks": 4}, {"root_weight": False, "bias": False}],
+    ids=["full", "bases", "blocks", "bare"],
+)
+@pytest.mark.parametrize("aggr", ["mean", "add", "max", "min"])
+def test_all_relations_are_one_call(same_as_stock, homogeneous, report_of, options, aggr):
+    same_as_stock(RGCNConv(WIDTH, 12, RELATIONS, aggr=aggr, **options).double(), *homogeneous)
+    reduce = {"add": "sum"}.get(aggr, aggr)
+    assert formulas(report_of()) == [f"{reduce}_j u0, {RELATIONS} relations"]
+    assert report_of()[0].calls == 1
+
+
+def test_source_and_target_nodes_may_differ(same_as_stock, homogeneous, report_of):
+    x, edge_index, edge_type = homogeneous
+    y = torch.randn(30, 5, dtype=torch.float64, requires_grad=True)
+    edge_index = torch.stack([edge_index[0], edge_index[1] // 2])
+    same_as_stock(RGCNConv((WIDTH, 5), 4, RELATIONS).double(), (x, y), edge_index, edge_type)
+    assert "relations" in report_of()[0].formula
+
+
+def test_the_other_flow(same_as_stock, homogeneous, report_of):
+    layer = RGCNConv(WIDTH, 4, RELATIONS, flow="target_to_source").double()
+    same_as_stock(layer, *homogeneous)
+    assert "relations" in report_of()[0].formula
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_graphs_with_hardly_an_edge(same_as_stock, edges):
+    x = torch.randn(NODES, WIDTH, dtype=torch.float64, requires_grad=True)
+    types = torch.randint(RELATIONS, (edges,))
+    same_as_stock(
+        RGCNConv(WIDTH, 4, RELATIONS).double(), x, torch.randint(NODES, (2, edges)), types
+    )
+
+
+def test_relations_that_change_in_place_are_seen(homogeneous):
+    x, edge_index, edge_type = homogeneous
+    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    with pyg_accel.patched():
+        first = layer(x, edge_index, edge_type)
+        assert torch.equal(layer(x, edge_index, edge_type), first)
+        edge_type.zero_()
+        second = layer(x, edge_index, edge_type)
+    torch.testing.assert_close(second, layer(x, edge_index, edge_type))
+    assert not torch.allclose(first, second)
+
+
+class Twice(RGCNConv):
+    """A message of its own, which no stacked kernel knows."""
+
+    def message(self, x_j, edge_type_ptr):
+        return 2 * x_j
+
+
+def test_what_the_stacked_kernels_do_not_know_is_a_call_a_relation(
+    same_as_stock, homogeneous, report_of
+):
+    x, edge_index, edge_type = homogeneous
+    same_as_stock(Twice(WIDTH, 4, RELATIONS).double(), x, edge_index, edge_type)
+    assert sum(row.calls for row in report_of()) == RELATIONS
+    pyg_accel.reset_report()
+    same_as_stock(RGCNConv(NODES, 4, RELATIONS).double(), None, edge_index, edge_type)
+    assert sum(row.calls for row in report_of()) == RELATIONS
+
+
+def test_verification_covers_relations(homogeneous, monkeypatch):
+    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    settings.verify = True
+    with pyg_accel.patched():
+        layer(*homogeneous)
+        monkeypatch.setattr(relations, "relational_spmm", lambda *_, **__: torch.ones(NODES, 4))
+        with pytest.raises(VerificationError, match="RGCNConv"):
+            layer(*homogeneous)
+
+
+def test_relations_out_of_range_are_refused(homogeneous):
+    x, edge_index, edge_type = homogeneous
+    with pyg_accel.patched(), pytest.raises(IndexError, match="relation ids"):
+        RGCNConv(WIDTH, 4, RELATIONS).double()(x, edge_index, edge_type + 50)
+
+
+def test_few_relations_of_a_small_graph_stay_with_pyg(homogeneous, report_of):
+    settings.always = False
+    x, edge_index, edge_type = homogeneous
+    with pyg_accel.patched():
+        RGCNConv(WIDTH, 4, 3).double()(x, edge_index, edge_type % 3)
+        assert formulas(report_of()) == [""]
+        pyg_accel.reset_report()
+        RGCNConv(WIDTH, 4, RELATIONS).double()(x, edge_index, edge_type)
+        assert formulas(report_of()) == [f"mean_j u0, {RELATIONS} relations"]
+
+
+def test_attention_over_relations_is_accelerated(homogeneous, report_of):
+    layer = RGATConv(WIDTH, WIDTH, RELATIONS).double()
+    with pyg_accel.patched():
+        layer(*homogeneous)
+    assert all(formulas(report_of()))

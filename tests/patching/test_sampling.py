@@ -1,0 +1,316 @@
+"""``sampled()`` around patched models, and ``calibrate_sampling()``."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SimpleConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.typing import SparseTensor
+
+import pyg_accel
+from pyg_accel import Graph, ops
+from pyg_accel.patching import sampling
+from pyg_accel.settings import settings
+
+NODES, EDGES = 40, 900
+edge_index = torch.randint(NODES, (2, EDGES), generator=torch.Generator().manual_seed(4))
+graph = Graph.from_edge_index(edge_index, (NODES, NODES))
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(NODES, 6)
+
+
+def sampled_output(layer: torch.nn.Module, *args, width: int = 5, **how) -> Tensor:
+    layer.eval()
+    with pyg_accel.patched(), pyg_accel.sampled(width, **how), torch.no_grad():
+        return layer(*args)
+
+
+@pytest.mark.parametrize("strategy", ["bucket", "fastrand"])
+def test_means_go_over_the_sampled_edges(x, strategy, report_of):
+    found = sampled_output(SimpleConv(aggr="mean"), x, edge_index, strategy=strategy)
+    expected = ops.sampled_spmm(graph, x, width=5, strategy=strategy, reduce="mean")
+    torch.testing.assert_close(found, expected)
+    (row,) = report_of()
+    assert row.formula == f"mean_j u0 over 5 edges by {strategy}"
+
+
+@pytest.mark.parametrize("rescale", ["row", "gcn", "none"])
+def test_weighted_sums_of_a_gcn_are_sampled_and_rescaled(x, rescale, report_of):
+    layer = GCNConv(6, 6, bias=False)
+    found = sampled_output(layer, x, edge_index, rescale=rescale)
+    loops, weight = gcn_norm(edge_index, num_nodes=NODES)
+    whole = Graph.from_edge_index(loops, (NODES, NODES))
+    expected = ops.sampled_spmm(whole, layer.lin(x), weight, width=5, rescale=rescale,
+                                edge_order=True)  # fmt: skip
+    torch.testing.assert_close(found, expected.detach())
+    assert "over 5 edges by fastrand" in report_of()[0].formula
+
+
+def test_gcn_rescaling_gives_the_weights_of_the_sampled_degrees(x):
+    """1 / sqrt(d d') of a GCN becomes 1 / sqrt(s s')."""
+    degree = graph.degree.double()
+    source, target = edge_index
+    weight = (degree[source] * degree[target]).rsqrt().to(x.dtype)
+    found = ops.sampled_spmm(graph, x, weight, width=5, rescale="gcn", edge_order=True)
+    short = degree.clamp(max=5)
+    own = (short[source] * short[target]).rsqrt().to(x.dtype)
+    expected = ops.sampled_spmm(graph, x, own, width=5, edge_order=True)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_width_above_every_degree_changes_nothing(x, always):
+    for layer in (SAGEConv(6, 3), GCNConv(6, 3), GATConv(6, 3, heads=2)):
+        layer.eval()
+        with pyg_accel.patched(), torch.no_grad():
+            exact = layer(x, edge_index)
+        found = sampled_output(layer, x, edge_index, width=NODES * NODES)
+        torch.testing.assert_close(found, exact)
+
+
+def test_attention_weighs_the_sampled_edges(x, report_of):
+    out = sampled_output(GATConv(6, 3, heads=2), x, edge_index)
+    assert out.isfinite().all()
+    formulas = [row.formula for row in report_of()]
+    assert any("sum_j mul(e0,u1) over 5 edges by fastrand" in text for text in formulas)
+
+
+@pytest.mark.parametrize("aggr", ["max", ["mean", "max"], "std"], ids=str)
+def test_other_aggregations_stay_exact_and_the_report_says_so(x, aggr, report_of, always):
+    layer = SimpleConv(aggr=aggr)
+    with pyg_accel.patched():
+        exact = layer.eval()(x, edge_index)
+    pyg_accel.reset_report()
+    torch.testing.assert_close(sampled_output(layer, x, edge_index), exact)
+    assert "(exact: only sums and means are sampled)" in report_of()[0].formula
+
+
+def test_messages_that_are_no_product_stay_exact(x, report_of):
+    class Gated(SimpleConv):
+        def message(self, x_i, x_j):
+            return torch.sigmoid(x_i) * x_j
+
+    class PerFeature(SimpleConv):
+        def message(self, x_j):
+            return x_j * torch.ones(EDGES, 6)
+
+    for layer in (Gated(aggr="sum"), PerFeature(aggr="sum")):
+        sampled_output(layer, x, edge_index)
+    assert all("(exact: " in row.formula for row in report_of())
+
+
+@pytest.mark.parametrize("kind", ["torch_csr", "torch_coo", "sparse_tensor"])
+def test_sparse_matrices_are_sampled_too(x, kind, report_of):
+    layer = SAGEConv(6, 3)
+    if kind == "sparse_tensor":
+        pytest.importorskip("torch_sparse")
+        adj = SparseTensor.from_edge_index(edge_index, sparse_sizes=(NODES, NODES)).t()
+    else:
+        adj = torch.sparse_csr_tensor(graph.rowptr, graph.col, torch.ones(EDGES), (NODES, NODES))
+        adj = adj if kind == "torch_csr" else adj.to_sparse_coo()
+    sampled_output(layer, x, adj)
+    assert "over 5 edges by fastrand" in report_of()[0].formula
+
+
+def test_training_is_refused_unless_edges_are_random(x):
+    layer = SAGEConv(6, 3)
+    with pyg_accel.patched():
+        with (
+            pyg_accel.sampled(5),
+            pytest.raises(RuntimeError, match=r"(?s)SAGEConv.*eval.*random"),
+        ):
+            layer(x, edge_index)
+        leaf = x.requires_grad_()
+        with pyg_accel.sampled(5, "random"):
+            layer(leaf, edge_index).sum().backward()
+    assert leaf.grad is not None
+    assert bool(leaf.grad.isfinite().all())
+    assert layer.lin_l.weight.grad is not None
+
+
+def test_random_draws_anew_in_each_call(x):
+    layer = SimpleConv(aggr="sum")
+    torch.manual_seed(1)
+    first, second = (sampled_output(layer, x, edge_index, strategy="random") for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(first, sampled_output(layer, x, edge_index, strategy="random"))
+
+
+def test_nothing_patched_is_an_error():
+    with pytest.raises(RuntimeError, match="patch"), pyg_accel.sampled():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [({"width": 0}, "at least 1"), ({"strategy": "x"}, "bucket"), ({"rescale": "mean"}, "row")],
+)
+def test_what_does_not_fit_is_refused(how, words):
+    with pyg_accel.patched(), pytest.raises(ValueError, match=words), pyg_accel.sampled(**how):
+        pass
+
+
+def test_blocks_nest_and_end_with_an_exception(x):
+    layer = SimpleConv(aggr="sum").eval()
+    with pyg_accel.patched():
+        exact = layer(x, edge_index)
+        with pyg_accel.sampled(5):
+            five = layer(x, edge_index)
+            with pyg_accel.sampled(2):
+                assert not torch.equal(layer(x, edge_index), five)
+            assert torch.equal(layer(x, edge_index), five)
+        with pytest.raises(KeyError), pyg_accel.sampled(5):
+            raise KeyError
+        assert sampling.in_force() is None
+        assert sampling.state.key == ""
+        torch.testing.assert_close(layer(x, edge_index), exact)
+
+
+def test_a_sample_is_not_verified(x):
+    settings.verify = True
+    sampled_output(SimpleConv(aggr="sum"), x, edge_index)
+
+
+def test_only_the_layers_of_a_patched_model_are_sampled(x, report_of):
+    ours, theirs = SimpleConv(aggr="sum").eval(), SimpleConv(aggr="sum").eval()
+    with pyg_accel.patched(ours), pyg_accel.sampled(2):
+        assert not torch.allclose(ours(x, edge_index), theirs(x, edge_index))
+    (row,) = report_of()
+    assert row.calls == 1
+
+
+@pytest.mark.slow
+def test_compiled_models_follow_the_block(x):
+    layer = SimpleConv(aggr="sum").eval()
+    with pyg_accel.patched(), torch.no_grad():
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        exact = compiled(x, edge_index)
+        with pyg_accel.sampled(5):
+            expected, found = layer(x, edge_index), compiled(x, edge_index)
+        again = compiled(x, edge_index)
+        with pyg_accel.sampled(2):
+            fewer = compiled(x, edge_index)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(again, exact)
+    assert not torch.allclose(fewer, found)
+
+
+class Mean(torch.nn.Module):
+    """Two classes, told apart by the mean over neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SimpleConv(aggr="mean")
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        return self.conv(x, edge_index, edge_weight)
+
+
+def noisy_task(nodes: int = 400, degree: int = 60) -> Data:
+    """Neighbours are of one's own class in 6 of 10 cases, so that few say little."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (nodes,), generator=generator)
+    target = torch.arange(nodes).repeat_interleave(degree)
+    same = torch.rand(target.numel(), generator=generator) < 0.65
+    wanted = torch.where(same, y[target], 1 - y[target])
+    members = [(y == c).nonzero().flatten() for c in (0, 1)]
+    draw = torch.rand(target.numel(), generator=generator)
+    source = torch.stack([m[(draw * m.numel()).long()] for m in members])
+    source = source.gather(0, wanted.unsqueeze(0)).squeeze(0)
+    return Data(x=torch.nn.functional.one_hot(y, 2).float(), y=y,
+                edge_index=torch.stack([source, target]),
+                val_mask=torch.ones(nodes, dtype=torch.bool))  # fmt: skip
+
+
+def test_calibration_finds_the_smallest_width_within_the_drop(tmp_path):
+    data, model = noisy_task(), Mean().train()
+    found = pyg_accel.calibrate_sampling(
+        model, data, data.val_mask, 0.02, widths=(1, 4, 16, 32, 64), progress=False
+    )
+    every, *rows = found.rows
+    assert every.width is None
+    assert (every.drop, every.rate, every.speedup) == (0.0, 1.0, 1.0)
+    assert [row.width for row in rows] == [1, 4, 16, 32, 64]
+    good = [row.width for row in rows if row.drop <= 0.02]
+    assert found.width == min(good)
+    assert rows[0].drop > 0.1  # a single edge says little
+    assert rows[-1].drop == 0.0  # all edges
+    assert rows[2].rate == pytest.approx(16 / 60)
+    assert model.training
+    assert not sampling.seam.installed()
+    assert "<- chosen" in str(found)
+    found.plot(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_calibration_says_when_no_width_will_do():
+    data = noisy_task()
+    found = pyg_accel.calibrate_sampling(
+        Mean(), data, data.val_mask, -1.0, widths=(1, 2), progress=False, repeats=1
+    )
+    assert found.width is None
+    assert "use all edges" in str(found)
+
+
+def test_calibration_takes_weights_metrics_and_matrices():
+    data = noisy_task()
+    data.edge_weight = torch.ones(data.edge_index.size(1))
+    seen = []
+
+    def metric(out: Tensor, y: Tensor) -> float:
+        seen.append(out.shape)
+        return 0.5
+
+    found = pyg_accel.calibrate_sampling(
+        Mean(), data, data.val_mask, metric=metric, widths=(8,), progress=False, repeats=1
+    )
+    assert (found.width, len(seen)) == (8, 2)
+    adj = torch.sparse_coo_tensor(data.edge_index.flip(0), data.edge_weight, (400, 400))
+    other = Data(x=data.x, y=data.y, adj_t=adj.coalesce().to_sparse_csr())
+    found = pyg_accel.calibrate_sampling(
+        SAGEConv(2, 2), other, data.val_mask, widths=(8,), progress=False, repeats=1
+    )
+    assert found.rows[1].rate < 0.2
+
+
+def test_calibration_refuses_an_empty_mask():
+    data = noisy_task()
+    with pytest.raises(ValueError, match="mask"):
+        pyg_accel.calibrate_sampling(Mean(), data, torch.zeros(400, dtype=torch.bool))
+    with pytest.raises(ValueError, match="at least 1"):
+        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, widths=(0,), progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conv", [GCNConv, SAGEConv])
+@pytest.mark.parametrize("name", ["Cora", "facebook-pages"])
+def test_a_calibrated_width_keeps_the_accuracy_of_trained_models(name, conv, data_root):
+    benchmark = pytest.importorskip("benchmarks.sampled_accuracy")
+    datasets = pytest.importorskip("benchmarks.datasets")
+    data = datasets.load_task(name, data_root)
+    model = benchmark.train(conv, data, epochs=60, seed=0)
+    found = pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.01, progress=False)
+    assert found.width is not None
+    with pyg_accel.patched(model), torch.no_grad():
+        exact = benchmark.accuracy(model, data, data.test_mask)
+        with pyg_accel.sampled(found.width):
+            assert benchmark.accuracy(model, data, data.test_mask) >= exact - 0.01
+
+
+def test_a_model_trains_on_random_samples():
+    data = noisy_task()
+    model = GINConv(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    losses = []
+    with pyg_accel.patched(), pyg_accel.sampled(16, "random"):
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(data.x, data.edge_index), data.y)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+    assert losses[-1] < 0.7 * losses[0]

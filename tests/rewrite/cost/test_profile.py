@@ -1,0 +1,191 @@
+"""From timing over the CSV file to models that decide."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_accel import __main__ as program
+from pyg_accel.rewrite import cost
+from pyg_accel.rewrite.cost import (
+    GraphFeatures,
+    Primitive,
+    Roofline,
+    cost_model,
+    learned,
+    plan,
+    train,
+)
+from pyg_accel.rewrite.cost import collect as collecting
+from pyg_accel.rewrite.cost.device import Device
+from pyg_accel.rewrite.cost.timing import Laps
+from pyg_accel.settings import settings
+
+pytest.importorskip("xgboost")
+pytest.importorskip("tqdm")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def small(monkeypatch) -> list[Primitive]:
+    """Three small graphs, few dense calls, and a clock that knows the answer; what it timed."""
+    cases = (plan._rmat(40, 200, 1), plan._roads(100, 0.7), plan._mycielskian(5))
+    monkeypatch.setattr(plan, "GRAPHS", {"cpu": cases})
+    monkeypatch.setattr(plan, "DENSE_PER_DEVICE", {"cpu": 24})
+    monkeypatch.setattr(plan, "MOST_WORK", {"cpu": 1e6})
+    monkeypatch.setattr(plan, "WIDTHS", (2, 3, 4, 5, 6, 7, 8, 9, 10))
+    timed: list[Primitive] = []
+    model = Roofline.of("cpu")
+
+    def workload(primitive, device, graph):
+        timed.append(primitive)
+        return primitive
+
+    def clock(primitive, device):
+        seconds = 3 * model.seconds(primitive) * math.log2(primitive.cols + 2)
+        return Laps(seconds, seconds, 3)
+
+    monkeypatch.setattr(collecting, "workload", workload)
+    monkeypatch.setattr(collecting, "timed", clock)
+    return timed
+
+
+@pytest.fixture
+def models(small, tmp_path) -> Path:
+    """A folder of trained models, in force."""
+    assert program.main(["profile", "--out", str(tmp_path / "own")]) == 0
+    settings.cost_models = str(tmp_path / "own")
+    return tmp_path / "own" / Device.of("cpu").slug
+
+
+def test_profile_measures_trains_and_says_how_to_use_it(small, tmp_path, capsys):
+    assert program.main(["profile", "--out", str(tmp_path)]) == 0
+    models = tmp_path / Device.of("cpu").slug
+    rows = collecting.read_rows(models / "measurements.csv")
+    assert len(rows) == len(small) > 100
+    assert [train.primitive_of(row) for row in rows] == small
+    about = json.loads((models / learned.ABOUT).read_text())
+    assert about["device"] == Device.of("cpu").as_dict()
+    assert about["primitives"]["spmm"]["rows"] == sum(p.name == "spmm" for p in small)
+    assert about["primitives"]["spmm"]["graphs"] == 3
+    assert capsys.readouterr().out.endswith(f"PYG_ACCEL_COST_MODELS={models.parent.resolve()}\n")
+
+
+def test_the_models_predict_what_was_measured(models, small):
+    model = cost_model("cpu")
+    assert model.source.startswith(f"models learned on {Device.of('cpu')}")
+    truth = Roofline.of("cpu")
+    errors = sorted(
+        abs(
+            (model.seconds(p) - learned.AROUND) / (3 * truth.seconds(p) * math.log2(p.cols + 2)) - 1
+        )
+        for p in small
+    )
+    assert errors[len(errors) // 2] < 0.05
+    assert model.many(small[:9]) == [model.seconds(p) for p in small[:9]]
+
+
+def test_a_primitive_that_was_not_measured_is_left_to_the_roofline(models):
+    cbsr = Primitive("cbsr_spmm", 10, 4, 8, graph=GraphFeatures(10, 10, 50))
+    expected = Roofline.of("cpu").seconds(cbsr) + learned.AROUND
+    assert cost_model("cpu").seconds(cbsr) == pytest.approx(expected)
+
+
+def test_a_stopped_run_goes_on_where_it_stopped(small, tmp_path):
+    path = tmp_path / "m.csv"
+    assert not collecting.collect(CPU, path, minutes=0)
+    assert collecting.read_rows(path) == []
+    assert collecting.collect(CPU, path)
+    whole, count = path.read_text(), len(small)
+    lines = whole.splitlines(keepends=True)
+    path.write_text("".join(lines[: count // 2]) + lines[count // 2][:30])  # killed amid a line
+    assert collecting.collect(CPU, path)
+    keys = [collecting._key(row) for row in collecting.read_rows(path)]
+    assert len(keys) == len(set(keys)) == count
+    again = len(small)
+    assert collecting.collect(CPU, path)
+    assert len(small) == again, "nothing was left to time"
+
+
+def test_files_of_something_else_are_refused(small, tmp_path, capsys):
+    path = tmp_path / "m.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="no column"):
+        collecting.collect(CPU, path)
+    path.unlink()
+    collecting.collect(CPU, path)
+    rows = list(csv.DictReader(path.open()))
+    with path.open("w") as file:
+        writer = csv.DictWriter(file, collecting.COLUMNS)
+        writer.writeheader()
+        writer.writerows(row | {"name": "Another CPU"} for row in rows)
+    with pytest.raises(ValueError, match="is of Another CPU"):
+        collecting.collect(CPU, path)
+    with pytest.raises(ValueError, match="measurements of no primitive"):
+        train.train(tmp_path / "none.csv", tmp_path / "out")
+
+
+def test_without_xgboost_the_roofline_decides_and_says_so(models, monkeypatch):
+    monkeypatch.setattr(cost, "find_spec", lambda name: None)
+    assert "roofline" in cost_model("cpu").source
+    assert "xgboost is not installed" in cost_model("cpu").source
+
+
+def test_an_unknown_device_has_the_roofline_which_says_how_to_get_models(monkeypatch):
+    unknown = Device("cpu", "Zilog Z80", "", 1)
+    monkeypatch.setattr(Device, "of", lambda device: unknown)
+    assert "python -m pyg_accel profile" in cost_model("cpu").source
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("{", "JSONDecodeError"),
+        ('{"a": 1}', "no 'format'"),
+        ('{"format": 99}', "format 99"),
+        ('{"format": 1, "features": []}', "other features"),
+    ],
+)
+def test_damaged_models_are_named(models, damage, told):
+    learned.read.cache_clear()
+    (models / learned.ABOUT).write_text(damage)
+    with pytest.raises(ValueError, match=f"expected cost models in .*{told}"):
+        cost_model("cpu")
+
+
+def test_damaged_ensembles_are_named(models):
+    learned.read.cache_clear()
+    (models / "gemm.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"an ensemble of xgboost in .*gemm\.json"):
+        cost_model("cpu").seconds(Primitive("gemm", 3, 3, 3))
+    (models / "spmm.json").unlink()
+    learned.read.cache_clear()
+    with pytest.raises(ValueError, match=r"no file 'spmm\.json'"):
+        cost_model("cpu")
+
+
+def test_models_of_another_device_and_missing_folders_are_errors(models, monkeypatch):
+    learned.read.cache_clear()
+    about = json.loads((models / learned.ABOUT).read_text())
+    about["device"]["threads"] = 99
+    (models / learned.ABOUT).write_text(json.dumps(about))
+    with pytest.raises(ValueError, match="99 threads, not of"):
+        cost_model("cpu")
+    settings.cost_models = str(models / "nowhere")
+    with pytest.raises(ValueError, match="PYG_ACCEL_COST_MODELS"):
+        cost_model("cpu")
+
+
+def test_shipped_models_are_whole_and_name_their_origin():
+    folders = [f for f in learned.SHIPPED.iterdir() if f.is_dir()]
+    for folder in folders:
+        model = learned.read(folder)
+        assert folder.name == model.device.slug
+        about = json.loads((folder / learned.ABOUT).read_text())
+        assert {"torch", "xgboost", "pyg_accel"} <= set(about["versions"])
+        graph = GraphFeatures(10_000, 10_000, 500_000)
+        for name in about["primitives"]:
+            assert 1e-7 < model.seconds(Primitive(name, 10_000, 64, 64, graph=graph)) < 1

@@ -1,0 +1,48 @@
+import pytest
+
+from pyg_accel.rewrite.cost import GraphFeatures, Primitive, Roofline, cost_model
+
+GRAPH = GraphFeatures(100_000, 100_000, 2_000_000)
+SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr_spmm",
+          "sampled_spmm")  # fmt: skip
+
+
+def primitive(name: str, cols: int) -> Primitive:
+    sparse = name in SPARSE
+    return Primitive(name, 100_000, 0 if sparse else 64, cols, graph=GRAPH if sparse else None)
+
+
+@pytest.mark.parametrize("name", ["gemm", "gemm_tn", "scale_rows", "elementwise", *SPARSE])
+def test_every_primitive_takes_time_and_wider_ones_no_less(name):
+    model = Roofline.of("cpu")
+    narrow, wide = model.many([primitive(name, 32), primitive(name, 256)])
+    assert 0 < narrow <= wide < 100
+
+
+def test_the_roofline_knows_what_the_paper_finds():
+    model = Roofline.of("cpu")
+    assert model.seconds(primitive("spmm", 64)) < model.seconds(primitive("spmm_weighted", 64))
+    dense, sparse = GraphFeatures(10_000, 10_000, 5_000_000), GraphFeatures(10_000, 10_000, 20_000)
+    gemm = model.seconds(Primitive("gemm", 10_000, 256, 256))
+    spmm = [model.seconds(Primitive("spmm", 10_000, 0, 256, graph=g)) for g in (sparse, dense)]
+    assert spmm[0] < gemm < spmm[1]
+
+
+def test_locality_makes_gathers_cheaper():
+    model = Roofline.of("cpu")
+    local = GraphFeatures(10**7, 10**7, 10**8, near=0.1, far=0.1)
+    random = GraphFeatures(10**7, 10**7, 10**8)
+    assert (model.seconds(Primitive("spmm", 10**7, 0, 64, graph=local))
+            < 0.7 * model.seconds(Primitive("spmm", 10**7, 0, 64, graph=random)))  # fmt: skip
+
+
+def test_unknown_primitives_and_missing_graphs_are_errors():
+    model = Roofline.of("cpu")
+    with pytest.raises(ValueError, match="features of a graph for 'spmm'"):
+        model.seconds(Primitive("spmm", 5, 0, 5))
+    with pytest.raises(ValueError, match="no primitive is called 'fft'"):
+        model.seconds(Primitive("fft", 5, 0, 5, graph=GRAPH))
+
+
+def test_the_source_names_the_machine():
+    assert "threads" in cost_model("cpu").source

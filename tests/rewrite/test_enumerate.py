@@ -1,0 +1,137 @@
+"""How many associations there are, and which of them are left (paper, sections 3.3 and 5)."""
+
+import pytest
+
+from pyg_accel.rewrite.bill import Given
+from pyg_accel.rewrite.enumerate import enumerate_trees
+from pyg_accel.rewrite.forms import forms
+from pyg_accel.rewrite.ir import Attend, Broadcast, Leaf, Map, Product, Sum, verify
+from pyg_accel.rewrite.prune import prune
+from pyg_accel.rewrite.simplification import simplify
+from pyg_accel.rewrite.tree import nodes_of
+
+A = Leaf("A", "N", "N", "sparse")
+D = Leaf("D", "N", "N", "diagonal")
+X = Leaf("X", "N", "F", "data")
+W = Leaf("W", "F", "H", "weight")
+B = Leaf("b", "1", "H", "bias")
+GCN = Broadcast(D, A @ Broadcast(D, X) @ W)
+
+
+def count(trees, op):
+    return [sum(node.op == op for node in nodes_of(tree)) for tree in trees]
+
+
+def test_row_broadcasts_become_diagonal_factors_of_one_product():
+    assert simplify(GCN) == Product((D, A, D, X, W))
+
+
+def test_a_broadcast_with_a_vector_of_another_length_stays_a_barrier():
+    other = Leaf("s", "F", "F", "diagonal")
+    assert isinstance(simplify(A @ (X @ Broadcast(other, W))).factors[-1], Map)
+
+
+def test_neighbouring_equal_diagonals_are_multiplied():
+    (form,) = forms(Broadcast(D, A @ Broadcast(D, Broadcast(D, A @ Broadcast(D, X)))))
+    assert str(form) == "D A D² A D X"
+
+
+def test_gcn_has_twelve_associations_of_the_kinds_that_the_paper_names():
+    trees = enumerate_trees(GCN)
+    assert len(trees) == len(set(map(str, trees))) == 12
+    scaled = [
+        next((n.args for n in nodes_of(t) if n.op == "scale_edges"), (None, None, None))
+        for t in trees
+    ]
+    assert sum(left is None and right is None for left, _, right in scaled) == 4  # all dense
+    assert sum(left is not None and right is None for left, _, right in scaled) == 3  # D A first
+    assert sum(left is None and right is not None for left, _, right in scaled) == 3  # A D first
+    assert sum(left is not None and right is not None for left, _, right in scaled) == 2  # D A D
+    assert count(trees, "gemm") == count(trees, "spmm") == [1] * 12
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_eight_of_gcns_associations_are_pruned_and_two_sets_of_two_promoted(train):
+    found = prune(enumerate_trees(GCN), Given(train, frozenset("XW"), frozenset("DA")))
+    assert len(found.promoted) == 4
+    assert len(found.reasons) == 8
+    small_first = {"((D·(A·(D·X)))·W)", "(((D·A·D)·X)·W)"}
+    product_first = {"(D·(A·(D·(X·W))))", "((D·A·D)·(X·W))"}
+    assert set(map(str, found.candidates(32, 256))) == small_first
+    assert set(map(str, found.candidates(256, 32))) == product_first
+    assert set(map(str, found.promoted)) == small_first | product_first
+
+
+def test_gat_reuses_or_recomputes():
+    theta = X @ W
+    trees = enumerate_trees(Attend("attention", A, (theta,)) @ X @ W)
+    found = prune(trees, Given())
+    assert len(trees) == 2
+    assert set(map(str, found.candidates(32, 256))) == set(map(str, trees))
+    reuse = "(attention(A, (X·W))·(X·W))"
+    assert list(map(str, found.candidates(256, 32))) == [reuse]
+    assert [w.name for w in found.bills[trees[-1]].forward].count("gemm") == 1
+
+
+def test_a_feature_matrix_without_gradient_spares_the_product_with_the_transpose():
+    trees = {str(t): t for t in enumerate_trees(A @ X @ W)}
+    hidden = prune(tuple(trees.values()), Given(True, frozenset("XW"), frozenset("A")))
+    first = prune(tuple(trees.values()), Given(True, frozenset("W"), frozenset("A")))
+
+    def transposed(found, text):
+        return [w.cols for w in found.bills[trees[text]].backward if w.transposed]
+
+    assert transposed(hidden, "((A·X)·W)") == ["F"]
+    assert transposed(first, "((A·X)·W)") == []
+    assert transposed(first, "(A·(X·W))") == ["H"]
+    assert len(hidden.candidates(256, 32)) == 1  # sizes suffice
+    assert len(first.candidates(256, 32)) == 2  # one wide product, or two narrow ones
+    assert first.bills[trees["((A·X)·W)"]].kept == (("N", "F", 1),)
+    assert first.bills[trees["(A·(X·W))"]].kept == ()
+
+
+def test_what_is_aggregated_of_static_features_is_computed_once():
+    trees = {str(t): t for t in enumerate_trees(A @ X @ W)}
+    given = Given(True, frozenset("W"), frozenset("AX"))
+    bill = prune(tuple(trees.values()), given).bills[trees["((A·X)·W)"]]
+    assert [(w.name, w.once) for w in bill.forward] == [("spmm", True), ("gemm", False)]
+
+
+def test_means_are_taken_by_the_kernel():
+    mean = Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A")
+    trees = enumerate_trees(Broadcast(mean, A @ X) @ W + X @ Leaf("V", "F", "H", "weight") + B)
+    assert len(trees) == 5
+    found = prune(trees, Given())
+    assert set(map(str, found.promoted)) == {
+        "((mean(A·X)·W) + (X·V) + b)",
+        "(mean(A·(X·W)) + (X·V) + b)",
+    }
+
+
+def test_a_linear_layer_after_a_sum_may_come_first():
+    texts = set(map(str, enumerate_trees((A @ X + X) @ W)))
+    assert texts >= {"(((A·X) + X)·W)", "((A·(X·W)) + (X·W))"}
+
+
+def test_sums_of_powers_have_horners_form():
+    def power(k, weight):
+        expr = X @ Leaf(weight, "F", "H", "weight")
+        for _ in range(k):
+            expr = Broadcast(D, A @ Broadcast(D, expr))
+        return expr
+
+    trees = enumerate_trees(power(0, "U") + power(1, "V") + power(2, "W"))
+    horner = "((X·U) + ((D·A·D)·((X·V) + ((D·A·D)·(X·W)))))"
+    assert horner in set(map(str, trees))
+    assert min(count(trees, "spmm")) == 2  # powers are shared, and in Horner's form
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [A @ W, Sum((X, W)), Product((A, Product((A, X)))), Attend("f", X, (X,)),
+     Broadcast(Leaf("d", "M", "M", "diagonal"), X)],
+    ids=["product", "sum", "nested", "attention", "broadcast"],
+)  # fmt: skip
+def test_expressions_that_do_not_fit_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"multiply|sizes|within|sparse|elements"):
+        verify(wrong)

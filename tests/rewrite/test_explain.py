@@ -1,0 +1,148 @@
+"""Plans as data, as text, Markdown and drawings."""
+
+import builtins
+import io
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+import torch_geometric.nn as nn
+
+import pyg_accel
+from pyg_accel import __main__ as program
+from pyg_accel.rewrite import explanation
+from pyg_accel.rewrite.cost import Primitive
+
+
+class Flops:
+    """Time by size alone; an unweighted product is cheap."""
+
+    source = "counting"
+
+    def seconds(self, primitive: Primitive) -> float:
+        if primitive.name.startswith("gemm"):
+            return 1e-9 * primitive.rows * primitive.inner * primitive.cols
+        if primitive.graph is not None and primitive.name.startswith("spmm"):
+            heavier = 1.5 if primitive.name == "spmm_weighted" else 1.0
+            return 1e-9 * heavier * primitive.graph.num_entries * primitive.cols
+        return 1e-9 * primitive.rows * primitive.cols
+
+    def many(self, primitives):
+        return list(map(self.seconds, primitives))
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.GCNConv(12, 4)
+        self.edge = nn.EdgeConv(torch.nn.Linear(8, 2))
+
+    def forward(self, x, edge_index):
+        return self.edge(self.conv(x, edge_index), edge_index)
+
+
+def inputs():
+    return torch.randn(50, 12), torch.randint(50, (2, 600))
+
+
+def test_a_plan_names_every_tree_with_its_time_and_its_verdict():
+    found = pyg_accel.plan(Net(), *inputs(), cost=Flops())
+    conv, edge = found.layers
+    assert (conv.path, conv.layer, conv.algebra) == ("conv", "GCNConv", "D A D X W + b")
+    assert conv.sizes == {"N": 50, "F": 12, "H": 4, "E": 600}
+    assert (conv.by, conv.source) == ("cost", "counting")
+    assert len(conv.trees) == 12
+    assert [t.chosen for t in conv.trees] == [True] + [False] * 11
+    assert conv.trees[0].tree == "((D·(A·(D·(X·W)))) + b)"
+    assert all(t.seconds is not None for t in conv.trees)
+    assert sum(t.verdict.startswith("pruned: ") for t in conv.trees) == 8
+    fastest = min(t.seconds for t in conv.trees)
+    assert conv.trees[0].seconds == pytest.approx(fastest, rel=0.03)
+    assert edge.trees == ()
+    assert edge.reasons == ("no lifting rule for EdgeConv",)
+
+
+def test_the_cost_model_is_not_asked_where_sizes_suffice():
+    class Untouched(Flops):
+        def seconds(self, primitive):
+            raise AssertionError("asked")
+
+    fast = pyg_accel.optimize(nn.GATConv(12, 4), *inputs(), cost=Untouched())
+    (layer,) = pyg_accel.plan(fast).layers
+    assert layer.by == "sizes"
+    assert [t.seconds for t in layer.trees] == [None, None]
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_text(rich, monkeypatch):
+    monkeypatch.setattr(explanation, "find_spec", lambda name: rich or None)
+    out = io.StringIO()
+    found = pyg_accel.explain(Net(), *inputs(), train=True, cost=Flops(), file=out)
+    text = out.getvalue()
+    assert text.startswith("Net: 1 of 2 layers rewritten for training\n")
+    assert "12 associations" in text
+    assert "decided by cost, counting" in text
+    assert "left as it is: no lifting rule for EdgeConv" in text
+    assert "▶" in text
+    assert found.layers[0].trees[0].backward
+
+
+def test_markdown_has_a_table_a_layer():
+    out = io.StringIO()
+    pyg_accel.explain(Net(), *inputs(), format="md", file=out)
+    rows = [line for line in out.getvalue().splitlines() if line.startswith("|")]
+    assert len(rows) == 14
+    assert {row.count("|") for row in rows} == {5}
+
+
+def test_the_drawing_is_well_formed_and_shows_the_trees():
+    out = io.StringIO()
+    pyg_accel.explain(Net(), *inputs(), format="svg", file=out)
+    root = ElementTree.fromstring(out.getvalue())
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("gemm") >= 4
+    assert any(t.startswith("chosen") for t in texts)
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ValueError, match="text, md, svg"):
+        pyg_accel.explain(Net(), *inputs(), format="pdf")
+
+
+def test_code_that_could_not_be_read_is_told():
+    class Branching(Net):
+        def forward(self, x, edge_index):
+            return super().forward(x, edge_index) if bool(x.sum() > -1e9) else x
+
+    text = str(pyg_accel.plan(Branching(), *inputs()))
+    assert "The code of the model runs as it is, on rewritten layers" in text
+
+
+def test_from_the_command_line(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\nfrom torch_geometric.data import Data\n"
+        "from torch_geometric.nn import GCNConv\n"
+        "model = GCNConv(8, 4)\n"
+        "data = Data(x=torch.randn(9, 8), edge_index=torch.randint(9, (2, 30)))\n"
+    )
+    names = ["--inputs", "data.x,data.edge_index"]
+    assert program.main(["explain", f"{script}:model", *names, "--train"]) == 0
+    assert "D A D X W + b" in capsys.readouterr().out
+    assert program.main(["explain", f"{script}:model"]) == 2
+    assert "has no 'x'" in capsys.readouterr().err
+    assert program.main(["explain", f"{script}:net", *names]) == 2
+    assert program.main(["explain", str(script)]) == 2
+
+
+def test_rich_is_not_needed(monkeypatch):
+    real = builtins.__import__
+
+    def without_rich(name, *args, **kwargs):
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    monkeypatch.setattr(explanation, "find_spec", lambda name: None)
+    assert "association" in str(pyg_accel.plan(Net(), *inputs()))

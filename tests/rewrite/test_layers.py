@@ -1,0 +1,236 @@
+"""Every association of every layer computes what the layer computes, in float64, with gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import nn
+
+from pyg_accel.rewrite.associations import associations
+from pyg_accel.rewrite.layer import Associated, Options
+
+SOURCES, TARGETS, EDGES = 40, 40, 260
+
+
+def graph(targets=TARGETS):
+    edge_index = torch.stack(
+        [torch.randint(SOURCES, (EDGES,)), torch.randint(targets - 3, (EDGES,))]
+    )  # the last rows are empty
+    edge_index[:, :9] = edge_index[:, 9:18]  # duplicates
+    edge_index[0, :5] = edge_index[1, :5]  # self-loops
+    return edge_index
+
+
+def features(rows=SOURCES, width=6):
+    return torch.randn(rows, width, dtype=torch.float64)
+
+
+def weights(**kwargs):
+    return torch.rand(EDGES, dtype=torch.float64, **kwargs)
+
+
+def run(module, args, parameters):
+    """Results and gradients of a call; of its floating-point arguments too."""
+    leaves = []
+
+    def fresh(value):
+        if isinstance(value, tuple):
+            return tuple(map(fresh, value))
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        copy = value.detach().clone().requires_grad_(value.dim() == 2 or value.requires_grad)
+        if copy.requires_grad:
+            leaves.append(copy)
+        return copy
+
+    out = module(*map(fresh, args))
+    seed = torch.linspace(0.1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return [out, *torch.autograd.grad(out, [*leaves, *parameters], seed, allow_unused=True)]
+
+
+def check(conv, *args, trees=None, promoted=None):
+    """Compare every tree with the layer; return how many there are."""
+    conv = conv.double()
+    found = associations(conv, *args, train=True)
+    if trees is not None:
+        assert (len(found.all), len(found.promoted)) == (trees, promoted)
+    parameters = list(conv.parameters())
+    expected = run(conv, args, parameters)
+    priced = Associated(conv, Options(train=True, price_all=True))
+    run(priced, args, parameters)
+    assert all(seconds > 0 for seconds in priced.decisions[-1].choice.seconds.values())
+    for tree in found.all:
+        layer = Associated(conv, Options(train=True, choose=tree))
+        for _ in range(2):  # what is kept for the graph is used the second time
+            for mine, theirs in zip(run(layer, args, parameters), expected, strict=True):
+                if theirs is None:
+                    assert mine is None
+                    continue
+                scale = max(
+                    float(theirs.detach().abs().max()), 1.0
+                )  # some are zero but for rounding
+                assert float((mine - theirs).detach().abs().max()) <= 1e-11 * scale, str(tree)
+        assert not layer.reasons
+        assert str(layer.decisions[-1].choice.tree) == str(tree)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"improved": True}, {"add_self_loops": False}, {"bias": False},
+     {"flow": "target_to_source"}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_gcn(options, weighted):
+    extra = (weights(),) if weighted else ()
+    check(nn.GCNConv(6, 4, **options), features(), graph(), *extra, trees=12, promoted=4)
+
+
+def test_gcn_without_normalisation_learns_edge_weights():
+    conv = nn.GCNConv(6, 4, normalize=False)
+    check(conv, features(), graph(), trees=2, promoted=2)
+    check(conv, features(), graph(), weights(requires_grad=True), trees=2, promoted=2)
+
+
+def test_lightgcn():
+    check(nn.LGConv(), features(), graph(), weights(), trees=4, promoted=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"aggr": "sum"}, {"normalize": True}, {"project": True}, {"root_weight": False},
+     {"bias": False}, {"flow": "target_to_source"}],
+    ids=str,
+)  # fmt: skip
+def test_sage(options):
+    check(nn.SAGEConv(6, 4, **options), features(), graph())
+
+
+def test_bipartite_sage():
+    conv = nn.SAGEConv((6, 5), 4)
+    check(conv, (features(), features(30, 5)), graph(30), trees=5, promoted=2)
+
+
+def test_the_targets_of_a_sampled_batch_are_the_first_of_the_sources():
+    x = features()
+    check(nn.SAGEConv(6, 4), (x, x[:20]), graph(20))
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_graph_conv(aggr, learned):
+    conv = nn.GraphConv(6, 4, aggr=aggr)
+    check(conv, features(), graph(), weights(requires_grad=learned))
+    check(conv, features(), graph())
+
+
+@pytest.mark.parametrize(
+    ("conv", "args", "reason"),
+    [
+        (nn.SAGEConv(6, 4, aggr="max"), (), "aggregation by MaxAggregation"),
+        (nn.GCNConv(6, 4, cached=True), (), "cached=True"),
+        (nn.GCNConv(6, 4), (weights(requires_grad=True),), "learned"),
+        (nn.EdgeConv(torch.nn.Linear(12, 4)), (), "no lifting rule for EdgeConv"),
+    ],
+    ids=["max", "cached", "learned", "unknown"],
+)
+def test_what_is_not_covered_runs_as_it_is_and_says_why(conv, args, reason):
+    conv = conv.double()
+    layer = Associated(conv, Options())
+    x, edge_index = features(), graph()
+    assert torch.equal(layer(x, edge_index, *args), conv(x, edge_index, *args))
+    assert [reason in text for text in layer.reasons] == [True]
+
+
+def test_a_subclass_with_its_own_message_is_left_alone():
+    class Doubled(nn.GCNConv):
+        def message(self, x_j, edge_weight):
+            return 2 * super().message(x_j, edge_weight)
+
+    conv = Doubled(6, 4).double()
+    layer = Associated(conv, Options())
+    x, edge_index = features(), graph()
+    assert torch.equal(layer(x, edge_index), conv(x, edge_index))
+    assert "Doubled" in next(iter(layer.reasons))
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.SGConv(6, 4, K=2), lambda: nn.SGConv(6, 4, K=3, add_self_loops=False),
+     lambda: nn.SSGConv(6, 4, alpha=0.2, K=2), lambda: nn.TAGConv(6, 4, K=2),
+     lambda: nn.TAGConv(6, 4, K=2, normalize=False, bias=False),
+     lambda: nn.APPNP(3, 0.1), lambda: nn.APPNP(2, 0.2, normalize=False, add_self_loops=False),
+     lambda: nn.ChebConv(6, 4, K=1), lambda: nn.ChebConv(6, 4, K=2),
+     lambda: nn.ChebConv(6, 4, K=4, normalization="rw"),
+     lambda: nn.ARMAConv(6, 4), lambda: nn.ARMAConv(6, 4, num_layers=2, act=None),
+     lambda: nn.ARMAConv(6, 4, num_layers=2, shared_weights=True, bias=False)],
+)  # fmt: skip
+def test_several_hops(make, weighted):
+    extra = (weights(),) if weighted else ()
+    check(make(), features(), graph(), *extra)
+
+
+def mlp(*sizes):
+    return nn.MLP(list(sizes), norm=None)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [lambda: torch.nn.Linear(6, 4), lambda: mlp(6, 8, 4), lambda: nn.MLP([6, 8, 4]),
+     lambda: torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), nn.Linear(5, 4)),
+     lambda: torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(6, 4))],
+)  # fmt: skip
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_gin(network, train_eps):
+    conv = nn.GINConv(network(), eps=0.3, train_eps=train_eps)
+    check(conv, features(), graph())
+    check(conv, (features(), features(30)), graph(30))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_bases": 2}, {"aggr": "sum"}, {"root_weight": False, "bias": False}],
+    ids=str,
+)
+def test_rgcn(options):
+    edge_type = torch.randint(3, (EDGES,))
+    torch.set_default_dtype(torch.float64)  # of PyG's own zeros
+    try:
+        check(nn.RGCNConv(6, 4, 3, **options), features(), graph(), edge_type)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"heads": 3}, {"heads": 3, "concat": False}, {"bias": False, "heads": 2}],
+    ids=str,
+)
+def test_attention(layer, options):
+    check(layer(6, 4, **options), features(), graph())
+    residual = {} if layer is nn.TransformerConv else {"residual": True, "add_self_loops": False}
+    check(layer((6, 5), 4, **options, **residual), (features(), features(30, 5)), graph(30))
+
+
+def test_gat_has_the_two_associations_of_the_paper():
+    found = associations(nn.GATConv(6, 4, bias=False))
+    assert len(found.all) == len(found.promoted) == 2
+    assert len(found.candidates(32, 256)) == 2
+    assert len(found.candidates(256, 32)) == 1
+
+
+@pytest.mark.parametrize("layer", [nn.GATv2Conv, nn.TransformerConv])
+def test_other_attention_has_the_same_choice(layer):
+    found = associations(layer(6, 4))
+    assert len(found.promoted) == 2
+    assert len(found.candidates(32, 256)) == 2
+
+
+def test_dropout_of_attention_follows_the_mode():
+    conv = nn.GATConv(6, 4, dropout=0.5).double()
+    layer = Associated(conv, Options())
+    x, edge_index = features(), graph()
+    torch.testing.assert_close(layer.eval()(x, edge_index), conv(x, edge_index))
+    outs = [layer.train()(x, edge_index) for _ in range(2)]
+    assert not torch.equal(*outs)

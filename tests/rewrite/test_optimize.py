@@ -1,0 +1,324 @@
+"""``optimize()``: the same model, parameters and modes."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as nn
+
+import pyg_accel
+from pyg_accel import optimize
+from pyg_accel.errors import VerificationError
+from pyg_accel.rewrite import lower
+from pyg_accel.rewrite.layer import Associated
+from pyg_accel.settings import settings
+
+N, E = 200, 1500
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.GCNConv(12, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.second = nn.SAGEConv(8, 3)
+        self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, x, edge_index):
+        x = self.norm(self.first(x, edge_index)).relu()
+        x = F.dropout(x, p=0.5, training=self.training)
+        return self.second(x, edge_index)
+
+
+class Branching(Net):
+    def forward(self, x, edge_index):
+        if self.training:
+            x = F.dropout(x, 0.2)
+        return super().forward(x, edge_index)
+
+
+class Nested(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = Branching()
+        self.head = nn.GCNConv(3, 2)
+
+    def forward(self, x, edge_index):
+        return self.head(self.encoder(x, edge_index), edge_index)
+
+
+def inputs(width=12):
+    return torch.randn(N, width), torch.randint(N, (2, E))
+
+
+def layers(model):
+    return [m for m in model.modules() if isinstance(m, Associated)]
+
+
+def same(model, fast, *args, **kwargs):
+    """Compare results and gradients in both modes, with the same random numbers."""
+    for mode in (True, False):
+        outs, grads = [], []
+        for module in (model, fast):
+            module.train(mode)
+            torch.manual_seed(1)
+            out = module(*args, **kwargs)
+            named = {n.split("original_code.")[-1].removeprefix("_orig_mod."): p
+                     for n, p in module.named_parameters()}  # fmt: skip
+            parameters = [named[name] for name, _ in model.named_parameters()]
+            seed = torch.linspace(0, 1, out.numel()).view_as(out)
+            grads.append(torch.autograd.grad(out, parameters, seed, allow_unused=True))
+            outs.append(out)
+        torch.testing.assert_close(outs[1], outs[0], rtol=1e-9, atol=1e-10)
+        for mine, theirs in zip(grads[1], grads[0], strict=True):
+            if theirs is None:
+                assert mine is None
+            else:
+                torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+
+
+MODELS = {
+    "user": Net,
+    "branching": Branching,
+    "nested": Nested,
+    "layer": lambda: nn.GCNConv(12, 4),
+    "sequential": lambda: nn.Sequential("x, edge_index", [
+        (torch.nn.Dropout(0.5), "x -> x"),
+        (nn.GCNConv(12, 8), "x, edge_index -> x1"),
+        torch.nn.ReLU(),
+        (nn.SAGEConv(8, 8), "x1, edge_index -> x2"),
+        (lambda a, b: torch.cat([a, b], 1), "x1, x2 -> x"),
+        torch.nn.Linear(16, 3),
+    ]),
+    "gcn": lambda: nn.GCN(12, 8, 3, 5, dropout=0.5, norm="batch", jk="cat"),
+    "sage": lambda: nn.GraphSAGE(12, 8, 3, 5, dropout=0.5, norm="layer", jk="lstm"),
+    "gin": lambda: nn.GIN(12, 8, 2, 5, dropout=0.5, norm="batch"),
+    "gat": lambda: nn.GAT(12, 8, 2, 5, heads=2, jk="max"),
+    "sage-last": lambda: nn.GraphSAGE(12, 8, 2, 5, act="elu", act_first=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_results_gradients_names_and_modes_stay(name, train):
+    model = MODELS[name]()
+    args = inputs()
+    fast = optimize(model, *args, train=train)
+    assert isinstance(fast, torch.fx.GraphModule)
+    assert set(fast.state_dict()) == set(model.state_dict())
+    assert set(map(id, fast.parameters())) == set(map(id, model.parameters()))
+    same(model, fast, *args)
+    assert layers(fast)
+    assert all(layer.decisions and not layer.reasons for layer in layers(fast))
+
+
+def test_only_code_that_cannot_be_read_is_run_as_it_is():
+    fast = optimize(Nested(), *inputs())
+    assert list(fast.unread) == ["encoder"]
+    assert "control flow" in fast.unread["encoder"]
+    assert isinstance(fast.head, Associated)
+    assert isinstance(fast.encoder.first, Associated)
+
+
+def test_nothing_of_the_original_changes():
+    model, args = Net(), inputs()
+    before = {name: type(module) for name, module in model.named_modules()}
+    statistics = model.norm.running_mean.clone()
+    model.second.eval()
+    optimize(model, *args)
+    assert {name: type(module) for name, module in model.named_modules()} == before
+    assert torch.equal(model.norm.running_mean, statistics)
+    assert model.training
+    assert not model.second.training
+
+
+def test_a_step_of_an_optimiser_moves_both():
+    model, args = Net(), inputs()
+    fast = optimize(model, *args, train=True)
+    optimiser = torch.optim.SGD(fast.parameters(), lr=0.1)
+    fast(*args).sum().backward()
+    optimiser.step()
+    same(model, fast, *args)
+
+
+def test_a_copy_is_independent():
+    args = inputs()
+    fast = optimize(Net(), *args).eval()
+    copied = copy.deepcopy(fast)
+    assert set(copied.state_dict()) == set(fast.state_dict())
+    with torch.no_grad():
+        assert torch.equal(copied(*args), fast(*args))
+        copied.first.lin.weight.zero_()
+        assert not torch.equal(copied(*args), fast(*args))
+
+
+def test_it_can_be_saved_and_loaded():
+    args = inputs()
+    fast = optimize(Net(), *args).eval()
+    file = io.BytesIO()
+    torch.save(fast, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    with torch.no_grad():
+        assert torch.equal(loaded(*args), fast(*args))
+        assert not torch.equal(loaded.train()(*args), fast(*args))
+
+
+@pytest.mark.parametrize("name", ["user", "branching", "layer"])
+def test_a_state_dict_of_the_original_can_be_loaded(name):
+    args = inputs()
+    fast, other = optimize(MODELS[name](), *args), MODELS[name]()
+    fast.load_state_dict(other.state_dict())
+    same(other, fast, *args)
+
+
+def test_a_module_that_is_frozen_stays_frozen():
+    model, args = Nested(), inputs()
+    fast = optimize(model, *args).train()
+    fast.encoder.eval()
+    with torch.no_grad():
+        a, b = fast(*args), fast(*args)
+    torch.testing.assert_close(a, b)
+
+
+def test_one_decision_serves_graphs_of_about_the_same_size():
+    fast = optimize(nn.GCNConv(12, 4), *inputs())
+    (layer,) = layers(fast)
+    for edges in (E, E + 300, E - 300):
+        fast(torch.randn(N, 12), torch.randint(N, (2, edges)))
+    assert len(layer.decisions) <= 2  # the second knows that graphs come and go
+    known = len(layer.decisions)
+    fast(torch.randn(3 * N, 12), torch.randint(3 * N, (2, 3 * E)))
+    assert len(layer.decisions) == known + 1
+
+
+def test_static_features_are_aggregated_once_until_they_change():
+    model, (x, edge_index) = nn.SAGEConv(12, 4), inputs()
+    fast = optimize(model, x, edge_index, train=True, static=("x",))
+    (layer,) = layers(fast)
+    decision = layer.decisions[-1]
+    bill = decision.pruned.bills[decision.choice.tree]
+    assert [w.name for w in bill.forward if w.once] == ["spmm"]
+    same(model, fast, x, edge_index)
+    x.mul_(2)
+    same(model, fast, x, edge_index)
+
+
+def test_a_hook_on_a_layer_is_called():
+    model, args = Net(), inputs()
+    fast = optimize(model, *args)
+    seen = []
+    model.first.register_forward_hook(lambda *_: seen.append(1))
+    fast(*args)
+    assert seen == [1]
+    assert list(fast.first.reasons) == ["a forward hook"]
+
+
+def test_other_constants_than_those_of_the_example_are_refused():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.GCNConv(12, 4)
+
+        def forward(self, x, edge_index, edge_weight=None, act="relu"):
+            out = self.conv(x, edge_index, edge_weight)
+            return out.relu() if act == "relu" else out
+
+    model, (x, edge_index) = Net(), inputs()
+    fast = optimize(model, x, edge_index)
+    same(model, fast, x, edge_index)
+    with pytest.raises(ValueError, match="act='relu'"):
+        fast(x, edge_index, act="none")
+    with pytest.raises(ValueError, match="edge_weight=None"):
+        fast(x, edge_index, torch.rand(E))
+    weighted = optimize(model, x, edge_index, torch.rand(E))
+    same(model, weighted, x, edge_index, torch.rand(E))
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: optimize(torch.nn.Linear(2, 2), torch.ones(2, 2)), "no message passing layer"),
+        (lambda: optimize(lambda x: x), "torch.nn.Module"),
+        (lambda: optimize(Net(), *inputs(), static=("y",)), "static"),
+        (lambda: optimize(Net(), inputs()[0]), "do not fit Net"),
+        (lambda: optimize(Net(), *inputs(), choose="(X·X)"), r"no association '\(X·X\)'"),
+    ],
+    ids=["no layers", "no module", "static", "examples", "choose"],
+)
+def test_mistakes_are_told(call, reason):
+    with pytest.raises(ValueError, match=reason):
+        call()
+
+
+def test_a_layer_whose_sizes_are_not_known_yet():
+    model, args = nn.GCNConv(-1, 4), inputs()
+    fast = optimize(model, *args)
+    same(model, fast, *args)
+    assert not layers(fast)[0].reasons
+
+
+def test_under_torch_compile():
+    model, args = Net(), inputs()
+    fast = optimize(model, *args, train=True)
+    same(model, torch.compile(fast, backend="aot_eager"), *args)
+
+
+def test_beside_patch_and_on_another_backend():
+    model, args = Nested(), inputs()
+    settings.always = True
+    fast = optimize(model, *args)
+    with pyg_accel.patched():
+        same(model, fast, *args)
+    with pyg_accel.use_backend("reference"):
+        same(model, fast, *args)
+
+
+def test_under_autocast():
+    model, (x, edge_index) = Net().float().eval(), inputs()
+    fast = optimize(model, x.float(), edge_index)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        mine, theirs = fast(x.float(), edge_index), model(x.float(), edge_index)
+    torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.05, atol=0.05)
+
+
+def test_verification_compares_with_the_original(monkeypatch):
+    settings.verify = True
+    model, args = Net(), inputs()
+    optimize(model, *args)
+    monkeypatch.setattr(lower, "spmm", lambda matrix, data, mean=False: 2 * data)
+    with pytest.raises(VerificationError, match="Net, rewritten"):
+        optimize(model, *args)
+
+
+def test_graphs_of_other_kinds_are_left_to_the_layer():
+    model, (x, edge_index) = nn.GCNConv(12, 4), inputs()
+    fast = optimize(model, x, edge_index)
+    adj = torch.sparse_coo_tensor(edge_index.flip(0), torch.ones(E), (N, N)).to_sparse_csr()
+    torch.testing.assert_close(fast(x, adj), model(x, adj))
+    assert list(layers(fast)[0].reasons) == ["a graph that is not a plain edge_index"]
+
+
+def test_several_graphs_and_edge_weights():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.GCNConv(12, 6), nn.GraphConv((6, 6), 3)
+
+        def forward(self, x, near, weight, far):
+            h = self.a(x, near, edge_weight=weight).relu()
+            return self.b((h, h[:50]), far)
+
+    model, (x, near) = Two(), inputs()
+    far = torch.stack([torch.randint(N, (300,)), torch.randint(50, (300,))])
+    args = (x, near, torch.rand(E), far)
+    same(model, optimize(model, *args, train=True), *args)

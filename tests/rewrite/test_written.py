@@ -1,0 +1,125 @@
+"""Layers that users write, whose messages are w * x_j."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as nn
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.rewrite.associations import associations
+from pyg_accel.rewrite.layer import Associated, Options
+
+N, E = 40, 300
+
+
+class Before(MessagePassing):
+    def __init__(self, aggr="sum", bias=True):
+        super().__init__(aggr=aggr)
+        self.lin = nn.Linear(6, 4, bias=bias)
+        self.bias = torch.nn.Parameter(torch.randn(4))
+
+    def forward(self, x, edge_index, edge_weight=None):
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        return (out + self.bias).relu() + self.lin(x)[:, :1]
+
+    def message(self, x_j, edge_weight):
+        return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j / 2
+
+
+class Plain(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="mean")
+        self.lin = nn.Linear(6, 4, bias=False)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+
+class After(MessagePassing):
+    def __init__(self, aggr="sum"):
+        super().__init__(aggr=aggr)
+        self.lin = torch.nn.Linear(6, 4)
+        self.gate = torch.nn.Linear(3, 1)
+
+    def forward(self, x, edge_index, edge_attr):
+        weight = self.gate(edge_attr).sigmoid()
+        out = self.lin(self.propagate(edge_index, x=x, weight=weight))
+        return F.dropout(out, 0.5, training=self.training) + x[:, :4]
+
+    def message(self, x_j, weight):
+        return weight * x_j
+
+
+class Both(After):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(6, 5, bias=False)
+        self.lin = torch.nn.Linear(5, 4)
+
+    def forward(self, x, edge_index, edge_attr):
+        weight = edge_attr.mean(1, keepdim=True)
+        return self.lin(self.propagate(edge_index, x=self.first(x), weight=weight))
+
+
+class Quadratic(Before):
+    def message(self, x_j, edge_weight):
+        return x_j * x_j
+
+
+class Shifted(Before):
+    def message(self, x_j, edge_weight):
+        return x_j + 1
+
+
+class Looped(Before):
+    def forward(self, x, edge_index):
+        edge_index = edge_index.flip(0)
+        return self.propagate(edge_index, x=self.lin(x), edge_weight=None)
+
+
+def inputs():
+    edge_index = torch.randint(N, (2, E))
+    return torch.randn(N, 6, dtype=torch.float64), edge_index
+
+
+def outcome(module, x, edge_index, *args):
+    x = x.clone().requires_grad_()
+    args = [a.clone().requires_grad_() for a in args]
+    torch.manual_seed(0)
+    out = module(x, edge_index, *args)
+    grads = torch.autograd.grad(out.square().sum(), [x, *args, *module.parameters()],
+                                allow_unused=True)  # fmt: skip
+    return [out, *grads]
+
+
+@pytest.mark.parametrize(
+    ("make", "columns"),
+    [(Before, None), (Before, 0), (lambda: Before("mean", bias=False), 0), (Plain, None),
+     (After, 3), (lambda: After("mean"), 3), (Both, 3)],
+)  # fmt: skip
+@pytest.mark.parametrize("training", [False, True])
+def test_every_tree_computes_what_the_layer_computes(make, columns, training):
+    conv, (x, edge_index) = make().double().train(training), inputs()
+    shape = () if columns is None else ((E,) if columns == 0 else (E, columns))
+    args = [] if columns is None else [torch.rand(shape, dtype=torch.float64)]
+    found = associations(conv, x, edge_index, *args, train=True)
+    assert len(found.all) > 1
+    expected = outcome(conv, x, edge_index, *args)
+    for tree in found.all:
+        layer = Associated(conv, Options(train=True, choose=tree))
+        for mine, theirs in zip(outcome(layer, x, edge_index, *args), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+        assert not layer.reasons
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(Quadratic, "the message of Quadratic is not w * x_j"),
+     (Shifted, "the message of Shifted is not w * x_j"),
+     (Looped, "makes another graph")],
+)  # fmt: skip
+def test_others_are_left_alone(make, reason):
+    conv, (x, edge_index) = make().double(), inputs()
+    layer = Associated(conv, Options())
+    assert torch.equal(layer(x, edge_index), conv(x, edge_index))
+    assert reason in next(iter(layer.reasons))
