@@ -154,7 +154,7 @@ def _spec(
     dtype: torch.dtype, device: str, heads: int, width: int, score: str, value: str
 ) -> OpSpec:
     """The facts of a call but for the size of its graph."""
-    return OpSpec("attention", device, dtype, torch.int32, 1, 1, 1, heads, width, value,
+    return OpSpec("attention", device, dtype, torch.int32, 1, 1, 1, int(heads), int(width), value,
                   score=score)  # fmt: skip
 
 

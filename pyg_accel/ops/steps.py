@@ -128,7 +128,7 @@ def _extent(step: Step, tensors: Mapping[int, Tensor]) -> tuple[int, int]:
     """(heads, width) of the operands that a step uses."""
     heads, width = (max(each) for each in zip(*shapes_of([tensors[i] for i in step.used]),
                                               strict=True))  # fmt: skip
-    return heads, width
+    return int(heads), int(width)
 
 
 def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:

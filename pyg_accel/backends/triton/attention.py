@@ -276,10 +276,11 @@ class _Call:
     def go(self, outs: list[Tensor], left: list[Tensor]) -> None:
         """Launch; `left` is what stays behind for every edge."""
         csr, recipe, tile = self.csr, self.kernels.recipe, self.kernels.recipe.tile
-        schedule = schedule_of(csr.rowptr, tile.split, tile.piece, ordered=tile.rows > 1)
+        entries, rows = csr.col.numel(), tile.rows
+        schedule = schedule_of(csr.rowptr, entries, tile.split, tile.piece, ordered=rows > 1)
         pieces, order = schedule.pieces, schedule.order
-        rows = self.kernels.rows("rows" if order is None else "order", pieces is not None)
-        self._launch(rows, tile, csr.num_rows, (order, None, None), [*outs, *left])
+        kernel = self.kernels.rows("rows" if order is None else "order", pieces is not None)
+        self._launch(kernel, tile, csr.num_rows, (order, None, None), [*outs, *left])
         if pieces is None:
             return
         count = pieces.row.numel()
