@@ -62,8 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     rows.append({"graph": graph, "model": model, "shape": shape, **row, **facts})
                     print("  ".join(f"{v:.5g}" if isinstance(v, float) else f"{v!s:<14}"
                                     for v in list(rows[-1].values())[:8]), flush=True)  # fmt: skip
-        file = options.out / f"{NAME}_{options.device}.csv"
-        pd.DataFrame(rows).to_csv(file, index=False, float_format="%.5g")
+                frame = pd.DataFrame(rows)
+                file = options.out / f"{NAME}_{options.device}.csv"
+                frame.to_csv(file, index=False, float_format="%.5g")
         del edge_index
     print(summary(pd.DataFrame(rows)).to_string(float_format="%.4g"))
 

@@ -119,9 +119,10 @@ def train(data: Data, setting: Setting, seed: int, *, hidden: int, epochs: int) 
     if on_gpu:
         from benchmarks.gpu_machine import captured
 
-        step = captured(step)
+        recorded = step, validate  # own the tensors that a replay works on
+        step = captured(recorded[0])
         model.eval()  # of which a recording takes note as of all else
-        validate = captured(validate)
+        validate = captured(recorded[1])
     best, accuracy = -1.0, 0.0
     for epoch in range(1, epochs + 1):
         model.train()
@@ -226,12 +227,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--datasets", nargs="+", choices=DATASETS, default=list(DATASETS))
     parser.add_argument("--models", nargs="+", choices=CONVS, default=list(CONVS))
     parser.add_argument("--k", nargs="+", type=int, default=list(KS))
+    parser.add_argument("--hidden", type=int, default=HIDDEN)
+    parser.add_argument("--nodes", type=int, default=20_000, help="of the community graph")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--plot", action="store_true", help="draw the CSV files that are there")
+    parser.add_argument("--csv-only", action="store_true", help="draw nothing")
     options = parser.parse_args(arguments)
-    hidden, nodes = HIDDEN, 100_000 if options.device == "cuda" else 20_000
+    hidden, nodes = options.hidden, options.nodes
     if options.quick:
         hidden, nodes, options.k, options.seeds, options.epochs = 32, 2_000, [2, 8], 2, 10
         options.out = options.out / "quick"
@@ -249,6 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"written: {file}")
     trainings, timings = (pd.read_csv(file) for file in files)
     print(table(trainings, timings).to_string(index=False))
+    if options.csv_only:
+        return
     from benchmarks import maxk_plot  # matplotlib is not on every machine that measures
 
     maxk_plot.save(maxk_plot.draw_by_k(trainings, timings), options.out / f"{NAME}.png")

@@ -30,9 +30,10 @@ GRAPHS = {
 }
 QUICK_GRAPHS = {"cuda": ("reddit-like@0.1",), "cpu": ("rmat-2.7k",)}
 FEATURES = 128
-WIDTHS = (16, 32, 64, 128, 256)
+WIDTHS = {"cuda": (16, 32, 64, 128, 256), "cpu": (16, 64, 256)}
 TARGETS = {16: 25.0, 32: 15.0, 64: 9.0}  # times cuSPARSE on reddit-like
-CHECKED = 2000
+TUNED_WIDTHS = (16, 64)
+CHECKED = {"cuda": 2000, "cpu": 200}
 SEED = 1
 
 
@@ -45,8 +46,10 @@ class Inputs:
         self.graph = Graph.from_csr(rowptr.int(), col.int(), num_cols=self.nodes)
         generator = torch.Generator(device).manual_seed(0)
         self.x = torch.randn(self.nodes, FEATURES, device=device, generator=generator)
-        self.rows = torch.randint(self.nodes, (CHECKED,), device=device, generator=generator)
-        longest = self.graph.degree.topk(min(20, self.nodes)).indices
+        self.rows = torch.randint(
+            self.nodes, (CHECKED[device],), device=device, generator=generator
+        )
+        longest = self.graph.degree.topk(min(CHECKED[device] // 100, self.nodes)).indices
         self.rows = torch.cat([self.rows, longest])
 
     def truth(self, graph: Graph, x: Tensor) -> Tensor:
@@ -89,10 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             progress.write(line(row))
         suffix = ("_cuda" if options.device == "cuda" else "") + ("_tune" if options.tune else "")
         suffix += "_quick" if options.quick else ""
-        frame = pd.DataFrame(rows)
+        frame = with_others(pd.DataFrame(rows), folder / f"{NAME}{suffix}.csv")
         frame.to_csv(folder / f"{NAME}{suffix}.csv", index=False, float_format="%.5g")
     if not options.tune:
         summarise(frame)
+
+
+def with_others(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Rows that were measured, after those of graphs in the file that were not."""
+    if not path.exists():
+        return frame
+    before = pd.read_csv(path)
+    return pd.concat([before[~before["graph"].isin(frame["graph"])], frame], ignore_index=True)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -104,7 +115,7 @@ def line(row: dict[str, Any]) -> str:
 def time_of(call: Callable[[], Any], device: str) -> dict[str, float]:
     """Median and quantiles of a call; on a GPU also without the launching."""
     if device == "cpu":
-        time = machine.timed(call, repeats=7, min_time=0.05)
+        time = machine.timed(call, repeats=5, min_time=0.02)
         return {"ms": time.median, "ms_p20": time.p20, "ms_p80": time.p80, "device_ms": time.median}
     time = gpu_machine.timed(call, budget=0.05)
     graph = gpu_machine.timed(gpu_machine.captured(call), budget=0.05)
@@ -126,8 +137,8 @@ def measure(inputs: Inputs) -> Iterator[dict[str, Any]]:
         check(inputs.error(call(), graph, x), backend)
         yield {**whole, "backend": backend, **time_of(call, device)}
 
-    rates = sampling_rates(graph, WIDTHS)
-    for strategy, width in itertools.product(STRATEGIES, WIDTHS):
+    rates = sampling_rates(graph, WIDTHS[device])
+    for strategy, width in itertools.product(STRATEGIES, WIDTHS[device]):
         case = {**facts, "strategy": strategy, "width": width, "rate": rates[width]}
         before = sampled_graph(graph, strategy, width, x.device)
         for storage, features in storages(x, strategy).items():
@@ -137,15 +148,20 @@ def measure(inputs: Inputs) -> Iterator[dict[str, Any]]:
                      seed: Tensor = seed) -> Tensor:  # fmt: skip
                 return ops.sampled_spmm(graph, features, width=width, strategy=strategy, seed=seed)
 
-            exact = features.dequantize() if storage in ("int8", "fp8") else features
+            exact = features.dequantize() if scaled(features) else features
             allowed = 5e-3 if storage == "bf16" else 2e-5
             check(inputs.error(ours(), before, exact, allowed), f"{strategy} {width} {storage}")
             yield {**case, "storage": storage, "backend": "sampled_spmm", **time_of(ours, device)}
-        if device == "cpu" and width == WIDTHS[0]:
+        if device == "cpu" and strategy == "fastrand":
             sampling = Sampling(width, strategy, "none")
             yield {**case, "storage": "fp32", "backend": "sampling by itself, torch",
                    **time_of(lambda s=sampling: take(graph.csr(), s, torch.tensor([SEED])),
                              device)}  # fmt: skip
+
+        weight = torch.ones(graph.num_edges, device=x.device)
+        time = time_of(lambda s=strategy, w=width, by=weight, key=seed: ops.sampled_spmm(
+            graph, x, by, width=w, strategy=s, rescale="gcn", seed=key), device)  # fmt: skip
+        yield {**case, "storage": "fp32", "backend": "weighted, rescaled as gcn", **time}
 
         def presampled(before: Graph = before) -> Tensor:
             return ops.spmm(before, x)
@@ -182,35 +198,39 @@ def check(error: float, what: str) -> None:
 
 
 def tune(inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """Launch parameters of the GPU kernel."""
+    """Launch parameters of the GPU kernel, by width and how features are stored."""
     from pyg_accel.backends.triton import sampled
 
-    graph, x = inputs.graph, inputs.x.unsqueeze(1)
-    tiles = [
-        sampled.SampledTile(max(rows // lanes, 1), lanes, columns, unroll, 1)
-        for columns, rows, unroll, lanes in itertools.product(
-            (32, 64, 128), (1, 2, 4, 8), (4, 8, 16), (1, 2)
-        )
-        if rows * columns <= 256 and lanes <= rows
-    ]
-    for width, strategy in itertools.product((16, 64), ("fastrand", "bucket")):
-        sampling = Sampling(width, strategy, "none")
-        before = sampled_graph(graph, strategy, width, x.device)
-        for tile in tiles:
-            if tile.unroll * tile.lanes > width:
+    graph = inputs.graph
+    for width, (storage, stored) in itertools.product(
+        TUNED_WIDTHS, storages(inputs.x, "fastrand").items()
+    ):
+        values, scale = (stored.values, stored.scale) if scaled(stored) else (stored, None)
+        exact = stored.dequantize() if scaled(stored) else stored
+        sampling = Sampling(width, "fastrand", "none")
+        before = sampled_graph(graph, "fastrand", width, inputs.x.device)
+        for columns, rows, unroll in itertools.product((32, 64, 128), (1, 2, 4, 8), (4, 8, 16)):
+            if not 32 <= rows * columns * values.element_size() // 16 <= 64:
                 continue
+            tile = sampled.SampledTile(rows, 1, columns, unroll, 1)
 
-            def call(tile: Any = tile, sampling: Sampling = sampling) -> Tensor:
-                return sampled.run(graph.csr(), x, None, None, sampling, None, tile).squeeze(1)
+            def call(tile: Any = tile, sampling: Sampling = sampling, values: Tensor = values,
+                     scale: Tensor | None = scale) -> Tensor:  # fmt: skip
+                wide = values.unsqueeze(1)
+                return sampled.run(graph.csr(), wide, scale, None, sampling, None, tile).squeeze(1)
 
-            check(inputs.error(call(), before, inputs.x), str(tile))
+            allowed = 5e-3 if storage == "bf16" else 2e-5
+            check(inputs.error(call(), before, exact, allowed), f"{storage} {tile}")
             time = gpu_machine.timed(call, budget=0.01).median
             yield {
-                "graph": inputs.name, "strategy": strategy, "width": width, "storage": "fp32",
-                "backend": f"{tile.rows}x{tile.lanes}x{tile.columns} u{tile.unroll} "
-                f"w{tile.warps}",
-                "ms": time, "device_ms": time,
+                "graph": inputs.name, "strategy": "fastrand", "width": width, "storage": storage,
+                "backend": f"{rows}x{columns} u{unroll}", "ms": time, "device_ms": time,
             }  # fmt: skip
+
+
+def scaled(features: Any) -> bool:
+    """Whether features are stored in 8 bits, with scales."""
+    return isinstance(features, ops.Quantized)
 
 
 def summarise(frame: pd.DataFrame) -> None:

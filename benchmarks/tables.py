@@ -104,6 +104,46 @@ def gpu_kernels(frame: pd.DataFrame) -> list[str]:
 
 
 # Title, CSV file, what the figures are, how they become lines.
+def sampled(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and width: fastrand, against the full graph and one sampled beforehand."""
+    library = "cuSPARSE" if "gpu" in frame else "MKL"
+    lines = [
+        f"| graph | width | edges | {library} ms, all edges | ours, all edges | sampled | ratio to "
+        f"{library} | to ours, sampled before | bf16 ms | int8 | fp8 |",
+        "|---|--:|" + "--:|" * 9,
+    ]
+    for (graph, width), group in frame[frame["strategy"] == "fastrand"].groupby(
+        ["graph", "width"], sort=False
+    ):
+        whole = frame[(frame["graph"] == graph) & (frame["strategy"] == "all")]
+        theirs, ours = whole.set_index("backend")["device_ms"][
+            [library, "pyg_accel spmm"]
+        ].to_list()
+        by_backend = group.set_index("backend")
+        times = by_backend.loc["sampled_spmm"].set_index("storage")["device_ms"]
+        before = by_backend.loc["spmm, sampled before", "device_ms"]
+        figures = [f"{group['rate'].iloc[0]:.1%}", f"{theirs:.4g}", f"{ours:.4g}"]
+        figures += [f"{times['fp32']:.4g}", f"{theirs / times['fp32']:.2f}x"]
+        figures += [f"{before / times['fp32']:.2f}x"]
+        figures += [f"{times[storage]:.4g}" for storage in ("bf16", "int8", "fp8")]
+        lines.append(f"| {graph} | {width} | {' | '.join(figures)} |")
+    return lines
+
+
+def sampled_models(frame: pd.DataFrame) -> list[str]:
+    """A row a graph, model, strategy and rescaling: the chosen width, and what it costs."""
+    lines = [
+        "| graph | model | strategy | rescale | width | edges | validation, all | sampled | test, "
+        "all | sampled |",
+        "|---|---|---|---|--:|" + "--:|" * 5,
+    ]
+    for row in frame[frame["chosen"]].itertuples():
+        figures = [f"{v:.4f}" for v in (row.val_all, row.val, row.test_all, row.test)]
+        what = f"{row.graph} | {row.model} | {row.strategy} | {row.rescale} | {row.width}"
+        lines.append(f"| {what} | {row.edges:.1%} | {' | '.join(figures)} |")
+    return lines
+
+
 SECTIONS: tuple[tuple[str, str, str, Callable[[pd.DataFrame], list[str]]], ...] = (
     (
         "Epochs on a CPU",
@@ -130,6 +170,26 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[pd.DataFrame], list[str]]], ...] 
         "gpu_kernels",
         "Weighted sums: cuSPARSE's time over ours.",
         gpu_kernels,
+    ),
+    (
+        "Sampled edges on a GPU",
+        "sampled_kernels_cuda",
+        "`sampled_spmm` with `fastrand`, F = 128, fp32 unless said: time on the device, sampling "
+        "included.",
+        sampled,
+    ),
+    (
+        "Sampled edges on a CPU",
+        "sampled_kernels",
+        "The same.",
+        sampled,
+    ),
+    (
+        "Accuracy with sampled edges",
+        "sampled_accuracy",
+        "The smallest width that loses at most 1% on the validation nodes, and what it does on the "
+        "test nodes.",
+        sampled_models,
     ),
 )
 

@@ -32,7 +32,6 @@ import pyg_accel
 from benchmarks import gpu_machine, graphs
 from benchmarks.gpu_kernels import Inputs, gate
 from pyg_accel import Graph, ops
-from pyg_accel.settings import settings
 from pyg_accel.tiles import build_tiles
 
 Rows = Iterator[dict[str, Any]]
@@ -71,6 +70,7 @@ DATASETS = [
     Dataset("III", "soc-BlogCatalog", 88_784, 2_093_195, 128, 39, 100, 0.5, 0.7),
     Dataset("III", "amazon0601", 403_394, 3_387_388, 96, 22, 8_000, 0.8, 0.3),
 ]
+REDDIT = Dataset("-", "reddit-like", 232_965, 114_615_892, 602, 41, 41, 0.7, 0.6)
 QUICK = ("Cora", "DD", "artist")
 LARGE = ("PPI", "amazon0505", "artist", "soc-BlogCatalog", "DD")  # of figures 9 and 10
 MORE = ("reddit-like@0.2/ordered", "mycielskian14")  # where tiles are dense
@@ -177,9 +177,13 @@ def gflops(inputs: Inputs, x: Tensor, call: Callable[[], Tensor], backend: str) 
     """Time and rate of a weighted SpMM that was checked."""
     error = gate(inputs, x, inputs.weight, "sum")(call())
     # A factor that is rounded to tf32 is off by 2^-11 where one of float32 is by 2^-24.
-    if error > (2**13 if backend.endswith(", tf32") else 1):
+    if error > (2**11 if backend.endswith(", tf32") else 1):
         raise SystemExit(f"{inputs.name}, {backend}: {error:.3g} times what is allowed")
-    took = gpu_machine.timed(gpu_machine.captured(call))
+    try:
+        took = gpu_machine.timed(gpu_machine.captured(call))
+    except RuntimeError as error:  # not everything of torch can be captured in a CUDA graph
+        tqdm.write(f"{backend}: timed with its launches ({str(error).splitlines()[0]})")
+        took = gpu_machine.timed(call)
     work = 2 * inputs.entries * x.size(1)
     return {"ms": took.median, "gflop_s": work / took.median / 1e6, "error": error}
 
@@ -215,7 +219,8 @@ def tensor_cores(
     warps: int = 0,
     exact: bool = False,
 ) -> Tensor:
-    from pyg_accel.backends.cuda.spmm import MOST_WARPS, WARP_BYTES, run
+    from pyg_accel.backends.cuda.choice import MOST_WARPS, WARP_BYTES
+    from pyg_accel.backends.cuda.spmm import run
 
     warps = warps or min(MOST_WARPS, -(-x.size(1) * x.element_size() // WARP_BYTES))
     return run(graph.csr(), x, weight, window=window, warps=warps, exact=exact, mean=False)
@@ -261,25 +266,28 @@ def train(name: str, dataset: Dataset, csr: graphs.Csr) -> tuple[Tensor, float]:
         cross_entropy(model(x, edge_index), y).backward()
         optimizer.step()
 
-    return out, gpu_machine.timed(epoch, budget=0.3).median
+    return out, gpu_machine.timed(epoch, budget=0.15).median
 
 
 def epochs(chosen: list[Dataset]) -> Rows:
-    """Figure 6: stock PyG, patched, and patched with graphs of any size accelerated."""
-    for dataset in tqdm(chosen):
+    """Figure 6: stock PyG beside patched; small graphs are left to PyG by patch()."""
+    for dataset in tqdm([*chosen, REDDIT]):
         csr = load(dataset)
         for model in ("GCN", "AGNN"):
-            expected, stock = train(model, dataset, csr)
-            row = {"type": dataset.kind, "graph": dataset.name, "model": model, "stock_ms": stock}
-            for column, always in (("patched_ms", None), ("always_ms", True)):
-                settings.always = always
-                with pyg_accel.patched():
-                    out, row[column] = train(model, dataset, csr)
-                settings.always = None
-                error = float((out - expected).abs().max() / expected.abs().max())
-                if not error <= ALLOWED:
-                    raise SystemExit(f"{model} on {dataset.name}: outputs differ by {error:.3g}")
-            yield {**row, "speedup": stock / row["patched_ms"]}
+            with pyg_accel.patched():
+                out, patched = train(model, dataset, csr)
+            row = {"type": dataset.kind, "graph": dataset.name, "model": model}
+            try:
+                expected, stock = train(model, dataset, csr)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                yield {**row, "stock_ms": float("nan"), "patched_ms": patched,
+                       "speedup": float("nan")}  # fmt: skip
+                continue
+            error = float((out - expected).abs().max() / expected.abs().max())
+            if not error <= ALLOWED:
+                raise SystemExit(f"{model} on {dataset.name}: outputs differ by {error:.3g}")
+            yield {**row, "stock_ms": stock, "patched_ms": patched, "speedup": stock / patched}
 
 
 EXPERIMENTS: dict[str, Callable[[list[Dataset]], Rows]] = {
@@ -299,10 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [d for d in DATASETS if d.name in QUICK] if options.quick else DATASETS
     suffix = "_quick" if options.quick else ""
     for name in options.only:
-        rows = list(EXPERIMENTS[name](chosen))
-        frame = pd.DataFrame([{**row, **facts} for row in rows])
-        path = options.out / f"{NAME}_{name}{suffix}.csv"
-        frame.to_csv(path, index=False, float_format="%.5g")
+        rows: list[dict[str, Any]] = []
+        for row in EXPERIMENTS[name](chosen):
+            rows.append(row)
+            frame = pd.DataFrame([{**row, **facts} for row in rows])
+            path = options.out / f"{NAME}_{name}{suffix}.csv"
+            frame.to_csv(path, index=False, float_format="%.5g")
         print(f"\n{(EXPERIMENTS[name].__doc__ or '').strip()}")
         print(pd.DataFrame(rows).round(3).to_string(index=False), flush=True)
 

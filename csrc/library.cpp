@@ -19,6 +19,16 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor target, Tensor source) -> "
       "Tensor");
   m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
+  m.def("maxk(Tensor x, int k) -> Tensor[]");
+  m.def(
+      "cbsr_spmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor values, "
+      "Tensor indices, int width, Tensor? weight, bool mean) -> Tensor");
+  m.def(
+      "cbsr_sspmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, bool sorted, "
+      "Tensor rowptr_t, Tensor x, Tensor indices, Tensor? weight) -> Tensor");
+  m.def(
+      "cbsr_dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor values, "
+      "Tensor indices, Tensor x) -> Tensor");
   m.def(
       "sampled(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor x, Tensor? scale, "
       "Tensor? weight, int limit, int strategy, int rescale, Tensor? seed, Tensor? steps) -> "

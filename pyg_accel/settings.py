@@ -48,6 +48,9 @@ class Setting:
 
 SETTINGS = (
     Setting("always", False, "accelerate whatever can be, whatever its size (tests, experiments)"),
+    Setting(
+        "atomics", False, "allow float atomics where faster: last bits of sums vary from run to run"
+    ),
     Setting("backend", "auto", "the only backend to use, by name; `auto` chooses"),
     Setting("cost_models", "", "a folder of cost models to use before the shipped ones"),
     Setting("disable", "", "comma-separated names of backends that must not be chosen"),

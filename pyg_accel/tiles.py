@@ -157,8 +157,11 @@ def usual_sharing(csr: CSR) -> tuple[float, ...]:
     """Return :func:`sharing_of` for a graph that is used again and again, else nothing.
 
     Sampled batches are gone before tiles could pay. While a CUDA graph is captured nothing can be
-    estimated, and what was not known stays unknown.
+    estimated, and what was not known stays unknown. Nor is anything told to those who asked torch
+    for deterministic algorithms: another kernel after a while means other roundings.
     """
+    if torch.are_deterministic_algorithms_enabled():
+        return ()
     key = (id(csr.rowptr), csr.num_cols)
     known = _sharing.find(csr.col, key)
     if known is not None:

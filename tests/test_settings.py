@@ -72,7 +72,9 @@ def test_an_assignment_of_another_type_is_refused(name, value):
 
 
 def test_unknown_settings_list_those_that_exist():
-    with pytest.raises(AttributeError, match="no setting 'speed'; there are always, backend"):
+    with pytest.raises(
+        AttributeError, match="no setting 'speed'; there are always, atomics, backend"
+    ):
         settings.speed  # noqa: B018
     with pytest.raises(AttributeError, match="no setting 'speed'"):
         settings.speed = True

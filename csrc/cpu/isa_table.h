@@ -7,8 +7,10 @@ namespace PYG_ACCEL_ISA {
 
 #include "math.h"
 
+#include "cbsr_kernel.h"
 #include "dot_kernel.h"
 #include "machine.h"
+#include "maxk_kernel.h"
 #include "program_kernel.h"
 #include "sampled_kernel.h"
 #include "spmm_kernel.h"
@@ -26,12 +28,33 @@ namespace PYG_ACCEL_ISA {
       PYG_ACCEL_ISA::fn<fp16, int32_t>, PYG_ACCEL_ISA::fn<fp16, int64_t>          \
     }                                                                             \
   }
+// Float and double, each with 32-bit and 64-bit indices.
+#define PYG_ACCEL_EACH_WIDE(fn)                                               \
+  {                                                                           \
+    {PYG_ACCEL_ISA::fn<float, int32_t>, PYG_ACCEL_ISA::fn<float, int64_t>}, { \
+      PYG_ACCEL_ISA::fn<double, int32_t>, PYG_ACCEL_ISA::fn<double, int64_t>  \
+    }                                                                         \
+  }
 
 const KernelTable PYG_ACCEL_TABLE = {
-    PYG_ACCEL_STRING(PYG_ACCEL_ISA), PYG_ACCEL_EACH(spmm_rows),    PYG_ACCEL_EACH(spmm_piece),
-    PYG_ACCEL_EACH(spmm_combine),    PYG_ACCEL_EACH(program_rows), PYG_ACCEL_EACH(program_piece),
-    PYG_ACCEL_EACH(program_combine), PYG_ACCEL_EACH(dot_rows),     PYG_ACCEL_EACH(dot_piece),
+    PYG_ACCEL_STRING(PYG_ACCEL_ISA),
+    PYG_ACCEL_EACH(spmm_rows),
+    PYG_ACCEL_EACH(spmm_piece),
+    PYG_ACCEL_EACH(spmm_combine),
+    PYG_ACCEL_EACH(program_rows),
+    PYG_ACCEL_EACH(program_piece),
+    PYG_ACCEL_EACH(program_combine),
+    PYG_ACCEL_EACH(dot_rows),
+    PYG_ACCEL_EACH(dot_piece),
     PYG_ACCEL_EACH(softmax_rows),
+    {PYG_ACCEL_ISA::maxk_rows<float>, PYG_ACCEL_ISA::maxk_rows<double>,
+     PYG_ACCEL_ISA::maxk_rows<bf16>, PYG_ACCEL_ISA::maxk_rows<fp16>},
+    PYG_ACCEL_EACH_WIDE(cbsr_spmm_rows),
+    PYG_ACCEL_EACH_WIDE(cbsr_spmm_piece),
+    PYG_ACCEL_EACH_WIDE(cbsr_spmm_combine),
+    PYG_ACCEL_EACH_WIDE(cbsr_sspmm_cols),
+    PYG_ACCEL_EACH_WIDE(cbsr_dot_rows),
+    PYG_ACCEL_EACH_WIDE(cbsr_dot_piece),
     {{PYG_ACCEL_ISA::sampled_rows<float, int32_t>, PYG_ACCEL_ISA::sampled_rows<float, int64_t>},
      {PYG_ACCEL_ISA::sampled_rows<double, int32_t>, PYG_ACCEL_ISA::sampled_rows<double, int64_t>},
      {PYG_ACCEL_ISA::sampled_rows<bf16, int32_t>, PYG_ACCEL_ISA::sampled_rows<bf16, int64_t>},

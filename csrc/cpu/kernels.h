@@ -162,6 +162,35 @@ struct SoftmaxArgs {
   int64_t heads;
 };
 
+// The k largest of each row of x, with their columns in rising order.
+struct MaxkArgs {
+  const void* x;  // [rows, width]
+  void* values;   // [rows, k]
+  void* indices;  // [rows, k], uint8 or, if `wide`, uint16
+  int64_t width;
+  int64_t k;  // below the width
+  bool wide;
+};
+
+// Products of the graph with CBSR features: k values and columns for each source node, in float or
+// double alone. `x` and `out` are what the operator at hand reads and writes:
+//   spmm    out[i, c] = sum (mean) over entries (i, j) and slots s with indices[j, s] = c of
+//           weight * values[j, s]
+//   sspmm   out[j, s] = sum over entries (i, j) of weight * x[i, indices[j, s]]
+//   dot     out[edge] = sum over s of values[j, s] * x[i, indices[j, s]]
+struct CbsrArgs {
+  Csr csr;
+  const void* values;   // [num_cols, k]
+  const void* indices;  // [num_cols, k], uint8 or, if `wide`, uint16
+  bool wide;
+  int64_t k;
+  int64_t width;
+  const void* weight;  // [num_edges] or null
+  const void* x;       // [num_rows, width]
+  void* out;
+  bool mean;
+};
+
 enum class Strategy : int { kBucket = 0, kFastRand = 1, kRandom = 2 };
 enum class Rescale : int { kNone = 0, kMean = 1, kRow = 2, kGcn = 3 };
 
@@ -216,6 +245,16 @@ struct KernelTable {
   void (*dot_rows[kDTypes][2])(const DotArgs&, const Range&);
   void (*dot_piece[kDTypes][2])(const DotArgs&, const Piece&);
   void (*softmax_rows[kDTypes][2])(const SoftmaxArgs&, const Range&);
+  // `scratch`: width + 64 keys of the size of an accumulator.
+  void (*maxk_rows[kDTypes])(const MaxkArgs&, int64_t begin, int64_t end, void* scratch);
+  // By double and by int64. `scratch` and `partial`: width and 2 * width numbers.
+  void (*cbsr_spmm_rows[2][2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
+  void (*cbsr_spmm_piece[2][2])(const CbsrArgs&, const Piece&, void* partial);
+  void (*cbsr_spmm_combine[2][2])(const CbsrArgs&, int64_t row, void* partials, int64_t count);
+  // Columns [begin, end) of the graph; `scratch`: (end - begin) * k numbers.
+  void (*cbsr_sspmm_cols[2][2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
+  void (*cbsr_dot_rows[2][2])(const CbsrArgs&, int64_t begin, int64_t end);
+  void (*cbsr_dot_piece[2][2])(const CbsrArgs&, const Piece&);
   // `scratch` holds 3 * args.most numbers.
   void (*sampled_rows[kStorages][2])(const SampledArgs&, const Range&, int64_t* scratch);
 };

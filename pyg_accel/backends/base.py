@@ -11,10 +11,16 @@ from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula, Operand
 from pyg_accel.graph import CSR
+from pyg_accel.settings import settings
 
-__all__ = ["Backend", "Tolerance", "winners_are_columns"]
+__all__ = ["Backend", "Tolerance", "atomics_allowed", "winners_are_columns"]
 
 Tolerance = tuple[float, float]  # relative, absolute
+
+
+def atomics_allowed() -> bool:
+    """Whether a kernel may add floats atomically, so that its sums differ between runs."""
+    return bool(settings.atomics) and not torch.are_deterministic_algorithms_enabled()
 
 
 def winners_are_columns(formula: Formula, reduces: Sequence[str]) -> bool:

@@ -17,6 +17,7 @@ from pyg_accel.settings import settings
 
 __all__ = [
     "Decision",
+    "asked_for",
     "choose",
     "fast_backend_reasons",
     "forget_decisions",
@@ -60,6 +61,11 @@ def use_backend(name: str) -> Iterator[None]:
         yield
     finally:
         _forced.reset(token)
+
+
+def asked_for() -> str | None:
+    """Return the backend that :func:`use_backend` names here, if any."""
+    return _forced.get()
 
 
 @contextmanager

@@ -75,7 +75,10 @@ class TorchSparseBackend(Backend):
         """Return the version."""
         import torch_sparse
 
-        return {"torch-sparse": torch_sparse.__version__, "cuda": _built_for_cuda()}
+        return {
+            "torch-sparse": torch_sparse.__version__,
+            "cuda": "yes" if _built_for_cuda() else "no",
+        }
 
     def gspmm(
         self,

@@ -35,8 +35,9 @@ __all__ = [
 Features = Tensor | CBSR
 
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean"}
-# To aggregate k stored entries a row takes about as long as this many times k columns with zeros.
-_COLUMNS_AN_ENTRY = 2.5
+# To aggregate k stored entries a row takes about as long as this many times k columns with zeros:
+# on a CPU 8 was measured where all features fit into the last cache; out of it, bytes say 1.25.
+_COLUMNS_AN_ENTRY = 4
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 

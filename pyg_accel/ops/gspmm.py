@@ -72,7 +72,8 @@ def gspmm(
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = tuple((t.shape, t.dtype, t.device) for t in operands)
-    make = _make_plan if torch.compiler.is_compiling() else _plan
+    symbolic = any(type(n) is not int for t in operands for n in t.shape)  # no key of a cache
+    make = _make_plan if symbolic or torch.compiler.is_compiling() else _plan
     plan = make(text, reduces, sizes, graph.device, facts)
 
     folded = [plan.layout.fold(t.to(plan.dtype)) for t in operands]

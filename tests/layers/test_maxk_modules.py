@@ -11,7 +11,7 @@ from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 
-N, F, H, K = 30, 16, 6, 4
+N, F, H, K = 30, 16, 20, 3
 
 
 def edges() -> torch.Tensor:
@@ -147,7 +147,7 @@ rank, file = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 torch.manual_seed(0)
-conv = MaxKSAGEConv(16, 6, k=4)
+conv = MaxKSAGEConv(16, 20, k=3)
 model = DistributedDataParallel(conv)
 torch.manual_seed(10 + rank)
 x, edge_index = torch.randn(30, 16), torch.randint(30, (2, 120))

@@ -11,7 +11,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GCNConv, GraphSAGE, SAGEConv, Sequ
 import pyg_accel
 from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 
-N, IN, HIDDEN, OUT, K = 40, 9, 16, 3, 5
+N, IN, HIDDEN, OUT, K = 40, 9, 16, 3, 3
 X, EDGES = torch.randn(N, IN), torch.randint(N, (2, 150))
 
 

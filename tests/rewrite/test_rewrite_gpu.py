@@ -8,7 +8,10 @@ from pyg_accel import optimize
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.layer import Associated
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 N, E = 3000, 60_000
 

@@ -6,8 +6,11 @@ import torch.nn.functional as F
 import torch_geometric.nn as nn
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.rewrite.associations import associations
+from pyg_accel import optimize
+from pyg_accel.rewrite import associations, lifts
+from pyg_accel.rewrite.ir import Broadcast
 from pyg_accel.rewrite.layer import Associated, Options
+from pyg_accel.rewrite.rules.common import Parts, edges, inverse_count
 
 N, E = 40, 300
 
@@ -123,3 +126,30 @@ def test_others_are_left_alone(make, reason):
     layer = Associated(conv, Options())
     assert torch.equal(layer(x, edge_index), conv(x, edge_index))
     assert reason in next(iter(layer.reasons))
+
+
+def test_a_rule_for_a_layer_of_ones_own_is_registered_by_class():
+    class Smoothed(MessagePassing):
+        def __init__(self, in_channels, out_channels):
+            super().__init__(aggr="mean")
+            self.lin = nn.Linear(in_channels, out_channels, bias=False)
+
+        def forward(self, x, edge_index):
+            return self.lin(0.5 * x + 0.5 * self.propagate(edge_index, x=x))
+
+    @lifts(Smoothed)
+    def smoothed(conv, call):
+        parts = Parts()
+        half = parts.number("½", 0.5)
+        x, w = parts.sources(call), parts.linear("W", conv.lin)
+        mean = Broadcast(inverse_count(parts), edges(parts, call) @ x)
+        return parts.algebra((half @ x + half @ mean) @ w)
+
+    conv, (x, edge_index) = Smoothed(6, 4).double(), inputs()
+    trees = associations(conv, x, edge_index).all
+    assert len(trees) > 2
+    for tree in trees:
+        fast = optimize(conv, x, edge_index, choose=tree)
+        torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
+    with pytest.raises(ValueError, match="a rule for Smoothed already"):
+        lifts(Smoothed)(smoothed)

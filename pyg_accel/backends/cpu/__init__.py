@@ -14,6 +14,7 @@ from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, program_reasons
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
+from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
@@ -117,6 +118,53 @@ class CpuBackend(Backend):
         out: Tensor = cpu_library().softmax(csr.rowptr, csr.eid, scores.contiguous(), grad)
         return out
 
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Backend.maxk`."""
+        values, indices = cpu_library().maxk(x, k)
+        return values, indices
+
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """See :meth:`Backend.cbsr_spmm`; 16-bit features are added up in fp32, as below."""
+        if _dense_pays(width, values.size(1)):
+            x = CBSR(values, indices, width).dense()
+            return self._weighted_sum(csr, x, weight, reduce)
+        arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
+        out: Tensor = cpu_library().cbsr_spmm(
+            *arrays, _wide(values), indices, width, _wide(weight), reduce == "mean"
+        )
+        return out.to(values.dtype)
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """See :meth:`Backend.sspmm`: rows of x are pushed to their neighbours' stored columns."""
+        if _dense_pays(x.size(1), indices.size(1)):
+            return self._weighted_sum(transposed, x, weight, "sum").gather(1, indices.long())
+        arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols, csr.sorted, transposed.rowptr)
+        out: Tensor = cpu_library().cbsr_sspmm(*arrays, _wide(x), indices, _wide(weight))
+        return out.to(x.dtype)
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_dot`."""
+        arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
+        out: Tensor = cpu_library().cbsr_dot(*arrays, _wide(values), indices, _wide(x))
+        return out.to(x.dtype)
+
+    def _weighted_sum(self, csr: CSR, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+        operands = [x.unsqueeze(1)]
+        if weight is not None:
+            operands.append(weight.view(-1, 1, 1))
+        formula = parse("u0" if weight is None else "mul(u0,e1)")
+        return self.gspmm(csr, formula, operands, [reduce], want_arg=False)[0].squeeze(1)
+
     def sampled_spmm(
         self,
         csr: CSR,
@@ -133,6 +181,18 @@ class CpuBackend(Backend):
         scale = None if scale is None else scale.contiguous()
         out: Tensor = cpu_library().sampled(*arrays, x, scale, weight, sampling.width, *how)
         return out
+
+
+def _dense_pays(width: int, k: int) -> bool:
+    """Whether whole vectors of a dense row take less time than k single numbers of it."""
+    return width >= 64 and 8 * k > width
+
+
+def _wide(features: Any) -> Any:
+    """16-bit features in fp32; None stays None."""
+    if features is None or features.dtype in (torch.float32, torch.float64):
+        return features
+    return features.float()
 
 
 def _as_spmm(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend
+from pyg_accel.backends.base import Backend, atomics_allowed
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula
@@ -131,6 +131,42 @@ class TritonBackend(Backend):
             csr, score, value, operands, grad, out, total, gradients,
             want_scores=want_scores, want_weights=want_weights,
         )  # fmt: skip
+
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Backend.maxk`."""
+        from pyg_accel.backends.triton.maxk import run
+
+        return run(x, k)
+
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """See :meth:`Backend.cbsr_spmm`."""
+        from pyg_accel.backends.triton.cbsr import spmm
+
+        return spmm(csr, values, indices, width, weight, reduce)
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """See :meth:`Backend.sspmm`."""
+        from pyg_accel.backends.triton.cbsr import sspmm, sspmm_push
+
+        if atomics_allowed():
+            return sspmm_push(csr, x, indices, weight)
+        return sspmm(transposed, x, indices, weight)
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_dot`."""
+        from pyg_accel.backends.triton.cbsr import dot
+
+        return dot(csr, values, indices, x)
 
     def sampled_spmm(
         self,

@@ -50,8 +50,8 @@ class Machine:
 H200 = Machine(flops=47e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
                slice_bytes=256, sector=32, scattered=280, call=12e-6, sparse_call=90e-6,
                overlaps=True)  # fmt: skip
-CORE = Machine(flops=75e9, memory=12e9, gather=14e9, cache=45e9, cache_bytes=16e6,
-               slice_bytes=1024, sector=64, scattered=128, call=4e-6, sparse_call=40e-6,
+CORE = Machine(flops=73e9, memory=8e9, gather=7e9, cache=60e9, cache_bytes=8e6,
+               slice_bytes=1024, sector=16, scattered=16, call=3e-6, sparse_call=50e-6,
                overlaps=False)  # fmt: skip
 H200_UNITS = 132  # multiprocessors
 

@@ -21,7 +21,7 @@ def gcn(conv: GCNConv, call: Call) -> Algebra:
     """D A D X W + b, with self-loops in A."""
     need_sum(conv)
     if conv.cached:
-        raise NotLifted("cached=True: the layer keeps the first graph it sees")
+        raise NotLifted("cached=True (a rewritten layer remembers its graph without it)")
     parts = Parts()
     if conv.normalize:
         fill = 2.0 if conv.improved else 1.0

@@ -71,7 +71,7 @@ def appnp(conv: APPNP, call: Call) -> Algebra:
     if conv.dropout > 0:
         raise NotLifted("dropout of edges")
     if conv.cached:
-        raise NotLifted("cached=True: the layer keeps the first graph it sees")
+        raise NotLifted("cached=True (a rewritten layer remembers its graph without it)")
     parts = Parts()
     if conv.normalize:
         hop = symmetric(parts, call, loops=conv.add_self_loops)
