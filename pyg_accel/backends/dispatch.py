@@ -17,9 +17,11 @@ from pyg_accel.settings import settings
 
 __all__ = [
     "Decision",
+    "asked_for",
     "choose",
     "fast_backend_reasons",
     "forget_decisions",
+    "is_fast",
     "record_choices",
     "use_backend",
 ]
@@ -61,6 +63,11 @@ def use_backend(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+def asked_for() -> str | None:
+    """Return the backend that :func:`use_backend` names here, if any."""
+    return _forced.get()
+
+
 @contextmanager
 def record_choices() -> Iterator[dict[str, None]]:
     """Collect the names of the backends that are chosen inside the block."""
@@ -89,6 +96,16 @@ def fast_backend_reasons(device: str) -> list[str]:
     if decision.backend.name != "reference" or asked_for:
         return []
     return [f"{name}: {'; '.join(why)}" for name, why in decision.rejected.items()]
+
+
+def is_fast(spec: OpSpec) -> bool:
+    """Return whether another backend than the reference, or the one asked for, runs a call."""
+    forced = _forced.get() or settings.backend
+    try:
+        decision = _choose(spec, forced, settings.disable)
+    except BackendNotSupported:
+        return False
+    return forced != "auto" or decision.backend.name != "reference"
 
 
 def choose(spec: OpSpec) -> Decision:

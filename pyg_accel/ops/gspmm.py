@@ -17,12 +17,13 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.ops.gspmm_backward import backward, setup_context, shapes_of
+from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.steps import shapes_of
 from pyg_accel.tiles import usual_sharing
 
-__all__ = ["REDUCES", "gspmm"]
+__all__ = ["REDUCES", "check_operands", "gspmm"]
 
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 
@@ -71,7 +72,8 @@ def gspmm(
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = tuple((t.shape, t.dtype, t.device) for t in operands)
-    make = _make_plan if torch.compiler.is_compiling() else _plan
+    symbolic = any(type(n) is not int for t in operands for n in t.shape)  # no key of a cache
+    make = _make_plan if symbolic or torch.compiler.is_compiling() else _plan
     plan = make(text, reduces, sizes, graph.device, facts)
 
     folded = [plan.layout.fold(t.to(plan.dtype)) for t in operands]
@@ -109,7 +111,9 @@ def _make_plan(
     facts: tuple[_Fact, ...],
 ) -> _Plan:
     read, sums, summed = _read(text)
-    _check(text, read, reduces, sizes, device, facts)
+    check_operands(text, read, sizes, device, facts)
+    if not reduces or not set(reduces) <= set(REDUCES):
+        raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {list(reduces)})")
     dtype = facts[0][1]
     for _, other, _ in facts[1:]:
         dtype = torch.promote_types(dtype, other)
@@ -152,14 +156,22 @@ def _launch(
     return outs[: len(reduces)]
 
 
-def _check(
+def check_operands(
     text: str,
     read: tuple[tuple[str, int], ...],
-    reduces: tuple[str, ...],
     sizes: tuple[int, int, int],
     device: torch.device,
-    facts: tuple[_Fact, ...],
+    facts: Sequence[_Fact],
 ) -> None:
+    """Raise ValueError for operands that a formula does not read, or that do not fit the graph.
+
+    Args:
+        text: what is to be computed.
+        read: (side, index) of every operand.
+        sizes: numbers of targets, sources and edges.
+        device: of the graph.
+        facts: shape, dtype and device of every operand.
+    """
     rows = dict(zip("vue", sizes, strict=True))
     if len({index for _, index in read}) != len(read):
         raise ValueError(f"expected {text} to read each operand at one side (pass it twice)")
@@ -173,8 +185,6 @@ def _check(
             raise ValueError(f"expected {name} on {device} (got {where})")
         if not dtype.is_floating_point:
             raise ValueError(f"expected {name} to be floating-point features (got {dtype})")
-    if not reduces or not set(reduces) <= set(REDUCES):
-        raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {list(reduces)})")
 
 
 def _gspmm(

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.dispatch import asked_for, use_backend
+
 __all__ = ["call", "define"]
 
 _library = torch.library.Library("pyg_accel", "FRAGMENT")
@@ -45,6 +47,8 @@ def define(
         setup: of the context, arguments and results, keeps what ``differentiate`` needs.
     """
     name = schema.partition("(")[0]
+    if differentiate is not None and setup is not None:
+        differentiate, setup = _where_it_was_asked_for(differentiate, setup)
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"pyg_accel::{name}", fake, lib=_library)
@@ -53,6 +57,27 @@ def define(
             f"pyg_accel::{name}", differentiate, setup_context=setup, lib=_library
         )
     _operators[name] = _Operator(run, setup, differentiate)
+
+
+def _where_it_was_asked_for(
+    differentiate: Callable[..., tuple[Any, ...]], setup: Callable[..., None]
+) -> tuple[Callable[..., tuple[Any, ...]], Callable[..., None]]:
+    """Differentiate on the backend that :func:`use_backend` named for the forward pass.
+
+    On a GPU backward passes run in threads of their own, which know nothing of that block.
+    """
+
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup(ctx, inputs, output)
+        ctx.asked_for = asked_for()
+
+    def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if ctx.asked_for is None:
+            return differentiate(ctx, *grads)
+        with use_backend(ctx.asked_for):
+            return differentiate(ctx, *grads)
+
+    return run, remember
 
 
 def call(name: str, *args: Any) -> Any:

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from pyg_accel import ops
 from pyg_accel.ops import csr
+from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.testing import zoo
 
 CASES = [case for case in zoo(hub=500) if case.edge_index.size(1) > 0]
@@ -43,3 +46,16 @@ def test_the_graph_is_built_once_for_both_directions_and_cannot_be_changed():
 def test_ids_beyond_the_sizes_are_refused():
     with pytest.raises(IndexError, match="outside of"):
         torch.ops.pyg_accel.csr(torch.tensor([[0], [7]]), 3, 3, 1)
+
+
+def test_a_graph_and_its_products_can_be_traced_with_symbolic_sizes():
+    """As torch.compile does it where it does not say that it compiles (torch 2.11)."""
+
+    def aggregate(edge_index, x):
+        return ops.spmm(CompiledGraph(edge_index, x.size(0), x.size(0), 1), x)
+
+    traced = make_fx(aggregate, tracing_mode="symbolic")(
+        torch.randint(9, (2, 30)), torch.ones(9, 4)
+    )
+    edge_index, x = torch.randint(20, (2, 99)), torch.randn(20, 4)
+    torch.testing.assert_close(traced(edge_index, x), aggregate(edge_index, x))

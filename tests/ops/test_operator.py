@@ -1,11 +1,14 @@
 """Operators with torch's dispatcher and without: the same results and gradients."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from pyg_accel import Graph, ops
+from pyg_accel import Graph, ops, use_backend
+from pyg_accel.backends.dispatch import record_choices
 
 
 def run(graph: Graph, x: Tensor, weight: Tensor, reduce: str) -> list[Tensor]:
@@ -49,3 +52,19 @@ def test_nothing_is_recorded_where_no_gradient_is_wanted(inputs):
     assert ops.spmm(graph, x, weight).grad_fn is None
     with torch.no_grad():
         assert ops.spmm(graph, x.clone().requires_grad_(), weight).grad_fn is None
+
+
+def test_a_backward_pass_runs_on_the_backend_of_its_forward_pass():
+    """Also in another thread, as autograd runs those of a GPU."""
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]))
+    x = torch.randn(3, 4, requires_grad=True)
+    with use_backend("reference"):
+        out = ops.spmm(graph, x)
+
+    def backward() -> list[str]:
+        with record_choices() as names:
+            out.sum().backward()
+        return list(names)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(backward).result() == ["reference"]
