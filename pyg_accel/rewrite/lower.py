@@ -157,7 +157,7 @@ class _Run:
         for data, weight in products:
             total = data @ weight if total is None else torch.addmm(total, data, weight)
         if node.heads > 1 and total is not None:
-            total = total.view(*total.shape[:-1], node.heads, -1)
+            total = total.unflatten(-1, (node.heads, total.size(-1) // node.heads))
         for other in others:
             total = other if total is None else total + other
         assert total is not None
@@ -199,7 +199,7 @@ def gemm(data: Tensor, weight: Tensor, heads: int = 1) -> Tensor:
         parts = weight.view(weight.size(0), heads, -1)
         return torch.einsum("nhf,fhc->nhc", data, parts)
     out = data @ weight
-    return out if heads == 1 else out.view(out.size(0), heads, -1)
+    return out if heads == 1 else out.view(out.size(0), heads, out.size(1) // heads)
 
 
 def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:

@@ -234,3 +234,13 @@ def test_dropout_of_attention_follows_the_mode():
     torch.testing.assert_close(layer.eval()(x, edge_index), conv(x, edge_index))
     outs = [layer.train()(x, edge_index) for _ in range(2)]
     assert not torch.equal(*outs)
+
+
+@pytest.mark.parametrize("nodes", [0, 9])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.GCNConv(6, 4), lambda: nn.SAGEConv(6, 4), lambda: nn.GATConv(6, 4, heads=2),
+     lambda: nn.GATv2Conv(6, 4, heads=2), lambda: nn.TAGConv(6, 4), lambda: nn.GINConv(mlp(6, 4))],
+)  # fmt: skip
+def test_graphs_without_edges_or_nodes(make, nodes):
+    check(make(), features(nodes), torch.empty(2, 0, dtype=torch.long))

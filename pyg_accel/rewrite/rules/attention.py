@@ -39,7 +39,7 @@ def _finish(parts: Parts, conv: Any, call: Call, out: Expr) -> Expr:
     """Concatenate or average the heads, add the residual and the bias."""
     heads = conv.heads
     if conv.concat:
-        parts.maps["concat"] = lambda t: t.reshape(t.size(0), -1)
+        parts.maps["concat"] = lambda t: t.flatten(1)
         out = Map("concat", out, "O", free=True)
         parts.sizes["O"] = heads * conv.out_channels
     else:
