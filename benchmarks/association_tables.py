@@ -149,9 +149,10 @@ def draw(summary: pd.DataFrame, model: str) -> plt.Figure:
             bar.set(hatch=hatch, edgecolor="white", linewidth=0)
         axis.set_xticks(range(len(rows)), names, rotation=90, fontsize=5)
         axis.axhline(1, color="black", linewidth=0.8)
-        axis.set(yscale="log", ylabel="speed-up", title=f"{model}, {device}, {mode}")
+        axis.set(yscale="log", ylabel="speed-up")
+        axis.set_title(f"{model}, {device}, {mode}", pad=14, fontsize="medium")
         axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("")
         starts = [
             i for i, g in enumerate(rows["graph"]) if i == 0 or g != rows["graph"].iloc[i - 1]
         ]
@@ -159,7 +160,6 @@ def draw(summary: pd.DataFrame, model: str) -> plt.Figure:
             axis.axvline(start - 0.5, color="grey", linewidth=0.5)
             axis.annotate(rows["graph"].iloc[start], (start - 0.3, 1), fontsize=6,
                           xycoords=("data", "axes fraction"), va="bottom")  # fmt: skip
-        axis.title.set_position((0.5, 1.1))
         axis.margins(x=0.005)
     figure.suptitle(f"{ITERATIONS} iterations against PyG's order, choosing included; hatched: not "
                     f"'{FIRST_FAMILY[model]}'", fontsize="medium")  # fmt: skip

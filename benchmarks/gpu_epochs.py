@@ -89,14 +89,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.cuda.empty_cache()
 
 
+def edge_list(rowptr: Tensor, col: Tensor) -> Tensor:
+    """An edge_index as it comes: in no order."""
+    row = torch.repeat_interleave(torch.arange(rowptr.numel() - 1, device="cuda"), rowptr.diff())
+    order = torch.randperm(col.numel(), device="cuda")
+    return torch.stack([col, row])[:, order].contiguous()
+
+
 def measure(graph: str, rowptr: Tensor, col: Tensor, name: str) -> Iterator[dict[str, Any]]:
     """A row a backend, those that agree; the first that ran is the truth of the others."""
     nodes, entries = rowptr.numel() - 1, col.numel()
-    row = torch.repeat_interleave(torch.arange(nodes, device="cuda"), rowptr.diff())
-    edge_index = torch.stack([col, row])
-    # An edge list as it comes: in no order.
-    edge_index = edge_index[:, torch.randperm(entries, device="cuda")].contiguous()
-    del row
+    edge_index = edge_list(rowptr, col)
     x = torch.randn(nodes, FEATURES[graph.partition("@")[0]], device="cuda")
     y = torch.randint(CLASSES, (nodes,), device="cuda")
     truth = None

@@ -197,6 +197,11 @@ class Graph:
             self._degree = self.rowptr[1:] - self.rowptr[:-1]
         return self._degree
 
+    @property
+    def in_edge_order(self) -> bool:
+        """Whether edge operands can only come in the order of the edge list."""
+        return False
+
     def csr(self, *, edge_order: bool = False) -> CSR:
         """Return the arrays for a forward pass.
 

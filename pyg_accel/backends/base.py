@@ -102,12 +102,82 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
+    def gspmm_several(
+        self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    ) -> list[Tensor]:
+        """Run several formulas over the same operands in one pass.
+
+        Args:
+            csr: the graph.
+            formulas: without ``sel``.
+            reduces: of each: ``sum``, or ``none`` for one of a single number an edge and head.
+            operands: of all, by operand index.
+
+        Returns:
+            [num_rows, H, F | 1] a sum; [E, H, 1] in the order of ``csr.eid`` for ``none``. H is the
+            largest number of heads of an operand.
+        """
+        raise NotImplementedError
+
     def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
         """Add ``grad[r, f]`` to row ``arg[r, f]`` of a zero [num_cols, F]; skip negative ones."""
         raise NotImplementedError
 
     def edge_softmax(self, csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
         """Softmax of [E, H] scores over each row; with ``grad``, its backward (scores = result)."""
+        raise NotImplementedError
+
+    def attention(
+        self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+    ) -> list[Tensor]:
+        """Sum up values weighted by the softmax of scores over each row.
+
+        Args:
+            csr: the graph.
+            score: one number an edge and head.
+            value: of every edge; without sums over the width.
+            operands: of both, by operand index.
+
+        Returns:
+            [num_rows, H, F], empty rows 0; and [num_rows, H], the logarithm of the sum of the
+            exponentials of a row's scores (empty rows anything), in float64 for float64 operands
+            and in float32 for others.
+        """
+        raise NotImplementedError
+
+    def attention_backward(
+        self,
+        csr: CSR,
+        score: Formula,
+        value: Formula,
+        operands: list[Tensor],
+        grad: Tensor,
+        out: Tensor,
+        total: Tensor,
+        gradients: list[Formula],
+        *,
+        want_scores: bool,
+        want_weights: bool,
+    ) -> list[Tensor]:
+        """Go over the transposed graph and add up gradients of its rows' operands.
+
+        Args:
+            csr: the transposed graph.
+            score: as the transposed graph sees it: what the targets of attention own has side u.
+            value: likewise.
+            operands: of attention.
+            grad: [num_cols, H, F], of the result.
+            out: [num_cols, H, F], the result.
+            total: [num_cols, H], the second result.
+            gradients: formulas to sum over each row. With n operands, operand n is ``grad``,
+                operand n + 1 the weight of an edge and n + 2 the gradient of its score.
+            want_scores: return the gradients of scores.
+            want_weights: return the weights.
+
+        Returns:
+            [num_rows, H, F | 1] a formula; then what is wanted, [E, H, 1] in the order of
+            ``csr.eid``.
+        """
         raise NotImplementedError
 
     def sampled_spmm(

@@ -21,6 +21,7 @@ __all__ = [
     "choose",
     "fast_backend_reasons",
     "forget_decisions",
+    "is_fast",
     "record_choices",
     "use_backend",
 ]
@@ -95,6 +96,16 @@ def fast_backend_reasons(device: str) -> list[str]:
     if decision.backend.name != "reference" or asked_for:
         return []
     return [f"{name}: {'; '.join(why)}" for name, why in decision.rejected.items()]
+
+
+def is_fast(spec: OpSpec) -> bool:
+    """Return whether another backend than the reference, or the one asked for, runs a call."""
+    forced = _forced.get() or settings.backend
+    try:
+        decision = _choose(spec, forced, settings.disable)
+    except BackendNotSupported:
+        return False
+    return forced != "auto" or decision.backend.name != "reference"
 
 
 def choose(spec: OpSpec) -> Decision:

@@ -21,7 +21,7 @@ class OpSpec:
         num_edges: edges.
         heads: H of the message [E, H, F].
         width: F of the message.
-        formula: text of the message formula (gspmm).
+        formula: text of the message formula (gspmm) or of the values (attention).
         reduces: reductions asked for (gspmm).
         k: features kept a row (MaxK, CBSR), edges kept a row (sampling; 0 where all are), or
             features of a row of the left matrix (segments, of which there are num_cols).
@@ -29,6 +29,7 @@ class OpSpec:
         sharing: entries that share a column, in windows of 16, 32 and 64 rows; nothing until a
             graph was used often enough for it to be worth knowing.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
+        score: text of the formula of scores (attention).
     """
 
     op: str
@@ -46,9 +47,11 @@ class OpSpec:
     shapes: tuple[tuple[int, int], ...] = ()
     sharing: tuple[float, ...] = ()
     rounded: bool = False
+    score: str = ""
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
+        what += f" by {self.score}" if self.score else ""
         kept = f", k = {self.k}" if self.k else ""
         shared = f", {self.sharing[-1]} edges a column" if self.sharing else ""
         return (

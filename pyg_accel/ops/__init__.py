@@ -1,5 +1,6 @@
 """Operators on graphs, registered with torch.library under ``pyg_accel``."""
 
+from pyg_accel.ops.attention import attention
 from pyg_accel.ops.cbsr import cbsr_spmm
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.maxk import maxk
@@ -13,6 +14,7 @@ from pyg_accel.ops.spmm import spmm
 
 __all__ = [
     "Quantized",
+    "attention",
     "cbsr_spmm",
     "edge_softmax",
     "gspmm",

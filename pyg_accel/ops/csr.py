@@ -49,6 +49,11 @@ class CompiledGraph(Graph):
         rowptr, col, perm = torch.ops.pyg_accel.csr(*self._args)
         super().__init__(rowptr, col, perm, num_cols, sorted=True)
 
+    @property
+    def in_edge_order(self) -> bool:
+        """Whether edge operands can only come in the order of the edge list."""
+        return True
+
     def transposed(self, *, edge_order: bool = False) -> CSR:
         """Return the arrays of the transposed graph, for edge operands in the edge list's order."""
         if not edge_order:

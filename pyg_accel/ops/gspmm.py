@@ -17,12 +17,13 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.ops.gspmm_backward import backward, setup_context, shapes_of
+from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.steps import shapes_of
 from pyg_accel.tiles import usual_sharing
 
-__all__ = ["REDUCES", "gspmm"]
+__all__ = ["REDUCES", "check_operands", "gspmm"]
 
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 
@@ -110,7 +111,9 @@ def _make_plan(
     facts: tuple[_Fact, ...],
 ) -> _Plan:
     read, sums, summed = _read(text)
-    _check(text, read, reduces, sizes, device, facts)
+    check_operands(text, read, sizes, device, facts)
+    if not reduces or not set(reduces) <= set(REDUCES):
+        raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {list(reduces)})")
     dtype = facts[0][1]
     for _, other, _ in facts[1:]:
         dtype = torch.promote_types(dtype, other)
@@ -153,14 +156,22 @@ def _launch(
     return outs[: len(reduces)]
 
 
-def _check(
+def check_operands(
     text: str,
     read: tuple[tuple[str, int], ...],
-    reduces: tuple[str, ...],
     sizes: tuple[int, int, int],
     device: torch.device,
-    facts: tuple[_Fact, ...],
+    facts: Sequence[_Fact],
 ) -> None:
+    """Raise ValueError for operands that a formula does not read, or that do not fit the graph.
+
+    Args:
+        text: what is to be computed.
+        read: (side, index) of every operand.
+        sizes: numbers of targets, sources and edges.
+        device: of the graph.
+        facts: shape, dtype and device of every operand.
+    """
     rows = dict(zip("vue", sizes, strict=True))
     if len({index for _, index in read}) != len(read):
         raise ValueError(f"expected {text} to read each operand at one side (pass it twice)")
@@ -174,8 +185,6 @@ def _check(
             raise ValueError(f"expected {name} on {device} (got {where})")
         if not dtype.is_floating_point:
             raise ValueError(f"expected {name} to be floating-point features (got {dtype})")
-    if not reduces or not set(reduces) <= set(REDUCES):
-        raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {list(reduces)})")
 
 
 def _gspmm(

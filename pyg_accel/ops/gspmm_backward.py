@@ -1,7 +1,6 @@
 """The gradient of gspmm: gspmm with other formulas, on the graph and on its transpose."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -25,35 +24,14 @@ from pyg_accel.formula import (
 from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call
+from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
 
-__all__ = ["backward", "setup_context", "shapes_of"]
-
-
-def shapes_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
-    """Return (heads, width) of folded operands."""
-    return tuple((t.size(1), t.size(2)) for t in operands)
+__all__ = ["backward", "kinds_of", "setup_context"]
 
 
-def _kinds(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+def kinds_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     """Sizes as far as formulas care: 1 or not."""
     return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes_of(operands))
-
-
-@dataclass(frozen=True)
-class _Step:
-    """How the gradient of one operand is computed.
-
-    Attributes:
-        operand: its index.
-        side: where it is read.
-        formula: over the operands of the call and, after them, a gradient and winners a reduction.
-        used: the operands that the formula uses, in its own numbering.
-    """
-
-    operand: int
-    side: str
-    formula: Formula
-    used: tuple[int, ...]
 
 
 @lru_cache(maxsize=1024)
@@ -63,7 +41,7 @@ def _plan(
     needs: tuple[bool, ...],
     grads: tuple[bool, ...],
     shapes: tuple[tuple[int, int], ...],
-) -> tuple[_Step, ...]:
+) -> tuple[Step, ...]:
     """The steps of a backward pass.
 
     With the n operands of the call, operand n + 2r is the gradient of reduction r (scaled for a
@@ -101,13 +79,9 @@ def _plan(
         if sizes[index][1] == 1 and shape_of(wanted, sizes)[1] != 1:
             wanted = Sum(wanted)
         used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
-        wanted = map_operands(wanted, partial(_renumber, used))
-        steps.append(_Step(index, side, swap_sides(wanted) if side == "u" else wanted, used))
+        wanted = map_operands(wanted, partial(renumber, used))
+        steps.append(Step(index, side, swap_sides(wanted) if side == "u" else wanted, used))
     return tuple(steps)
-
-
-def _renumber(used: tuple[int, ...], operand: Operand) -> Formula:
-    return Operand(operand.side, used.index(operand.index))
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -120,11 +94,11 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
     ctx.shapes = shapes_of(operands)
     ctx.facts = (num_cols, sorted_, text, tuple(reduces))
     # Only what the backward formulas use is kept: a plain sum keeps no features at all.
-    everything = _plan(text, tuple(reduces), ctx.needs, (True,) * len(reduces), _kinds(operands))
+    everything = _plan(text, tuple(reduces), ctx.needs, (True,) * len(reduces), kinds_of(operands))
     used = {i for step in everything for i in step.used}
     keep = [t if i in used or "prod" in reduces else None for i, t in enumerate(operands)]
     ctx.num_operands = len(operands)
-    ctx.kinds = _kinds(operands)
+    ctx.kinds = kinds_of(operands)
     ctx.save_for_backward(rowptr, col, eid, rowptr_t, col_t, eid_t, *keep, *kept_args)
 
 
@@ -157,8 +131,8 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
         tensors[n + 2 * r] = g
 
     grads: list[Tensor | None] = [None] * n
-    plan = _plan(text, reduces, ctx.needs, given, ctx.kinds)
-    for step in plan:
+    steps = list(_plan(text, reduces, ctx.needs, given, ctx.kinds))
+    for step in list(steps):
         if step.side == "u" and reduces in (("max",), ("min",)) and text[:1] == "u":
             # A plain maximum of source features: its winners are source ids.
             grad, arg = tensors[n], tensors[n + 1]
@@ -166,18 +140,9 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
                 "scatter_arg", grad.flatten(1).contiguous(), arg.flatten(1).contiguous(), num_cols
             )
             grads[step.operand] = flat.view(num_cols, *grad.shape[1:])
-            continue
-        if step.side == "u" and arrays[3] is None:
-            raise RuntimeError("the gradient of a source operand needs the transposed graph")
-        (out,) = call(
-            "gspmm",
-            *(backward if step.side == "u" else forward),
-            [contiguous_rows(tensors[i]) for i in step.used],
-            str(step.formula),
-            ["none" if step.side == "e" else "sum"],
-            False,
-        )
-        grads[step.operand] = _fit(out, ctx.shapes[step.operand])
+            steps.remove(step)
+    for index, grad in run_steps(steps, tensors, forward, backward).items():
+        grads[index] = fit(grad, ctx.shapes[index])
     return (None,) * 8 + (grads, None, None, None)
 
 
@@ -193,17 +158,6 @@ def _mean_backward(grad: Tensor | None, arrays: list[Any]) -> Tensor | None:
     (out,) = call("gspmm", *transposed, operands, "mul(u0,e1)", ["sum"], False)
     result: Tensor = out
     return result
-
-
-def _fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Sum or repeat a gradient [rows, H, F] to the shape of its operand."""
-    for dim, size in ((1, shape[0]), (2, shape[1])):
-        if grad.size(dim) != size:
-            if size == 1:
-                grad = grad.sum(dim, keepdim=True)
-            else:
-                grad = grad.expand(*(size if d == dim else -1 for d in range(3)))
-    return grad
 
 
 def _prod_coefficients(

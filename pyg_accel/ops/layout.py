@@ -35,7 +35,9 @@ class Layout:
     def fold(self, operand: Tensor) -> Tensor:
         """Return an operand [rows, ...] as [rows, 1 | H, 1 | F], contiguous within a row."""
         if operand.dim() == 2 and len(self.trailing) == 1:  # [rows, F]: by far the most frequent
-            return contiguous_rows(operand.unsqueeze(1))
+            return contiguous_rows(operand.unsqueeze(1 if self.split == 0 else 2))
+        if operand.dim() == 3 and len(self.trailing) == 2 and self.split == 1:
+            return contiguous_rows(operand)
         own = (1,) * (len(self.trailing) - operand.dim() + 1) + tuple(operand.shape[1:])
         operand = operand.reshape(operand.size(0), *own)
         sizes = []

@@ -11,13 +11,21 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel import ops
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
 from pyg_accel.calls import record
+from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.memo import MEMO
 from pyg_accel.patching import compiled
-from pyg_accel.patching.lazy import GRAPHS, LazyTensor, Trace, Unrecognised, plain_shape
+from pyg_accel.patching.attention import Weights
+from pyg_accel.patching.lazy import (
+    GRAPHS,
+    LazyTensor,
+    Trace,
+    Unrecognised,
+    is_single_side,
+    plain_shape,
+)
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.sampling import in_force, refuse_training
@@ -81,7 +89,7 @@ def call(
             trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
             with record_choices() as names, trace:
                 out = original(self, plain, *args, **kwargs)
-                out = _finish(self, out)
+                out = _finish(self, out, _ordinary)
         except Unrecognised as reason:
             reasons = [str(reason)]
             if reason.sticky:
@@ -93,7 +101,7 @@ def call(
                 verify(original, self, edge_index, args, given, out, state)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
-                record(layer, formulas, "+".join(names), "", seconds)
+                record(layer, formulas, "+".join(names) or "later", "", seconds)
             else:
                 record(layer, "", "PyG", "no reduction that could be fused", seconds)
             return out
@@ -138,12 +146,7 @@ def softmax(
         or not src.dtype.is_floating_point
     ):
         return function(src, index, *args, **kwargs)
-    scores = trace.compute(src) if isinstance(src, LazyTensor) else src
-    graph = trace.graph_of(given.get("num_nodes") or trace.sizes[trace.target] or 0)
-    trace.formulas.append("softmax_j")
-    with torch._C.DisableTorchFunction():
-        weights = ops.edge_softmax(graph, scores, edge_order=True)
-    return trace.leaf("e", weights, shape, 0)  # so that what is weighted by them can be fused
+    return trace.softmax(src, given.get("num_nodes") or trace.sizes[trace.target] or 0)
 
 
 def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum") -> Any:
@@ -175,7 +178,7 @@ def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[s
         trace = compiled.CompiledTrace(edge_index, self.flow)
         try:
             with trace:
-                out: Tensor = _finish(self, original(self, edge_index, **kwargs))
+                out: Tensor = _finish(self, original(self, edge_index, **kwargs), _written)
         except Unrecognised as reason:
             reasons = [str(reason)]
         else:
@@ -256,24 +259,41 @@ def _size_reasons(num_edges: int, device: str) -> list[str]:
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
-def _finish(module: MessagePassing, out: Any) -> Any:
+def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
     for name, value in list(vars(module).items()):
-        ordinary = value if name in _OF_EVERY_MODULE else _ordinary(value)
+        ordinary = value if name in _OF_EVERY_MODULE else _each(value, change)
         if ordinary is not value:
             vars(module)[name] = ordinary
-    return _ordinary(out)
+    return _each(out, change)
 
 
 def _ordinary(value: Any) -> Any:
-    """Write out lazy tensors, also inside lists, tuples and dictionaries; others are themselves."""
+    """Write out a lazy tensor; attention weights may wait for who takes them."""
     if isinstance(value, LazyTensor):
+        if is_single_side(value) and isinstance(value.formula, Operand):
+            operand = value.tracer.operands[value.formula.index]
+            if isinstance(operand, Weights):
+                return operand
         return value.tracer.compute(value)
+    return value
+
+
+def _written(value: Any) -> Any:
+    """Write out a lazy tensor, attention weights too."""
+    value = _ordinary(value)
+    return value.ordinary() if isinstance(value, Weights) else value
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change tensors, also inside lists, tuples and dictionaries; others are themselves."""
+    if isinstance(value, Tensor):
+        return change(value)
     if type(value) is dict:
-        changed = {key: _ordinary(each) for key, each in value.items()}
+        changed = {key: _each(item, change) for key, item in value.items()}
         return changed if any(changed[key] is not value[key] for key in value) else value
     if type(value) in (list, tuple):
-        items = [_ordinary(each) for each in value]
+        items = [_each(item, change) for item in value]
         same = all(new is old for new, old in zip(items, value, strict=True))
         return value if same else type(value)(items)
     return value

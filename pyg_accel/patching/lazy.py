@@ -24,7 +24,10 @@ from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import GRAPHS, graph_of
 from pyg_accel.ops.gspmm import REDUCES
-from pyg_accel.patching.sampling import aggregate
+from pyg_accel.ops.layout import Layout
+from pyg_accel.ops.messages import messages
+from pyg_accel.patching.attention import Source, Weights, attend
+from pyg_accel.patching.sampling import aggregate, in_force
 
 __all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised", "Watch"]
 
@@ -81,6 +84,7 @@ class LazyTensor(Tensor):
     parts: "tuple[Tensor, ...] | None"
     later: Later
     shared: bool
+    summed: bool
 
     @staticmethod
     def __new__(
@@ -92,14 +96,17 @@ class LazyTensor(Tensor):
         dtype: torch.dtype,
         parts: "tuple[Tensor, ...] | None" = None,
         later: Later = NOTHING,
+        summed: bool = False,
     ) -> "LazyTensor":
         """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer.
 
-        With something to do ``later``, ``shape`` is what comes out of that.
+        With something to do ``later``, ``shape`` is what comes out of that. One that is ``summed``
+        has one number an edge, or an edge and head, and operands [rows, heads | 1, width | 1] whose
+        width its formula sums over.
         """
         lazy = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
         lazy.tracer, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
-        lazy.later = later
+        lazy.later, lazy.summed = later, summed
         lazy.shared = False  # a view of it, or what it is a view of, is about
         return lazy
 
@@ -187,6 +194,7 @@ class Trace(Watch):
         self.num_edges = edge_index.size(1)
         self.device = edge_index.device
         self.operands: list[Tensor] = []
+        self._sides: list[str] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
@@ -225,7 +233,8 @@ class Trace(Watch):
         side = "v" if row == self.target else "u"
         shape = [*source.shape]
         shape[dim] = self.num_edges
-        return self.leaf(side, source.movedim(dim, 0), shape, dim)
+        # Not even a view where none is needed: an operand that comes twice is known by identity.
+        return self.leaf(side, source.movedim(dim, 0) if dim else source, shape, dim)
 
     def leaf(
         self,
@@ -237,15 +246,19 @@ class Trace(Watch):
         repeated: bool = False,
     ) -> LazyTensor:
         """Make a lazy tensor of one operand, rows first."""
-        number = self.add_operand(operand, repeated=repeated)
+        number = self.add_operand(side, operand, repeated=repeated)
         return LazyTensor(self, Operand(side, number), shape, edge_dim, operand.dtype)
 
-    def add_operand(self, operand: Tensor, *, repeated: bool = False) -> int:
-        """Number an operand; one that is known keeps its number."""
+    def add_operand(self, side: str, operand: Tensor, *, repeated: bool = False) -> int:
+        """Number an operand; one that is known at the same side keeps its number."""
         for number, known in enumerate(self.operands):
-            if known is operand and self.repeated[number] == repeated:
+            if known is operand and (self._sides[number], self.repeated[number]) == (
+                side,
+                repeated,
+            ):
                 return number
         self.operands.append(operand)
+        self._sides.append(side)
         self.repeated.append(repeated)
         return len(self.operands) - 1
 
@@ -260,6 +273,12 @@ class Trace(Watch):
         formula, numbers = self._own_numbers(lazy)
         if num_rows is None:
             num_rows = self.sizes[self.target] or self._rows_of_side(lazy, "v")
+        if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
+            attended = attend(self, formula, numbers, num_rows)
+            if attended is not None:
+                out, text, waiting = attended
+                self.formulas = [f for f in self.formulas if f != waiting] + [text]
+                return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
         graph = self.graph_of(num_rows)
         operands = self._operands(numbers, graph.num_rows)
         with torch._C.DisableTorchFunction():
@@ -279,14 +298,17 @@ class Trace(Watch):
                 return self._gathered(formula, numbers).movedim(0, lazy.edge_dim)
             graph = self.graph_of(self._rows_of_side(lazy, "v"))
             operands = self._operands(numbers, graph.num_rows)
-            out: Tensor = ops.gspmm(graph, formula, operands, reduce="none", edge_order=True)
+            if lazy.summed:
+                out = messages(graph, formula, operands, edge_order=True).view(plain_shape(lazy))
+            else:
+                out = ops.gspmm(graph, formula, operands, reduce="none", edge_order=True)
         self.formulas.append(f"{formula}")
         return lazy.later.apply(out).movedim(0, lazy.edge_dim)
 
     def _gathered(self, formula: Formula, numbers: list[int]) -> Tensor:
         assert isinstance(formula, Operand)
         if formula.side == "e":
-            return self.operands[numbers[0]]
+            return real(self.operands[numbers[0]])
         row = self.target if formula.side == "v" else 1 - self.target
         (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
         return operand.index_select(0, self.edge_index[row])
@@ -301,6 +323,24 @@ class Trace(Watch):
         self.formulas.append(f"sum({formula})")
         return out
 
+    def softmax(self, lazy: Tensor, num_rows: int) -> "LazyTensor":
+        """Normalise scores [E] or [E, H] over the edges of each target, later."""
+        if isinstance(lazy, LazyTensor) and (lazy.later is not NOTHING or lazy.parts is not None):
+            lazy = self.compute(lazy)
+        if not isinstance(lazy, LazyTensor):
+            lazy = self.leaf("e", lazy, lazy.shape, 0)
+        formula, numbers = self._own_numbers(lazy)
+        shape = tuple(plain_shape(lazy))
+        graph = self.graph_of(num_rows)
+        layout = Layout(shape[1:], len(shape) - 1)
+        operands = [real(self.operands[n]) for n in numbers]
+        if not lazy.summed:
+            operands = [layout.fold(t) for t in operands]
+        source = Source(self.owner, self.target, graph, formula, operands,
+                        [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
+        self.formulas.append(source.text())
+        return self.leaf("e", Weights(source), shape, 0)
+
     def _own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
         """Renumber the operands of a formula from 0; return the old numbers."""
         if lazy.parts is not None:
@@ -314,7 +354,7 @@ class Trace(Watch):
         return [
             self.operands[n].expand(num_rows, *self.operands[n].shape[1:])
             if self.repeated[n]
-            else self.operands[n]
+            else real(self.operands[n])
             for n in numbers
         ]
 
@@ -334,6 +374,11 @@ class Trace(Watch):
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)
+
+
+def real(operand: Tensor) -> Tensor:
+    """Return an operand as an ordinary tensor."""
+    return operand.ordinary() if isinstance(operand, Weights) else operand
 
 
 def is_single_side(lazy: LazyTensor) -> bool:

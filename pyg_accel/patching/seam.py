@@ -181,8 +181,9 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
 
 def _replace_functions(hooks: Hooks) -> None:
     wrappers: dict[Any, Any] = {}
+    users = {cls.__module__ for cls in _subclasses(MessagePassing)}  # import softmax by name
     for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith(_HOLDERS):
+        if not module_name.startswith(_HOLDERS) and module_name not in users:
             continue
         for name, hook in hooks.functions.items():
             original = vars(module).get(name)

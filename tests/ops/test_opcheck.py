@@ -85,6 +85,45 @@ CALLS = {
     },
     "sampled_spmm_t": {"weighted": sampled(operand_at("v", 2, 3), operand_at("e", 1))},
     "sampled_sddmm": {"dots": sampled(operand_at("v", 2, 3), operand_at("u", 2, 3))},
+    "attention": {
+        "dots": lambda: (
+            *arrays(True),
+            [operand(4, 2, 3), operand(5, 2, 3)],
+            "sum(mul(u0,v1))",
+            "u0",
+        ),
+        "edges": lambda: (
+            *arrays(False),
+            [operand(8, 2, 1), operand(4, 1, 3)],
+            "e0",
+            "u1",
+        ),
+    },
+    "attention_backward": {
+        "dots": lambda: (
+            *arrays(True)[3:6],
+            5,
+            [torch.randn(4, 2, 3), torch.randn(5, 2, 3)],
+            torch.randn(5, 2, 3),
+            torch.randn(5, 2, 3),
+            torch.randn(5, 2),
+            "sum(mul(v0,u1))",
+            "v0",
+            ["mul(u2,e3)"],
+            True,
+            True,
+        ),
+    },
+    "gspmm_several": {
+        "both": lambda: (
+            *arrays(True)[:3],
+            4,
+            True,
+            [torch.randn(4, 2, 3), torch.randn(8, 2, 1)],
+            ["mul(u0,e1)", "sum(mul(u0,e1))"],
+            ["sum", "none"],
+        ),
+    },
     "csr": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
     "csr_transposed": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
 }

@@ -1,5 +1,6 @@
 """Every layer of PyG that matters: what it becomes under ``patch()``, and that its numbers stay."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -229,35 +230,44 @@ LAYERS = {
     # Attention.
     "gat": Layer(
         lambda: pyg.GATConv(16, 8, heads=4),
-        formulas=("leaky_relu(add(u0,v1),0.2); softmax_j", "sum_j mul(e0,u1)"),
+        formulas=(
+            "softmax_j(leaky_relu(add(u0,v1),0.2))",
+            "sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)",
+        ),
     ),
     "gat-edges": Layer(
         lambda: pyg.GATConv(16, 8, heads=4, edge_dim=16),
         with_features(16),
-        ("leaky_relu(add(add(u0,v1),e2),0.2); softmax_j", "sum_j mul(e0,u1)"),
+        (
+            "softmax_j(leaky_relu(add(add(u0,v1),e2),0.2))",
+            "sum_j mul(softmax_j(leaky_relu(add(add(u0,v1),e2),0.2)),u3)",
+        ),
     ),
     "gatv2": Layer(
         lambda: pyg.GATv2Conv(16, 8, heads=4),
-        formulas=("sum(mul(leaky_relu(add(v0,u1),0.2),v2)); softmax_j", "sum_j mul(u0,e1)"),
+        formulas=(
+            "softmax_j(sum(mul(leaky_relu(add(v0,u1),0.2),v2)))",
+            "sum_j mul(softmax_j(sum(mul(leaky_relu(add(v0,u1),0.2),v2))),u1)",
+        ),
     ),
     "transformer": Layer(
         lambda: pyg.TransformerConv(16, 8, heads=2, edge_dim=16),
         with_features(16),
-        ("sum(mul(v0,add(u1,e2))); softmax_j; sum_j mul(add(u0,e1),e2)",),
+        (f"sum_j mul(softmax_j(div(sum(mul(v0,add(u1,e2))),{math.sqrt(8)})),add(u3,e2))",),
     ),
     "agnn": Layer(
         lambda: pyg.AGNNConv(),
-        formulas=("sum(mul(v0,u1)); softmax_j; sum_j mul(u0,e1)",),
+        formulas=("sum_j mul(softmax_j(mul(v0,sum(mul(v1,u2)))),u3)",),
     ),
     "han": Layer(
         lambda: pyg.HANConv(16, 8, (["a"], [("a", "to", "a")]), heads=2),
         lambda world: ({"a": world.x}, {("a", "to", "a"): world.edge_index}),
-        ("leaky_relu(add(u0,v1),0.2); softmax_j; sum_j mul(u0,e1)",),
+        ("sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)",),
     ),
     "hgt": Layer(
         lambda: pyg.HGTConv(16, 8, (["a"], [("a", "to", "a")]), heads=2),
         lambda world: ({"a": world.x}, {("a", "to", "a"): world.edge_index}),
-        ("sum(mul(v0,u1)); softmax_j; sum_j mul(u0,e1)",),
+        ("sum_j mul(softmax_j(div(mul(sum(mul(v0,u1)),e2),2.0)),u3)",),
     ),
     "feast": Layer(
         lambda: pyg.FeaStConv(24, 8, heads=3),
@@ -267,7 +277,7 @@ LAYERS = {
     "supergat": Layer(
         lambda: pyg.SuperGATConv(16, 8, heads=2).eval(),
         formulas=(
-            "sum(mul(v0,u1)); leaky_relu(mul(add(u0,v1),e2),0.2); softmax_j; sum_j mul(u0,e1)",
+            "sum_j mul(softmax_j(leaky_relu(mul(add(u0,v1),sigmoid(sum(mul(v2,u3)))),0.2)),u3)",
         ),
     ),
     "fa": Layer(
@@ -277,7 +287,7 @@ LAYERS = {
     ),
     "general-attention": Layer(
         lambda: pyg.GeneralConv(16, 8, attention=True, heads=2),
-        formulas=("softmax_j; sum_j mul(u0,e1)",),
+        formulas=("sum_j mul(softmax_j(u0),u1)",),
     ),
     "hypergraph-attention": Layer(
         lambda: pyg.HypergraphConv(16, 8, use_attention=True, heads=2),
@@ -287,7 +297,7 @@ LAYERS = {
     "rgat": Layer(
         lambda: pyg.RGATConv(16, 8, 3),
         lambda world: (world.x, world.edge_index, world.types),
-        ("softmax_j; sum_j mul(e0,e1)",),
+        ("sum_j mul(softmax_j(e0),e1)",),
     ),
     # Messages that no formula says: PyG's own path, with the reason.
     "fast-rgcn": Layer(

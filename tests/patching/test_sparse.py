@@ -155,10 +155,13 @@ RUNS = {
     ("sage", "SparseTensor"): {"mean_j u0"},
     ("sage-max", "coo"): {"max_j mul(u0,e1)"},
     ("gin", "csc"): {"sum_j mul(u0,e1)"},
-    ("gat", "SparseTensor"): {"leaky_relu(add(u0,v1),0.2); softmax_j", "sum_j mul(e0,u1)"},
+    ("gat", "SparseTensor"): {
+        "softmax_j(leaky_relu(add(u0,v1),0.2))",
+        "sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)",
+    },
     ("gatv2", "csr"): {
-        "sum(mul(leaky_relu(add(v0,u1),0.2),v2)); softmax_j",
-        "sum_j mul(u0,e1)",
+        "softmax_j(sum(mul(leaky_relu(add(v0,u1),0.2),v2)))",
+        "sum_j mul(softmax_j(sum(mul(leaky_relu(add(v0,u1),0.2),v2))),u1)",
     },
     ("sage-many", "coo"): {"mean+max_j u0"},
     ("le", "SparseTensor"): {"sum_j sub(u0,v1)"},

@@ -49,10 +49,8 @@ class ReferenceBackend(Backend):
             wide = [t.float() if t.is_floating_point() else t for t in operands]
             outs = self.gspmm(csr, formula, wide, reduces, want_arg=want_arg)
             return [t.to(dtype) if t.is_floating_point() else t for t in outs]
-        row = rows_of(csr)
-        col = csr.col.long()
-        eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()
-        place = {"u": col, "v": row, "e": eid}
+        place = places_of(csr)
+        row, col, eid = place["v"], place["u"], place["e"]
         message = evaluate(formula, operands, place)
         heads = max((t.size(1) for t in operands), default=1)
         message = message.expand(-1, heads if message.size(1) == 1 else -1, -1)
@@ -63,6 +61,15 @@ class ReferenceBackend(Backend):
                 if reduce in ("max", "min"):
                     outs.append(_winners(message, out, row, winner).to(csr.col.dtype))
         return outs
+
+    def gspmm_several(
+        self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm_several`."""
+        results = []
+        for formula, reduce in zip(formulas, reduces, strict=True):
+            results += self.gspmm(csr, formula, operands, [reduce], want_arg=False)
+        return results
 
     def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
         """See :meth:`Backend.scatter_arg`."""
@@ -83,6 +90,60 @@ class ReferenceBackend(Backend):
         most = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
         result = (scores - most.gather(0, index)).exp()
         return result / zeros.scatter_add(0, index, result).gather(0, index)
+
+    def attention(
+        self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention`."""
+        dtype = operands[0].dtype
+        wide = [t.float() if dtype.itemsize == 2 else t for t in operands]
+        place = places_of(csr)
+        scores = evaluate(score, wide, place)
+        values = evaluate(value, wide, place)
+        heads = max(scores.size(1), values.size(1))
+        scores, index = scores.expand(-1, heads, 1), place["v"].view(-1, 1, 1).expand(-1, heads, 1)
+        zeros = scores.new_zeros(csr.num_rows, heads, 1)
+        most = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
+        shares = (scores - most.gather(0, index)).exp()
+        sums = zeros.scatter_add(0, index, shares)
+        message = shares / sums.gather(0, index) * values
+        out = message.new_zeros(csr.num_rows, *message.shape[1:]).index_add_(0, place["v"], message)
+        return [out.to(dtype), (most + sums.log()).squeeze(-1)]
+
+    def attention_backward(
+        self,
+        csr: CSR,
+        score: Formula,
+        value: Formula,
+        operands: list[Tensor],
+        grad: Tensor,
+        out: Tensor,
+        total: Tensor,
+        gradients: list[Formula],
+        *,
+        want_scores: bool,
+        want_weights: bool,
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention_backward`."""
+        dtype = grad.dtype
+        wide = [t.float() if dtype.itemsize == 2 else t for t in (*operands, grad, out)]
+        grad, out = wide[-2:]
+        place = places_of(csr)
+        col, eid = place["u"], place["e"]
+        weights = (evaluate(score, wide, place) - total.unsqueeze(-1)[col]).exp()
+        inner = (grad[col] * evaluate(value, wide, place)).sum(-1, keepdim=True)
+        delta = (grad * out).sum(-1, keepdim=True)
+        of_scores = weights * (inner - delta[col])
+        by_edge = [torch.empty_like(t).index_copy_(0, eid, t) for t in (weights, of_scores)]
+        tensors = [*wide[:-1], *by_edge]
+        results = []
+        for formula in gradients:
+            part = evaluate(formula, tensors, place)
+            part = part.expand(-1, grad.size(1), -1)
+            results.append(part.new_zeros(csr.num_rows, *part.shape[1:]).index_add_(
+                0, place["v"], part))  # fmt: skip
+        results += [by_edge[1]] * want_scores + [by_edge[0]] * want_weights
+        return [t.to(dtype) for t in results]
 
     def sampled_spmm(
         self,
@@ -146,6 +207,13 @@ class ReferenceBackend(Backend):
     def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
         """See :meth:`Backend.cbsr_dot`."""
         return cbsr.dot(csr, values, indices, x)
+
+
+def places_of(csr: CSR) -> dict[str, Tensor]:
+    """Where every entry reads operands of each side."""
+    col = csr.col.long()
+    eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()
+    return {"u": col, "v": rows_of(csr), "e": eid}
 
 
 def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor]) -> Tensor:

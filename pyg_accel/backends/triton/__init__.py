@@ -45,6 +45,11 @@ class TritonBackend(Backend):
             reasons.append(f"tensors are on '{spec.device}', kernels run on '{runs_on}'")
         if spec.dtype not in (_DTYPES + _EIGHT_BITS if spec.op == "sampled_spmm" else _DTYPES):
             reasons.append(f"features are {spec.dtype}")
+        if spec.op.startswith("attention") or spec.op == "gspmm_several":
+            from pyg_accel.backends.triton.attention import MAX_WIDTH
+
+            if spec.width > MAX_WIDTH:
+                reasons.append(f"a head of {spec.width} features (at most {MAX_WIDTH})")
         return reasons
 
     def cost(self, spec: OpSpec) -> float:
@@ -88,6 +93,44 @@ class TritonBackend(Backend):
         from pyg_accel.backends.triton.softmax import run
 
         return run(csr, scores, grad)
+
+    def gspmm_several(
+        self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm_several`."""
+        from pyg_accel.backends.triton.attention import run_several
+
+        return run_several(csr, formulas, reduces, operands)
+
+    def attention(
+        self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention`."""
+        from pyg_accel.backends.triton.attention import run
+
+        return run(csr, score, value, operands)
+
+    def attention_backward(
+        self,
+        csr: CSR,
+        score: Formula,
+        value: Formula,
+        operands: list[Tensor],
+        grad: Tensor,
+        out: Tensor,
+        total: Tensor,
+        gradients: list[Formula],
+        *,
+        want_scores: bool,
+        want_weights: bool,
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention_backward`."""
+        from pyg_accel.backends.triton.attention import run_backward
+
+        return run_backward(
+            csr, score, value, operands, grad, out, total, gradients,
+            want_scores=want_scores, want_weights=want_weights,
+        )  # fmt: skip
 
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :meth:`Backend.maxk`."""

@@ -23,7 +23,7 @@ from pyg_accel.backends.triton.reduction import (
 )
 from pyg_accel.formula import Formula, Operand, operands_of
 
-__all__ = ["combine_kernel", "kernel"]
+__all__ = ["build", "combine_kernel", "kernel"]
 
 _lock = threading.Lock()
 
@@ -31,16 +31,17 @@ _lock = threading.Lock()
 @lru_cache(maxsize=4096)
 def kernel(recipe: Recipe) -> Any:
     """Return the kernel that goes over the entries."""
-    return _build("gspmm_kernel", entry_lines(recipe))
+    return build("gspmm_kernel", entry_lines(recipe))
 
 
 @lru_cache(maxsize=1024)
 def combine_kernel(recipe: Recipe) -> Any:
     """Return the kernel that puts the pieces of long rows together, in their order."""
-    return _build("combine_kernel", combine_lines(recipe))
+    return build("combine_kernel", combine_lines(recipe))
 
 
-def _build(name: str, lines: list[str]) -> Any:
+def build(name: str, lines: list[str]) -> Any:
+    """Return the Triton function of this name that the lines define."""
     import triton
     import triton.language as tl
 
@@ -140,7 +141,7 @@ def entry_lines(recipe: Recipe) -> list[str]:
     scalar = tile.rows == 1  # one row: its numbers are scalars
     operands = list(dict.fromkeys(operands_of(formula)))
     indices = index_operands(formula)
-    body = _columns(recipe) + task_lines(recipe)
+    body = _columns(recipe) + task_lines(tile, recipe.tasks, hubs=recipe.hubs)
     known: dict[Formula, str] = {}
     for operand in operands:
         if operand.side == "v":
@@ -174,7 +175,8 @@ def entry_lines(recipe: Recipe) -> list[str]:
     body.append(f"    step += {tile.lanes * tile.unroll}")
     if states_of(recipe.reduces, recipe.winners):
         body += store_pieces(recipe) if recipe.tasks == "pieces" else store_rows(recipe)
-    return header(recipe, "gspmm_kernel", _parameters(recipe)) + [f"    {line}" for line in body]
+    types = {"accumulate": recipe.accumulate, "position": recipe.position}
+    return header("gspmm_kernel", _parameters(recipe), **types) + [f"    {line}" for line in body]
 
 
 def _streams(recipe: Recipe, operands: list[Operand]) -> list[Operand]:

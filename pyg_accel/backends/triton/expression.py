@@ -33,6 +33,7 @@ class Names:
     known: dict[Formula, str]
     suffix: str
     lines: list[str] = field(default_factory=list)
+    summed: str = ""  # code of the sum of {x} over the width, where a kernel has the whole width
 
     def new(self, code: str, node: Formula) -> str:
         """Assign code to a fresh name."""
@@ -54,7 +55,7 @@ def emit(node: Formula, names: Names, edge: str) -> str:
     Operands must be known. Equal parts are computed once.
 
     Args:
-        node: a formula without sums over the width.
+        node: a formula; without sums over the width unless ``names`` says how to compute them.
         names: of what is there; new values are added.
         edge: name of the edge numbers, for ``sel``.
     """
@@ -63,6 +64,8 @@ def emit(node: Formula, names: Names, edge: str) -> str:
     match node:
         case Const(value=value):
             return names.new(f"tl.full([1, 1], {number(value)}, ACC)", node)
+        case Sum(arg=arg) if names.summed:
+            return names.new(names.summed.format(x=emit(arg, names, edge)), node)
         case Unary(op="leaky_relu", arg=arg, value=value):
             x = emit(arg, names, edge)
             return names.new(f"tl.where({x} > 0.0, {x}, {x} * {number(value)})", node)
@@ -124,6 +127,10 @@ def keeps_zero(formula: Formula) -> bool:
             return keeps_zero(left) and keeps_zero(right)
         case Binary(op="sel", left=left):
             return keeps_zero(left)
+        case Binary(op="div", left=left, right=Const(value=value)):
+            return value != 0.0 and keeps_zero(left)
+        case Sum(arg=arg):
+            return keeps_zero(arg)
     return False
 
 

@@ -37,7 +37,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR
 
-__all__ = ["device_facts", "run"]
+__all__ = ["OperandShape", "device_facts", "operand_shape", "run"]
 
 _INT32_ENTRIES = 2**31 - 2**16  # positions past the end of a row must not overflow either
 
@@ -113,7 +113,7 @@ def _accumulate_dtype(operands: Sequence[Tensor]) -> torch.dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class OperandShape:
     """The part of an operand that a kernel's text depends on."""
 
     kind: str
@@ -133,27 +133,28 @@ def _renumbered(formula: Formula) -> tuple[Formula, tuple[int, ...], frozenset[s
     return changed, used, frozenset(facts)
 
 
-def _shape(t: Tensor, heads: int, width: int) -> _Shape:
+def operand_shape(t: Tensor, heads: int, width: int) -> OperandShape:
+    """Return how a kernel reads an operand whose message has so many heads and columns."""
     own, size, stride = (t.size(1), t.size(2)), t.element_size(), t.stride(0)
     near = t.size(0) * stride + heads * width < _INT32_ENTRIES
     if own == (1, 1):
-        return _Shape("number", 0 if stride == 1 else 1, near, size)
+        return OperandShape("number", 0 if stride == 1 else 1, near, size)
     if own == (heads, width):
         kind = "full"
     elif own == (heads, 1):
-        return _Shape("head", 1, near, size)
+        return OperandShape("head", 1, near, size)
     else:
         kind = "feature"
     unit = max(16 // size, 1)
     while stride % unit:
         unit //= 2
-    return _Shape(kind, unit, near, size)
+    return OperandShape(kind, unit, near, size)
 
 
 @lru_cache(maxsize=4096)
 def _recipe(
     formula: Formula,
-    shapes: tuple[_Shape, ...],
+    shapes: tuple[OperandShape, ...],
     reduces: tuple[str, ...],
     winners: str,
     extent: tuple[int, int],
@@ -314,7 +315,7 @@ def _call(
     formula, used, sides = _renumbered(formula)
     operands = [operands[i] for i in used]
     heads, width = extent
-    shapes = tuple(_shape(t, heads, width) for t in operands)
+    shapes = tuple(operand_shape(t, heads, width) for t in operands)
     numbered = csr.eid is not None and ("e" in sides or "sel" in sides or "none" in reduces
                                         or winners == "at")  # fmt: skip
     entries = csr.col.numel()
@@ -346,7 +347,7 @@ def _call(
 
 def _only_weights(
     formula: Formula,
-    shapes: tuple[_Shape, ...],
+    shapes: tuple[OperandShape, ...],
     sides: frozenset[str],
     reduces: tuple[str, ...],
     winners: str,

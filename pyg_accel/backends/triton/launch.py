@@ -17,6 +17,7 @@ __all__ = [
     "INTERPRETED",
     "Device",
     "Tile",
+    "attention_tile",
     "choose_tile",
     "combine_tile",
     "degree_class",
@@ -30,6 +31,8 @@ WARP = 32
 # Measured on an H200: bytes a second, what a pass over all rows costs a row, and the part of the L2
 # that gathered features have to themselves.
 L2_RATE, HBM_RATE, ROW_SECONDS, L2_PART = 9.0e12, 4.2e12, 4e-10, 0.8
+# Of attention: columns of a program, and registers a thread for what the edges of a tile read.
+ATTENTION_COLUMNS, ATTENTION_REGISTERS = 256, 32
 # Mean entries a row, upper ends: very short rows, short rows, long rows.
 DEGREE_CLASSES = (("tiny", 8), ("short", 40), ("long", float("inf")))
 
@@ -147,6 +150,43 @@ def choose_tile(
     rows = max(side_by_side * passes // lanes, 1)
     unroll = max(1, min(entry["unroll"] // max(gathers, 1), _ceil_power(mean)))
     return Tile(rows, lanes, width, unroll, entry["split"], entry["piece"])
+
+
+def attention_tile(
+    device: Device,
+    num_rows: int,
+    num_cols: int,
+    num_edges: int,
+    heads: int,
+    width: int,
+    itemsize: int,
+    gathers: int,
+    resident: int,
+    by_edge: bool,
+) -> tuple[Tile, int]:
+    """Return the tile of attention, whose ``columns`` are those of one head, and its heads.
+
+    Several heads share a program where one would leave threads without work, where the features of
+    one do not stay in the L2 anyway, and where edges read or leave a few numbers of all heads
+    (``by_edge``), which lie side by side. The other arguments are those of :func:`choose_tile`.
+    """
+    mean = num_edges / max(num_rows, 1)
+    kind = degree_class(mean)
+    entry = table(device.name)[f"{kind}-{min(itemsize, 4)}"]
+    columns = _ceil_power(width)
+    stays = num_cols * itemsize * resident * columns <= device.l2_bytes
+    most = 64 if stays and not (by_edge and gathers == 1) else ATTENTION_COLUMNS
+    block = min(_ceil_power(heads), max(most // columns, 1))
+    vector = max(16 // itemsize, 1)
+    side_by_side = max(WARP // max(columns * block // vector, 1), 1)
+    held = max(ATTENTION_REGISTERS * WARP // (columns * block * max(gathers, 2)), 1)
+    if kind == "long":
+        unroll = max(min(entry["unroll"] // gathers, held // side_by_side), 1)
+        tile = Tile(1, side_by_side, columns, _floor_power(unroll), entry["split"], entry["piece"])
+        return tile, block
+    rows = max(side_by_side * _floor_power(entry["passes"] // gathers), 1)
+    unroll = max(min(entry["unroll"] // gathers, held // rows, _ceil_power(mean)), 1)
+    return Tile(rows, 1, columns, _floor_power(unroll), entry["split"], entry["piece"]), block
 
 
 def _slice(

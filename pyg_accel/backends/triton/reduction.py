@@ -1,6 +1,7 @@
 """Kernel lines that reduce messages over rows, and put the pieces of long rows together."""
 
 from pyg_accel.backends.triton.expression import keeps_zero
+from pyg_accel.backends.triton.launch import Tile
 from pyg_accel.backends.triton.recipe import ACCUMULATORS, START, Recipe, states_of, winning
 from pyg_accel.formula import Operand
 
@@ -15,19 +16,21 @@ __all__ = [
 ]
 
 
-def header(recipe: Recipe, name: str, parameters: list[str]) -> list[str]:
+def header(
+    name: str, parameters: list[str], *, accumulate: str, position: str = "int32"
+) -> list[str]:
     """The signature, and the types that the body speaks of."""
     return [
         f"def {name}({', '.join(parameters)}):",
-        f"    ACC: tl.constexpr = tl.{recipe.accumulate}",
-        f"    POS: tl.constexpr = tl.{recipe.position}",
-        f"    NOWHERE: tl.constexpr = {2**31 - 1 if recipe.position == 'int32' else 2**63 - 1}",
+        f"    ACC: tl.constexpr = tl.{accumulate}",
+        f"    POS: tl.constexpr = tl.{position}",
+        f"    NOWHERE: tl.constexpr = {2**31 - 1 if position == 'int32' else 2**63 - 1}",
     ]
 
 
-def task_lines(recipe: Recipe) -> list[str]:
+def task_lines(tile: Tile, tasks: str, *, hubs: bool) -> list[str]:
     """`task`, `row`, `begin`, `end`, `keep` of every edge lane (scalars if all are of one row)."""
-    rows, lanes = recipe.tile.rows, recipe.tile.lanes
+    rows, lanes = tile.rows, tile.lanes
     mask = ", mask=task < tasks, other=0" if rows > 1 else ""
     if rows == 1:
         lines = ["task = tl.program_id(0)", f"lane = tl.arange(0, {lanes})"]
@@ -37,14 +40,12 @@ def task_lines(recipe: Recipe) -> list[str]:
         lines = [f"task = tl.program_id(0) * {rows} + tl.arange(0, {rows * lanes}) // {lanes}",
                  f"lane = tl.arange(0, {rows * lanes}) % {lanes}"]  # fmt: skip
     lines.append("keep = task < tasks")
-    lines.append(
-        "row = task" if recipe.tasks == "rows" else f"row = tl.load(task_ptr + task{mask})"
-    )
+    lines.append("row = task" if tasks == "rows" else f"row = tl.load(task_ptr + task{mask})")
     begin, end = ("begin_ptr + task", "end_ptr + task")
-    if recipe.tasks != "pieces":
+    if tasks != "pieces":
         begin, end = ("rowptr_ptr + row", "rowptr_ptr + row + 1")
     lines += [f"begin = tl.load({begin}{mask}).to(POS)", f"end = tl.load({end}{mask}).to(POS)"]
-    if recipe.hubs:
+    if hubs:
         if rows == 1:
             # For stores one an edge lane: Triton 3.9 interprets a scalar with a block as numbers.
             lines.append("keeps = lane * 0 + (end - begin) <= limit")
@@ -226,7 +227,8 @@ def combine_lines(recipe: Recipe) -> list[str]:
     body += fold(recipe)
     body += ["begin = tl.load(rowptr_ptr + row)", "end = tl.load(rowptr_ptr + row + 1)"]
     body += _finish(recipe, scalar=True, kept=False)
-    return header(recipe, "combine_kernel", parameters) + [f"    {line}" for line in body]
+    types = {"accumulate": recipe.accumulate, "position": recipe.position}
+    return header("combine_kernel", parameters, **types) + [f"    {line}" for line in body]
 
 
 def _combine_step(recipe: Recipe, states: tuple[str, ...]) -> list[str]:

@@ -138,6 +138,7 @@ def _computed(lazy: LazyTensor, name: str) -> Tensor:
         raise Unrecognised(f"'{name}' on a message that has views already")
     out = lazy.tracer.compute(lazy)
     # From here on the tensor is what was written out: views of it may be changed in place.
-    number = lazy.tracer.add_operand(out.movedim(lazy.edge_dim, 0))
+    number = lazy.tracer.add_operand("e", out.movedim(lazy.edge_dim, 0))
     lazy.formula, lazy.parts, lazy.later = Operand("e", number), None, NOTHING
+    lazy.summed = False
     return out

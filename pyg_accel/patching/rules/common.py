@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
+from pyg_accel.patching.attention import Weights, follow
 from pyg_accel.patching.lazy import NOTHING, LazyTensor, is_single_side
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Declined",
     "Kwargs",
     "Rule",
+    "first_operand",
     "hoist",
     "map_operands_of",
     "name_of",
@@ -66,8 +68,12 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
     trace = lazy.tracer
     operand = lazy.formula
     assert isinstance(operand, Operand)
-    with torch._C.DisableTorchFunctionSubclass():
-        result = func(trace.operands[operand.index], *args, **kwargs)
+    given = trace.operands[operand.index]
+    if isinstance(given, Weights):
+        result = follow(func, (given, *args), kwargs)
+    else:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(given, *args, **kwargs)
 
     def wrap(value: Tensor) -> LazyTensor:
         shape = [trace.num_edges, *value.shape[1:]]
@@ -77,12 +83,19 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
     return type(result)(map(wrap, result)) if isinstance(result, (list, tuple)) else wrap(result)
 
 
+def first_operand(lazy: LazyTensor) -> Tensor:
+    """Return the operand of a lazy tensor of one side."""
+    assert isinstance(lazy.formula, Operand)
+    return lazy.tracer.operands[lazy.formula.index]
+
+
 def with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:
     """Return a lazy tensor of the same shape with another formula."""
     with torch._C.DisableTorchFunctionSubclass():
         return LazyTensor(
-            lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype, None, lazy.later
-        )
+            lazy.tracer, formula, lazy.shape, lazy.edge_dim, lazy.dtype, None, lazy.later,
+            lazy.summed,
+        )  # fmt: skip
 
 
 def share(source: LazyTensor, result: Any) -> Any:
@@ -92,12 +105,15 @@ def share(source: LazyTensor, result: Any) -> Any:
     return result
 
 
-def need_formula(lazy: Any, *, later: bool = False) -> LazyTensor:
+def need_formula(lazy: Any, *, later: bool = False, summed: bool = False) -> LazyTensor:
     """Return the argument if it is a lazy tensor of floating point features; decline if not.
 
-    With ``later``, also if something is left to do after its formula.
+    With ``later``, also if something is left to do after its formula; with ``summed``, also if its
+    formula sums over the width.
     """
     if not isinstance(lazy, LazyTensor) or lazy.parts is not None:
+        raise Declined
+    if not summed and lazy.summed:
         raise Declined
     if not later and lazy.later is not NOTHING:
         raise Declined
@@ -115,7 +131,9 @@ def map_operands_of(
 
     def replace(operand: Operand) -> Formula:
         number = trace.add_operand(
-            change(trace.operands[operand.index]), repeated=trace.repeated[operand.index]
+            operand.side,
+            change(trace.operands[operand.index]),
+            repeated=trace.repeated[operand.index],
         )
         return Operand(operand.side, number)
 

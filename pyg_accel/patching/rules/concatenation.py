@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.formula import Binary, Const, Operand, map_operands, operands_of
-from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side, plain_shape
+from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operands_of
+from pyg_accel.ops.layout import Layout
+from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side, plain_shape, real
 from pyg_accel.patching.rules.common import (
     NARROW,
     Args,
@@ -112,7 +113,7 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
             trace.repeated[o.index] for o in group
         ):
             raise Declined
-        numbers.append(trace.add_operand(torch.stack(operands, dim)))
+        numbers.append(trace.add_operand(group[0].side, torch.stack(operands, dim)))
     place = iter(numbers)
     formula = map_operands(lead.formula, lambda o: Operand(o.side, next(place)))
     full = [*shape]
@@ -135,9 +136,15 @@ def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         raise Declined
     if is_single_side(lazy):
         return hoist(func, lazy, args[1:], kwargs)
-    if place % rank == rank - 1:
+    if place % rank == rank - 1 and (keepdim or rank > 3):
         out = lazy.tracer.dot(lazy)
         return out.unsqueeze(-1) if keepdim else out
+    if place % rank == rank - 1:  # scores: they wait for what comes after
+        shape = plain_shape(lazy)
+        layout = Layout(tuple(shape[1:]), rank - 2)
+        folded = map_operands_of(lazy, lambda t: layout.fold(real(t)), shape)
+        formula = Sum(folded.formula)
+        return LazyTensor(lazy.tracer, formula, shape[:-1], 0, lazy.dtype, summed=True)
     place %= rank
     with torch._C.DisableTorchFunctionSubclass():
         shape = lazy.shape[:place] + (1,) * keepdim + lazy.shape[place + 1 :]

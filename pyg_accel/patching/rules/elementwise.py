@@ -8,14 +8,19 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
+from pyg_accel.ops.layout import Layout
+from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, is_single_side, plain_shape
+from pyg_accel.patching.lazy import real as ordinary
 from pyg_accel.patching.rules.common import (
     RULES,
     Args,
     Declined,
     Kwargs,
     Rule,
+    first_operand,
     hoist,
+    map_operands_of,
     name_of,
     need_formula,
     with_formula,
@@ -28,15 +33,16 @@ def assign(target: LazyTensor, result: Any) -> LazyTensor:
         raise Unrecognised("an in-place change of an edge tensor that has views")
     if plain_shape(result) != plain_shape(target):
         raise Unrecognised("an in-place change of the shape of an edge tensor")
-    target.formula, target.parts = result.formula, result.parts
+    target.formula, target.parts, target.summed = result.formula, result.parts, result.summed
     return target
 
 
 def _unary(build: Callable[..., Formula]) -> Rule:
     def apply_rule(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-        lazy = need_formula(args[0])
+        lazy = need_formula(args[0], summed=True)
         in_place = name_of(func).endswith("_") or kwargs.get("inplace", False)
-        if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place:
+        waits = is_single_side(lazy) and isinstance(first_operand(lazy), Weights)
+        if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place and not waits:
             return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
         try:
@@ -125,7 +131,7 @@ for _each in ("__iadd__", "__isub__", "__imul__", "__itruediv__"):
 
 def _combine(op: str, left: Any, right: Any) -> LazyTensor:
     """Add an operation to the formula, or do it on the nodes if only one side takes part."""
-    lead = need_formula(left if isinstance(left, LazyTensor) else right)
+    lead = need_formula(left if isinstance(left, LazyTensor) else right, summed=True)
     trace = lead.tracer
     a, b = _as_lazy(trace, left, lead), _as_lazy(trace, right, lead)
     shapes = [plain_shape(t) for t in (a, b) if isinstance(t, LazyTensor)]
@@ -137,6 +143,9 @@ def _combine(op: str, left: Any, right: Any) -> LazyTensor:
     hoisted = _combine_on_nodes(op, a, b, shape, edge_dim)
     if hoisted is not None:
         return hoisted
+    summed = any(t.summed for t in (a, b) if isinstance(t, LazyTensor))
+    if summed:
+        a, b = (_beside_sums(t, shape) for t in (a, b))
     formula = Binary(op, _formula(a), _formula(b))
     with torch._C.DisableTorchFunctionSubclass():
         dtypes = [t.dtype for t in (a, b) if isinstance(t, LazyTensor)]
@@ -144,7 +153,17 @@ def _combine(op: str, left: Any, right: Any) -> LazyTensor:
         if len(dtypes) == 2 and any(zero_dim):  # a 0-dim tensor does not widen the result
             dtypes = [lead.dtype]
     dtype = dtypes[0] if len(dtypes) == 1 else torch.promote_types(*dtypes)
-    return LazyTensor(trace, formula, shape, edge_dim, dtype)
+    return LazyTensor(trace, formula, shape, edge_dim, dtype, summed=summed)
+
+
+def _beside_sums(value: "LazyTensor | float", shape: torch.Size) -> "LazyTensor | float":
+    """Bring an argument into the form of one that is summed: [rows, heads | 1, width | 1]."""
+    if not isinstance(value, LazyTensor) or value.summed:
+        return value
+    if value.edge_dim != 0 or len(shape) > 2:
+        raise Declined
+    layout = Layout(tuple(shape[1:]), len(shape) - 1)
+    return map_operands_of(value, lambda t: layout.fold(ordinary(t)), plain_shape(value))
 
 
 def _formula(value: "LazyTensor | float") -> Formula:
@@ -154,7 +173,7 @@ def _formula(value: "LazyTensor | float") -> Formula:
 def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float":
     """Bring an argument into the form of a formula: a number, or a tensor of edges."""
     if isinstance(value, LazyTensor):
-        lazy = need_formula(value)
+        lazy = need_formula(value, summed=True)
         if len(plain_shape(lazy)) - lazy.edge_dim != len(plain_shape(lead)) - lead.edge_dim:
             raise Unrecognised("edge dimensions that do not meet", sticky=False)
         return lazy
@@ -165,7 +184,7 @@ def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float"
     from_right = len(plain_shape(lead)) - lead.edge_dim
     place = value.dim() - from_right
     if place >= 0 and value.size(place) == trace.num_edges:  # one row an edge
-        return trace.leaf("e", value.movedim(place, 0), value.shape, place)
+        return trace.leaf("e", value.movedim(place, 0) if place else value, value.shape, place)
     if place >= 0 and value.size(place) != 1:
         raise Unrecognised("shapes that do not broadcast", sticky=False)
     # The same for every edge: one row that all targets share.
@@ -198,6 +217,8 @@ def _combine_on_nodes(
     """Do an operation on nodes if one side alone takes part (with numbers, shared rows)."""
     lazies = [t for t in (a, b) if isinstance(t, LazyTensor)]
     if edge_dim != 0 or not all(is_single_side(t) and t.edge_dim == 0 for t in lazies):
+        return None
+    if any(isinstance(first_operand(t), Weights) for t in lazies):
         return None
     trace = lazies[0].tracer
     operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]

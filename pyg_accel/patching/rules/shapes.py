@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.patching.lazy import Later, LazyTensor, plain_shape
+from pyg_accel.patching.attention import Weights, follow
+from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side, plain_shape
 from pyg_accel.patching.rules.common import (
     Args,
     Declined,
     Kwargs,
+    first_operand,
     hoist,
     map_operands_of,
     name_of,
@@ -36,7 +38,7 @@ def _detach(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 @rule("to", "type_as", "float", "double", "half", "bfloat16")
 def _convert(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-    lazy = need_formula(args[0])
+    lazy = need_formula(args[0], summed=True)
     with torch._C.DisableTorchFunctionSubclass():
         like = torch.empty((), dtype=lazy.dtype, device=lazy.device)
         result = func(like, *args[1:], **kwargs)
@@ -51,6 +53,8 @@ def _dropout(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     training = args[2] if len(args) > 2 else kwargs.get("training", True)
     if training and p > 0:
+        if is_single_side(lazy) and isinstance(first_operand(lazy), Weights):
+            return hoist(func, lazy, args[1:], kwargs)
         raise Declined
     return lazy
 
@@ -82,14 +86,21 @@ def _reshape_rows(operand: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -
     own = (1,) * (len(old) - operand.dim() + 1) + tuple(operand.shape[1:])
     rows = operand.size(0)
     if own == old:
-        return operand.reshape(rows, *new)
+        return _reshaped(operand, rows, *new)
     if all(n == 1 for n in own):
-        return operand.reshape(rows, *(1,) * len(new))
+        return _reshaped(operand, rows, *(1,) * len(new))
     # Broadcast in some dimensions: only dimensions of size 1 may come or go.
     if [n for n in old if n != 1] != [n for n in new if n != 1]:
         raise Declined
     kept = iter(mine for mine, full in zip(own, old, strict=True) if full != 1)
-    return operand.reshape(rows, *(next(kept) if n != 1 else 1 for n in new))
+    return _reshaped(operand, rows, *(next(kept) if n != 1 else 1 for n in new))
+
+
+def _reshaped(operand: Tensor, *shape: int) -> Tensor:
+    if isinstance(operand, Weights):
+        result: Tensor = follow(torch.Tensor.reshape, (operand, *shape), {})
+        return result
+    return operand.reshape(shape)
 
 
 @rule("__getitem__", "narrow", "select", "chunk", "split", "tensor_split")

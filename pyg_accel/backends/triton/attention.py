@@ -1,0 +1,310 @@
+"""Launches attention, and several formulas at once: which recipe, which tiles."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.triton.attention_codegen import (
+    attention_combine_kernel,
+    attention_kernel,
+    stays_finite,
+)
+from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
+from pyg_accel.backends.triton.gspmm import OperandShape, device_facts, operand_shape
+from pyg_accel.backends.triton.launch import Device, Tile, attention_tile, piece_tile
+from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.schedule import schedule_of
+from pyg_accel.formula import (
+    Binary,
+    Formula,
+    Operand,
+    Sum,
+    Unary,
+    map_operands,
+    operands_of,
+    shape_of,
+)
+from pyg_accel.graph import CSR
+
+__all__ = ["MAX_WIDTH", "run", "run_backward", "run_several"]
+
+MAX_WIDTH = 512  # of a head: a program holds it whole
+_INT32_ENTRIES = 2**31 - 2**16
+Shapes = tuple[tuple[int, int], ...]
+
+
+def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.attention`."""
+    shapes = tuple((t.size(1), t.size(2)) for t in operands)
+    heads, width = _extent(score, value, shapes)
+    like, rows = operands[0], csr.num_rows
+    accumulate = _accumulate(like.dtype)
+    out = like.new_empty(rows, heads, width)
+    sums = like.new_empty(rows, heads, dtype=accumulate)
+    if rows and heads * width:
+        _Call(csr, operands, heads, width, (score, value, (), ())).go([out, sums], [])
+    return [out, sums]
+
+
+def run_several(
+    csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+) -> list[Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.gspmm_several`."""
+    shapes = tuple((t.size(1), t.size(2)) for t in operands)
+    return _several(csr, formulas, reduces, operands, shapes)
+
+
+def _several(
+    csr: CSR,
+    formulas: list[Formula],
+    reduces: list[str],
+    operands: list[Tensor],
+    shapes: Shapes,
+    infinite: int = -1,
+) -> list[Tensor]:
+    heads, width = (max(each) for each in zip(*shapes, strict=True))
+    dtype, device = operands[0].dtype, csr.col.device
+    outs = [
+        torch.empty(csr.num_rows if reduce == "sum" else csr.col.numel(), heads,
+                    _extent_of(formula, shapes)[1], dtype=dtype, device=device)
+        for formula, reduce in zip(formulas, reduces, strict=True)
+    ]  # fmt: skip
+    if not csr.num_rows or not heads * width or not csr.col.numel():
+        return [t.zero_() for t in outs]
+    sums, stores = (
+        [(f, t) for f, r, t in zip(formulas, reduces, outs, strict=True) if r == each]
+        for each in ("sum", "none")
+    )
+    recipe = (None, formulas[0], tuple(f for f, _ in sums), tuple(f for f, _ in stores))
+    call = _Call(csr, operands, heads, width, recipe, infinite=infinite)
+    call.go([t for _, t in sums], [t for _, t in stores])
+    return outs
+
+
+def run_backward(
+    csr: CSR,
+    score: Formula,
+    value: Formula,
+    operands: list[Tensor],
+    grad: Tensor,
+    out: Tensor,
+    total: Tensor,
+    gradients: list[Formula],
+    *,
+    want_scores: bool,
+    want_weights: bool,
+) -> list[Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
+    n = len(operands)
+    total, delta = total.unsqueeze(-1), _delta(grad, out).unsqueeze(-1)
+    weight: Formula = Unary("exp", Binary("sub", score, Operand("u", n + 1)))
+    inner = Sum(Binary("mul", Operand("u", n), value))
+    of_score: Formula = Binary("mul", weight, Binary("sub", inner, Operand("u", n + 2)))
+    made: dict[int, Formula] = {n + 1: weight, n + 2: of_score}
+    formulas = [map_operands(f, lambda o: made.get(o.index, o)) for f in gradients]
+    left: list[Formula] = [of_score] * want_scores + [weight] * want_weights
+    everything = [*operands, grad, total, delta]
+    shapes = tuple((t.size(1), t.size(2)) for t in everything)
+    reduces = ["sum"] * len(formulas) + ["none"] * len(left)
+    infinite = n + 1 if stays_finite(score) and stays_finite(value) else -1
+    return _several(csr, formulas + left, reduces, everything, shapes, infinite)
+
+
+def _delta(grad: Tensor, out: Tensor) -> Tensor:
+    """The dot products of two tensors [N, H, F], [N, H]."""
+    import triton.language as tl
+
+    from pyg_accel.backends.triton.kernels.attention import delta_kernel
+
+    nodes, heads, width = out.shape
+    accumulate = _accumulate(out.dtype)
+    delta = out.new_empty(nodes, heads, dtype=accumulate)
+    block = 1 << (width - 1).bit_length()
+    tall = max(2048 // block, 1)
+    arguments = (grad, grad.stride(0), out, out.stride(0), delta, nodes, heads, width)
+    launch(delta_kernel, (-(-nodes * heads // tall),), arguments, warps=4, ROWS=tall, COLUMNS=block,
+           ACC=tl.float64 if accumulate == torch.float64 else tl.float32)  # fmt: skip
+    return delta
+
+
+def _accumulate(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _extent(score: Formula, value: Formula, shapes: Shapes) -> tuple[int, int]:
+    a, b = _extent_of(score, shapes), _extent_of(value, shapes)
+    return (b[0] if a[0] == 1 else a[0]), b[1]
+
+
+@lru_cache(maxsize=4096)
+def _extent_of(formula: Formula, shapes: Shapes) -> tuple[int, int]:
+    return shape_of(formula, dict(enumerate(shapes)))
+
+
+def _without_short_sums(formula: Formula, sizes: dict[int, tuple[int, int]]) -> Formula:
+    """Leave out sums of a single column."""
+    match formula:
+        case Sum(arg=arg):
+            inner = _without_short_sums(arg, sizes)
+            return inner if shape_of(arg, sizes)[1] == 1 else Sum(inner)
+        case Unary(op=op, arg=arg, value=value):
+            return Unary(op, _without_short_sums(arg, sizes), value)
+        case Binary(op=op, left=left, right=right):
+            left = _without_short_sums(left, sizes)
+            return Binary(op, left, _without_short_sums(right, sizes))
+    return formula
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the kernels of a call depend on, beside its formulas."""
+
+    shapes: tuple[OperandShape, ...]
+    sizes: Shapes
+    extent: tuple[int, int]
+    graph: tuple[int, int, int]
+    numbered: bool
+    accumulate: str
+    position: str
+    infinite: int
+    device: Device
+
+
+# Score and value of attention; or None, formulas that are added up and those that are stored.
+Formulas = tuple[Formula | None, Formula, tuple[Formula, ...], tuple[Formula, ...]]
+
+
+@lru_cache(maxsize=4096)
+def _kernels(formulas: Formulas, facts: _Facts) -> "_Kernels":
+    heads, width = facts.extent
+    sizes = dict(enumerate(facts.sizes))
+    shapes = facts.shapes
+    score, value, sums, stores = formulas
+    widths = tuple(shape_of(f, sizes)[1] > 1 for f in sums)
+    score = None if score is None else _without_short_sums(score, sizes)
+    value = _without_short_sums(value, sizes)
+    sums, stores = (tuple(_without_short_sums(f, sizes) for f in fs) for fs in (sums, stores))
+    read = [f for f in (score, value, *sums, *stores) if f is not None]
+    sides = {o.index: o.side for f in read for o in operands_of(f)}
+    wide = [i for i, side in sides.items() if side != "v" and shapes[i].kind in ("full", "feature")]
+    resident = sum(sides[i] == "u" for i in wide)
+    itemsize = max((shapes[i].itemsize for i in wide), default=4)
+    by_edge = bool(stores) or any(sides[i] == "e" and i not in wide for i in sides)
+    tile, block = attention_tile(
+        facts.device, *facts.graph, heads, width, itemsize, max(len(wide), 1), resident, by_edge
+    )
+    kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
+    unit = max(16 // min(s.itemsize for s in shapes), 1)
+    while width % unit:
+        unit //= 2
+    recipe = AttentionRecipe(
+        score=score, value=value, sums=sums, widths=widths, stores=stores,
+        infinite=facts.infinite, kinds=kinds, aligned=units, near=near, tile=tile,
+        heads=block, tasks="rows", hubs=False, numbered=facts.numbered, unit=unit,
+        even_heads=heads % block == 0,
+        even_width=width == tile.columns, accumulate=facts.accumulate, position=facts.position,
+    )  # fmt: skip
+    whole = replace(tile, columns=tile.columns * block)
+    pieces = replace(piece_tile(whole, itemsize, max(len(wide), 1)), columns=tile.columns)
+    unroll = max(min(pieces.unroll, tile.unroll * tile.rows), 1)
+    return _Kernels(recipe, replace(pieces, unroll=unroll))
+
+
+class _Kernels:
+    """The kernels of one recipe, made when they are first needed."""
+
+    def __init__(self, recipe: AttentionRecipe, piece: Tile) -> None:
+        self.recipe = recipe
+        self.piece_tile = piece
+        self._made: dict[tuple[str, bool], Any] = {}
+
+    def rows(self, tasks: str, hubs: bool) -> Any:
+        """The kernel that goes over rows."""
+        if (tasks, hubs) not in self._made:
+            recipe = replace(self.recipe, tasks=tasks, hubs=hubs)
+            self._made[tasks, hubs] = attention_kernel(recipe)
+        return self._made[tasks, hubs]
+
+    def pieces(self) -> Any:
+        """The kernel that goes over pieces of long rows."""
+        if ("pieces", False) not in self._made:
+            cut = replace(self.recipe, tasks="pieces", tile=self.piece_tile)
+            self._made["pieces", False] = attention_kernel(cut)
+        return self._made["pieces", False]
+
+    def combine(self) -> Any:
+        """The kernel that puts pieces together."""
+        if ("combine", False) not in self._made:
+            self._made["combine", False] = attention_combine_kernel(self.recipe)
+        return self._made["combine", False]
+
+
+class _Call:
+    """One pass over a graph: what the launches of its rows, pieces and combinations share."""
+
+    def __init__(
+        self,
+        csr: CSR,
+        operands: list[Tensor],
+        heads: int,
+        width: int,
+        formulas: Formulas,
+        *,
+        infinite: int = -1,
+    ) -> None:
+        score, value, sums, stores = formulas
+        entries = csr.col.numel()
+        read = [f for f in (score, value, *sums, *stores) if f is not None]
+        by_edge = bool(stores) or any(o.side == "e" for f in read for o in operands_of(f))
+        numbered = csr.eid is not None and by_edge
+        position = csr.rowptr.dtype == torch.int64 or entries >= _INT32_ENTRIES
+        accumulate = str(_accumulate(operands[0].dtype)).removeprefix("torch.")
+        facts = _Facts(
+            tuple(operand_shape(t, heads, width) for t in operands),
+            tuple((t.size(1), t.size(2)) for t in operands), (heads, width),
+            (csr.num_rows, csr.num_cols, entries), numbered, accumulate,
+            "int64" if position else "int32", infinite, device_facts(csr.rowptr),
+        )  # fmt: skip
+        self.csr, self.operands, self.heads = csr, operands, heads
+        self.kernels = _kernels(formulas, facts)
+        self.width = width // self.kernels.recipe.unit
+        self.slices = -(-heads // self.kernels.recipe.heads)
+
+    def go(self, outs: list[Tensor], left: list[Tensor]) -> None:
+        """Launch; `left` is what stays behind for every edge."""
+        csr, recipe, tile = self.csr, self.kernels.recipe, self.kernels.recipe.tile
+        entries, rows = csr.col.numel(), tile.rows
+        schedule = schedule_of(csr.rowptr, entries, tile.split, tile.piece, ordered=rows > 1)
+        pieces, order = schedule.pieces, schedule.order
+        kernel = self.kernels.rows("rows" if order is None else "order", pieces is not None)
+        self._launch(kernel, tile, csr.num_rows, (order, None, None), [*outs, *left])
+        if pieces is None:
+            return
+        count = pieces.row.numel()
+        dtype, columns = getattr(torch, recipe.accumulate), self.width * recipe.unit
+        raw = [
+            torch.empty(count, self.heads * (columns if wide else 1), dtype=dtype,
+                        device=csr.col.device) for _, wide in recipe.states
+        ]  # fmt: skip
+        where = (pieces.row, pieces.begin, pieces.end)
+        self._launch(self.kernels.pieces(), self.kernels.piece_tile, count, where, [*raw, *left])
+        arguments = [pieces.rows, pieces.first, *raw, *outs, self.heads, self.width]
+        launch(self.kernels.combine(), (pieces.rows.numel(), self.slices), arguments)
+
+    def _launch(
+        self,
+        function: Any,
+        tile: Tile,
+        tasks: int,
+        where: tuple[Tensor | None, Tensor | None, Tensor | None],
+        stored: list[Tensor],
+    ) -> None:
+        csr, recipe = self.csr, self.kernels.recipe
+        arguments: list[Any] = [csr.rowptr, csr.col, csr.eid if recipe.numbered else None, *where]
+        for t, unit in zip(self.operands, recipe.aligned, strict=True):
+            arguments += [t, t.stride(0) // max(unit, 1)]
+        arguments += [*stored, tasks, self.heads, self.width, tile.split]
+        launch(function, (-(-tasks // tile.rows), self.slices), arguments, warps=tile.warps)

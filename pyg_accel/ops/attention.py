@@ -1,0 +1,208 @@
+"""Attention: scores, softmax over a target's edges and the weighted sum, as one operator.
+
+``pyg_accel::attention`` keeps two numbers a target and head beside the result: no E x heads tensor
+is made on the way. How it is differentiated is in :mod:`.attention_backward`. Where no backend has
+the operator, :func:`attention` runs its parts.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends.dispatch import is_fast
+from pyg_accel.formula import (
+    Binary,
+    Formula,
+    Operand,
+    has_sum,
+    map_operands,
+    operands_of,
+    parse,
+    shape_of,
+)
+from pyg_accel.graph import CSR, Graph
+from pyg_accel.ops.attention_backward import backward, setup_context
+from pyg_accel.ops.gspmm import check_operands, gspmm
+from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.ops.messages import messages
+from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.softmax import edge_softmax
+from pyg_accel.ops.steps import renumber, shapes_of
+
+__all__ = ["attention", "unfused"]
+
+
+def attention(
+    graph: Graph,
+    score: Formula | str,
+    value: Formula | str,
+    operands: Sequence[Tensor],
+    *,
+    edge_order: bool = False,
+) -> Tensor:
+    """Sum up the values that reach each target, weighted by the softmax of their scores.
+
+    ``out[i] = sum_j softmax_j(score_ij) * value_ij``, head by head. Dropout of the weights is a
+    factor of the values: ``"mul(u0,e2)"`` with a mask for e2.
+
+    Args:
+        graph: the graph.
+        score: one number an edge and head, e.g. ``"leaky_relu(add(u1,v2),0.2)"`` or
+            ``"sum(mul(u0,v1))"``. See :mod:`pyg_accel.formula`.
+        value: what is added up, e.g. ``"u0"``.
+        operands: of both formulas, by operand index: [rows, H, F], [rows, H] for one number a head
+            or [rows]; H and F may be 1 and broadcast.
+        edge_order: edge operands are in the order of the edge list that the graph was built from;
+            by default in that of the CSR.
+
+    Returns:
+        [num_rows, H, F]; targets without edges get 0.
+
+    Raises:
+        ValueError: for operands that do not fit the graph or one another, or scores of more than
+            one number an edge and head.
+        BackendNotSupported: if no backend can run it.
+    """
+    score_text, value_text = str(score), str(value)
+    read, from_edges = _read(score_text, value_text)
+    operands = list(operands)
+    what = f"the score {score_text} and the value {value_text}"
+    sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
+    facts = [(t.shape, t.dtype, t.device) for t in operands]
+    check_operands(what, read, sizes, graph.device, facts)
+    dtype = operands[0].dtype
+    for t in operands:
+        dtype = torch.promote_types(dtype, t.dtype)
+        if t.dim() > 3:
+            raise ValueError(f"expected operands [rows, H, F] (got shape {list(t.shape)})")
+    folded = [contiguous_rows(_folded(t.to(dtype))) for t in operands]
+    heads, width = _extent(score_text, value_text, shapes_of(folded))
+    # Without edge operands the order of the CSR will do, in which they are neighbours.
+    edge_order = edge_order and (from_edges or graph.in_edge_order)
+    if not _saves_a_gather(score_text, value_text, shapes_of(folded)) or not is_fast(
+        _spec(dtype, graph.device.type, heads, width, score_text, value_text)
+    ):
+        return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
+    needs = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    transposed: tuple[Tensor | None, ...] = (None, None, None)
+    if needs:
+        transposed = graph.transposed(edge_order=edge_order)[:3]
+    csr = graph.csr(edge_order=edge_order)
+    arrays = (*csr[:3], *transposed, csr.num_cols, csr.sorted)
+    out: Tensor = call("attention", *arrays, folded, score_text, value_text)[0]
+    return out
+
+
+def _saves_a_gather(score: str, value: str, shapes: tuple[tuple[int, int], ...]) -> bool:
+    """Whether scores and values read the same rows of source features.
+
+    Otherwise one pass reads no fewer bytes than two, and computes every score in each of the
+    threads that share a head: measured slower, see docs/explanation/triton_kernels.md.
+    """
+    read = [{o.index for o in operands_of(parse(t)) if o.side == "u"} for t in (score, value)]
+    return any(shapes[i][1] > 1 for i in read[0] & read[1])
+
+
+def unfused(
+    graph: Graph, score: str, value: str, operands: Sequence[Tensor], *, edge_order: bool
+) -> Tensor:
+    """Compute attention by its parts, each an operator that can be differentiated on and on."""
+    heads, width = _extent(score, value, shapes_of(operands))
+    scores = messages(graph, parse(score), operands, edge_order=edge_order)
+    weights = edge_softmax(graph, scores.squeeze(-1), edge_order=edge_order)
+    formula = parse(value)
+    weighted: Formula = Binary("mul", formula, Operand("e", len(operands)))
+    used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
+    given = [*operands, weights.unsqueeze(-1)]
+    weighted = map_operands(weighted, partial(renumber, used))
+    out: Tensor = gspmm(graph, weighted, [given[i] for i in used], edge_order=edge_order)
+    return out.expand(-1, heads, width)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _read(score: str, value: str) -> tuple[tuple[tuple[str, int], ...], bool]:
+    """Return the (side, index) of every operand, and whether an edge operand is among them."""
+    operands = [*operands_of(parse(score)), *operands_of(parse(value))]
+    read = tuple(dict.fromkeys((o.side, o.index) for o in operands))
+    return read, any(side == "e" for side, _ in read)
+
+
+def _folded(operand: Tensor) -> Tensor:
+    while operand.dim() < 3:
+        operand = operand.unsqueeze(-1)
+    return operand
+
+
+def _extent(score: str, value: str, shapes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """Return (heads, width) of the result."""
+    sizes = dict(enumerate(shapes))
+    heads, one = shape_of(parse(score), sizes)
+    if one != 1:
+        raise ValueError(f"expected one score an edge and head (got {one} of {score})")
+    if has_sum(parse(value)):
+        raise ValueError(f"expected a value without sums over the width (got {value})")
+    own, width = shape_of(parse(value), sizes)
+    if heads != own and 1 not in (heads, own):
+        raise ValueError(f"scores of {heads} heads and values of {own} do not broadcast")
+    return (own if heads == 1 else heads), width
+
+
+def _spec(
+    dtype: torch.dtype, device: str, heads: int, width: int, score: str, value: str
+) -> OpSpec:
+    """The facts of a call but for the size of its graph."""
+    return OpSpec("attention", device, dtype, torch.int32, 1, 1, 1, int(heads), int(width), value,
+                  score=score)  # fmt: skip
+
+
+def _attention(
+    rowptr: Tensor,
+    col: Tensor,
+    eid: Tensor | None,
+    rowptr_t: Tensor | None,
+    col_t: Tensor | None,
+    eid_t: Tensor | None,
+    num_cols: int,
+    sorted: bool,
+    operands: list[Tensor],
+    score: str,
+    value: str,
+) -> list[Tensor]:
+    csr = CSR(rowptr, col, eid, num_cols, sorted)
+    heads, width = _extent(score, value, shapes_of(operands))
+    spec = OpSpec("attention", rowptr.device.type, operands[0].dtype, rowptr.dtype, csr.num_rows,
+                  num_cols, col.numel(), heads, width, value, score=score)  # fmt: skip
+    return choose(spec).backend.attention(csr, parse(score), parse(value), operands)
+
+
+def _attention_fake(
+    rowptr: Tensor,
+    col: Tensor,
+    eid: Tensor | None,
+    rowptr_t: Tensor | None,
+    col_t: Tensor | None,
+    eid_t: Tensor | None,
+    num_cols: int,
+    sorted: bool,
+    operands: list[Tensor],
+    score: str,
+    value: str,
+) -> list[Tensor]:
+    heads, width = _extent(score, value, shapes_of(operands))
+    rows, like = rowptr.size(0) - 1, operands[0]
+    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return [like.new_empty(rows, heads, width), like.new_empty(rows, heads, dtype=wide)]
+
+
+define(
+    "attention(Tensor rowptr, Tensor col, Tensor? eid, Tensor? rowptr_t, Tensor? col_t, "
+    "Tensor? eid_t, SymInt num_cols, bool sorted, Tensor[] operands, str score, str value) "
+    "-> Tensor[]",
+    _attention,
+    _attention_fake,
+    backward,
+    setup_context,
+)

@@ -1,0 +1,211 @@
+"""The steps of a backward pass: formulas on a graph or its transpose, several in one pass."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends.dispatch import is_fast
+from pyg_accel.formula import (
+    Formula,
+    Operand,
+    map_operands,
+    parse,
+    selects,
+    shape_of,
+    swap_sides,
+)
+from pyg_accel.graph import CSR
+from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.ops.operator import call, define
+
+__all__ = ["Step", "fit", "renumber", "run_steps", "shapes_of"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """How the gradient of one operand is computed.
+
+    Attributes:
+        operand: its index.
+        side: where it is read.
+        formula: over the operands of the backward pass; of a source operand, as the transposed
+            graph sees it.
+        used: the operands that the formula uses, in its own numbering.
+    """
+
+    operand: int
+    side: str
+    formula: Formula
+    used: tuple[int, ...]
+
+
+def renumber(used: tuple[int, ...], operand: Operand) -> Formula:
+    """Return an operand by its place among those that are used."""
+    return Operand(operand.side, used.index(operand.index))
+
+
+def shapes_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    """Return (heads, width) of folded operands."""
+    return tuple((t.size(1), t.size(2)) for t in operands)
+
+
+def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Sum or repeat a gradient [rows, H, F] to the shape of its operand."""
+    for dim, size in ((1, shape[0]), (2, shape[1])):
+        if grad.size(dim) != size:
+            if size == 1:
+                grad = grad.sum(dim, keepdim=True)
+            else:
+                grad = grad.expand(*(size if d == dim else -1 for d in range(3)))
+    return grad
+
+
+def run_steps(
+    steps: Sequence[Step],
+    tensors: Mapping[int, Tensor],
+    forward: tuple[Any, ...],
+    backward: tuple[Any, ...],
+) -> dict[int, Tensor]:
+    """Compute gradients by operand.
+
+    What gathers along the same graph runs together, where a backend can: the gradient of an edge's
+    weight reads the rows that those of the source features read.
+
+    Args:
+        steps: one an operand.
+        tensors: operands of the backward pass, by the index that ``used`` has.
+        forward: arrays of the graph and of its transpose, number of columns, whether sorted.
+        backward: the same of the transposed graph.
+
+    Raises:
+        RuntimeError: if the transposed graph is missing and asked for.
+    """
+    found: dict[int, Tensor] = {}
+    alone = list(steps)
+    if not torch.is_grad_enabled():  # several formulas at once have no derivative
+        for group in _groups(steps, tensors):
+            transposed = any(step.side == "u" for step in group)
+            arrays = backward if transposed else forward
+            formulas, used = _together(tuple(group), transposed)
+            given = [contiguous_rows(tensors[i]) for i in used]
+            reduces = ["none" if step.side == "e" else "sum" for step in group]
+            outs = call("gspmm_several", *arrays[:3], *arrays[6:], given, list(formulas), reduces)
+            found |= {step.operand: out for step, out in zip(group, outs, strict=True)}
+            alone = [step for step in alone if step not in group]
+    for step in alone:
+        if step.side == "u" and backward[0] is None:
+            raise RuntimeError("the gradient of a source operand needs the transposed graph")
+        (found[step.operand],) = call(
+            "gspmm",
+            *(backward if step.side == "u" else forward),
+            [contiguous_rows(tensors[i]) for i in step.used],
+            str(step.formula),
+            ["none" if step.side == "e" else "sum"],
+            False,
+        )
+    return found
+
+
+def _groups(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[list[Step]]:
+    """Steps of the same graph, those of narrow edge operands among them, two or more."""
+    extents = {step.operand: _extent(step, tensors) for step in steps}
+    common = max(extents.values(), default=None)
+    if common is None:
+        return []
+    able = [step for step in steps if extents[step.operand] == common and _fits(step, tensors)]
+    by_side = {side: [step for step in able if step.side == side] for side in ("u", "v", "e")}
+    leader = "u" if by_side["u"] else "v"
+    by_side[leader] = by_side[leader] + by_side.pop("e")
+    return [group for group in by_side.values() if len(group) > 1 and group[0].side != "e"]
+
+
+def _extent(step: Step, tensors: Mapping[int, Tensor]) -> tuple[int, int]:
+    """(heads, width) of the operands that a step uses."""
+    heads, width = (max(each) for each in zip(*shapes_of([tensors[i] for i in step.used]),
+                                              strict=True))  # fmt: skip
+    return int(heads), int(width)
+
+
+def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:
+    """Whether a step may run together with others: it gathers rows, and a backend says so."""
+    given = [tensors[i] for i in step.used]
+    if any(not t.is_floating_point() for t in given) or selects(step.formula):
+        return False
+    shapes = shapes_of(given)
+    heads, width = _extent(step, tensors)
+    if width == 1 or min(min(shape) for shape in shapes) == 0:
+        return False
+    if step.side == "e" and shape_of(step.formula, dict(enumerate(shapes)))[1] != 1:
+        return False
+    like = given[0]
+    return is_fast(OpSpec("gspmm_several", like.device.type, like.dtype, torch.int32, 1, 1, 1,
+                          heads, width, str(step.formula), ("sum",)))  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _together(group: tuple[Step, ...], transposed: bool) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The formulas of steps over the operands that they use together."""
+    used = tuple(dict.fromkeys(i for step in group for i in step.used))
+    formulas = []
+    for step in group:
+        places = {own: used.index(i) for own, i in enumerate(step.used)}
+        formula = step.formula
+        if transposed and step.side == "e":
+            formula = swap_sides(formula)
+        formulas.append(str(_placed(formula, places)))
+    return tuple(formulas), used
+
+
+def _placed(formula: Formula, places: dict[int, int]) -> Formula:
+    return map_operands(formula, lambda o: Operand(o.side, places[o.index]))
+
+
+def _several(
+    rowptr: Tensor,
+    col: Tensor,
+    eid: Tensor | None,
+    num_cols: int,
+    sorted: bool,
+    operands: list[Tensor],
+    formulas: list[str],
+    reduces: list[str],
+) -> list[Tensor]:
+    csr = CSR(rowptr, col, eid, num_cols, sorted)
+    heads, width = (max(each) for each in zip(*shapes_of(operands), strict=True))
+    spec = OpSpec("gspmm_several", rowptr.device.type, operands[0].dtype, rowptr.dtype,
+                  csr.num_rows, num_cols, col.numel(), heads, width,
+                  reduces=tuple(reduces))  # fmt: skip
+    backend = choose(spec).backend
+    return backend.gspmm_several(csr, [parse(text) for text in formulas], reduces, operands)
+
+
+def _several_fake(
+    rowptr: Tensor,
+    col: Tensor,
+    eid: Tensor | None,
+    num_cols: int,
+    sorted: bool,
+    operands: list[Tensor],
+    formulas: list[str],
+    reduces: list[str],
+) -> list[Tensor]:
+    sizes = dict(enumerate(shapes_of(operands)))
+    heads = max(h for h, _ in sizes.values())
+    like, rows, edges = operands[0], rowptr.size(0) - 1, col.size(0)
+    return [
+        like.new_empty(rows if reduce == "sum" else edges, heads, shape_of(parse(text), sizes)[1])
+        for text, reduce in zip(formulas, reduces, strict=True)
+    ]
+
+
+define(
+    "gspmm_several(Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols, bool sorted, "
+    "Tensor[] operands, str[] formulas, str[] reduces) -> Tensor[]",
+    _several,
+    _several_fake,
+)

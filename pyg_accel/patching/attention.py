@@ -1,0 +1,334 @@
+"""Softmax weights that are not computed until something needs them.
+
+Attention layers make weights in one place and use them in another: GATConv in ``edge_updater`` and
+``propagate``, others within one message. Between the two the weights are :class:`Weights`: a tensor
+[E] or [E, H] that knows its scores. A weighted sum of messages takes the scores and becomes one
+call of :func:`pyg_accel.ops.attention`; whoever else looks at the weights gets an ordinary tensor.
+
+Dropout of the weights draws its mask at once, by torch's own function and of the same shape, so
+that the numbers are those of PyG.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from pyg_accel import ops
+from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operands, operands_of
+from pyg_accel.graph import Graph
+from pyg_accel.ops.layout import Layout
+from pyg_accel.ops.messages import messages
+
+if TYPE_CHECKING:
+    from pyg_accel.patching.lazy import Trace
+
+__all__ = ["Source", "Weights", "attend"]
+
+
+@dataclass
+class Source:
+    """Where weights come from.
+
+    Attributes:
+        owner: the edge_index that the user holds.
+        version: how often it had been changed.
+        target: row of edge_index with the targets.
+        graph: its CSR form.
+        score: formula of the scores.
+        operands: of the formula, [rows, H | 1, F | 1].
+        repeated: which of them have one row for all targets.
+        dtype: of the weights.
+        shape: [E] or [E, H].
+    """
+
+    owner: Tensor
+    target: int
+    graph: Graph
+    score: Formula
+    operands: list[Tensor]
+    repeated: list[bool]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    version: int = field(init=False)
+    grad: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note what will be compared, and detach parameters from what an optimiser does to them."""
+        self.version = _version(self.owner)
+        self.grad = torch.is_grad_enabled()
+        self.operands = [
+            t.clone() if repeats else t
+            for t, repeats in zip(self.operands, self.repeated, strict=True)
+        ]
+        self._versions = [_version(t) for t in self.operands]
+        self._written: Tensor | None = None
+
+    def text(self) -> str:
+        """For the report."""
+        return f"softmax_j({self.score})"
+
+    def given(self) -> list[Tensor]:
+        """The operands with as many rows as the graph says."""
+        if self._versions != [_version(t) for t in self.operands]:
+            raise RuntimeError(
+                "attention weights are asked for after the features they are made of were changed "
+                "in place; look at them before, or copy them then"
+            )
+        rows = self.graph.num_rows
+        return [
+            t.expand(rows, *t.shape[1:]) if repeats else t
+            for t, repeats in zip(self.operands, self.repeated, strict=True)
+        ]
+
+    def fits(self, trace: "Trace") -> bool:
+        """Whether a call goes over the same graph."""
+        same = self.owner is trace.owner and self.target == trace.target
+        return same and self.version == _version(trace.owner)
+
+    def written(self) -> Tensor:
+        """The weights without dropout, [E] or [E, H]."""
+        if self._written is None:
+            with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.grad):
+                scores = messages(self.graph, self.score, self.given(), edge_order=True)
+                scores = scores.expand(-1, prod(self.shape[1:]), 1).squeeze(-1)
+                weights = ops.edge_softmax(self.graph, scores.to(self.dtype), edge_order=True)
+                self._written = weights.view(self.shape)
+        return self._written
+
+
+def _version(t: Tensor) -> int:
+    return -1 if t.is_inference() else t._version
+
+
+class Weights(Tensor):
+    """Softmax weights [E], [E, H] or a view of them; see the module.
+
+    Attributes:
+        source: their scores.
+        mask: what dropout multiplies them by, of the shape of the scores.
+    """
+
+    source: Source
+    mask: Tensor | None
+    _real: Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls, source: Source, shape: Sequence[int] | None = None, mask: Tensor | None = None
+    ) -> "Weights":
+        """Make them; by default of the shape of the scores."""
+        made: Weights = Tensor._make_wrapper_subclass(
+            cls, tuple(source.shape if shape is None else shape), dtype=source.dtype,
+            device=source.graph.device,
+        )  # fmt: skip
+        made.source, made.mask, made._real = source, mask, None
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is left to do after ``__new__``."""
+
+    def ordinary(self) -> Tensor:
+        """Return them as an ordinary tensor."""
+        if self._real is None:
+            written = self.source.written()
+            with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.source.grad):
+                if self.mask is not None:
+                    written = written * self.mask
+                self._real = written.view(_shape(self))
+        return self._real
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        from pyg_accel.patching.lazy import LazyTensor
+        from pyg_accel.patching.rules import apply
+
+        if any(issubclass(each, LazyTensor) for each in types):
+            return apply(func, args, kwargs or {})
+        return follow(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # Reached from C++, where no Python function was called and nobody records gradients.
+        def real(weights: Weights) -> Tensor:
+            found = weights.ordinary()
+            if found.requires_grad:
+                raise RuntimeError(f"'{func}' on attention weights with gradients: clone() them")
+            return found
+
+        args, kwargs = tree_map_only(Weights, real, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _shape(weights: Tensor) -> torch.Size:
+    with torch._C.DisableTorchFunctionSubclass():
+        return weights.shape
+
+
+_ASKED = {"size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "element_size",
+          "get_device", "__len__", "ndimension", "__hash__"}  # fmt: skip
+_ATTRIBUTES = {"shape", "dtype", "device", "layout", "ndim", "is_sparse", "is_cuda", "is_cpu",
+               "is_meta", "is_quantized", "is_nested", "itemsize", "names"}  # fmt: skip
+_VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "view_as", "reshape_as"}
+
+
+def follow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function on weights: a view or dropout of them, or of the ordinary tensor."""
+    name = getattr(func, "__name__", str(func))
+    if args and isinstance(args[0], Weights):
+        weights: Weights = args[0]
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name in _ASKED or (name == "__get__" and attribute in _ATTRIBUTES):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if name in _VIEWS and (shape := _viewed(name, args, kwargs)) is not None:
+            return Weights(weights.source, shape, weights.mask)
+        if name == "dropout" and not kwargs.get("inplace") and len(args) < 4:
+            return _dropped(func, weights, args[1:], kwargs)
+
+    def real(value: Any) -> Any:
+        if isinstance(value, Weights):
+            return value.ordinary()
+        if isinstance(value, (list, tuple)) and any(isinstance(v, Weights) for v in value):
+            return type(value)(real(v) for v in value)
+        return value
+
+    return func(*(real(a) for a in args), **{k: real(v) for k, v in kwargs.items()})
+
+
+def _viewed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
+    """The shape of a view, if it has the same rows and only dimensions of size 1 came or went."""
+    old = _shape(args[0])
+    like = {"view_as": "view", "reshape_as": "reshape"}.get(name, name)
+    given = tuple(a.shape if isinstance(a, Tensor) else a for a in args[1:])
+    new: torch.Size = getattr(torch.empty(old, device="meta"), like)(*given, **kwargs).shape
+    same = [n for n in new if n != 1] == [n for n in old if n != 1]
+    return new if same and len(new) > 0 and new[0] == old[0] else None
+
+
+def _dropped(
+    func: Callable[..., Any], weights: Weights, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        ones = torch.ones(weights.shape, dtype=weights.dtype, device=weights.device)
+    mask = func(ones, *args, **kwargs)
+    if mask is ones:
+        return weights
+    mask = mask.view(weights.source.shape)
+    if weights.mask is not None:
+        mask = mask * weights.mask
+    return Weights(weights.source, _shape(weights), mask)
+
+
+def attend(
+    trace: "Trace", formula: Formula, numbers: Sequence[int], num_rows: int
+) -> tuple[Tensor, str, str] | None:
+    """Compute a sum of messages that are weighted, as attention.
+
+    Args:
+        trace: the call.
+        formula: of the messages, over the operands of these numbers.
+        numbers: of operands.
+        num_rows: number of targets.
+
+    Returns:
+        [num_rows, ...], what to report, and what :meth:`Source.text` had been reported before;
+        None if the messages are something else.
+    """
+    operands = [trace.operands[n] for n in numbers]
+    found = [i for i, t in enumerate(operands) if isinstance(t, Weights)]
+    if len(found) != 1:
+        return None
+    weights = operands[found[0]]
+    assert isinstance(weights, Weights)
+    value = _without(formula, found[0])
+    source = weights.source
+    if (
+        value is None
+        or not list(operands_of(value))
+        or not source.fits(trace)
+        or num_rows != source.graph.num_rows
+    ):
+        return None
+    known = trace.sizes[1 - trace.target]
+    if (num_rows if known is None else known) != source.graph.num_cols:
+        return None
+    layout = _layout(weights, [t for i, t in enumerate(operands) if i != found[0]])
+    if layout is None:
+        return None
+    given = source.given()
+    score, names = source.score, [*source.operands]
+    sides = {o.index: o.side for o in operands_of(score)}
+    places: dict[int, int] = {}
+    for o in dict.fromkeys(operands_of(value)):
+        t = operands[o.index]
+        same = [k for k, s in enumerate(names)
+                if s is t and sides.get(k) == o.side and tuple(given[k].shape[1:]) ==
+                (layout.heads, layout.width)]  # fmt: skip
+        if same:
+            places[o.index] = same[0]
+            continue
+        if trace.repeated[numbers[o.index]]:
+            t = t.expand(num_rows, *t.shape[1:])
+        places[o.index] = len(given)
+        sides[len(given)] = o.side
+        names.append(operands[o.index])
+        given.append(layout.fold(t))
+    value = map_operands(value, lambda o: Operand(o.side, places[o.index]))
+    text = f"sum_j mul({source.text()},{value})"
+    if weights.mask is not None:
+        value = Binary("mul", value, Operand("e", len(given)))
+        given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
+    with torch._C.DisableTorchFunction():
+        out = ops.attention(source.graph, score, value, given, edge_order=True)
+        out = out.reshape(out.size(0), *layout.trailing)
+    return out, text, source.text()
+
+
+def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:
+    """How messages [E, ...] become heads, one weight each, times width."""
+    own = tuple(weights.shape[1:])
+    try:
+        full = tuple(torch.broadcast_shapes(own, *(tuple(t.shape[1:]) for t in operands)))
+    except RuntimeError:
+        return None
+    own = (1,) * (len(full) - len(own)) + own
+    split = max((d + 1 for d, n in enumerate(own) if n != 1), default=0)
+    return Layout(full, split) if own[:split] == full[:split] else None
+
+
+def _without(formula: Formula, index: int) -> Formula | None:
+    """What an operand is multiplied by; None if the formula is not such a product."""
+    match formula:
+        case Operand(index=found) if found == index:
+            return Const(1.0)
+        case Unary(op="neg", arg=arg):
+            inner = _without(arg, index)
+            return None if inner is None else Unary("neg", inner)
+        case Binary(op=("mul" | "div") as op, left=left, right=right):
+            in_left, in_right = (any(o.index == index for o in operands_of(side))
+                                 for side in (left, right))  # fmt: skip
+            if in_left == in_right or (in_right and op == "div"):
+                return None
+            with_it, other = (left, right) if in_left else (right, left)
+            inner = _without(with_it, index)
+            return other if inner == Const(1.0) and op == "mul" else (
+                None if inner is None else Binary(op, inner, other)
+            )  # fmt: skip
+    return None
