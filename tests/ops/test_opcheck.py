@@ -85,6 +85,12 @@ CALLS = {
     },
     "sampled_spmm_t": {"weighted": sampled(operand_at("v", 2, 3), operand_at("e", 1))},
     "sampled_sddmm": {"dots": sampled(operand_at("v", 2, 3), operand_at("u", 2, 3))},
+    "segment_matmul": {
+        "some": lambda: (operand(5, 3), torch.tensor([0, 2, 2, 5]), operand(3, 3, 4)),
+    },
+    "segment_outer": {
+        "some": lambda: (operand(5, 3), torch.tensor([0, 2, 2, 5]), operand(5, 4)),
+    },
     "attention": {
         "dots": lambda: (
             *arrays(True),
