@@ -44,14 +44,15 @@ Tensor sampled(const Tensor& rowptr,
   args.width = x.size(2);
   args.x = x.const_data_ptr();
   args.x_stride = x.stride(0);
-  STD_TORCH_CHECK(narrow == scale.has_value(), "expected a scale for 8-bit features, and only them");
+  STD_TORCH_CHECK(narrow == scale.has_value(),
+                  "expected a scale for 8-bit features, and only them");
   const int64_t columns = args.heads * args.width;
   if (scale) {
     const bool by_row = scale->dim() == 2 && scale->size(1) == 1 && scale->size(0) == num_cols;
-    STD_TORCH_CHECK(scale->is_contiguous() && scale->scalar_type() == ScalarType::Float &&
-                        (by_row || (scale->dim() == 2 && scale->size(0) == 1 &&
-                                    scale->size(1) == columns)),
-                    "expected 'scale' to be contiguous float32 [num_cols, 1] or [1, H * F]");
+    STD_TORCH_CHECK(
+        scale->is_contiguous() && scale->scalar_type() == ScalarType::Float &&
+            (by_row || (scale->dim() == 2 && scale->size(0) == 1 && scale->size(1) == columns)),
+        "expected 'scale' to be contiguous float32 [num_cols, 1] or [1, H * F]");
     const auto* data = static_cast<const float*>(scale->const_data_ptr());
     (by_row ? args.row_scale : args.column_scale) = data;
   }

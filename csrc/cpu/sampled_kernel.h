@@ -1,6 +1,6 @@
-// Sums over a sample of each row's entries, in the two stages of the ES-SpMM paper (section IV): the
-// entries are chosen and their columns and factors laid side by side, in memory that stays in the
-// first-level cache; then rows of x are added up from there. Included once per instruction set.
+// Sums over a sample of each row's entries, in the two stages of the ES-SpMM paper (section IV):
+// the entries are chosen and their columns and factors laid side by side, in memory that stays in
+// the first-level cache; then rows of x are added up from there. Included once per instruction set.
 //
 // pyg_accel/backends/sampling.py defines which entries are chosen.
 
@@ -13,9 +13,9 @@ inline uint64_t philox_word(uint64_t seed, uint32_t counter, int word) {
   uint32_t k[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * c[0], b = uint64_t{0xCD9E8D57} * c[2];
-    const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(b),
-                              static_cast<uint32_t>(a >> 32) ^ c[3] ^ k[1],
-                              static_cast<uint32_t>(a)};
+    const uint32_t next[4] = {
+        static_cast<uint32_t>(b >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(b),
+        static_cast<uint32_t>(a >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(a)};
     for (int i = 0; i < 4; ++i)
       c[i] = next[i];
     k[0] += 0x9E3779B9u;
@@ -29,7 +29,8 @@ struct Walk {
   int64_t step;
 };
 
-// Where the sample of a row that is longer than the limit begins, and how far its entries lie apart.
+// Where the sample of a row that is longer than the limit begins, and how far its entries lie
+// apart.
 inline Walk walk_of(const SampledArgs& a, int64_t row, int64_t degree) {
   if (a.strategy == Strategy::kBucket)
     return {0, 1};
