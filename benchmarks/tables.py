@@ -12,6 +12,8 @@ import pandas as pd
 
 from benchmarks import cpu_epochs, cpu_kernels, gpu_epochs, machine, results
 
+Make = Callable[[pd.DataFrame], list[str]]
+
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 SHOWN = {
     "cpu_epochs": ("arxiv-like", "facebook-pages"),
@@ -103,6 +105,41 @@ def gpu_kernels(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
+def side_by_side(index: list[str], across: str, value: str) -> Make:
+    """A row an index, a column each thing that was measured."""
+
+    def make(frame: pd.DataFrame) -> list[str]:
+        return _lines(frame.pivot_table(value, index, across, sort=False).reset_index())
+
+    return make
+
+
+def columns(*names: str) -> Make:
+    """Some columns as they are."""
+    return lambda frame: _lines(frame[list(names)])
+
+
+def tensor_cores(frame: pd.DataFrame) -> list[str]:
+    """The best window of each case beside the kernels on CUDA cores."""
+    best = frame.loc[frame.groupby(["graph", "F", "mode", "op"], sort=False)["ms"].idxmin()]
+    ratio = (best["cuda_core_ms"] / best["ms"]).map("{:.2f}x".format)
+    shown = ["graph", "F", "mode", "op", "edges_per_column", "window", "ms", "cuda_core_ms"]
+    return _lines(best[shown].assign(ratio=ratio))
+
+
+def _lines(frame: pd.DataFrame) -> list[str]:
+    numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
+    lines = [f"| {' | '.join(map(str, frame.columns))} |"]
+    lines.append("|" + "|".join("--:" if number else "---" for number in numeric) + "|")
+    for row in frame.itertuples(index=False):
+        cells = [
+            "" if pd.isna(cell) else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+            for cell in row
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 # Title, CSV file, what the figures are, how they become lines.
 def sampled(frame: pd.DataFrame) -> list[str]:
     """A row a graph and width: fastrand, against the full graph and one sampled beforehand."""
@@ -144,7 +181,7 @@ def sampled_models(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
-SECTIONS: tuple[tuple[str, str, str, Callable[[pd.DataFrame], list[str]]], ...] = (
+SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
     (
         "Epochs on a CPU",
         "cpu_epochs",
@@ -170,6 +207,55 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[pd.DataFrame], list[str]]], ...] 
         "gpu_kernels",
         "Weighted sums: cuSPARSE's time over ours.",
         gpu_kernels,
+    ),
+    (
+        "Rewritten models on a GPU",
+        "rewrite_epochs",
+        "Milliseconds of a training epoch, 3 layers, 256 hidden, 40 classes. `static`: the "
+        "features are the same tensor in every call, what a layer aggregates of them is kept.",
+        side_by_side(["graph", "model"], "variant", "epoch_ms"),
+    ),
+    (
+        "MaxK on a GPU",
+        "maxk_epochs_cuda",
+        "Milliseconds of a training epoch, 3 layers, 256 hidden. `no edges` is the time of "
+        "everything but aggregation.",
+        side_by_side(["graph", "model", "shape"], "case", "epoch_ms"),
+    ),
+    (
+        "MaxK on a CPU",
+        "maxk_epochs_cpu",
+        "The same.",
+        side_by_side(["graph", "model", "shape"], "case", "epoch_ms"),
+    ),
+    (
+        "Orders of the nodes on a GPU",
+        "node_order",
+        "`community` is `reorder()`. `reuse`: edges per distinct column in windows of 16 rows; "
+        "seconds to find the order on the GPU, milliseconds of a sum before and after.",
+        columns(
+            "graph",
+            "order",
+            "reuse",
+            "find_s",
+            "spmm_fp32_64_ms",
+            "spmm_fp32_256_ms",
+            "spmm_bf16_256_ms",
+        ),
+    ),
+    (
+        "Relations on a GPU",
+        "relations_cuda",
+        "Milliseconds of a training step of `RGCNConv`. `patched` was a loop over the relations at "
+        "that commit; `patch()` has since run what `RGCNConv of ours` stands for.",
+        side_by_side(["graph", "relations"], "backend", "step_ms"),
+    ),
+    (
+        "Tensor Cores on a GPU",
+        "tc_sweep",
+        "The best window of the `cuda` backend beside the Triton kernels on CUDA cores, "
+        "milliseconds. Dispatch leaves to Triton what it does faster.",
+        tensor_cores,
     ),
     (
         "Sampled edges on a GPU",
@@ -199,7 +285,8 @@ def measured_on(frame: pd.DataFrame) -> str:
     row = frame.iloc[-1]
     where = row["gpu"] if "gpu" in frame else f"{row['cpu']}, {row['threads']} threads"
     triton = f"Triton {row['triton']}, " if "triton" in frame else ""
-    return f"{where}, torch {row['torch']}, {triton}PyG {row['pyg']}, commit {row['commit']}"
+    commits = ", ".join(dict.fromkeys(map(str, frame["commit"])))
+    return f"{where}, torch {row['torch']}, {triton}PyG {row['pyg']}, measured at {commits}"
 
 
 def read(name: str) -> pd.DataFrame | None:
