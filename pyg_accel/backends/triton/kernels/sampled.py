@@ -141,7 +141,8 @@ def choose_kernel(
         entry = begin[:, None] + position
         source = tl.load(col_ptr + entry, mask=ok, other=0)
         slot = place[:, None] + number
-        tl.store(source_ptr + slot, source, mask=ok & (head == 0))
+        if head == 0:
+            tl.store(source_ptr + slot, source, mask=ok)
         if WEIGHTED != "" or ROW_SCALE or GCN:
             factor = tl.where(ok, 1.0, 0.0).to(ACC)
             if WEIGHTED != "":
