@@ -138,8 +138,8 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = TO
         torch.testing.assert_close(mine, right, rtol=tolerance, atol=tolerance * scale)
 
 
-# HGT failed on an H200, nobody knows yet by what: on the CPU it equals PyG, and so it does in Triton's
-# interpreter with these sizes, with the tiles of an H200 and with graphs built as there.
+# HGT failed on an H200, nobody knows yet by what: on the CPU it equals PyG, and in Triton's
+# interpreter too, with these sizes, the tiles of an H200, and graphs built as there.
 UNKNOWN = {"HGT": pytest.mark.xfail(reason="fails on a GPU, for a reason to be found")}
 
 
