@@ -189,10 +189,10 @@ def test_a_schedule_lives_as_long_as_its_graph():
     first = schedule.schedule_of(graph.rowptr, graph.num_edges, 2, 2, ordered=True)
     assert schedule.schedule_of(graph.rowptr, graph.num_edges, 2, 2, ordered=True) is first
     key = id(graph.rowptr)
-    assert key in schedule._entries
+    assert key in schedule._schedules._entries
     del graph, first
     gc.collect()
-    assert key not in schedule._entries
+    assert key not in schedule._schedules._entries
 
 
 def test_the_source_of_a_kernel_can_be_read():

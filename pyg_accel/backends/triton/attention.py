@@ -14,6 +14,7 @@ from pyg_accel.backends.triton.attention_codegen import (
 )
 from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.gspmm import OperandShape, device_facts, operand_shape
+from pyg_accel.backends.triton.kernel_set import KernelSet
 from pyg_accel.backends.triton.launch import Device, Tile, attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch
 from pyg_accel.backends.triton.schedule import schedule_of
@@ -178,7 +179,7 @@ Formulas = tuple[Formula | None, Formula, tuple[Formula, ...], tuple[Formula, ..
 
 
 @lru_cache(maxsize=4096)
-def _kernels(formulas: Formulas, facts: _Facts) -> "_Kernels":
+def _kernels(formulas: Formulas, facts: _Facts) -> KernelSet[AttentionRecipe]:
     heads, width = facts.extent
     sizes = dict(enumerate(facts.sizes))
     shapes = facts.shapes
@@ -210,36 +211,9 @@ def _kernels(formulas: Formulas, facts: _Facts) -> "_Kernels":
     whole = replace(tile, columns=tile.columns * block)
     pieces = replace(piece_tile(whole, itemsize, max(len(wide), 1)), columns=tile.columns)
     unroll = max(min(pieces.unroll, tile.unroll * tile.rows), 1)
-    return _Kernels(recipe, replace(pieces, unroll=unroll))
-
-
-class _Kernels:
-    """The kernels of one recipe, made when they are first needed."""
-
-    def __init__(self, recipe: AttentionRecipe, piece: Tile) -> None:
-        self.recipe = recipe
-        self.piece_tile = piece
-        self._made: dict[tuple[str, bool], Any] = {}
-
-    def rows(self, tasks: str, hubs: bool) -> Any:
-        """The kernel that goes over rows."""
-        if (tasks, hubs) not in self._made:
-            recipe = replace(self.recipe, tasks=tasks, hubs=hubs)
-            self._made[tasks, hubs] = attention_kernel(recipe)
-        return self._made[tasks, hubs]
-
-    def pieces(self) -> Any:
-        """The kernel that goes over pieces of long rows."""
-        if ("pieces", False) not in self._made:
-            cut = replace(self.recipe, tasks="pieces", tile=self.piece_tile)
-            self._made["pieces", False] = attention_kernel(cut)
-        return self._made["pieces", False]
-
-    def combine(self) -> Any:
-        """The kernel that puts pieces together."""
-        if ("combine", False) not in self._made:
-            self._made["combine", False] = attention_combine_kernel(self.recipe)
-        return self._made["combine", False]
+    return KernelSet(
+        recipe, replace(pieces, unroll=unroll), recipe, attention_kernel, attention_combine_kernel
+    )
 
 
 class _Call:

@@ -12,6 +12,7 @@ from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.triton import gather
 from pyg_accel.backends.triton.codegen import combine_kernel, kernel
 from pyg_accel.backends.triton.expression import index_operands
+from pyg_accel.backends.triton.kernel_set import KernelSet
 from pyg_accel.backends.triton.launch import (
     INTERPRETED,
     Device,
@@ -201,37 +202,16 @@ def _widened(tile: Tile, times: int) -> Tile:
     return replace(tile, columns=columns, rows=max(tile.rows // times, 1))
 
 
-class _Kernels:
-    """The kernels of one recipe, made when they are first needed."""
+class _Kernels(KernelSet[Recipe]):
+    """The kernels of a formula."""
 
     def __init__(self, recipe: Recipe, gathers: int, itemsize: int) -> None:
-        self.recipe = recipe
+        whole = replace(recipe, tile=combine_tile(recipe.tile))
+        pieces = piece_tile(recipe.tile, itemsize, gathers)
+        super().__init__(recipe, pieces, whole, kernel, combine_kernel)
         self.states = states_of(recipe.reduces, recipe.winners)
-        self.piece_tile = piece_tile(recipe.tile, itemsize, gathers)
-        self.combine_tile = combine_tile(recipe.tile)
         self._facts = (gathers, itemsize)
-        self._made: dict[tuple[str, bool], Any] = {}
         self._plain: _Kernels | None = None
-
-    def rows(self, tasks: str, hubs: bool) -> Any:
-        """The kernel that goes over rows."""
-        if (tasks, hubs) not in self._made:
-            self._made[tasks, hubs] = kernel(replace(self.recipe, tasks=tasks, hubs=hubs))
-        return self._made[tasks, hubs]
-
-    def pieces(self) -> Any:
-        """The kernel that goes over pieces of long rows."""
-        if ("pieces", False) not in self._made:
-            cut = replace(self.recipe, tasks="pieces", tile=self.piece_tile)
-            self._made["pieces", False] = kernel(cut)
-        return self._made["pieces", False]
-
-    def combine(self) -> Any:
-        """The kernel that puts pieces together."""
-        if ("combine", False) not in self._made:
-            whole = replace(self.recipe, tile=self.combine_tile)
-            self._made["combine", False] = combine_kernel(whole)
-        return self._made["combine", False]
 
     def plain(self) -> "_Kernels":
         """The same for entries without numbers of their own."""

@@ -4,12 +4,12 @@ Built on the device when a graph is first used and kept for as long as its ``row
 that later calls neither wait for the device nor allocate for it.
 """
 
-import threading
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from pyg_accel.kept import Kept
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
 
@@ -45,16 +45,7 @@ class Schedule:
     pieces: Pieces | None
 
 
-@dataclass
-class _Entry:
-    owner: "weakref.ref[Tensor]"
-    version: int
-    longest: int  # row, in entries
-    made: dict[tuple[int, int, bool], Schedule] = field(default_factory=dict)
-
-
-_entries: dict[int, _Entry] = {}
-_lock = threading.RLock()  # a weak reference may die inside
+_schedules = Kept()
 
 
 def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered: bool) -> Schedule:
@@ -70,29 +61,19 @@ def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered
         piece: entries of a piece.
         ordered: bring rows of like length together.
     """
-    version = 0 if rowptr.is_inference() else rowptr._version
-    with _lock:
-        entry = _entries.get(id(rowptr))
-        if entry is None or entry.owner() is not rowptr or entry.version != version:
-            key = id(rowptr)
-            longest = int(rowptr.diff().max()) if entries else 0
-            entry = _Entry(weakref.ref(rowptr, lambda dead: _forget(key, dead)), version, longest)
-            _entries[key] = entry
-        found = entry.made.get((split, piece, ordered))
-        if found is None:
-            uneven = entry.longest * (rowptr.numel() - 1) > 2 * entries + 4 * (rowptr.numel() - 1)
-            found = entry.made[split, piece, ordered] = Schedule(
-                _order(rowptr, split, entry.longest) if ordered and uneven else None,
-                _cut(rowptr, split, piece) if entry.longest > split else None,
-            )
-        return found
 
+    def make() -> Schedule:
+        rows = rowptr.numel() - 1
+        longest = _schedules.get(
+            rowptr, "longest", lambda: int(rowptr.diff().max()) if entries else 0
+        )
+        uneven = longest * rows > 2 * entries + 4 * rows
+        return Schedule(
+            _order(rowptr, split, longest) if ordered and uneven else None,
+            _cut(rowptr, split, piece) if longest > split else None,
+        )
 
-def _forget(key: int, dead: "weakref.ref[Tensor]") -> None:
-    with _lock:
-        entry = _entries.get(key)
-        if entry is not None and entry.owner is dead:
-            del _entries[key]
+    return _schedules.get(rowptr, (split, piece, ordered), make)
 
 
 def _order(rowptr: Tensor, split: int, longest: int) -> Tensor:
