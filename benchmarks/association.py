@@ -185,9 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def load(name: str, device: str) -> tuple[Tensor, int]:
     """The edge list [2, E] of a graph, sorted by target, and its number of nodes."""
-    rowptr, col = graphs.load(name, device=device)
-    row = torch.repeat_interleave(rowptr.diff())
-    return torch.stack([col, row]), rowptr.numel() - 1
+    csr = graphs.load(name, device=device)
+    return graphs.edge_list(csr), csr[0].numel() - 1
 
 
 def measure(

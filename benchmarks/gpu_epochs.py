@@ -13,6 +13,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 
 import pyg_accel
 from benchmarks import gpu_machine, graphs
+from benchmarks.compared import Case, compared
 
 NAME = "gpu_epochs"
 HIDDEN, LAYERS, CLASSES, HEADS = 256, 3, 40, 4
@@ -89,48 +91,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.cuda.empty_cache()
 
 
-def edge_list(rowptr: Tensor, col: Tensor) -> Tensor:
-    """An edge_index as it comes: in no order."""
-    row = torch.repeat_interleave(torch.arange(rowptr.numel() - 1, device="cuda"), rowptr.diff())
-    order = torch.randperm(col.numel(), device="cuda")
-    return torch.stack([col, row])[:, order].contiguous()
-
-
 def measure(graph: str, rowptr: Tensor, col: Tensor, name: str) -> Iterator[dict[str, Any]]:
     """A row a backend, those that agree; the first that ran is the truth of the others."""
     nodes, entries = rowptr.numel() - 1, col.numel()
-    edge_index = edge_list(rowptr, col)
+    edge_index = graphs.edge_list((rowptr, col), shuffled=True)
     x = torch.randn(nodes, FEATURES[graph.partition("@")[0]], device="cuda")
     y = torch.randint(CLASSES, (nodes,), device="cuda")
-    truth = None
-    for backend in BACKENDS:
-        if backend == "torch CSR" and name not in BASIC:
-            continue
-        facts = {"backend": backend, "N": nodes, "E": entries}
-        given: Any = edge_index
-        if backend == "torch CSR":  # the graphs are symmetric: A is its own transpose
-            values = torch.ones(entries, device="cuda")
-            given = torch.sparse_csr_tensor(rowptr, col, values, (nodes, nodes))
-        try:
-            with pyg_accel.patched() if "patched" in backend else nullcontext():
-                out, figures = run(name, x, y, given, backend)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            yield {**facts, "epoch_ms": float("nan"), "note": "out of memory"}
-            continue
-        truth = out if truth is None else truth
-        error = float((out - truth).abs().max() / truth.abs().max())
-        if not error <= ALLOWED:
-            raise SystemExit(f"{backend}, {name} on {graph}: outputs differ by {error:.3g}")
-        del out
-        torch.cuda.empty_cache()
-        yield {**facts, **figures, "error": error}
+
+    def cases() -> Iterator[Case]:
+        for backend in BACKENDS:
+            if backend == "torch CSR" and name not in BASIC:
+                continue
+            given: Any = edge_index
+            if backend == "torch CSR":  # the graphs are symmetric: A is its own transpose
+                values = torch.ones(entries, device="cuda")
+                given = torch.sparse_csr_tensor(rowptr, col, values, (nodes, nodes))
+            facts = {"backend": backend, "N": nodes, "E": entries}
+            yield facts, partial(run, name, x, y, given, backend)
+
+    return compared(cases(), f"{name} on {graph}", ALLOWED)
 
 
 def run(
     name: str, x: Tensor, y: Tensor, edge_index: Any, backend: str
 ) -> tuple[Tensor, dict[str, Any]]:
     """The output before training, and the figures of epochs."""
+    with pyg_accel.patched() if "patched" in backend else nullcontext():
+        return _run(name, x, y, edge_index, backend)
+
+
+def _run(
+    name: str, x: Tensor, y: Tensor, edge_index: Any, backend: str
+) -> tuple[Tensor, dict[str, Any]]:
     model, capture = build(name, x.size(1)), backend.endswith("graph")
     if backend.endswith("compiled"):
         torch.compiler.reset()

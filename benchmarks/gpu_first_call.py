@@ -59,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def first_steps(name: str, backend: str) -> dict[str, float]:
     """Seconds of the first and the second training step."""
     rowptr, col = graphs.load(GRAPH, device="cuda")
-    row = torch.repeat_interleave(torch.arange(rowptr.numel() - 1, device="cuda"), rowptr.diff())
-    edge_index = torch.stack([col, row])
+    edge_index = graphs.edge_list((rowptr, col))
     x = torch.randn(rowptr.numel() - 1, gpu_epochs.FEATURES[GRAPH], device="cuda")
     y = torch.randint(gpu_epochs.CLASSES, (x.size(0),), device="cuda")
     model = gpu_epochs.build(name, x.size(1))

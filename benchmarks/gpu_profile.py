@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for graph in options.graphs:
         rowptr, col = graphs.load(graph, device="cuda")
-        edge_index = gpu_epochs.edge_list(rowptr, col)
+        edge_index = graphs.edge_list((rowptr, col), shuffled=True)
         for model in options.models:
             with nullcontext() if options.stock else pyg_accel.patched():
                 show(graph, model, edge_index, rowptr.numel() - 1, options.top)

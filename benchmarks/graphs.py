@@ -48,6 +48,15 @@ RMAT_SHAPES = {
 ROADS = {"roads-like": 1_441_295}  # nodes; belgium_osm's
 
 
+def edge_list(csr: Csr, *, shuffled: bool = False) -> Tensor:
+    """The edge_index [2, E] of a graph: sorted by target, or in no order, as it often comes."""
+    rowptr, col = csr
+    edges = torch.stack([col, torch.repeat_interleave(rowptr.diff())])
+    if not shuffled:
+        return edges
+    return edges[:, torch.randperm(col.numel(), device=col.device)].contiguous()
+
+
 def load(name: str, *, device: str = "cpu", seed: int = 0) -> Csr:
     """A graph by name.
 

@@ -167,13 +167,10 @@ def _times_cpu(steps: dict[str, Callable[[], Any]]) -> Iterator[tuple[str, dict[
 
 def _edges(graph: str, device: str) -> tuple[Tensor, int]:
     """An edge_index in no order, and the number of nodes."""
-    if graph == "cornell5":
-        edge_index, nodes = load_cornell5(os.environ.get("PYG_ACCEL_DATA", "."))
-    else:
-        rowptr, col = graphs.load(graph, device=device)
-        nodes = rowptr.numel() - 1
-        row = torch.repeat_interleave(torch.arange(nodes, device=device), rowptr.diff())
-        edge_index = torch.stack([col, row])
+    if graph != "cornell5":
+        csr = graphs.load(graph, device=device)
+        return graphs.edge_list(csr, shuffled=True), csr[0].numel() - 1
+    edge_index, nodes = load_cornell5(os.environ.get("PYG_ACCEL_DATA", "."))
     order = torch.randperm(edge_index.size(1), device=edge_index.device)
     return edge_index[:, order].contiguous().to(device), nodes
 

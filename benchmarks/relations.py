@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(name: str, relations: int, device: str) -> list[dict[str, Any]]:
     rowptr, col = graphs.load(name, device=device)
     nodes = rowptr.numel() - 1
-    edge_index = torch.stack([col, torch.repeat_interleave(rowptr.diff())])
+    edge_index = graphs.edge_list((rowptr, col))
     edge_type = (relations * torch.rand(col.numel(), device=device) ** 2).long()
     x = torch.randn(nodes, WIDTH, device=device)
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
 from benchmarks import graphs
+from benchmarks.compared import Case, compared
 
 NAME = "rewrite_epochs"
 HIDDEN, LAYERS, CLASSES = 256, 3, 40
@@ -70,34 +72,29 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """A row a variant; the first that ran is the truth of the others."""
     nodes, device = rowptr.numel() - 1, options.device
-    row = torch.repeat_interleave(torch.arange(nodes, device=device), rowptr.diff())
-    edge_index = torch.stack([col.long(), row])
-    edge_index = edge_index[:, torch.randperm(col.numel(), device=device)].contiguous()
-    del row
+    edge_index = graphs.edge_list((rowptr, col.long()), shuffled=True)
     x = torch.randn(nodes, FEATURES[graph.partition("@")[0]], device=device)
     y = torch.randint(CLASSES, (nodes,), device=device)
-    truth = None
-    for variant in options.variants:
-        facts = {"variant": variant, "N": nodes, "E": col.numel()}
-        try:
-            with pyg_accel.patched() if variant == "patched" else nullcontext():
-                out, figures = run(name, x, y, edge_index, variant, options)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            yield {**facts, "epoch_ms": float("nan"), "note": "out of memory"}
-            continue
-        truth = out if truth is None else truth
-        error = float((out - truth).abs().max() / truth.abs().max())
-        if not error <= ALLOWED:
-            raise SystemExit(f"{variant}, {name} on {graph}: outputs differ by {error:.3g}")
-        del out
-        yield {**facts, **figures, "error": error}
+
+    def cases() -> Iterator[Case]:
+        for variant in options.variants:
+            facts = {"variant": variant, "N": nodes, "E": col.numel()}
+            yield facts, partial(run, name, x, y, edge_index, variant, options)
+
+    return compared(cases(), f"{name} on {graph}", ALLOWED)
 
 
 def run(
     name: str, x: Tensor, y: Tensor, edge_index: Tensor, variant: str, options: argparse.Namespace
 ) -> tuple[Tensor, dict[str, Any]]:
     """The output before training, and the median of epochs."""
+    with pyg_accel.patched() if variant == "patched" else nullcontext():
+        return _run(name, x, y, edge_index, variant, options)
+
+
+def _run(
+    name: str, x: Tensor, y: Tensor, edge_index: Tensor, variant: str, options: argparse.Namespace
+) -> tuple[Tensor, dict[str, Any]]:
     torch.manual_seed(0)
     cuda = options.device == "cuda"
     wait = torch.cuda.synchronize if cuda else lambda: None

@@ -83,14 +83,10 @@ def load(dataset: Dataset, device: str = "cuda") -> graphs.Csr:
     return graphs.community_graph(shape, ordered=dataset.kind == "II", device=device)
 
 
-def edge_list(csr: graphs.Csr) -> Tensor:
-    return torch.stack([csr[1], torch.repeat_interleave(csr[0].diff())])
-
-
 def tiles(chosen: list[Dataset]) -> Rows:
     """Figure 7: tiles of 16 x 8 (SpMM) and 16 x 16 (SDDMM)."""
     for dataset in tqdm(chosen):
-        edges = edge_list(load(dataset))
+        edges = graphs.edge_list(load(dataset))
         size = (dataset.nodes, dataset.nodes)
         better = pyg_accel.reorder(edges, num_nodes=dataset.nodes).data
         for order, edge_index in (("as it is", edges), ("reorder()", better)):
@@ -111,7 +107,7 @@ def overhead(chosen: list[Dataset]) -> Rows:
     """Figure 8: the translation, once, beside 200 epochs of GCN."""
     for dataset in tqdm(chosen):
         csr = load(dataset)
-        graph = Graph.from_edge_index(edge_list(csr), (dataset.nodes, dataset.nodes))
+        graph = Graph.from_edge_index(graphs.edge_list(csr), (dataset.nodes, dataset.nodes))
         took = gpu_machine.timed(lambda graph=graph: build_tiles(graph.csr(), 16, 8))
         with pyg_accel.patched():
             _, epoch = train("GCN", dataset, csr)
@@ -166,7 +162,7 @@ def throughput(chosen: list[Dataset]) -> Rows:
 def large(chosen: list[Dataset]) -> Iterator[Inputs]:
     """The large graphs of the paper, in a good order, and some with dense tiles."""
     for dataset in tqdm([d for d in chosen if d.name in LARGE]):
-        edges = pyg_accel.reorder(edge_list(load(dataset)), num_nodes=dataset.nodes).data
+        edges = pyg_accel.reorder(graphs.edge_list(load(dataset)), num_nodes=dataset.nodes).data
         graph = Graph.from_edge_index(edges, (dataset.nodes, dataset.nodes))
         yield Inputs(dataset.name, (graph.rowptr, graph.col))
     for name in MORE:
@@ -249,7 +245,7 @@ class AGNN(Module):
 def train(name: str, dataset: Dataset, csr: graphs.Csr) -> tuple[Tensor, float]:
     """The output before training, and milliseconds of an epoch."""
     torch.manual_seed(0)
-    edge_index = edge_list(csr)
+    edge_index = graphs.edge_list(csr)
     x = torch.randn(dataset.nodes, dataset.features, device="cuda")
     y = torch.randint(dataset.classes, (dataset.nodes,), device="cuda")
     model = (

@@ -62,7 +62,9 @@ def describe(
     shape = COMMUNITY_SHAPES[graph]
     size = 4 if dtype == "float32" else 2
     unit = next(u for u in (16 // size, 4, 2, 1) if features % u == 0)
-    shapes = tuple(gspmm._Shape(kind, unit if kind == "full" else 0, True, size) for kind in kinds)
+    shapes = tuple(
+        gspmm.OperandShape(kind, unit if kind == "full" else 0, True, size) for kind in kinds
+    )
     sizes = (shape.num_nodes, shape.num_nodes, shape.num_entries)
     device = Device("NVIDIA H200", H200_L2, 132)
     numbered = "sel" in text
@@ -76,8 +78,7 @@ def describe(
         cut = replace(recipe, tasks="pieces", tile=kernels.piece_tile)
         versions["pieces"] = (kernel, cut)
         if states_of(reduces, winners):
-            whole = replace(recipe, tile=kernels.combine_tile)
-            versions["combine"] = (combine_kernel, whole)
+            versions["combine"] = (combine_kernel, kernels.whole)
     for version, (make, each) in versions.items():
         label = f"{graph} {features} {dtype} {name} {version}"
         facts = compile_for_h200(make(each), each, dtype, folder, label)
