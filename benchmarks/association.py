@@ -27,7 +27,7 @@ from torch.nn import Module
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv, SGConv, TAGConv
 from tqdm import tqdm
 
-from benchmarks import gpu_machine, graphs, machine
+from benchmarks import gpu_machine, graphs, machine, results
 from pyg_accel.rewrite import matrices
 from pyg_accel.rewrite.cost import cost_model, features
 from pyg_accel.rewrite.layer import Associated, Options
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = options.out or Path(__file__).parent / "results" / ("quick" if options.quick else "")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"association_{device}.csv"
-    rows: list[dict[str, Any]] = pd.read_csv(path).to_dict("records") if path.exists() else []
+    rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
     done = {tuple(row[key] for key in ("graph", "model", "in", "out", "mode")) for row in rows}
     facts = machine.facts() if device == "cpu" else gpu_machine.facts()
     deadline = time.monotonic() + 60 * options.minutes

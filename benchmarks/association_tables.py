@@ -33,7 +33,7 @@ def read(folder: Path) -> pd.DataFrame:
     for device in ("cpu", "cuda"):
         path = folder / f"association_{device}.csv"
         if path.exists():
-            frames.append(pd.read_csv(path).assign(device=device))
+            frames.append(results.read(path).assign(device=device))
     if not frames:
         raise SystemExit(f"no association_*.csv in {folder}: python -m benchmarks.association")
     frame = pd.concat(frames, ignore_index=True)

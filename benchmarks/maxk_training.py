@@ -29,7 +29,7 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import machine
+from benchmarks import machine, results
 from benchmarks.datasets import load_task
 from benchmarks.graphs import community_task
 from benchmarks.maxk_models import CONVS, build
@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ):
             frame.assign(**facts).to_csv(file, index=False, float_format="%.5g")
             print(f"written: {file}")
-    trainings, timings = (pd.read_csv(file) for file in files)
+    trainings, timings = (results.read(file) for file in files)
     print(table(trainings, timings).to_string(index=False))
     if options.csv_only:
         return

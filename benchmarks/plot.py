@@ -33,7 +33,7 @@ def main(*, quick: bool = False) -> None:
         source = folder / f"{name}.csv"
         if source.exists():
             picture = source.with_suffix(".png")
-            save(draw(pd.read_csv(source)), picture)
+            save(draw(results.read(source)), picture)
             print(f"written: {picture}")
 
 

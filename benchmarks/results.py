@@ -10,6 +10,11 @@ FOLDER = Path(__file__).with_name("results")
 QUICK = FOLDER / "quick"  # trial runs; git ignores it
 
 
+def read(path: Path) -> pd.DataFrame:
+    """Read a CSV file; commits such as 47e3285 are no numbers."""
+    return pd.read_csv(path, dtype={"commit": str})
+
+
 def write(rows: Sequence[dict[str, Any]], name: str, *, quick: bool) -> pd.DataFrame:
     """Replace the CSV of that name: a file holds one run, earlier ones are in the git history."""
     path = (QUICK if quick else FOLDER) / f"{name}.csv"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks import gpu_machine, graphs, machine
+from benchmarks import gpu_machine, graphs, machine, results
 from pyg_accel import Graph, ops, sampling_rates
 from pyg_accel.backends.sampling import STRATEGIES, Sample, Sampling, take
 
@@ -102,7 +102,7 @@ def with_others(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Rows that were measured, after those of graphs in the file that were not."""
     if not path.exists():
         return frame
-    before = pd.read_csv(path)
+    before = results.read(path)
     return pd.concat([before[~before["graph"].isin(frame["graph"])], frame], ignore_index=True)
 
 

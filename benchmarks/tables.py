@@ -291,7 +291,7 @@ def measured_on(frame: pd.DataFrame) -> str:
 
 def read(name: str) -> pd.DataFrame | None:
     path = results.FOLDER / f"{name}.csv"
-    return pd.read_csv(path) if path.exists() else None
+    return results.read(path) if path.exists() else None
 
 
 def page() -> str:

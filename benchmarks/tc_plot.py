@@ -11,6 +11,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmarks import results
 from benchmarks.tc_paper import NAME
 
 matplotlib.use("Agg")
@@ -89,7 +90,7 @@ def main() -> None:
         source = folder / f"{NAME}_{name}.csv"
         if not source.exists():
             continue
-        frame = pd.read_csv(source)
+        frame = results.read(source)
         draw(frame)
         row = frame.iloc[-1]
         plt.gcf().suptitle(f"{name}: {row['gpu']}, torch {row['torch']}, commit {row['commit']}",
