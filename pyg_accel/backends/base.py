@@ -63,6 +63,10 @@ class Backend(ABC):
     def cost(self, spec: OpSpec) -> float:
         """Return the expected time of the call in seconds; only the order of backends matters."""
 
+    def prefers_parts(self, spec: OpSpec) -> bool:
+        """Whether it was measured to be faster by several operators that do the same together."""
+        return False
+
     def tolerance(self, dtype: torch.dtype) -> Tolerance:
         """Return how far a result may be from the float64 truth, relative to the sum of |terms|."""
         return {

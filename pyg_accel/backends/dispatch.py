@@ -99,13 +99,18 @@ def fast_backend_reasons(device: str) -> list[str]:
 
 
 def is_fast(spec: OpSpec) -> bool:
-    """Return whether another backend than the reference, or the one asked for, runs a call."""
+    """Return whether another backend than the reference, or the one asked for, runs a call.
+
+    False too where that backend would rather run the parts of the operator.
+    """
     forced = _forced.get() or settings.backend
     try:
         decision = _choose(spec, forced, settings.disable)
     except BackendNotSupported:
         return False
-    return forced != "auto" or decision.backend.name != "reference"
+    if forced == "auto" and decision.backend.name == "reference":
+        return False
+    return not decision.backend.prefers_parts(spec)
 
 
 def choose(spec: OpSpec) -> Decision:

@@ -25,11 +25,12 @@ class OpSpec:
         reduces: reductions asked for (gspmm).
         k: features kept a row (MaxK, CBSR), edges kept a row (sampling; 0 where all are), or
             features of a row of the left matrix (segments, of which there are num_cols).
-        shapes: (heads, width) of every operand (gspmm).
+        shapes: (heads, width) of every operand (gspmm, attention).
         sharing: entries that share a column, in windows of 16, 32 and 64 rows; nothing until a
             graph was used often enough for it to be worth knowing.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
         score: text of the formula of scores (attention).
+        formulas: texts of several formulas (gspmm_several, the backward pass of attention).
     """
 
     op: str
@@ -48,6 +49,7 @@ class OpSpec:
     sharing: tuple[float, ...] = ()
     rounded: bool = False
     score: str = ""
+    formulas: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""

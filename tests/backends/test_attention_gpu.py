@@ -1,12 +1,11 @@
 """Attention and several formulas at once on a GPU, by the Triton backend against float64."""
 
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
+from pyg_accel.backends import get_backend
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,8 +60,8 @@ def run(graph: Graph, name: str, operands: list[Tensor], backend: str) -> list[T
 
 @pytest.fixture(params=["fused", "parts"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    module = sys.modules["pyg_accel.ops.attention"]
-    monkeypatch.setattr(module, "_saves_a_gather", lambda *_: request.param == "fused")
+    kind = type(get_backend("triton"))
+    monkeypatch.setattr(kind, "prefers_parts", lambda self, spec: request.param == "parts")
     return str(request.param)
 
 

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, winners_are_columns
-from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, program_reasons
+from pyg_accel.backends.cpu import attention
+from pyg_accel.backends.cpu.program import (
+    COMBINE,
+    REDUCES,
+    SIDES,
+    compile_formula,
+    program_reasons,
+    sums_inside,
+)
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.cbsr import CBSR
@@ -41,7 +49,9 @@ class CpuBackend(Backend):
             reasons.append(f"tensors are on '{spec.device}'")
         if spec.dtype not in (_DTYPES + _EIGHT_BITS if spec.op == "sampled_spmm" else _DTYPES):
             reasons.append(f"features are {spec.dtype}")
-        if spec.formula:
+        if _in_stages(spec):
+            reasons += attention.reasons(spec)
+        elif spec.formula:
             reasons += program_reasons(parse(spec.formula), spec.reduces)
         return reasons
 
@@ -75,6 +85,8 @@ class CpuBackend(Backend):
         arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
         arg_is_col = winners_are_columns(formula, reduces)
 
+        if sums_inside(formula):
+            return attention.run_several(csr, [formula] * len(reduces), reduces, operands)
         simple = len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min")
         if simple and (spmm := _as_spmm(formula, operands, (heads, width))) is not None:
             code = REDUCES.index(reduces[0])
@@ -105,6 +117,12 @@ class CpuBackend(Backend):
         )
         return results
 
+    def gspmm_several(
+        self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm_several`."""
+        return attention.run_several(csr, formulas, reduces, operands)
+
     def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
         """See :meth:`Backend.scatter_arg`; 16-bit gradients are added up in fp32."""
         narrow = grad.dtype in (torch.bfloat16, torch.float16)
@@ -117,6 +135,32 @@ class CpuBackend(Backend):
         grad = None if grad is None else grad.contiguous()
         out: Tensor = cpu_library().softmax(csr.rowptr, csr.eid, scores.contiguous(), grad)
         return out
+
+    def attention(
+        self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention`."""
+        return attention.run(csr, score, value, operands)
+
+    def attention_backward(
+        self,
+        csr: CSR,
+        score: Formula,
+        value: Formula,
+        operands: list[Tensor],
+        grad: Tensor,
+        out: Tensor,
+        total: Tensor,
+        gradients: list[Formula],
+        *,
+        want_scores: bool,
+        want_weights: bool,
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention_backward`."""
+        return attention.run_backward(
+            csr, score, value, operands, grad, out, total, gradients,
+            want_scores=want_scores, want_weights=want_weights,
+        )  # fmt: skip
 
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :meth:`Backend.maxk`."""
@@ -181,6 +225,13 @@ class CpuBackend(Backend):
         scale = None if scale is None else scale.contiguous()
         out: Tensor = cpu_library().sampled(*arrays, x, scale, weight, sampling.width, *how)
         return out
+
+
+def _in_stages(spec: OpSpec) -> bool:
+    """Whether a call is one for csrc/cpu/stages.h; the shapes of its operands are known then."""
+    if spec.op == "gspmm":
+        return bool(spec.shapes) and sums_inside(parse(spec.formula))
+    return spec.op == "gspmm_several" or spec.op.startswith("attention")
 
 
 def _dense_pays(width: int, k: int) -> bool:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, Tolerance
-from pyg_accel.backends.cuda.choice import choose_launch
+from pyg_accel.backends.cuda.attention import MOST, dot_attention
+from pyg_accel.backends.cuda.attention import run as run_attention
+from pyg_accel.backends.cuda.choice import attention_ratio, choose_launch
 from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula, parse
@@ -53,16 +55,20 @@ class CudaBackend(Backend):
             and product_of(parse(spec.formula), spec.shapes, spec.reduces) is None
         ):
             reasons.append("not a sum or mean of sources with at most a weight an edge, nor a dot")
+        if spec.op == "attention":
+            reasons += attention_reasons(spec)
         return reasons
 
     def cost(self, spec: OpSpec) -> float:
         """As the others reckon, times what was measured of their ratio; see :mod:`.choice`."""
+        bytes_gathered = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+        if spec.op == "attention":
+            return 3e-5 + 2.5e-13 * bytes_gathered * attention_ratio(spec.width, spec.sharing)
         dot = spec.reduces == ("none",)
         launch = choose_launch(
             spec.dtype, spec.heads * spec.width, spec.num_cols, spec.sharing,
             rounded=spec.rounded, dot=dot,
         )  # fmt: skip
-        bytes_gathered = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
         return 3e-5 + 2.5e-13 * bytes_gathered * launch.ratio
 
     def tolerance(self, dtype: torch.dtype) -> Tolerance:
@@ -92,6 +98,27 @@ class CudaBackend(Backend):
             return [_dot(csr, operands[product.target], operands[product.source])]
         weight = None if product.weight is None else operands[product.weight]
         return [_sum(csr, operands[product.source], weight, mean=reduces == ["mean"])]
+
+    def attention(
+        self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention`."""
+        shapes = tuple((t.size(1), t.size(2)) for t in operands)
+        how = dot_attention(score, value, shapes)
+        assert how is not None  # `not_supported_reasons` has asked
+        return run_attention(csr, how, operands)
+
+
+def attention_reasons(spec: OpSpec) -> list[str]:
+    """Return why attention is not for the kernel."""
+    reasons = []
+    if dot_attention(parse(spec.score), parse(spec.formula), spec.shapes) is None:
+        reasons.append("not attention by dot products of targets and sources")
+    if spec.dtype.itemsize != 2:
+        reasons.append(f"features are {spec.dtype}, not of 16 bits")
+    if spec.width > MOST:
+        reasons.append(f"a head of {spec.width} features (at most {MOST})")
+    return reasons
 
 
 def _sum(csr: CSR, x: Tensor, weight: Tensor | None, *, mean: bool) -> Tensor:

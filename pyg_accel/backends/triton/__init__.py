@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_accel.backends.base import Backend, atomics_allowed
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Formula
+from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR
 
 __all__ = ["TritonBackend"]
@@ -57,6 +57,20 @@ class TritonBackend(Backend):
         if spec.device == "cpu":
             return 1e6
         return 3e-5 + 2.5e-13 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+
+    def prefers_parts(self, spec: OpSpec) -> bool:
+        """Attention pays where scores and values read the same rows of source features.
+
+        Otherwise one pass reads no fewer bytes than two, and computes every score in each of the
+        threads that share a head: measured slower, see docs/explanation/triton_kernels.md.
+        """
+        if spec.op != "attention":
+            return False
+        score, value = (
+            {o.index for o in operands_of(parse(text)) if o.side == "u"}
+            for text in (spec.score, spec.formula)
+        )
+        return not any(spec.shapes[index][1] > 1 for index in score & value)
 
     def info(self) -> dict[str, Any]:
         """Return the version of Triton and the devices."""

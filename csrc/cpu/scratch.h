@@ -1,0 +1,24 @@
+// What the register machine (machine.h) works in. Included once per instruction set.
+
+inline constexpr int kTile = 256;
+
+inline constexpr int kRegisters = kMaxOperands + kMaxInstructions;
+
+// Where a machine puts what it computes. Machines that take turns may share one.
+template <class T, class I>
+struct Scratch {
+  using A = acc_t<T>;
+  // A vector more than a tile: the last store of a loop may reach over its end.
+  alignas(64) A values[kRegisters][kTile + 16];
+  alignas(64) A spread[kRegisters][kTile + 16];
+  alignas(64) I indices[kMaxOperands][kTile];
+};
+
+// Numbers of the entries from `begin` on, computed before: number n of entry k and head h is
+// data[n * kStepNumbers + (k - begin) * heads + h].
+template <class A>
+struct Numbers {
+  const A* data = nullptr;
+  int64_t begin = 0;
+  int64_t heads = 1;
+};
