@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (agnn, f"reddit-like{size}"),
         (operator, f"reddit-like/ordered{size}"),
         (operator, f"products-like/ordered{size}"),
+        (operator, "mycielskian17" if not options.quick else "mycielskian11"),
     ):
         for row in measure(name):
             print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()),

@@ -18,6 +18,8 @@ namespace PYG_ACCEL_ISA {
 #include "spmm_kernel.h"
 #include "stages_kernel.h"
 
+#include "stages_rows.h"
+
 }  // namespace PYG_ACCEL_ISA
 
 #define PYG_ACCEL_STRING_(x) #x

@@ -102,14 +102,6 @@ class Machine {
   const int64_t* edges() const { return edges_; }
 
  private:
-  // An operand that is read at the source or the edge, and so moves from entry to entry.
-  struct Moving {
-    int number;
-    bool by_source;
-    bool index;
-    int64_t stride;
-    const void* base;
-  };
   static constexpr int64_t kAhead = 24;  // at most so many entries ahead operands are prefetched
 
   int size_of(int r) const { return wide_[r] ? count_ * columns_ : count_; }

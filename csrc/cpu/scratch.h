@@ -1,4 +1,4 @@
-// What the register machine (machine.h) works in. Included once per instruction set.
+// What the register machine (machine.h) works in and on. Included once per instruction set.
 
 inline constexpr int kTile = 256;
 
@@ -21,4 +21,13 @@ struct Numbers {
   const A* data = nullptr;
   int64_t begin = 0;
   int64_t heads = 1;
+};
+
+// An operand that is read at the source or the edge, and so moves from entry to entry.
+struct Moving {
+  int number;
+  bool by_source;
+  bool index;
+  int64_t stride;
+  const void* base;
 };

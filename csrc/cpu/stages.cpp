@@ -8,6 +8,8 @@
 namespace pyg_accel {
 namespace {
 
+constexpr int64_t kMostFlat = 256;  // columns: a tile of the register machine
+
 // What the numbers and the features are made of; see pyg_accel/backends/cpu/stages.py.
 struct Recipe {
   const std::vector<Tensor>& operands;
@@ -93,6 +95,23 @@ ProgramArgs read_program(Reader& reader,
   return args;
 }
 
+// Makes a program of rows alone see all heads side by side: one start a row instead of one a head.
+bool flatten(ProgramArgs& program) {
+  const int64_t columns = program.heads * program.width;
+  bool rows = program.heads > 1 && columns <= kMostFlat && program.num_operands > 0;
+  for (int i = 0; i < program.num_operands; ++i)
+    rows = rows && program.operands[i].wide && program.operands[i].per_head;
+  for (int i = 0; i < program.num_instructions; ++i)
+    rows = rows && (program.instructions[i].wide || program.instructions[i].op == Op::kConst);
+  if (!rows)
+    return false;
+  for (int i = 0; i < program.num_operands; ++i)
+    program.operands[i].per_head = false;
+  program.heads = 1;
+  program.width = columns;
+  return true;
+}
+
 bool moves(const Operand& operand) {
   return operand.side == Operand::kSource || operand.side == Operand::kEdge;
 }
@@ -115,6 +134,8 @@ StagesArgs read_stages(const Recipe& recipe, const Csr& csr, int64_t begin, int6
     sum.program = read_program(reader, recipe, csr, begin, heads, false);
     sum.a = is_dot(sum.program) ? 0 : -1;
     sum.b = 1;
+    sum.width = sum.program.width;
+    sum.flat = sum.a < 0 && flatten(sum.program);
   }
   args.narrow = read_program(reader, recipe, csr, begin, heads, true);
   args.num_outputs = reader.count(kMaxOutputs);
@@ -134,6 +155,10 @@ StagesArgs read_stages(const Recipe& recipe, const Csr& csr, int64_t begin, int6
     const bool plain = term.program.num_operands == 1 && term.program.num_instructions == 0 &&
                        term.program.operands[0].wide && moves(term.program.operands[0]);
     term.plain = plain ? 0 : -1;
+    for (int s = 0; plain && s < args.num_sums; ++s)
+      for (int o = 0; o < args.sums[s].program.num_operands; ++o)
+        term.fetched |= args.sums[s].program.operands[o].data == term.program.operands[0].data;
+    term.flat = !plain && flatten(term.program);
   }
   args.num_stores = reader.count(kMaxStores);
   for (int i = 0; i < args.num_stores; ++i)
@@ -149,7 +174,7 @@ int64_t heads_at_a_time(const StagesArgs& args, int64_t element) {
   for (int i = 0; i < args.num_terms; ++i)
     width = std::max(width, args.outputs[args.terms[i].output].width);
   for (int i = 0; i < args.num_sums; ++i)
-    width = std::max(width, args.sums[i].program.width);
+    width = std::max(width, args.sums[i].width);
   int64_t heads = std::min(args.heads, kMaxStepHeads);
   if (config.block_width > 0 && width > 0)
     heads = std::min(heads, std::max<int64_t>(1, config.block_width / width));

@@ -31,12 +31,16 @@ struct WideSum {
   ProgramArgs program;
   int a;
   int b;
+  int64_t width;
+  bool flat;  // the program has all heads side by side as columns
 };
 
 // Adds coefficient * features to an output.
 struct Term {
   ProgramArgs program;  // of the features; without operands they are 1
   int plain;            // they are this operand of the program, or -1
+  bool fetched;         // which a sum has read before
+  bool flat;            // the program has all heads side by side as columns
   int coefficient;      // a number, or -1 for 1
   int output;
 };

@@ -98,10 +98,12 @@ class Stages {
       edges_[j] = eid_ ? static_cast<int64_t>(eid_[k + j]) : k + j;
     for (int g = 0; g < a_.num_given; ++g) {
       const A* from = static_cast<const A*>(a_.given[g]);
-      for (int j = 0; j < count; ++j)
+      for (int j = 0; j < count; ++j) {
+        __builtin_prefetch(from + static_cast<int64_t>(col_[ahead(k + j)]) * a_.given_stride);
         for (int64_t h = 0; h < heads_; ++h)
           numbers_[g][j * heads_ + h] =
               from[static_cast<int64_t>(col_[k + j]) * a_.given_stride + h];
+      }
     }
     for (int s = 0; s < a_.num_sums; ++s) {
       if (a_.sums[s].a >= 0)
@@ -123,6 +125,8 @@ class Stages {
     }
   }
 
+  int64_t ahead(int64_t k) const { return smaller(k + kAhead, a_.csr.num_entries - 1); }
+
   // Row of an operand that entry k + j reads.
   int64_t row_of(const Operand& operand, int64_t row, int64_t k, int j) const {
     return operand.side == Operand::kSource   ? static_cast<int64_t>(col_[k + j])
@@ -134,7 +138,7 @@ class Stages {
   __attribute__((always_inline)) void prefetch(const Operand& operand,
                                                int64_t width,
                                                int64_t k) const {
-    const int64_t last = a_.csr.num_entries - 1, next = k + kAhead < last ? k + kAhead : last;
+    const int64_t next = ahead(k);
     const int64_t row = operand.side == Operand::kSource ? static_cast<int64_t>(col_[next])
                         : eid_                           ? static_cast<int64_t>(eid_[next])
                                                          : next;
@@ -147,7 +151,7 @@ class Stages {
 
   void dots(const WideSum& sum, int64_t row, int64_t k, int count, A* to) {
     const Operand &left = sum.program.operands[sum.a], &right = sum.program.operands[sum.b];
-    const int64_t width = sum.program.width;
+    const int64_t width = sum.width;
     for (int j = 0; j < count; ++j) {
       const T* a = static_cast<const T*>(left.data) + row_of(left, row, k, j) * left.stride;
       const T* b = static_cast<const T*>(right.data) + row_of(right, row, k, j) * right.stride;
@@ -161,21 +165,25 @@ class Stages {
   }
 
   void sums(int s, int64_t row, int64_t k, int count, A* to) {
-    const int64_t width = a_.sums[s].program.width;
+    const WideSum& sum = a_.sums[s];
     Machine<T, I>& m = machine(kSums + s);
-    for (int64_t h = 0; h < heads_; ++h) {
-      for (int64_t f = 0; f < width; f += kTile) {
-        const int n = static_cast<int>(smaller(width - f, kTile));
+    const int64_t segments = sum.flat ? heads_ : 1, columns = sum.program.width;
+    for (int64_t h = 0; h < heads_; h += segments) {
+      for (int64_t f = 0; f < columns; f += kTile) {
+        const int n = static_cast<int>(smaller(columns - f, kTile));
+        const int each = static_cast<int>(n / segments);
         const int batch = m.start(row, h, f, n, count);
         for (int done = 0; done < count; done += batch) {
           const int some = static_cast<int>(smaller(batch, count - done));
-          const A* messages = m.evaluate(k + done, some);
+          const A* message = m.evaluate(k + done, some);
           for (int j = 0; j < some; ++j) {
-            V sum{};
-            for (int i = 0; i < n; i += L)
-              sum += part(messages + j * n, n, i);
-            A& place = to[(done + j) * heads_ + h];
-            place = (f > 0 ? place : A{}) + horizontal_sum<A>(sum);
+            for (int64_t g = h; g < h + segments; ++g, message += each) {
+              V total{};
+              for (int i = 0; i < each; i += L)
+                total += part(message, each, i);
+              A& place = to[(done + j) * heads_ + g];
+              place = (f > 0 ? place : A{}) + horizontal_sum<A>(total);
+            }
           }
         }
       }
@@ -226,7 +234,7 @@ class Stages {
         sum_[h] += scores[j * heads_ + h];
   }
 
-  // Brings what was added up of a head so far to its new largest score.
+  // Brings what was added up of a head so far to its largest score.
   void rescale(int64_t h, A before) {
     if (before == most_[h] || before == -std::numeric_limits<A>::infinity())
       return;  // nothing but zeros was added to -inf
@@ -245,18 +253,20 @@ class Stages {
     const A* coefficient = coefficients(term, count);
     A* total = totals_ + a_.outputs[term.output].place;
     if (term.plain >= 0) {
-      add_rows(term.program.operands[term.plain], coefficient, row, k, count, width, total);
+      add_rows(term, coefficient, row, k, count, width, total);
       return;
     }
-    for (int64_t h = 0; h < heads_; ++h, total += width) {
-      if (term.program.num_operands > 0) {
-        add_messages(machine(kTerms + t), coefficient, row, k, count, h, width, total);
-        continue;
-      }
+    if (term.program.num_operands > 0) {
+      const int64_t step = term.flat ? heads_ : 1;
+      for (int64_t h = 0; h < heads_; h += step)
+        add_messages(t, coefficient, row, k, count, h, width, total + h * width);
+      return;
+    }
+    for (int64_t h = 0; h < heads_; ++h) {
       A sum{};
       for (int j = 0; j < count; ++j)
         sum += coefficient[j * heads_ + h];
-      *total += sum;
+      total[h] += sum;
     }
   }
 
@@ -273,16 +283,18 @@ class Stages {
     return coefficients_;
   }
 
-  void add_rows(const Operand& operand,
+  void add_rows(const Term& term,
                 const A* coefficient,
                 int64_t row,
                 int64_t k,
                 int count,
                 int64_t width,
                 A* total) {
+    const Operand& operand = term.program.operands[term.plain];
     for (int j = 0; j < count; ++j) {
       rows_[j] = static_cast<const T*>(operand.data) + row_of(operand, row, k, j) * operand.stride;
-      prefetch(operand, width, k + j);
+      if (!term.fetched)
+        prefetch(operand, width, k + j);
     }
     if (operand.per_head && width % L == 0) {  // heads side by side are one long row
       add_columns(0, heads_ * width, width, coefficient, count, total);
@@ -330,7 +342,8 @@ class Stages {
     store_n(total + f, load_n(total + f, left) + sum, left);
   }
 
-  void add_messages(Machine<T, I>& m,
+  // Of head h, or of all of them side by side.
+  void add_messages(int t,
                     const A* coefficient,
                     int64_t row,
                     int64_t k,
@@ -338,21 +351,28 @@ class Stages {
                     int64_t h,
                     int64_t width,
                     A* total) {
+    Machine<T, I>& m = machine(kTerms + t);
     m.use({numbers_[0], k, heads_});
+    const int64_t segments = a_.terms[t].flat ? heads_ : 1, columns = segments * width;
     alignas(64) A sums[kTile + 16];
-    for (int64_t f = 0; f < width; f += kTile) {
-      const int n = static_cast<int>(smaller(width - f, kTile));
-      for (int i = 0; i < n; ++i)
+    for (int64_t f = 0; f < columns; f += kTile) {
+      const int n = static_cast<int>(smaller(columns - f, kTile));
+      const int each = static_cast<int>(n / segments);
+      for (int i = 0; i < n + L; ++i)
         sums[i] = A{};
       const int batch = m.start(row, h, f, n, count);
       for (int done = 0; done < count; done += batch) {
         const int some = static_cast<int>(smaller(batch, count - done));
         const A* messages = m.evaluate(k + done, some);
-        for (int i = 0; i < n; i += L) {
-          V sum = load(sums + i);
-          for (int j = 0; j < some; ++j)
-            sum += part(messages + j * n, n, i) * coefficient[(done + j) * heads_ + h];
-          __builtin_memcpy(sums + i, &sum, sizeof(sum));
+        for (int64_t g = 0; g < segments; ++g) {
+          const A* message = messages + g * each;
+          const A* c = coefficient + done * heads_ + h + g;
+          for (int i = 0; i < each; i += L) {
+            V sum = load(sums + g * each + i);
+            for (int j = 0; j < some; ++j)
+              sum += part(message + j * n, each, i) * c[j * heads_];
+            __builtin_memcpy(sums + g * each + i, &sum, sizeof(sum));
+          }
         }
       }
       for (int i = 0; i < n; ++i)
@@ -378,42 +398,3 @@ class Stages {
   Scratch<T, I> scratch_;
   alignas(Machine<T, I>) unsigned char machines_[kTerms + kMaxTerms][sizeof(Machine<T, I>)];
 };
-
-template <class T, class I>
-void stages_rows(const StagesArgs& a, const Range& range, void* scratch) {
-  const I* rowptr = static_cast<const I*>(a.csr.rowptr);
-  Stages<T, I> stages(a, static_cast<acc_t<T>*>(scratch));
-  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
-    if (rowptr[row + 1] - rowptr[row] > kHubDegree)
-      continue;
-    stages.entries(row, rowptr[row], rowptr[row + 1]);
-    stages.finish(row);
-  }
-}
-
-template <class T, class I>
-void stages_piece(const StagesArgs& a, const Piece& piece, void* partial) {
-  Stages<T, I> stages(a, static_cast<acc_t<T>*>(partial));
-  stages.entries(piece.row, piece.k_begin, piece.k_end);
-}
-
-template <class T, class I>
-void stages_combine(const StagesArgs& a, int64_t row, void* partials, int64_t count) {
-  auto* first = static_cast<acc_t<T>*>(partials);
-  Stages<T, I> stages(a, first);
-  for (int64_t p = 1; p < count; ++p)
-    stages.add(first + p * a.accumulators);
-  stages.finish(row);
-}
-
-// out[row, h] = sum over f of target[row, h, f] * source[row, h, f], accumulators.
-template <class T, class I>
-void row_dots(const DotArgs& a, const Range& range) {
-  const T* target = static_cast<const T*>(a.target);
-  const T* source = static_cast<const T*>(a.source);
-  auto* out = static_cast<acc_t<T>*>(a.out);
-  for (int64_t row = range.row_begin; row < range.row_end; ++row)
-    for (int64_t h = 0; h < a.heads; ++h)
-      out[row * a.heads + h] = dot(target + row * a.target_stride + h * a.width,
-                                   source + row * a.source_stride + h * a.width, a.width);
-}

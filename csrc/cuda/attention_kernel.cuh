@@ -122,7 +122,7 @@ __device__ __forceinline__ void finish_total(const AttentionArgs& args,
 }
 
 template <typename T, int kDepth>
-__global__ void __launch_bounds__(32 * kAttentionWarps, kDepth == 128 ? 3 : 5)
+__global__ void __launch_bounds__(32 * kAttentionWarps, kDepth == 128 ? 3 : 4)
     attention_kernel(const __grid_constant__ AttentionArgs args) {
   constexpr int kSteps = kDepth / 16;           // of the first product
   constexpr int kBlocks = kTileColumns / 8;     // of columns

@@ -17,6 +17,7 @@ FORMS = {  # score, value, the operands' sides and shapes
     "gatv2": ("sum(mul(leaky_relu(add(v1,u0),0.2),v2))", "u0", ["uF", "vF", "1F"]),
     "transformer": ("div(sum(mul(v0,u1)),8.0)", "u2", ["vF", "uF", "uF"]),
     "edges": ("sum(mul(v0,add(u1,e2)))", "mul(add(u3,e2),e4)", ["vF", "uF", "eF", "uF", "eH"]),
+    "agnn": ("mul(v2,sum(mul(v0,u1)))", "u3", ["vF", "uF", "1H", "uF"]),
     "given-scores": ("e0", "mul(u1,v2)", ["eH", "uF", "vF"]),
 }
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}

@@ -1,13 +1,19 @@
 """Which attention is the Tensor Cores' and when, without a GPU; its numbers, with one."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Module
+from torch_geometric.nn import AGNNConv, TransformerConv
 
+import pyg_accel
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, get_backend
 from pyg_accel.backends.cuda.attention import DotAttention, dot_attention
 from pyg_accel.backends.cuda.choice import attention_ratio
+from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.formula import parse
 
 WIDE, ONE = (2, 64), (2, 1)
@@ -109,6 +115,13 @@ def run(graph: Graph, name: str, operands: list[Tensor], backend: str) -> list[T
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
+def gradients(layer: Module, x: Tensor, edge_index: Tensor, grad: Tensor) -> list[Tensor]:
+    dtype = next(layer.parameters()).dtype
+    x = x.to(dtype).detach().requires_grad_()
+    out = layer(x, edge_index)
+    return [out.detach(), *torch.autograd.grad(out, [x, *layer.parameters()], grad.to(dtype))]
+
+
 class TestOnTheGpu:
     pytestmark = GPU
 
@@ -140,6 +153,31 @@ class TestOnTheGpu:
     @pytest.mark.parametrize(("heads", "width"), [(1, 128), (3, 32), (1, 7), (4, 100), (1, 33)])
     def test_every_width_equals_the_truth(self, heads, width):
         self.check("hubs", "transformer", heads, width, torch.float16)
+
+    @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "fp32"])
+    @pytest.mark.parametrize("name", ["AGNN", "Transformer"])
+    def test_patched_layers_equal_stock_ones_in_float64(self, always, name, precision):
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+        tolerance = {"bf16": 5e-2, "fp16": 1e-2, "tf32": 5e-3, "fp32": 1e-4}[precision]
+        torch.manual_seed(0)
+        edge_index = torch.randint(0, 700, (2, 9000), device="cuda")
+        layer = (
+            (AGNNConv() if name == "AGNN" else TransformerConv(64, 32, heads=2)).cuda().to(dtype)
+        )
+        stock = copy.deepcopy(layer).double()
+        stock.load_state_dict(layer.state_dict())
+        x = torch.randn(700, 64, device="cuda").to(dtype)
+        grad = torch.randn(700, 64, device="cuda").to(dtype)
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        try:
+            with pyg_accel.patched(), record_choices() as chosen:
+                ours = gradients(layer, x, edge_index, grad)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        assert ("cuda" in chosen) == (dtype.itemsize == 2)
+        for mine, good in zip(ours, gradients(stock, x, edge_index, grad), strict=True):
+            error = float((mine.double() - good).abs().max() / good.abs().max().clamp(min=1.0))
+            assert error <= tolerance, error
 
     def test_the_tiles_ran(self):
         graph = graph_of("hubs")

@@ -23,8 +23,9 @@ MOST_SLICE = 1024  # bytes of the rows that fit a block's shared memory (dots)
 _SUM = {"exact": (4.3, 2.9, 1.4), "tf32": (6.0, 4.7, 3.5), "16 bit": (5.3, 4.7, 2.9)}
 _DOT = {"exact": (4.5, 3.0, 1.1), "tf32": (6.2, 4.6, 1.5), "16 bit": (6.2, 4.5, 2.0)}
 _SIMPLE, _SIMPLE_DOT = 10.0, {"exact": 8.0, "tf32": 8.0, "16 bit": 7.0}  # on CUDA cores
-# Of attention, which fetches two rows a column and, on CUDA cores, two a entry.
-_ATTENTION, _SIMPLE_ATTENTION = 4.5, 7.0
+# Entries a column at which attention over tiles is as fast as in one kernel on CUDA cores, for
+# heads of 256 bytes.
+_ATTENTION, _WIDE_HEAD = 2.5, 256
 # Shorter rows leave more of the time to the entries: per halving of a row below 512 bytes.
 _SHORT_ROW, _SHORT = 512, 1.38
 # Features of many times the L2 are fetched from farther away.
@@ -86,7 +87,7 @@ def choose_launch(
 
 
 def attention_ratio(width: int, sharing: tuple[float, ...]) -> float:
-    """Return the time of attention over tiles over that of its parts on CUDA cores.
+    """Return the time of attention over tiles over that of one kernel on CUDA cores.
 
     Args:
         width: features of a head, of 16 bits.
@@ -94,5 +95,5 @@ def attention_ratio(width: int, sharing: tuple[float, ...]) -> float:
     """
     if not sharing:
         return 1e6
-    ratio = _DOUBT * _SIMPLE_ATTENTION / (_ATTENTION * sharing[-1])
-    return float(ratio * _SHORT ** max(math.log2(_SHORT_ROW / max(2 * width, 1)), 0))
+    ratio = _DOUBT * _ATTENTION / sharing[-1]
+    return float(ratio * _SHORT ** max(math.log2(_WIDE_HEAD / max(2 * width, 1)), 0))

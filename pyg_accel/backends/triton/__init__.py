@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_accel.backends.base import Backend, atomics_allowed
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Formula, operands_of, parse
+from pyg_accel.formula import Formula, has_sum, operands_of, parse
 from pyg_accel.graph import CSR
 
 __all__ = ["TritonBackend"]
@@ -59,12 +59,13 @@ class TritonBackend(Backend):
         return 3e-5 + 2.5e-13 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
 
     def prefers_parts(self, spec: OpSpec) -> bool:
-        """Attention pays where scores and values read the same rows of source features.
+        """Attention pays where scores and values read the same source features, or for one head.
 
         Otherwise one pass reads no fewer bytes than two, and computes every score in each of the
-        threads that share a head: measured slower, see docs/explanation/triton_kernels.md.
+        threads that share a head. Several heads of dot products were measured slower, one head
+        faster; see docs/explanation/triton_kernels.md.
         """
-        if spec.op != "attention":
+        if spec.op != "attention" or (spec.heads == 1 and has_sum(parse(spec.score))):
             return False
         score, value = (
             {o.index for o in operands_of(parse(text)) if o.side == "u"}
