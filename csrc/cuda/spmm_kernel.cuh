@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
   SpmmMemory<T, kBlocks>& memory = *reinterpret_cast<SpmmMemory<T, kBlocks>*>(bytes);
 
   const Item item = args.items[blockIdx.x];
+  if (args.add && !args.mean && item.begin == item.end)
+    return;  // a window without tiles adds nothing
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int first_slice = blockIdx.y * args.warps * Shape::kFeatures;
   const int busy = min(args.warps, (args.padded - first_slice + Shape::kFeatures - 1) /

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from pyg_accel.tiles import HEIGHTS
+from pyg_accel.sharing import HEIGHTS, Shared
 
 __all__ = ["Launch", "choose_launch"]
 
@@ -27,6 +27,8 @@ _SIMPLE, _SIMPLE_DOT = 10.0, {"exact": 8.0, "tf32": 8.0, "16 bit": 7.0}  # on CU
 _SHORT_ROW, _SHORT = 512, 1.38
 # Features of many times the L2 are fetched from farther away.
 _LARGE, _FAR = 480e6, 1.25
+# A sum that is done by both reads and writes the output once more, at the HBM's rate.
+_ADD = 2 * 10 / 4.2
 _DOUBT = 1.05  # a win within the spread of these figures is none
 
 
@@ -36,12 +38,14 @@ class Launch:
 
     Attributes:
         window: rows of a tile.
+        least: entries of a column in a window for which they go to Tensor Cores.
         warps: of a block, side by side along the features (sums).
         slice: features of a pass (dots).
         ratio: expected time over that of the kernels on CUDA cores.
     """
 
     window: int
+    least: int
     warps: int
     slice: int
     ratio: float
@@ -52,10 +56,12 @@ def choose_launch(
     dtype: torch.dtype,
     width: int,
     num_cols: int,
-    sharing: tuple[float, ...],
+    sharing: tuple[Shared, ...],
     *,
+    mean: float,
     rounded: bool,
     dot: bool = False,
+    alone: bool = False,
 ) -> Launch:
     """Return how to launch a product, and what it would cost.
 
@@ -63,21 +69,29 @@ def choose_launch(
         dtype: of the features.
         width: features a row.
         num_cols: rows of the gathered features.
-        sharing: entries that share a column, by height of the window; nothing if not known.
+        sharing: what rows share; nothing if not known.
+        mean: entries a row.
         rounded: float32 products may be rounded to tf32.
         dot: a dot of both ends of every edge instead of a sum over them.
+        alone: all entries must go to Tensor Cores.
     """
     row = width * dtype.itemsize
     mode = "16 bit" if dtype.itemsize == 2 else "tf32" if rounded else "exact"
-    rates = (_DOT if dot else _SUM)[mode]
-    times = [1 / (rate * shared) for rate, shared in zip(rates, sharing, strict=False)]
-    ratio, best = min(zip(times, HEIGHTS, strict=False), default=(math.inf, HEIGHTS[0]))
-    ratio *= (_SIMPLE_DOT[mode] if dot else _SIMPLE) * _DOUBT
-    ratio *= _SHORT ** max(math.log2(_SHORT_ROW / max(row, 1)), 0)
-    if num_cols * row > _LARGE:
-        ratio *= _FAR
+    rates = dict(zip(HEIGHTS, (_DOT if dot else _SUM)[mode], strict=True))
+    simple = _SIMPLE_DOT[mode] if dot else _SIMPLE
+    slower: float = _SHORT ** max(math.log2(_SHORT_ROW / max(row, 1)), 0)
+    slower *= _FAR if num_cols * row > _LARGE else 1.0
+
+    def ratio_of(shared: Shared) -> float:
+        ours = shared.columns * simple / rates[shared.window] * slower
+        both = 0.0 if dot else _ADD / max(mean, 1.0)
+        return ours if shared.least == 1 else ours + 1 - shared.entries + both
+
+    able = [shared for shared in sharing if shared.least == 1 or not alone]
+    best = min(able, key=ratio_of, default=Shared(HEIGHTS[0], 1, 1.0, math.inf))
     needed = -(-row // WARP_BYTES)
     blocks = -(-needed // MOST_WARPS)
     step = 64 // dtype.itemsize
     piece = min(-(-width // step) * step, MOST_SLICE // dtype.itemsize)
-    return Launch(best, max(1, -(-needed // blocks)) if blocks else 1, max(piece, step), ratio)
+    warps = max(1, -(-needed // blocks)) if blocks else 1
+    return Launch(best.window, best.least, warps, max(piece, step), ratio_of(best) * _DOUBT)
