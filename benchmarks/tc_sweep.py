@@ -1,6 +1,7 @@
 """Every window height of the Tensor-Core kernels on graphs that share: what `choice.py` is made of.
 
     python -m benchmarks.tc_sweep [GRAPH ...] [--out FOLDER]
+    python -m benchmarks.tc_sweep --fit [--out FOLDER]    # writes choice.json from tc_sweep.csv
 
 Milliseconds a call, launching included, of weighted sums and of dots, and of the CUDA-core kernels
 beside them. Columns with fewer than `least` entries in a window are left to CUDA cores: `entries`
@@ -10,6 +11,8 @@ the largest difference to the CUDA-core result, relative to the largest element;
 """
 
 import argparse
+import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,11 +22,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_machine
+from benchmarks import gpu_machine, results
 from benchmarks.gpu_kernels import Inputs
 from pyg_accel import ops, use_backend
 from pyg_accel.backends.cuda import sddmm, spmm
-from pyg_accel.sharing import sharing_of
+from pyg_accel.backends.cuda.choice import FILE, mode_of, terms
+from pyg_accel.sharing import Shared, sharing_of
 
 GRAPHS = ("mycielskian17", "reddit-like/ordered", "products-like/ordered", "proteins-like/ordered")
 BUDGET = 0.03
@@ -34,7 +38,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("graphs", nargs="*", default=GRAPHS)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    parser.add_argument("--fit", action="store_true", help="do not measure")
     options = parser.parse_args()
+    if options.fit:
+        fit(results.read(options.out / "tc_sweep.csv"))
+        return
     facts, rows = gpu_machine.facts(), []
     for name in options.graphs:
         for row in measure(name):
@@ -72,11 +80,34 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                         call = partial(spmm.run, csr, x, weight, warps=warps, mean=False, **common)
                     off = (call().double() - right.double()).abs().max() / right.abs().max()
                     yield {
-                        "graph": name, "F": width, "mode": mode, "op": op, **shared._asdict(),
+                        "graph": name, "N": inputs.nodes, "E": inputs.entries, "F": width,
+                        "mode": mode, "op": op, **shared._asdict(),
                         "warps": 4 if op == "sddmm" else warps,
                         "ms": gpu_machine.timed(call, budget=BUDGET).median,
                         "cuda_core_ms": simple_ms, "error": float(off),
                     }  # fmt: skip
+
+
+def fit(frame: pd.DataFrame) -> None:
+    """Find the prices of columns and entries that tell the measured ratios best."""
+    prices: dict[str, Any] = {}
+    for (op, mode, window), rows in frame.groupby(["op", "mode", "window"], sort=False):
+        dot, dtype = op == "sddmm", dict(MODES)[mode]
+        parts, right = [], []
+        for row in rows.itertuples():
+            shared = Shared(row.window, row.least, row.entries, row.columns)
+            bytes_of_row = row.F * dtype.itemsize
+            *priced, rest = terms(shared, bytes_of_row, row.N, row.E / row.N, dot=dot)
+            ratio = row.ms / row.cuda_core_ms
+            parts.append([part / ratio**1.5 for part in priced])  # ratios near 1 decide
+            right.append((ratio - rest) / ratio**1.5)
+        found = torch.linalg.lstsq(torch.tensor(parts), torch.tensor(right).unsqueeze(1)).solution
+        named = prices.setdefault("dot" if dot else "sum", {})
+        of_mode = named.setdefault(mode_of(dtype, rounded=mode == "tf32"), {})
+        of_mode[str(window)] = [round(max(float(price), 0.0), 3) for price in found.flatten()]
+    text = json.dumps(prices, indent=2)
+    FILE.write_text(re.sub(r"\[\s+([\d.]+),\s+([\d.]+)\s+\]", r"[\1, \2]", text) + "\n")
+    print(f"written: {FILE}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ __all__ = ["HEIGHTS", "LEAST", "Shared", "sharing_of", "usual_sharing"]
 
 # Windows that kernels are written for, and the fewest entries of a column that is worth a tile.
 HEIGHTS = (16, 32, 64)
-LEAST = (1, 2, 3, 4)
+LEAST = (1, 2, 3)
 # A graph that was used so often will be used again: translating it costs about as much as 8 sums.
 _USES = 8
 _SAMPLED_WINDOWS, _SAMPLED_ENTRIES = 256, 2**22

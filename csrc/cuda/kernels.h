@@ -20,6 +20,9 @@ struct TakeArgs {
 
 void take_cuda(const TakeArgs& args, cudaStream_t stream);
 
+// out[order[i]] = values[i]; `eid` is not used.
+void put_cuda(const TakeArgs& args, cudaStream_t stream);
+
 constexpr int kTileColumns = 32;  // of the tiles that the kernels below multiply
 
 // A range of a window's tiles, worked on by one block.

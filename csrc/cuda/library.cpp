@@ -29,6 +29,22 @@ Tensor take(const Tensor& values, const Tensor& order, const std::optional<Tenso
   return out;
 }
 
+void put(const Tensor& values, const Tensor& order, Tensor out) {
+  check_vector(values, "values", order.numel(), values);
+  check_vector(order, "order", order.numel(), values);
+  check_vector(out, "out", out.numel(), values);
+  STD_TORCH_CHECK(out.scalar_type() == values.scalar_type(), "expected 'out' like 'values'");
+  const torch::stable::accelerator::DeviceGuard guard(values.get_device_index());
+  TakeArgs args{};
+  args.values = values.const_data_ptr();
+  args.order = order.const_data_ptr();
+  args.out = out.mutable_data_ptr();
+  args.count = order.numel();
+  args.bytes = element_bytes(values);
+  args.wide = is_wide(order, "order");
+  put_cuda(args, stream_of(values));
+}
+
 template <typename T>
 const T* pointer(const std::optional<Tensor>& t) {
   return t ? static_cast<const T*>(t->const_data_ptr()) : nullptr;
@@ -199,6 +215,7 @@ void sddmm(const Tensor& items,
 
 STABLE_TORCH_LIBRARY(pyg_accel_cuda, m) {
   m.def("take(Tensor values, Tensor order, Tensor? eid) -> Tensor");
+  m.def("put(Tensor values, Tensor order, Tensor(a!) out) -> ()");
   m.def(
       "spmm(Tensor items, Tensor splits, Tensor tile_ptr, Tensor tile_col, Tensor slot, "
       "Tensor? value, Tensor rowptr, Tensor col, Tensor? eid, Tensor? weight, Tensor x, "
@@ -212,6 +229,7 @@ STABLE_TORCH_LIBRARY(pyg_accel_cuda, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, CUDA, m) {
   m.impl("take", TORCH_BOX(&take));
+  m.impl("put", TORCH_BOX(&put));
   m.impl("spmm", TORCH_BOX(&spmm));
   m.impl("sddmm", TORCH_BOX(&sddmm));
 }

@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(memory.tiles) / 16); i += blockDim.x)
     words[i] = make_uint4(0, 0, 0, 0);
   if (threadIdx.x < kStages) {
-    barrier_init(&memory.full[threadIdx.x], 1);
-    barrier_init(&memory.empty[threadIdx.x], busy);
+    barrier_init(&memory.full[threadIdx.x], 32);
+    barrier_init(&memory.empty[threadIdx.x], 32 * busy);
   }
   __syncthreads();
   if (warp == args.warps) {
@@ -127,9 +127,7 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
         }
         multiply_step<T, kBlocks, kExact>(args, memory.tiles[stage], step, lane, x_rows, sum);
       }
-      __syncwarp();
-      if (lane == 0)
-        barrier_arrive(&memory.empty[stage]);
+      barrier_arrive(&memory.empty[stage]);
       if constexpr (kExact) {
         // Tensor Cores round sums towards zero: short sums, added up in the usual way.
 #pragma unroll

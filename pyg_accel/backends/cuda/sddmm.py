@@ -43,7 +43,7 @@ def run(
         window, slice, exact, out,
     )  # fmt: skip
     if plan.rest is not None:
-        out[others] = rest.dot(plan.rest, target, source).to(out.dtype)
+        library.put(rest.dot(plan.rest, target, source).to(out.dtype), others, out)
     return out.to(source.dtype)
 
 
