@@ -84,10 +84,8 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
             return tuple(Node("add", parts, _rows(parts), _cols(parts), heads=_heads(parts))
                          for parts in _combinations(terms, scaling))  # fmt: skip
         case Map(name=name, arg=arg, keeps=True):
-            kept = [
-                Node("select", (t,), t.rows, t.cols, "cbsr", name=name)
-                for t in _trees(arg, scaling)
-            ]
+            args = _trees(arg, scaling)
+            kept = [Node("select", (t,), t.rows, t.cols, "cbsr", name=name) for t in args]
             written = [Node("map", (t,), t.rows, t.cols, name=WRITTEN) for t in kept]
             return (*kept, *written)
         case Map(name=name, arg=arg, free=free):

@@ -20,7 +20,7 @@ class Primitive:
             Sparse, on ``graph``: ``spmm`` and ``spmm_weighted`` with [num_cols, cols] features,
             ``sddmm`` one dot product of ``cols`` features an edge, ``scale_edges`` a diagonal (or
             two) times the matrix, ``edge_softmax``; ``sampled_spmm``, which takes ``inner`` entries
-            of a row. Of features of which ``inner`` columns are kept: ``maxk``, dense, selects them,
+            of a row. Of features of which ``inner`` columns are kept: ``maxk`` (dense) selects,
             ``cbsr_spmm`` sums them up, and ``sspmm`` is its gradient.
         rows: rows of the result.
         inner: inner dimension of a product, or how much of a row is read, else 0.

@@ -87,7 +87,7 @@ def _sparse(p: Primitive, graph: Graph, normal: Callable[..., Tensor]) -> Call:
         indices = maxk(normal(graph.num_rows, p.cols), p.inner).indices
         csr, turned = graph.transposed(), graph.csr()
         arrays = (csr.rowptr, csr.col, None, turned.rowptr, turned.col, None, csr.num_cols, True)
-        return lambda: call("sspmm", *arrays, grad, indices, None)  # type: ignore[no-any-return]
+        return lambda: call("sspmm", *arrays, grad, indices, None)
     if p.name == "sampled_spmm":
         x = normal(graph.num_cols, p.cols)
         return lambda: sampled_spmm(graph, x, width=p.inner)
