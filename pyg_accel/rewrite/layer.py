@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.backends.sampling import Sampling
+from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, cost_model
-from pyg_accel.rewrite.decide import Choice, Choose, decide, seconds_of
+from pyg_accel.rewrite.decide import Choice, Choose, decide, seconds_of, source_for
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.ir import Expr, leaves_of
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, bind, lift
@@ -62,6 +64,7 @@ class Decision:
         sizes: by symbol, those that were decided for.
         entries: number of edges.
         fresh: graphs were new in every call.
+        sampling: what ``sampled()`` asked for, if it applies.
         choice: the tree, and why.
         program: the tree, ready to run.
     """
@@ -72,6 +75,7 @@ class Decision:
     sizes: Mapping[str, int]
     entries: int
     fresh: bool
+    sampling: Sampling | None
     choice: Choice
     program: Program
 
@@ -162,12 +166,18 @@ class Associated(torch.nn.Module):
         """
         fresh = self._is_fresh(call.edge_index)
         algebra, widths = self._algebra(call)
+        sampling = in_force() if algebra.sampled else None
+        if sampling is not None:
+            refuse_training(self.conv)
+            widths = widths | {"S": sampling.width}
         sizes = {"N": call.num_rows, "M": call.num_cols, **widths}
         entries = call.edge_index.size(1)
         for known in reversed(self.decisions):
-            if known.algebra is algebra and known.fresh == fresh and known.holds(sizes, entries):
+            same = known.algebra is algebra and (known.fresh, known.sampling) == (fresh, sampling)
+            if same and known.holds(sizes, entries):
                 return known
-        decision = make_decision(algebra, call, self.options, sizes=sizes, fresh=fresh)
+        decision = make_decision(algebra, call, self.options, sizes=sizes, fresh=fresh,
+                                 sampling=sampling)  # fmt: skip
         self.decisions = [*self.decisions[1 - MOST :], decision]
         return decision
 
@@ -203,9 +213,12 @@ def make_decision(
     *,
     sizes: Mapping[str, int],
     fresh: bool = False,
+    sampling: Sampling | None = None,
 ) -> Decision:
     """Choose a tree for a call."""
     given = given_of(algebra, call, options)
+    if sampling is not None:
+        given = replace(given, sampled=True, static=given.static - {"X", "Y"})
     pruned = associations_of(algebra.expr, algebra.also, given)
     model = options.cost or cost_model(call.x.device)
 
@@ -220,9 +233,10 @@ def make_decision(
             tree: seconds_of(bill, sizes, graphs, model, fresh=fresh)
             for tree, bill in pruned.bills.items()
         }
-        choice = replace(choice, seconds=prices, source=model.source)
+        choice = replace(choice, seconds=prices, source=source_for(prices, pruned, model))
     program = Program(choice.tree, algebra, given.static)
-    return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, choice, program)
+    return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, sampling,
+                    choice, program)  # fmt: skip
 
 
 def given_of(algebra: Algebra, call: Call, options: Options) -> Given:

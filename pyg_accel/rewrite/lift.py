@@ -90,7 +90,6 @@ class Algebra:
         expr: the expression, as the layer writes it.
         values: of every leaf, by name, how its value is found for a call.
         maps: of every map, by name, what it does.
-        calls: of maps that need the call as well as the argument, by name.
         scores: of every attention, by name, how it computes the weights of the edges from the
             matrix and the features.
         owners: names of the arguments that matrices of edges are computed from.
@@ -98,11 +97,14 @@ class Algebra:
         constants: names of features that do not.
         sizes: of symbols that are the width of no weight.
         also: other forms of the expression; by default they are looked for.
+        calls: of maps that need the call as well as the argument, by name.
+        facts: what matrices are made with beside the arguments of a call.
+        sampled: ``sampled()`` applies to its products with matrices of edges.
     """
 
     expr: Expr
     values: Mapping[str, Callable[[Call], Value]]
-    maps: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    maps: Mapping[str, Callable[[Tensor], Any]] = field(default_factory=dict)
     scores: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
@@ -110,6 +112,8 @@ class Algebra:
     sizes: Mapping[str, int] = field(default_factory=dict)
     also: tuple[Expr, ...] = ()
     calls: Mapping[str, Callable[[Call, Tensor], Any]] = field(default_factory=dict)
+    facts: tuple[Any, ...] = ()
+    sampled: bool = True
 
 
 Rule = Callable[[Any, Call], Algebra]

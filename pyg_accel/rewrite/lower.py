@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from pyg_accel import ops
+from pyg_accel.cbsr import CBSR
+from pyg_accel.formula import parse
 from pyg_accel.graph import Graph
+from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.rewrite.ir import Leaf
 from pyg_accel.rewrite.lift import Algebra, Call
 from pyg_accel.rewrite.matrices import Matrix, derived
-from pyg_accel.rewrite.tree import Node, Tree, is_sparse, nodes_of
+from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse, nodes_of
 
 __all__ = ["Program"]
 
@@ -104,7 +107,7 @@ class _Run:
         owners = [given[n] for n in names if isinstance(given.get(n), Tensor)]
         if _reads(node, "X"):
             owners.append(self.call.x)
-        key = (str(node), self.call.x.dtype)
+        key = (str(node), self.call.x.dtype, self.program._algebra.facts)
         return derived(matrix.graph, key, tuple(owners), lambda: self.compute(number, node))
 
     def compute(self, number: int, node: Node) -> Any:
@@ -117,13 +120,16 @@ class _Run:
         if node.op == "gemm":
             return gemm(values[0], values[1], node.heads)
         if node.op == "spmm":
-            return spmm(values[0], values[1], mean=node.mean)
+            sampled = self.program._algebra.sampled and in_force() is not None
+            return spmm(values[0], values[1], mean=node.mean, sampled=sampled)
         if node.op == "scale_rows":
             leaf = node.args[0]
             assert isinstance(leaf, Leaf)
             return scale_rows(values[0], values[1], leaf)
         if node.op == "scale_edges":
             return scale_edges(*values)
+        if node.op == "map" and node.name == WRITTEN:
+            return values[0].dense()
         algebra = self.program._algebra
         if node.name in algebra.calls:
             return algebra.calls[node.name](self.call, values[0])
@@ -202,9 +208,17 @@ def gemm(data: Tensor, weight: Tensor, heads: int = 1) -> Tensor:
     return out if heads == 1 else out.view(out.size(0), heads, out.size(1) // heads)
 
 
-def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
-    """Multiply a matrix of edges with features [N, F] or [N, heads, F]."""
+def spmm(
+    matrix: Matrix, data: Tensor | CBSR, *, mean: bool = False, sampled: bool = False
+) -> Tensor:
+    """Multiply a matrix of edges with features [N, F] or [N, heads, F], or with CBSR."""
     reduce = "mean" if mean else "sum"
+    if isinstance(data, CBSR):
+        return ops.cbsr_spmm(
+            matrix.graph, data, matrix.weight, reduce=reduce, edge_order=matrix.edge_order
+        )
+    if sampled:
+        return _sampled_spmm(matrix, data, reduce)
     if matrix.weight is None:
         plain: Tensor = ops.spmm(matrix.graph, data, reduce=reduce)
         return plain
@@ -223,8 +237,27 @@ def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
     return weighted
 
 
-def scale_rows(diagonal: Tensor | float, data: Tensor, leaf: Leaf) -> Tensor:
+def _sampled_spmm(matrix: Matrix, data: Tensor, reduce: str) -> Tensor:
+    """The product over a sample of each row, as ``sampled()`` asks for it."""
+    graph, weight = matrix.graph, matrix.weight
+    formula, operands = "u0", [data]
+    if weight is not None:
+        if weight.dim() == 2 and weight.size(1) == 1:
+            weight = weight.squeeze(1)
+        if weight.dim() == 2 and data.dim() == 2:
+            data = data.unsqueeze(1).expand(-1, weight.size(1), -1)
+        weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
+        formula, operands = "mul(u0,e1)", [data, weight]
+    outs, _ = aggregate(graph, parse(formula), operands, [reduce], edge_order=matrix.edge_order)
+    return outs[0]
+
+
+def scale_rows(diagonal: Tensor | float, data: Tensor | CBSR, leaf: Leaf) -> Tensor | CBSR:
     """Multiply every row with its element of a vector, or all with a number."""
+    if isinstance(data, CBSR):
+        values = scale_rows(diagonal, data.values, leaf)
+        assert isinstance(values, Tensor)
+        return CBSR(values, data.indices, data.width)
     if isinstance(diagonal, float):
         return data * diagonal**leaf.power
     if leaf.power > 1:
