@@ -18,13 +18,13 @@ from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.memo import MEMO
 from pyg_accel.patching import compiled
 from pyg_accel.patching.attention import Weights
+from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.lazy import (
     GRAPHS,
     LazyTensor,
     Trace,
     Unrecognised,
     is_single_side,
-    plain_shape,
 )
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.rules.common import NARROW

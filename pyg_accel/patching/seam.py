@@ -16,6 +16,8 @@ and put back by :func:`uninstall`:
 * ``RGCNConv.forward``, which loops over relations.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
   the functions above by their originals: what it compiles is kept under them, and outlives us.
+* one setting of torch's compiler: GCN and GAT pick self-loops by a mask, and without the setting
+  that breaks a graph in two.
 """
 
 import functools
@@ -112,6 +114,7 @@ def install(hooks: Hooks) -> None:
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
         _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
+        _set(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
 
 
 def uninstall() -> None:
@@ -127,6 +130,11 @@ def uninstall() -> None:
 
 def _replace(owner: Any, name: str, value: Any) -> None:
     _recorded.append((owner, name, vars(owner).get(name, _MISSING)))
+    setattr(owner, name, value)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    _recorded.append((owner, name, getattr(owner, name)))
     setattr(owner, name, value)
 
 

@@ -13,7 +13,8 @@ from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_laz
 from pyg_accel.errors import VerificationError
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.decide import Choose
-from pyg_accel.rewrite.layer import Associated, Options
+from pyg_accel.rewrite.decision import Options
+from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.module import Rewritten
 from pyg_accel.rewrite.trace import Mode, Unreadable, clone, holds_layers, trace
 from pyg_accel.rewrite.verify import differences, evaluated

@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 from torch_geometric import nn
 
+from pyg_accel import layers
 from pyg_accel.rewrite.associations import associations
-from pyg_accel.rewrite.layer import Associated, Options
+from pyg_accel.rewrite.decision import Options
+from pyg_accel.rewrite.layer import Associated
 
 SOURCES, TARGETS, EDGES = 40, 40, 260
 
@@ -187,6 +189,38 @@ def test_gin(network, train_eps):
     conv = nn.GINConv(network(), eps=0.3, train_eps=train_eps)
     check(conv, features(), graph())
     check(conv, (features(), features(30)), graph(30))
+
+
+@pytest.mark.parametrize("k", [1, 2, 6, 9])
+@pytest.mark.parametrize(
+    "make",
+    [lambda k: layers.MaxKSAGEConv(6, 4, k=k), lambda k: layers.MaxKSAGEConv(6, 4, "sum", k=k),
+     lambda k: layers.MaxKSAGEConv(6, 4, project=True, normalize=True, k=k),
+     lambda k: layers.MaxKGCNConv(6, 4, k=k),
+     lambda k: layers.MaxKGCNConv(6, 4, normalize=False, bias=False, k=k),
+     lambda k: layers.MaxKGINConv(mlp(6, 8, 4), 0.3, True, k=k)],
+    ids=["sage", "sum", "project", "gcn", "plain", "gin"],
+)  # fmt: skip
+def test_maxk(make, k):
+    check(make(k), features(), graph())
+
+
+def test_maxk_of_two_sets_of_nodes_and_with_weights():
+    check(layers.MaxKSAGEConv((6, 5), 4, k=2), (features(), features(30, 5)), graph(30))
+    check(layers.MaxKGINConv(mlp(6, 4), k=2), (features(), features(30)), graph(30))
+    check(layers.MaxKGCNConv(6, 4, k=2), features(), graph(), weights())
+    conv = layers.MaxKGCNConv(6, 4, normalize=False, k=2)
+    check(conv, features(), graph(), weights(requires_grad=True))
+
+
+def test_the_bill_of_maxk_names_what_runs():
+    found = associations(layers.MaxKSAGEConv(64, 32, k=8), train=True)
+    works = {str(tree): [w.name for w in found.bills[tree].all] for tree in found.promoted}
+    sparse = [names for names in works.values() if "cbsr_spmm" in names]
+    assert sparse
+    assert all("sspmm" in names and "spmm" not in names for names in sparse)
+    assert all(names.count("maxk") == 1 for names in works.values())
+    assert any("spmm" in names and "cbsr_spmm" not in names for names in works.values())
 
 
 @pytest.mark.parametrize(

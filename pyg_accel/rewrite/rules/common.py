@@ -5,7 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf
+from pyg_accel import ops
+from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
+from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf, Map
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.matrices import Matrix, degree_of, derived, inverse_root, looped, plain
 
@@ -28,11 +30,13 @@ class Parts:
 
     def __init__(self) -> None:
         self.values: Values = {}
-        self.maps: dict[str, Callable[[Tensor], Tensor]] = {}
+        self.maps: dict[str, Callable[[Tensor], Any]] = {}
         self.calls: dict[str, Callable[[Call, Tensor], Any]] = {}
         self.scores: dict[str, Callable[..., Tensor]] = {}
         self.sizes: dict[str, int] = {}
         self.constants: tuple[str, ...] = ()
+        self.facts: tuple[Any, ...] = ()
+        self.sampled = self.compiles = True
 
     def algebra(
         self,
@@ -44,7 +48,8 @@ class Parts:
     ) -> Algebra:
         """Return the finished algebra."""
         return Algebra(expr, self.values, self.maps, self.scores, owners, learned, self.constants,
-                       self.sizes, also, self.calls)  # fmt: skip
+                       self.sizes, also, self.calls, self.facts, self.sampled,
+                       self.compiles)  # fmt: skip
 
     def leaf(self, leaf: Leaf, value: Callable[[Call], Value]) -> Leaf:
         """Add a leaf."""
@@ -85,6 +90,16 @@ class Parts:
         if holder.bias is None:
             return ()
         return (self.leaf(Leaf(name, "1", cols, "bias"), lambda call: holder.bias),)
+
+    def selected(self, conv: Any, x: Expr) -> Expr:
+        """Return features as a layer aggregates them: through MaxK, if it is one of those."""
+        if not isinstance(conv, (MaxKGCNConv, MaxKGINConv, MaxKSAGEConv)):
+            return x
+        self.maps["maxk"] = lambda t: ops.maxk(t, conv.k)
+        self.sizes["k"] = conv.k
+        self.facts += (conv.k,)
+        self.sampled = False  # nor does it apply to the layers themselves
+        return Map("maxk", x, keeps=True)
 
     def sources(self, call: Call) -> Leaf:
         """Add the features of the sources."""
@@ -191,6 +206,7 @@ def symmetric(
     """
     if call.bipartite:
         raise NotLifted("symmetric normalisation of a bipartite graph")
+    parts.facts += (fill,)
     weight = call.given.get("edge_weight")
     if weight is not None:
         check_weight(weight, call)
