@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from pyg_accel import Graph
 from pyg_accel.backends import OpSpec, choose, get_backend
-from pyg_accel.backends.cuda import plan
+from pyg_accel.backends.cuda import plan, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import Product, product_of
 from pyg_accel.backends.dispatch import forget_decisions
@@ -147,6 +148,29 @@ def test_what_is_in_no_tile_is_the_rest_of_the_graph(name):
     assert torch.equal(rest_row, row[part.rest_entry.long()])
     assert torch.equal(part.rest.col, csr.col[part.rest_entry.long()])
     assert part.rest.rowptr.dtype == csr.rowptr.dtype
+
+
+def test_weights_that_are_used_again_are_brought_in_order_once(monkeypatch):
+    taken = []
+
+    class Library:
+        def take(self, values: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
+            taken.append(values)
+            return values[order]
+
+    monkeypatch.setattr(spmm, "cuda_library", Library)
+    weight, order = torch.arange(6.0), torch.tensor([5, 0, 3, 1, 2, 4])
+    for number in (1, 2, 2, 2):  # what a single step used is not worth keeping
+        view = weight.view(-1, 1, 1).flatten()  # as it comes from the operator
+        assert torch.equal(spmm._in_order(view, order, None), weight[order])
+        assert len(taken) == number
+    assert torch.equal(spmm._in_order(weight[:5], order[1:], None), weight[order[1:]])
+    assert len(taken) == 3
+    weight.mul_(2.0)
+    assert torch.equal(spmm._in_order(weight, order, None), weight[order])
+    assert len(taken) == 4
+    other = weight.view(torch.int32)
+    assert torch.equal(spmm._in_order(other, order, None), other[order])
 
 
 @pytest.mark.parametrize("shortest", [1, 4, 64])

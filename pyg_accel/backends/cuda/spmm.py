@@ -61,16 +61,33 @@ def _in_order(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
     """Return weights in another order of entries, remembered for those that are used again.
 
     The normalisation of a graph is the same in every step, and bringing it in order would cost a
-    tenth of a sum. A learned weight is a new tensor every time, and not kept.
+    tenth of a sum. A learned weight is a new tensor every time, and not kept. A CUDA graph reads
+    the weights anew in every replay, whatever they are by then.
     """
-    key = (id(order), id(eid))
-    found = _values.find(weight, key)
+    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _taken(weight, order, eid)
+    owner, key = _owner(weight), (id(order), id(eid))
+    found = _values.find(owner, key)
     if isinstance(found, tuple) and found[1] is order and found[2] is eid:
         kept: Tensor = found[0]
         return kept
-    value: Tensor = cuda_library().take(weight, order, eid)
-    _values.put(weight, key, "once" if found is None else (value, order, eid))
+    value = _taken(weight, order, eid)
+    _values.put(owner, key, "once" if found is None else (value, order, eid))
     return value
+
+
+def _taken(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
+    value: Tensor = cuda_library().take(weight, order, eid)
+    return value
+
+
+def _owner(weight: Tensor) -> Tensor:
+    """The tensor that a caller has: what comes here is a view of all of it, new in every call."""
+    base = weight._base
+    if base is None or not base.is_contiguous():
+        return weight
+    whole = (base.data_ptr(), base.numel(), base.dtype)
+    return base if whole == (weight.data_ptr(), weight.numel(), weight.dtype) else weight
 
 
 def aligned(x: Tensor) -> Tensor:
