@@ -228,6 +228,16 @@ def test_what_is_kept_for_a_graph_belongs_to_one_kind_of_matrix():
         same(model, optimize(model, *args, static=("x",), choose=choose), *args)
 
 
+@pytest.mark.parametrize("make", [nn.GCNConv, nn.SGConv])
+def test_the_example_is_not_what_a_layer_caches(make):
+    conv, (x, edge_index) = make(12, 4, cached=True), inputs()
+    fast = optimize(conv, x, edge_index)
+    args = inputs()
+    torch.testing.assert_close(fast(*args), make.forward(copy.deepcopy(conv), *args))
+    kept = [v for name, v in vars(conv).items() if name.startswith("_cached")]
+    assert any(v is not None for v in kept)  # of the first call of the result
+
+
 def test_a_hook_on_a_layer_is_called():
     model, args = Net(), inputs()
     fast = optimize(model, *args)
