@@ -42,7 +42,7 @@ def per_column(sharing: tuple[Shared, ...]) -> tuple[float, ...]:
 
     Nothing for a graph of which nothing is known.
     """
-    return tuple(1 / shared.columns for shared in sharing if shared.least == 1)
+    return tuple(1 / max(s.columns, 1e-3) for s in sharing if s.least == 1)
 
 
 _NOTHING = tuple(Shared(h, m, float(m == 1), float(m == 1)) for h in HEIGHTS for m in LEAST)

@@ -41,6 +41,8 @@ def test_entries_a_column_are_told_by_height():
     assert len(found) == len(HEIGHTS)
     assert 1 <= found[0] < found[1] < found[2]
     assert per_column(()) == ()
+    many = Graph.from_edge_index(torch.zeros(2, 5000, dtype=torch.long))  # copies of one edge
+    assert per_column(sharing_of(many.csr())) == (1000.0,) * 3
 
 
 @pytest.mark.parametrize("name", ["no-edges", "empty"])
