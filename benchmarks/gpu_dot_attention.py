@@ -27,7 +27,7 @@ from pyg_accel import Graph, ops
 from pyg_accel.backends import get_backend
 from pyg_accel.backends.dispatch import forget_decisions
 from pyg_accel.ops.attention import unfused
-from pyg_accel.tiles import sharing_of
+from pyg_accel.sharing import per_column, sharing_of
 
 NAME = "gpu_dot_attention"
 SCORE, VALUE = "div(sum(mul(v0,u1)),11.313708498984761)", "u2"
@@ -115,7 +115,7 @@ def measured(train: Callable[[], tuple[Tensor, Callable[[], None]]]) -> tuple[Te
 def operator(name: str) -> list[dict[str, Any]]:
     rowptr, col = graphs.load(name, device="cuda")
     graph = Graph(rowptr.int(), col.int(), None, rowptr.numel() - 1, sorted=True)
-    sharing = sharing_of(graph.csr())
+    sharing = per_column(sharing_of(graph.csr()))
     edge_index = graphs.edge_list((rowptr, col))
     torch.manual_seed(0)
     operands = [

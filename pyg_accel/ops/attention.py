@@ -31,7 +31,7 @@ from pyg_accel.ops.messages import messages
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.softmax import edge_softmax
 from pyg_accel.ops.steps import renumber, shapes_of
-from pyg_accel.tiles import usual_sharing
+from pyg_accel.sharing import Shared, usual_sharing
 
 __all__ = ["attention", "unfused"]
 
@@ -143,7 +143,7 @@ def _extent(score: str, value: str, shapes: tuple[tuple[int, int], ...]) -> tupl
     return (own if heads == 1 else heads), width
 
 
-def _sharing(csr: CSR) -> tuple[float, ...]:
+def _sharing(csr: CSR) -> tuple[Shared, ...]:
     return usual_sharing(csr) if csr.col.is_cuda else ()
 
 

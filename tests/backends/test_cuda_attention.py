@@ -15,6 +15,7 @@ from pyg_accel.backends.cuda.attention import DotAttention, dot_attention
 from pyg_accel.backends.cuda.choice import attention_ratio
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.formula import parse
+from pyg_accel.sharing import Shared
 
 WIDE, ONE = (2, 64), (2, 1)
 
@@ -39,12 +40,17 @@ def test_attention_by_dot_products_is_recognised(score, value, shapes, expected)
     assert dot_attention(parse(score), parse(value), shapes) == expected
 
 
+def shared(entries: float) -> tuple[Shared, ...]:
+    """So many entries a column in windows of 64 rows."""
+    return (Shared(64, 1, 1.0, 1 / entries),)
+
+
 def spec(**changes: object) -> OpSpec:
     facts = {
         "op": "attention", "device": "cuda", "dtype": torch.float16, "index_dtype": torch.int32,
         "num_rows": 10**5, "num_cols": 10**5, "num_edges": 10**8, "heads": 1, "width": 128,
         "formula": "u2", "score": "sum(mul(v0,u1))", "shapes": ((1, 128),) * 3,
-        "sharing": (3.0, 4.5, 6.7),
+        "sharing": shared(6.7),
     }  # fmt: skip
     return OpSpec(**(facts | changes))
 
@@ -67,9 +73,9 @@ def test_what_the_kernel_cannot_do_is_said(changes, reason):
 def test_it_is_chosen_where_rows_share_their_neighbours():
     cuda, triton = get_backend("cuda"), get_backend("triton")
     assert cuda.cost(spec()) < triton.cost(spec())
-    for sharing in ((), (1.0, 1.1, 1.1)):
+    for sharing in ((), shared(1.1)):
         assert cuda.cost(spec(sharing=sharing)) > triton.cost(spec(sharing=sharing))
-    assert attention_ratio(32, (1.4, 1.7, 2.1)) > attention_ratio(128, (1.4, 1.7, 2.1))
+    assert attention_ratio(32, shared(2.1)) > attention_ratio(128, shared(2.1))
 
 
 def graph_of(kind: str) -> Graph:
