@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
+from pyg_accel.backends import OpSpec, get_backend
 from pyg_accel.backends.cpu.stages import compile_stages, stages_reasons
+from pyg_accel.backends.dispatch import is_fast
 from pyg_accel.formula import parse
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
@@ -19,6 +21,41 @@ FORMS = {  # score, value, the operands' sides and shapes
     "transformer": ("div(sum(mul(v0,u1)),8.0)", "u2", ["vF", "uF", "uF"]),
     "edges": ("sum(mul(v0,add(u1,e2)))", "mul(add(u3,e2),e4)", ["vF", "uF", "eF", "uF", "eH"]),
 }
+
+
+CHOSEN = pytest.mark.parametrize(
+    ("score", "value", "shapes", "expected"),
+    [
+        ("leaky_relu(add(u1,v2),0.2)", "u0", ((4, 8), (4, 1), (4, 1)), True),
+        ("sum(mul(leaky_relu(add(v1,u0),0.2),v2))", "u0", ((4, 8),) * 3, True),
+        ("div(sum(mul(v0,u1)),8.0)", "u2", ((4, 8),) * 3, False),
+        ("div(sum(mul(v0,u1)),8.0)", "u1", ((4, 8),) * 2, True),
+    ],
+    ids=["gat", "gatv2", "transformer", "values-are-keys"],
+)
+
+
+@CHOSEN
+def test_one_pass_is_taken_where_it_was_measured_to_pay(score, value, shapes, expected):
+    spec = OpSpec("attention", "cpu", torch.float32, torch.int32, 1, 1, 1, 4, 8, value,
+                  shapes=shapes, score=score)  # fmt: skip
+    assert is_fast(spec) == expected
+
+
+def test_formulas_with_kernels_of_their_own_do_not_share_a_pass():
+    def spec(*formulas: str) -> OpSpec:
+        return OpSpec("gspmm_several", "cpu", torch.float32, torch.int32, 1, 1, 1, 4, 8,
+                      reduces=("sum", "none"), shapes=((4, 8), (4, 8), (4, 1)),
+                      formulas=formulas)  # fmt: skip
+
+    assert not is_fast(spec("mul(u0,e2)", "sum(mul(u0,v1))"))
+    assert is_fast(spec("mul(u0,e2)", "sum(mul(relu(u0),v1))"))
+
+
+@pytest.fixture
+def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever dispatch would choose."""
+    monkeypatch.setattr(type(get_backend("cpu")), "prefers_parts", lambda self, spec: False)
 
 
 def hubs() -> Graph:
@@ -64,7 +101,7 @@ def compare(name: str, heads: int, width: int, dtype: torch.dtype, tolerance: fl
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_hubs_equal_the_truth(name):
+def test_hubs_equal_the_truth(one_pass, name):
     compare(name, 3, 20, torch.float64, 1e-11)
 
 
@@ -74,7 +111,7 @@ def test_hubs_equal_the_truth(name):
     [(torch.float32, 2e-5), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)],
     ids=str,
 )
-def test_every_instruction_set_and_dtype(isa, dtype, tolerance):
+def test_every_instruction_set_and_dtype(one_pass, isa, dtype, tolerance):
     facts = dict(item.split("=", 1) for item in cpu_library().info().split(";"))
     if isa not in facts["supported"].split(","):
         pytest.skip(f"this processor or build has no {isa}")
@@ -84,13 +121,13 @@ def test_every_instruction_set_and_dtype(isa, dtype, tolerance):
 
 
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (70, 3), (2, 300), (1, 513), (5, 1)])
-def test_heads_and_widths_beyond_a_step(heads, width):
+def test_heads_and_widths_beyond_a_step(one_pass, heads, width):
     for name in ("gat", "gatv2"):
         compare(name, heads, width, torch.float64, 1e-11)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_any_number_of_threads_gives_the_same_bits(name):
+def test_any_number_of_threads_gives_the_same_bits(one_pass, name):
     graph = hubs()
     operands = [t.float() for t in make(graph, FORMS[name][2], 4, 24)]
     results = []
@@ -101,7 +138,7 @@ def test_any_number_of_threads_gives_the_same_bits(name):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_blocks_of_heads_give_the_same_bits():
+def test_blocks_of_heads_give_the_same_bits(one_pass):
     graph = hubs()
     operands = [t.float() for t in make(graph, FORMS["transformer"][2], 5, 16)]
     whole = run(graph, "transformer", operands, "cpu")
@@ -110,7 +147,7 @@ def test_blocks_of_heads_give_the_same_bits():
         assert torch.equal(mine, good)
 
 
-def test_infinite_scores_are_those_of_softmax():
+def test_infinite_scores_are_those_of_softmax(one_pass):
     graph = Graph.from_csr(torch.tensor([0, 2, 4, 6]), torch.tensor([0, 1, 0, 1, 0, 1]), num_cols=2)
     inf = float("inf")
     scores = torch.tensor([-inf, 1.0, -inf, -inf, float("nan"), 0.0]).view(-1, 1)

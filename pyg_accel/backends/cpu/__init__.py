@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend, winners_are_columns
+from pyg_accel.backends.base import Backend, shares_rows, winners_are_columns
 from pyg_accel.backends.cpu import attention
 from pyg_accel.backends.cpu.program import (
     COMBINE,
@@ -23,7 +23,7 @@ from pyg_accel.backends.cpu.program import (
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.cbsr import CBSR
-from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
+from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, has_sum, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
 
@@ -58,6 +58,17 @@ class CpuBackend(Backend):
     def cost(self, spec: OpSpec) -> float:
         """Bytes gathered at about 20 GB/s, and what a call costs."""
         return 1e-5 + 2e-10 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize / 4
+
+    def prefers_parts(self, spec: OpSpec) -> bool:
+        """What has a kernel of its own is faster there, unless one pass saves a gather.
+
+        So attention by dot products runs by its parts, unless the values are the keys.
+        """
+        if spec.op == "gspmm_several":
+            return all(_is_product(parse(text)) for text in spec.formulas)
+        if spec.op == "attention":
+            return has_sum(parse(spec.score)) and not shares_rows(spec)
+        return False
 
     def info(self) -> dict[str, Any]:
         """Return the instruction sets, the cache size and the build's facts."""
@@ -225,6 +236,15 @@ class CpuBackend(Backend):
         scale = None if scale is None else scale.contiguous()
         out: Tensor = cpu_library().sampled(*arrays, x, scale, weight, sampling.width, *how)
         return out
+
+
+def _is_product(formula: Formula) -> bool:
+    """Whether a formula is a product of two operands, or the dot product."""
+    inner = formula.arg if isinstance(formula, Sum) else formula
+    match inner:
+        case Binary(op="mul", left=Operand(), right=Operand()):
+            return True
+    return False
 
 
 def _in_stages(spec: OpSpec) -> bool:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend, atomics_allowed
+from pyg_accel.backends.base import Backend, atomics_allowed, shares_rows
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Formula, has_sum, operands_of, parse
+from pyg_accel.formula import Formula, has_sum, parse
 from pyg_accel.graph import CSR
 
 __all__ = ["TritonBackend"]
@@ -67,11 +67,7 @@ class TritonBackend(Backend):
         """
         if spec.op != "attention" or (spec.heads == 1 and has_sum(parse(spec.score))):
             return False
-        score, value = (
-            {o.index for o in operands_of(parse(text)) if o.side == "u"}
-            for text in (spec.score, spec.formula)
-        )
-        return not any(spec.shapes[index][1] > 1 for index in score & value)
+        return not shares_rows(spec)
 
     def info(self) -> dict[str, Any]:
         """Return the version of Triton and the devices."""
