@@ -32,8 +32,6 @@ using mask_t = typename Simd<A>::M;
 
 typedef uint16_t Half16 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 2)));
 typedef uint32_t Word32 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
-typedef int8_t Signed8 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 4)));
-typedef uint8_t Byte8 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 4)));
 
 // Not std::min: a template of the standard library, instantiated here, might reach other
 // processors.
@@ -80,6 +78,21 @@ inline T from_acc(acc_t<T> x) {
   }
 }
 
+// One vector of bytes in 32 bits each, with their signs. GCC takes a conversion from bytes apart,
+// lane by lane, so it is said with intrinsics.
+inline mask_t<float> widen_bytes(const int8_t* p) {
+#if PYG_ACCEL_VEC_BYTES == 64
+  return (mask_t<float>)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif PYG_ACCEL_VEC_BYTES == 32
+  return (mask_t<float>)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  mask_t<float> words;
+  for (int i = 0; i < kLanes<float>; ++i)
+    words[i] = p[i];
+  return words;
+#endif
+}
+
 // One vector of L = kLanes consecutive elements, converted to the accumulation type.
 template <class T>
 inline vec_t<acc_t<T>> load(const T* p) {
@@ -92,13 +105,9 @@ inline vec_t<acc_t<T>> load(const T* p) {
     __builtin_memcpy(&h, p, sizeof(h));
     return as<vec_t<float>>(__builtin_convertvector(h, Word32) << 16);
   } else if constexpr (std::is_same_v<T, int8_t>) {
-    Signed8 bytes;
-    __builtin_memcpy(&bytes, p, sizeof(bytes));
-    return __builtin_convertvector(bytes, vec_t<float>);
+    return __builtin_convertvector(widen_bytes(p), vec_t<float>);
   } else if constexpr (std::is_same_v<T, fp8>) {
-    Byte8 bytes;
-    __builtin_memcpy(&bytes, p, sizeof(bytes));
-    const Word32 words = __builtin_convertvector(bytes, Word32);
+    const Word32 words = as<Word32>(widen_bytes(reinterpret_cast<const int8_t*>(p)));
     const Word32 body = words & 0x7f;
     // Multiplying by 2^120 moves the exponent bias from 7 to 127 and renormalises subnormals.
     const Word32 size = as<Word32>(as<vec_t<float>>(body << 20) * 0x1p120f);
