@@ -78,8 +78,8 @@ inline T from_acc(acc_t<T> x) {
   }
 }
 
-// One vector of bytes in 32 bits each, with their signs. GCC takes a conversion from bytes apart,
-// lane by lane, so it is said with intrinsics.
+// One vector of bytes, with their signs in 32 bits or in 16 each. GCC takes a conversion from bytes
+// apart, lane by lane, so it is said with intrinsics.
 inline mask_t<float> widen_bytes(const int8_t* p) {
 #if PYG_ACCEL_VEC_BYTES == 64
   return (mask_t<float>)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -90,6 +90,33 @@ inline mask_t<float> widen_bytes(const int8_t* p) {
   for (int i = 0; i < kLanes<float>; ++i)
     words[i] = p[i];
   return words;
+#endif
+}
+
+inline Half16 widen_bytes_to_halves(const fp8* p) {
+#if PYG_ACCEL_VEC_BYTES == 64
+  return (Half16)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif PYG_ACCEL_VEC_BYTES == 32
+  return (Half16)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  Half16 halves;
+  for (int i = 0; i < kLanes<float>; ++i)
+    halves[i] = static_cast<uint16_t>(static_cast<int8_t>(p[i].bits));
+  return halves;
+#endif
+}
+
+// float16 -> float.
+inline vec_t<float> from_halves(Half16 halves) {
+#if PYG_ACCEL_VEC_BYTES == 64
+  return (vec_t<float>)_mm512_cvtph_ps((__m256i)halves);
+#elif PYG_ACCEL_VEC_BYTES == 32
+  return (vec_t<float>)_mm256_cvtph_ps((__m128i)halves);
+#else
+  vec_t<float> v;
+  for (int i = 0; i < kLanes<float>; ++i)
+    v[i] = half_to_float(halves[i]);
+  return v;
 #endif
 }
 
@@ -107,23 +134,14 @@ inline vec_t<acc_t<T>> load(const T* p) {
   } else if constexpr (std::is_same_v<T, int8_t>) {
     return __builtin_convertvector(widen_bytes(p), vec_t<float>);
   } else if constexpr (std::is_same_v<T, fp8>) {
-    const Word32 words = as<Word32>(widen_bytes(reinterpret_cast<const int8_t*>(p)));
-    const Word32 body = words & 0x7f;
-    // Multiplying by 2^120 moves the exponent bias from 7 to 127 and renormalises subnormals.
-    const Word32 size = as<Word32>(as<vec_t<float>>(body << 20) * 0x1p120f);
-    const Word32 nan = as<Word32>(body == 0x7f) & 0x7fc00000u;
-    return as<vec_t<float>>(((words & 0x80) << 24) | size | nan);
+    // Shifted to where float16 has its exponent, whose bias is 15 for 7: a factor of 2^8. NaN, all
+    // ones behind the sign, carries into the exponent's first bit.
+    const Half16 halves = (widen_bytes_to_halves(p) << 7) & 0xbf80;
+    return from_halves(halves | ((halves + 0x80) & 0x4000)) * 256.0f;
   } else {
-#if PYG_ACCEL_VEC_BYTES == 64
-    return (vec_t<float>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif PYG_ACCEL_VEC_BYTES == 32
-    return (vec_t<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
-    vec_t<float> v;
-    for (int i = 0; i < kLanes<float>; ++i)
-      v[i] = to_acc(p[i]);
-    return v;
-#endif
+    Half16 halves;
+    __builtin_memcpy(&halves, p, sizeof(halves));
+    return from_halves(halves);
   }
 }
 
