@@ -9,10 +9,9 @@ from torch import Tensor
 
 from pyg_accel.backends.sampling import Sampling, primes
 from pyg_accel.backends.triton.gspmm import device_facts
-from pyg_accel.backends.triton.kernels.sampled import choose_kernel, scale_kernel, sum_kernel
+from pyg_accel.backends.triton.kernels.sampled import choose_kernel, sum_kernel
 from pyg_accel.backends.triton.launch import Device
 from pyg_accel.backends.triton.launcher import launch
-from pyg_accel.backends.triton.schedule import schedule_of
 from pyg_accel.graph import CSR
 
 __all__ = ["SampledTile", "choose_sampled_tile", "run"]
@@ -21,11 +20,8 @@ WARP = 32
 LINE = 128  # bytes that a load of features should have in one piece
 L2_PERCENT = 75  # of the L2 that features may take
 CHOOSE_TILE = (8, 64)  # rows, and entries of each, whose columns a program lays side by side
-SCALE_ROWS = 256  # of a program that computes scales
-WHOLE = 2**62  # entries: no row is cut
-# Below these, positions are computed in 32 bits: see `_position` in the kernel; four steps of less
-# than a row's length also fit.
-INT32_ENTRIES, INT32_WIDTH = 2**28, 2**20
+# Below these, positions are computed in 32 bits: see `_position` in the kernel.
+INT32_ENTRIES, INT32_WIDTH = 2**29, 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +92,40 @@ def run(
         )
     by_row = scale is not None and scale.size(1) == 1 and scale.size(0) == csr.num_cols
     width = min(sampling.width, entries)
-    accumulate = torch.float64 if x.dtype == torch.float64 else torch.float32
+    small = entries < INT32_ENTRIES and width < INT32_WIDTH
     shared: dict[str, Any] = {
         "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
-        "POS": tl.int32 if entries < INT32_ENTRIES and width < INT32_WIDTH else tl.int64,
+        "POS": tl.int32 if small else tl.int64,
+        "PADDED": rows * width < entries,
     }
-    scales = scale.flatten() if by_row and scale is not None else None
-    if sampling.rescale == "gcn":
-        scales = _scales(csr, scales, width, accumulate)
-    draws = (seed, primes(x.device)) if sampling.strategy == "random" else (None, None)
-    sources = (csr.col, csr.eid, weight, scales)
-    how: dict[str, Any] = {
-        "STRATEGY": sampling.strategy,
-        "WEIGHTED": "" if weight is None else "edge" if weight.size(1) == 1 else "head",
-        "NUMBERED": csr.eid is not None,
-        "SCALED": scales is not None,
-    }
-    # Where rows are long for their samples, choose once for all slices of columns; entries that lie
-    # side by side are as good as chosen.
-    if rows * width < entries and (sampling.strategy != "bucket" or scales is not None):
-        sources = _chosen(csr, sources, draws, (rows, heads, width), accumulate, {**how, **shared})
-        how = {"STRATEGY": "chosen", "WEIGHTED": "" if sources[2] is None else "edge",
-               "NUMBERED": False, "SCALED": False}  # fmt: skip
-    order = None
-    if rows * width >= entries and tile.rows > 1:
-        order = schedule_of(csr.rowptr, entries, WHOLE, WHOLE, ordered=True).order
+    gcn = sampling.rescale == "gcn"
+    factors = weight is not None or by_row or gcn
+    sources, values, kept = csr.col, None, 0
+    if sampling.strategy == "bucket" and not factors:
+        shared["PADDED"] = False  # the chosen columns lie side by side as they are
+    else:
+        kept = min(rows * width, entries)
+        sources = csr.col.new_empty(kept)
+        if factors:
+            kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+            values = torch.empty(heads, kept, dtype=kind, device=x.device)
+        random = sampling.strategy == "random"
+        block, lanes = CHOOSE_TILE
+        launch(
+            choose_kernel,
+            (-(-rows // block), heads if factors else 1),
+            (csr.rowptr, csr.col, csr.eid, scale if by_row else None, weight, seed,
+             primes(x.device) if random else None, sources, values, rows, heads, width, kept),
+            warps=4,
+            ROWS=block,
+            LANES=min(lanes, 1 << (width - 1).bit_length()),
+            STRATEGY=sampling.strategy,
+            WEIGHTED="" if weight is None else "edge" if weight.size(1) == 1 else "head",
+            NUMBERED=csr.eid is not None,
+            ROW_SCALE=by_row,
+            GCN=gcn,
+            **shared,
+        )  # fmt: skip
 
     stored, kind_of_bytes = x, ""
     if scale is not None:
@@ -134,59 +139,18 @@ def run(
     launch(
         sum_kernel,
         (-(-rows // tile.rows), -(-features // tile.columns) * heads),
-        (csr.rowptr, order, *sources, *draws, stored, None if by_row else scale, out, rows,
-         features // unit, x.stride(0) // unit, heads, width),
+        (csr.rowptr, sources, values, stored, None if by_row else scale, out, rows,
+         features // unit, x.stride(0) // unit, heads, width, kept),
         warps=tile.warps,
         ROWS=tile.rows,
         LANES=tile.lanes,
         COLUMNS=tile.columns,
         UNROLL=tile.unroll,
         UNIT=unit,
-        ORDERED=order is not None,
         RESCALE=sampling.rescale,
+        FACTORS=factors,
         COLUMN_SCALE=scale is not None and not by_row,
         BYTES=kind_of_bytes,
-        **how,
         **shared,
     )  # fmt: skip
     return out
-
-
-def _scales(csr: CSR, given: Tensor | None, width: int, dtype: torch.dtype) -> Tensor:
-    """[num_cols], the factor of a source for the sampled degrees of a GCN, times what is given."""
-    scales = torch.empty(csr.num_cols, dtype=dtype, device=csr.col.device)
-    launch(
-        scale_kernel,
-        (-(-csr.num_cols // SCALE_ROWS),),
-        (csr.rowptr, given, scales, csr.num_cols, width),
-        ROWS=SCALE_ROWS,
-        GIVEN=given is not None,
-    )
-    return scales
-
-
-def _chosen(
-    csr: CSR,
-    sources: tuple[Tensor | None, ...],
-    draws: tuple[Tensor | None, ...],
-    sizes: tuple[int, int, int],
-    accumulate: torch.dtype,
-    how: dict[str, Any],
-) -> tuple[Tensor | None, ...]:
-    """Lay samples side by side: columns, nothing, factors of every head or None, nothing."""
-    rows, heads, width = sizes
-    factors = None
-    if how["WEIGHTED"] or how["SCALED"]:
-        factors = torch.empty(heads, rows * width, dtype=accumulate, device=csr.col.device)
-    columns = csr.col.new_empty(rows * width)
-    block, lanes = CHOOSE_TILE
-    launch(
-        choose_kernel,
-        (-(-rows // block), 1 if factors is None else heads),
-        (csr.rowptr, *sources, *draws, columns, factors, *sizes),
-        warps=4,
-        ROWS=block,
-        LANES=min(lanes, 1 << (width - 1).bit_length()),
-        **how,
-    )
-    return columns, None, factors, None

@@ -1,9 +1,9 @@
-"""Sums over a sample of each row's entries (ES-SpMM paper, section IV).
+"""Sums over a sample of each row's entries, in the two stages of the ES-SpMM paper (section IV).
 
-The paper chooses and adds up in one kernel, through shared memory. `sum_kernel` does so too where
-most rows are taken whole. Where they are not, `choose_kernel` first lays the chosen columns and
-their factors side by side: features are gathered in slices of columns that stay in the L2, and each
-slice would choose again, at a 32-byte sector for each entry that lies scattered over its row.
+`choose_kernel` lays the chosen columns and their factors side by side, `sum_kernel` adds up rows of
+features from there. The paper does both in one kernel, through shared memory. Here features are
+gathered in slices of columns that stay in the L2, and each slice would choose again: reading
+entries that lie scattered over a row costs a 32-byte sector each, more than a second kernel.
 
 `pyg_accel.backends.sampling` defines which entries are chosen.
 """
@@ -11,7 +11,7 @@ slice would choose again, at a 32-byte sector for each entry that lies scattered
 import triton
 import triton.language as tl
 
-__all__ = ["choose_kernel", "scale_kernel", "sum_kernel"]
+__all__ = ["choose_kernel", "sum_kernel"]
 
 RUN = tl.constexpr(256)  # entries of a lane that are added up before they join the others
 
@@ -83,64 +83,13 @@ def _decoded(x: tl.tensor, ACC: tl.constexpr, BYTES: tl.constexpr) -> tl.tensor:
         return x.to(ACC)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _factor(
-    entry: tl.tensor,
-    source: tl.tensor,
-    ok: tl.tensor,
-    head: tl.tensor,
-    heads: tl.tensor,
-    eid_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    WEIGHTED: tl.constexpr,
-    NUMBERED: tl.constexpr,
-    SCALED: tl.constexpr,
-    ACC: tl.constexpr,
-) -> tl.tensor:
-    """What entries are multiplied by: weights (WEIGHTED: "", "edge" or "head"), source scales."""
-    factor = tl.where(ok, 1.0, 0.0).to(ACC)
-    if WEIGHTED != "":
-        if NUMBERED:
-            entry = tl.load(eid_ptr + entry, mask=ok, other=0).to(tl.int64)
-        if WEIGHTED == "head":
-            entry = entry * heads + head
-        factor = tl.load(weight_ptr + entry, mask=ok, other=0).to(ACC)
-    if SCALED:
-        factor *= tl.load(scale_ptr + source, mask=ok, other=0.0).to(ACC)
-    return factor
-
-
-@triton.jit(do_not_specialize=["rows", "width"])  # type: ignore[untyped-decorator]
-def scale_kernel(
-    rowptr_ptr: tl.tensor,
-    given_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    rows: tl.tensor,
-    width: tl.tensor,
-    ROWS: tl.constexpr,
-    GIVEN: tl.constexpr,
-) -> None:
-    """Write sqrt(degree / sampled degree) of ROWS rows, times what is given for them."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    ok = row < rows
-    degree = tl.load(rowptr_ptr + row + 1, mask=ok, other=0)
-    degree -= tl.load(rowptr_ptr + row, mask=ok, other=0)
-    kind = scale_ptr.dtype.element_ty
-    ratio = degree.to(kind) / width.to(kind)
-    scale = tl.where(ratio > 1.0, tl.sqrt(ratio), 1.0)
-    if GIVEN:
-        scale *= tl.load(given_ptr + row, mask=ok, other=0.0)
-    tl.store(scale_ptr + row, scale, mask=ok)
-
-
-@triton.jit(do_not_specialize=["rows", "heads", "width"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "heads", "width", "kept"])  # type: ignore[untyped-decorator]
 def choose_kernel(
     rowptr_ptr: tl.tensor,
     col_ptr: tl.tensor,
     eid_ptr: tl.tensor,
+    row_scale_ptr: tl.tensor,
     weight_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
     seed_ptr: tl.tensor,
     steps_ptr: tl.tensor,
     source_ptr: tl.tensor,
@@ -148,18 +97,22 @@ def choose_kernel(
     rows: tl.tensor,
     heads: tl.tensor,
     width: tl.tensor,
+    kept: tl.tensor,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     STRATEGY: tl.constexpr,
     WEIGHTED: tl.constexpr,
     NUMBERED: tl.constexpr,
-    SCALED: tl.constexpr,
+    ROW_SCALE: tl.constexpr,
+    GCN: tl.constexpr,
+    PADDED: tl.constexpr,
     ACC: tl.constexpr,
     POS: tl.constexpr,
 ) -> None:
     """Program (block of rows, head): columns and factors of the samples of ROWS rows.
 
-    Row r's begin at r * width, factors of head h at h * rows * width; columns are the same for all.
+    Row r's begin at r * width if PADDED, else where the row itself begins. There are `kept` factors
+    a head; columns are the same for all.
     """
     head = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -174,9 +127,7 @@ def choose_kernel(
     modulus = tl.maximum(degree, 1)
     turn = (step.to(tl.float32) / modulus.to(tl.float32))[:, None]
     turned = (start.to(tl.float32) / modulus.to(tl.float32))[:, None]
-    own_factor_ptr = factor_ptr
-    if WEIGHTED != "" or SCALED:
-        own_factor_ptr = factor_ptr + head.to(tl.int64) * rows * width
+    place = row * width if PADDED else begin
 
     most = tl.max(count, axis=0)
     done = most * 0
@@ -189,26 +140,33 @@ def choose_kernel(
                                  turned)  # fmt: skip
         entry = begin[:, None] + position
         source = tl.load(col_ptr + entry, mask=ok, other=0)
-        slot = (row * width)[:, None] + number
+        slot = place[:, None] + number
         if head == 0:
             tl.store(source_ptr + slot, source, mask=ok)
-        if WEIGHTED != "" or SCALED:
-            factor = _factor(entry, source, ok, head, heads, eid_ptr, weight_ptr, scale_ptr,
-                             WEIGHTED, NUMBERED, SCALED, ACC)  # fmt: skip
-            tl.store(own_factor_ptr + slot, factor, mask=ok)
+        if WEIGHTED != "" or ROW_SCALE or GCN:
+            factor = tl.where(ok, 1.0, 0.0).to(ACC)
+            if WEIGHTED != "":
+                if NUMBERED:
+                    entry = tl.load(eid_ptr + entry, mask=ok, other=0).to(tl.int64)
+                if WEIGHTED == "head":
+                    entry = entry * heads + head
+                factor = tl.load(weight_ptr + entry, mask=ok, other=0).to(ACC)
+            if ROW_SCALE:
+                factor *= tl.load(row_scale_ptr + source, mask=ok, other=0.0).to(ACC)
+            if GCN:
+                low = tl.load(rowptr_ptr + source, mask=ok, other=0)
+                high = tl.load(rowptr_ptr + source + 1, mask=ok, other=0)
+                ratio = (high - low).to(ACC) / width.to(ACC)
+                factor *= tl.where(ratio > 1.0, tl.sqrt(ratio), 1.0)
+            tl.store(factor_ptr + head.to(tl.int64) * kept + slot, factor, mask=ok)
         done += LANES
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "stride", "heads", "width"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "columns", "stride", "heads", "width", "kept"])  # type: ignore[untyped-decorator]
 def sum_kernel(
     rowptr_ptr: tl.tensor,
-    order_ptr: tl.tensor,
-    col_ptr: tl.tensor,
-    eid_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    seed_ptr: tl.tensor,
-    steps_ptr: tl.tensor,
+    source_ptr: tl.tensor,
+    factor_ptr: tl.tensor,
     x_ptr: tl.tensor,
     column_scale_ptr: tl.tensor,
     out_ptr: tl.tensor,
@@ -217,27 +175,24 @@ def sum_kernel(
     stride: tl.tensor,
     heads: tl.tensor,
     width: tl.tensor,
+    kept: tl.tensor,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr,
     UNIT: tl.constexpr,
-    STRATEGY: tl.constexpr,
-    ORDERED: tl.constexpr,
     RESCALE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    NUMBERED: tl.constexpr,
-    SCALED: tl.constexpr,
+    FACTORS: tl.constexpr,
     COLUMN_SCALE: tl.constexpr,
     BYTES: tl.constexpr,
+    PADDED: tl.constexpr,
     ACC: tl.constexpr,
     POS: tl.constexpr,
 ) -> None:
     """Program (block of rows, slice of columns of a head): ROWS x COLUMNS sums.
 
     LANES entries of each row are side by side, UNROLL of those in flight. `columns` and `stride`
-    count units of UNIT features. With STRATEGY "chosen" columns and weights are what
-    `choose_kernel` left.
+    count units of UNIT features.
     """
     features = columns * UNIT
     slices = (features + COLUMNS - 1) // COLUMNS
@@ -247,33 +202,17 @@ def sum_kernel(
 
     edge = tl.arange(0, ROWS * LANES)
     lane = (edge % LANES).to(POS)
-    task = tl.program_id(0).to(tl.int64) * ROWS + edge // LANES
-    ok_row = task < rows
-    row = task
-    if ORDERED:
-        row = tl.load(order_ptr + task, mask=ok_row, other=0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * ROWS + edge // LANES
+    ok_row = row < rows
     begin = tl.load(rowptr_ptr + row, mask=ok_row, other=0)
     degree = (tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0) - begin).to(POS)
     count = tl.minimum(degree, width.to(POS))
-    place = begin.to(tl.int64)
-    own_weight_ptr = weight_ptr
-    if STRATEGY == "chosen":
-        place = row * width
-        if WEIGHTED != "":
-            own_weight_ptr = weight_ptr + head.to(tl.int64) * rows * width
-    # From one entry of a lane to the next it goes `advance` ahead, round and round the row.
-    modulus = tl.maximum(degree, 1)
-    position, advance = lane, lane * 0 + LANES
-    WALKS: tl.constexpr = STRATEGY == "fastrand" or STRATEGY == "random"
-    if WALKS:
-        longest = tl.max(degree, axis=0)
-        if longest > width.to(POS):
-            start, step = _walk(row, degree, width.to(POS), seed_ptr, steps_ptr,
-                                STRATEGY == "random")  # fmt: skip
-            position = (start + lane * step) % modulus
-            advance = (LANES * step) % modulus
+    place = row * width if PADDED else begin.to(tl.int64)
 
     x_head = x_ptr + head.to(tl.int64) * features
+    own_factor_ptr = factor_ptr
+    if FACTORS:
+        own_factor_ptr = factor_ptr + head.to(tl.int64) * kept
     total = tl.zeros([ROWS * LANES, COLUMNS], ACC)
     most = tl.max(count, axis=0)
     done = most * 0
@@ -284,19 +223,12 @@ def sum_kernel(
             for u in tl.static_range(UNROLL):
                 number = done + u * LANES + lane
                 ok = number < count
-                if WALKS:
-                    entry = place + position
-                    position += advance
-                    position = tl.where(position >= modulus, position - modulus, position)
-                else:
-                    entry = place + number
-                source = tl.load(col_ptr + entry, mask=ok, other=0)
+                source = tl.load(source_ptr + place + number, mask=ok, other=0)
                 where = source.to(tl.int64)[:, None] * (stride * UNIT) + c[None, :]
                 x = tl.load(x_head + where, mask=ok[:, None] & c_ok[None, :], other=0)
                 message = _decoded(x, ACC, BYTES)
-                if WEIGHTED != "" or SCALED:
-                    factor = _factor(entry, source, ok, head, heads, eid_ptr, own_weight_ptr,
-                                     scale_ptr, WEIGHTED, NUMBERED, SCALED, ACC)  # fmt: skip
+                if FACTORS:
+                    factor = tl.load(own_factor_ptr + place + number, mask=ok, other=0.0)
                     message *= factor[:, None]
                 run += message
             done += UNROLL * LANES
@@ -304,11 +236,8 @@ def sum_kernel(
 
     if LANES > 1:
         total = tl.sum(tl.reshape(total, [ROWS, LANES, COLUMNS]), axis=1)
-        task = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        ok_row = task < rows
-        row = task
-        if ORDERED:
-            row = tl.load(order_ptr + task, mask=ok_row, other=0).to(tl.int64)
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        ok_row = row < rows
         degree = tl.load(rowptr_ptr + row + 1, mask=ok_row, other=0).to(POS)
         degree -= tl.load(rowptr_ptr + row, mask=ok_row, other=0).to(POS)
         count = tl.minimum(degree, width.to(POS))
