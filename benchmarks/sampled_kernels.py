@@ -258,7 +258,8 @@ def summarise(frame: pd.DataFrame) -> None:
         whole = rows[rows.strategy == "all"].set_index("backend")["device_ms"]
         library = whole.drop("pyg_accel spmm").iloc[0]
         ours = rows[rows.backend.isin(PEERS)]
-        others = rows.set_index(["strategy", "width", "backend"])["device_ms"]
+        others = rows[rows.backend.isin(PEERS.values())]
+        others = others.set_index(["strategy", "width", "backend"])["device_ms"]
         table = ours.assign(
             weighted=ours.backend != "sampled_spmm",
             times_library=library / ours.device_ms,
