@@ -5,6 +5,8 @@ VENV   ?= .venv
 # Installed first and pinned, so that no later step swaps it for a CUDA build of several GB. The CPU
 # wheel: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 TORCH  ?= torch==2.13.0
+# Compiled for that torch, and kept for the next clone.
+WHEELS ?= $(HOME)/.cache/pyg_accel/$(TORCH)
 # Extra words for the program behind a target: make test ARGS="-k spmm -x"
 ARGS   ?=
 
@@ -18,7 +20,7 @@ C_FILES   := find csrc -regex '.*\.\(h\|cuh\|cpp\|cu\)' -exec clang-format
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test test-gpu test-pyg lint format bench clean
+.PHONY: help venv build peers demo test test-gpu test-pyg lint format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,6 +28,8 @@ help:  ## list the targets
 venv: build  ## create .venv with everything, native library included
 
 build: $(LIBRARY)  ## compile the native library if csrc changed
+
+peers: $(VENV)/.peers  ## install torch-sparse; its first compilation takes a quarter of an hour
 
 demo: build  ## run the quickstart
 	$(PY) examples/quickstart.py $(ARGS)
@@ -69,6 +73,13 @@ $(PY):
 $(INSTALLED): pyproject.toml setup.py | $(PY)
 	$(PY) -m pip install "$(TORCH)" "setuptools>=77" ninja
 	PYG_ACCEL_NO_EXTENSION=1 $(PY) -m pip install --no-build-isolation -e ".[dev,bench,cost,triton]"
+	touch $@
+
+$(VENV)/.peers: $(INSTALLED)
+	mkdir -p "$(WHEELS)"
+	$(PY) -m pip wheel --no-build-isolation --no-deps --find-links "$(WHEELS)" -w "$(WHEELS)" \
+	  torch-scatter torch-sparse
+	$(PY) -m pip install --no-index --no-deps --find-links "$(WHEELS)" torch-scatter torch-sparse
 	touch $@
 
 # Where there is no compiler this makes no file, says so, and tries again next time.

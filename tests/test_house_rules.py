@@ -16,11 +16,13 @@ HARD_CAP = 420
 FLOORS = {
     "errors": 1, "settings": 1, "formula": 1, "native": 1, "graph": 1, "cbsr": 1,
     "large_pages": 1, "memo": 1, "matrices": 1, "calls": 1, "kept": 1, "tiles": 1,
+    "sharing": 1,
     "backends": 2,
     "ops": 3,
     "testing": 3,
-    "patching": 4, "layers": 4, "rewrite": 4, "reordering": 4,
-    "__main__": 5,
+    "patching": 4, "layers": 4, "reordering": 4,
+    "rewrite": 5,
+    "__main__": 6,
 }  # fmt: skip
 PRIVATE_OF_PYG = re.compile(
     r"_jinja_|_orig_propagate|_orig_edge_updater|_set_jittable_templates|_(?:propagate|message|"

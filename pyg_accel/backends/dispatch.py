@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,12 +22,14 @@ __all__ = [
     "fast_backend_reasons",
     "forget_decisions",
     "is_fast",
+    "prefer_backend",
     "record_choices",
     "use_backend",
 ]
 
 _log = logging.getLogger("pyg_accel")
-_forced: ContextVar[str | None] = ContextVar("pyg_accel_backend", default=None)
+# A backend's name, and whether others may run what that one cannot.
+_named: ContextVar[tuple[str, bool] | None] = ContextVar("pyg_accel_backend", default=None)
 _chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", default=None)
 
 
@@ -44,9 +46,10 @@ class Decision:
         return f"{self.spec} -> {self.backend.name}{others}"
 
 
-@contextmanager
-def use_backend(name: str) -> Iterator[None]:
+def use_backend(name: str) -> AbstractContextManager[None]:
     """Run every operator inside the block on one backend; it raises where that one cannot.
+
+    Gradients are formulas that nobody asked for: of those, others run what the backend cannot.
 
     Args:
         name: name of a backend, or ``"auto"`` to choose freely again.
@@ -56,16 +59,30 @@ def use_backend(name: str) -> Iterator[None]:
     """
     if name != "auto":
         get_backend(name)
-    token = _forced.set(name)
+    return _block(name, others=False)
+
+
+def prefer_backend(name: str) -> AbstractContextManager[None]:
+    """Run the operators inside the block on one backend where it can, else on any other."""
+    return _block(name, others=True)
+
+
+@contextmanager
+def _block(name: str, *, others: bool) -> Iterator[None]:
+    token = _named.set((name, others))
     try:
         yield
     finally:
-        _forced.reset(token)
+        _named.reset(token)
 
 
-def asked_for() -> str | None:
-    """Return the backend that :func:`use_backend` names here, if any."""
-    return _forced.get()
+def asked_for() -> str:
+    """Return the backend that :func:`use_backend` or the settings name here, or ``"auto"``."""
+    return _asked()[0]
+
+
+def _asked() -> tuple[str, bool]:
+    return _named.get() or (settings.backend, False)
 
 
 @contextmanager
@@ -85,27 +102,27 @@ def fast_backend_reasons(device: str) -> list[str]:
     Any message, that is: what is good at sums alone does not make models faster. A backend that was
     asked for by name counts, whatever it is, if it runs a plain sum.
     """
-    asked_for = (_forced.get() or settings.backend) != "auto"
-    shapes = ((1, 1),) if asked_for else ((1, 1), (1, 1))
+    named = asked_for() != "auto"
+    shapes = ((1, 1),) if named else ((1, 1), (1, 1))
     like = OpSpec("gspmm", device, torch.float32, torch.int32, 1, 1, 1, 1, 1,
-                  "u0" if asked_for else "relu(add(u0,v1))", ("sum",), shapes=shapes)  # fmt: skip
+                  "u0" if named else "relu(add(u0,v1))", ("sum",), shapes=shapes)  # fmt: skip
     try:
         decision = choose(like)
     except BackendNotSupported as error:
         return [f"{name}: {'; '.join(why)}" for name, why in error.reasons.items()]
-    if decision.backend.name != "reference" or asked_for:
+    if decision.backend.name != "reference" or named:
         return []
     return [f"{name}: {'; '.join(why)}" for name, why in decision.rejected.items()]
 
 
 def is_fast(spec: OpSpec) -> bool:
-    """Return whether another backend than the reference, or the one asked for, runs a call."""
-    forced = _forced.get() or settings.backend
+    """Return whether the backend that was asked for, or any but the reference, runs a call."""
     try:
-        decision = _choose(spec, forced, settings.disable)
+        decision = _decide(spec)
     except BackendNotSupported:
         return False
-    return forced != "auto" or decision.backend.name != "reference"
+    name, named = decision.backend.name, asked_for()
+    return name != "reference" if named == "auto" else name == named
 
 
 def choose(spec: OpSpec) -> Decision:
@@ -114,8 +131,7 @@ def choose(spec: OpSpec) -> Decision:
     Raises:
         BackendNotSupported: with every backend's reasons, if none can, or not the one asked for.
     """
-    forced = _forced.get() or settings.backend
-    decision = _choose(spec, forced, settings.disable)
+    decision = _decide(spec)
     names = _chosen.get()
     if names is not None:
         names[decision.backend.name] = None
@@ -125,6 +141,16 @@ def choose(spec: OpSpec) -> Decision:
 def forget_decisions() -> None:
     """Decide anew; called when the backends change."""
     _choose.cache_clear()
+
+
+def _decide(spec: OpSpec) -> Decision:
+    name, others = _asked()
+    try:
+        return _choose(spec, name, settings.disable)
+    except BackendNotSupported:
+        if not others:
+            raise
+        return _choose(spec, "auto", settings.disable)
 
 
 @lru_cache(maxsize=4096)

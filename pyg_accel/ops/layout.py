@@ -1,7 +1,6 @@
 """Feature shapes: whatever trails the row dimension becomes heads x width, and back."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import torch
@@ -76,7 +75,6 @@ def contiguous_rows(operand: Tensor) -> Tensor:
     return operand.contiguous()
 
 
-@lru_cache(maxsize=1024)
 def find_layout(trailings: tuple[tuple[int, ...], ...], *, keep_last: bool = False) -> Layout:
     """Return the layout in which operands of these trailing shapes meet.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.dispatch import asked_for, use_backend
+from pyg_accel.backends.dispatch import asked_for, prefer_backend
 
 __all__ = ["call", "define"]
 
@@ -62,9 +62,10 @@ def define(
 def _where_it_was_asked_for(
     differentiate: Callable[..., tuple[Any, ...]], setup: Callable[..., None]
 ) -> tuple[Callable[..., tuple[Any, ...]], Callable[..., None]]:
-    """Differentiate on the backend that :func:`use_backend` named for the forward pass.
+    """Differentiate on the backend that was named for the forward pass, where it can.
 
-    On a GPU backward passes run in threads of their own, which know nothing of that block.
+    On a GPU backward passes run in threads of their own, which know nothing of ``use_backend``. And
+    nobody who asked for a backend chose the formulas of gradients: it need not have all of them.
     """
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -72,9 +73,9 @@ def _where_it_was_asked_for(
         ctx.asked_for = asked_for()
 
     def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if ctx.asked_for is None:
+        if ctx.asked_for == "auto":
             return differentiate(ctx, *grads)
-        with use_backend(ctx.asked_for):
+        with prefer_backend(ctx.asked_for):
             return differentiate(ctx, *grads)
 
     return run, remember

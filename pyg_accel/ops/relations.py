@@ -9,7 +9,14 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
 
-__all__ = ["Relations", "relational_spmm", "stack_relations"]
+__all__ = [
+    "Relations",
+    "TypedNodes",
+    "relational_spmm",
+    "stack_relations",
+    "typed_matmul",
+    "typed_nodes",
+]
 
 
 class Relations(NamedTuple):
@@ -41,18 +48,75 @@ def stack_relations(
         IndexError: for ids outside of their range.
     """
     sources, targets, relations = sizes
-    for name, ids, most in (("target", target, targets), ("relation", relation, relations)):
+    nodes, ptr, pair = _pairs(target, relation, targets, relations)
+    return Relations(
+        Graph.from_edge_index(torch.stack([source.long(), pair]), (sources, nodes.numel())),
+        Graph.from_edge_index(_own_edges(nodes).flip(0), (nodes.numel(), targets)),
+        ptr,
+    )
+
+
+class TypedNodes(NamedTuple):
+    """The P pairs of a relation and a node at which edges of that relation end, by relation.
+
+    Attributes:
+        node: a graph with one edge into each of P rows, from its node.
+        ptr: [R + 1], where the pairs of every relation begin; on the CPU.
+        pair: [E], the pair of every edge.
+    """
+
+    node: Graph
+    ptr: Tensor
+    pair: Tensor
+
+
+def typed_nodes(end: Tensor, relation: Tensor, nodes: int, relations: int) -> TypedNodes:
+    """Find the pairs of relations and nodes of edges.
+
+    Args:
+        end: [E], the nodes at one end.
+        relation: [E].
+        nodes: number of nodes.
+        relations: number of relations.
+
+    Raises:
+        IndexError: for ids outside of their range.
+    """
+    found, ptr, pair = _pairs(end, relation, nodes, relations)
+    node = Graph.from_edge_index(_own_edges(found), (nodes, found.numel()))
+    return TypedNodes(node, ptr, pair)
+
+
+def typed_matmul(nodes: TypedNodes, x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply the features of every pair's node by the matrix of its relation.
+
+    Args:
+        nodes: P pairs, of :func:`typed_nodes`.
+        x: [num nodes, K].
+        weight: [R, K, M].
+
+    Returns:
+        [P, M].
+    """
+    return segment_matmul(spmm(nodes.node, x), nodes.ptr, weight)
+
+
+def _pairs(
+    ends: Tensor, relation: Tensor, nodes: int, relations: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The nodes of all pairs by relation, where each relation begins, and the pair of each edge."""
+    for name, ids, most in (("node", ends, nodes), ("relation", relation, relations)):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < most:
             raise IndexError(f"found {name} ids outside of [0, {most})")
-    stride = max(targets, 1)
-    pairs, pair = torch.unique(relation.long() * stride + target, return_inverse=True)
-    ids = torch.arange(pairs.numel(), device=pairs.device)
+    stride = max(nodes, 1)
+    pairs, pair = torch.unique(relation.long() * stride + ends, return_inverse=True)
     starts = torch.arange(relations + 1, device=pairs.device) * stride
-    return Relations(
-        Graph.from_edge_index(torch.stack([source.long(), pair]), (sources, pairs.numel())),
-        Graph.from_edge_index(torch.stack([ids, pairs % stride]), (pairs.numel(), targets)),
-        torch.searchsorted(pairs, starts).cpu(),
-    )
+    return pairs % stride, torch.searchsorted(pairs, starts).cpu(), pair
+
+
+def _own_edges(nodes: Tensor) -> Tensor:
+    """An edge_index with one edge from each of these nodes to the row of its place."""
+    return torch.stack([nodes, torch.arange(nodes.numel(), device=nodes.device)])
 
 
 def relational_spmm(

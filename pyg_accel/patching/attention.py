@@ -9,20 +9,21 @@ Dropout of the weights draws its mask at once, by torch's own function and of th
 that the numbers are those of PyG.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from pyg_accel import ops
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
+from pyg_accel.patching.edge_tensors import Waiting, plain_shape
+from pyg_accel.patching.typed import with_pairs_as_sources
 
 if TYPE_CHECKING:
     from pyg_accel.patching.lazy import Trace
@@ -105,7 +106,7 @@ def _version(t: Tensor) -> int:
     return -1 if t.is_inference() else t._version
 
 
-class Weights(Tensor):
+class Weights(Waiting):
     """Softmax weights [E], [E, H] or a view of them; see the module.
 
     Attributes:
@@ -129,9 +130,6 @@ class Weights(Tensor):
         made.source, made.mask, made._real = source, mask, None
         return made
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is left to do after ``__new__``."""
-
     def ordinary(self) -> Tensor:
         """Return them as an ordinary tensor."""
         if self._real is None:
@@ -139,84 +137,28 @@ class Weights(Tensor):
             with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.source.grad):
                 if self.mask is not None:
                     written = written * self.mask
-                self._real = written.view(_shape(self))
+                self._real = written.view(plain_shape(self))
         return self._real
 
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        from pyg_accel.patching.lazy import LazyTensor
-        from pyg_accel.patching.rules import apply
-
-        if any(issubclass(each, LazyTensor) for each in types):
-            return apply(func, args, kwargs or {})
-        return follow(func, args, kwargs or {})
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        # Reached from C++, where no Python function was called and nobody records gradients.
-        def real(weights: Weights) -> Tensor:
-            found = weights.ordinary()
-            if found.requires_grad:
-                raise RuntimeError(f"'{func}' on attention weights with gradients: clone() them")
-            return found
-
-        args, kwargs = tree_map_only(Weights, real, (args, kwargs or {}))
-        return func(*args, **kwargs)
+    def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Views of weights and dropout can wait."""
+        if name in _VIEWS and (shape := _viewed(self, name, args, kwargs)) is not None:
+            return Weights(self.source, shape, self.mask)
+        if name == "dropout" and not kwargs.get("inplace") and len(args) < 3:
+            return _dropped(func, self, args, kwargs)
+        return None
 
 
-def _shape(weights: Tensor) -> torch.Size:
-    with torch._C.DisableTorchFunctionSubclass():
-        return weights.shape
-
-
-_ASKED = {"size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "element_size",
-          "get_device", "__len__", "ndimension", "__hash__"}  # fmt: skip
-_ATTRIBUTES = {"shape", "dtype", "device", "layout", "ndim", "is_sparse", "is_cuda", "is_cpu",
-               "is_meta", "is_quantized", "is_nested", "itemsize", "names"}  # fmt: skip
 _VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "view_as", "reshape_as"}
 
 
-def follow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a function on weights: a view or dropout of them, or of the ordinary tensor."""
-    name = getattr(func, "__name__", str(func))
-    if args and isinstance(args[0], Weights):
-        weights: Weights = args[0]
-        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        if name in _ASKED or (name == "__get__" and attribute in _ATTRIBUTES):
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        if name in _VIEWS and (shape := _viewed(name, args, kwargs)) is not None:
-            return Weights(weights.source, shape, weights.mask)
-        if name == "dropout" and not kwargs.get("inplace") and len(args) < 4:
-            return _dropped(func, weights, args[1:], kwargs)
-
-    def real(value: Any) -> Any:
-        if isinstance(value, Weights):
-            return value.ordinary()
-        if isinstance(value, (list, tuple)) and any(isinstance(v, Weights) for v in value):
-            return type(value)(real(v) for v in value)
-        return value
-
-    return func(*(real(a) for a in args), **{k: real(v) for k, v in kwargs.items()})
-
-
-def _viewed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
+def _viewed(
+    weights: Weights, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Size | None:
     """The shape of a view, if it has the same rows and only dimensions of size 1 came or went."""
-    old = _shape(args[0])
+    old = plain_shape(weights)
     like = {"view_as": "view", "reshape_as": "reshape"}.get(name, name)
-    given = tuple(a.shape if isinstance(a, Tensor) else a for a in args[1:])
+    given = tuple(a.shape if isinstance(a, Tensor) else a for a in args)
     new: torch.Size = getattr(torch.empty(old, device="meta"), like)(*given, **kwargs).shape
     same = [n for n in new if n != 1] == [n for n in old if n != 1]
     return new if same and len(new) > 0 and new[0] == old[0] else None
@@ -233,7 +175,7 @@ def _dropped(
     mask = mask.view(weights.source.shape)
     if weights.mask is not None:
         mask = mask * weights.mask
-    return Weights(weights.source, _shape(weights), mask)
+    return Weights(weights.source, plain_shape(weights), mask)
 
 
 def attend(
@@ -272,12 +214,16 @@ def attend(
     layout = _layout(weights, [t for i, t in enumerate(operands) if i != found[0]])
     if layout is None:
         return None
-    given = source.given()
-    score, names = source.score, [*source.operands]
+    graph, score, names, given = source.graph, source.score, [*source.operands], source.given()
+    if all(o.side != "u" for o in operands_of(score)):
+        paired = with_pairs_as_sources(value, operands, trace.target, num_rows)
+        if paired is not None:
+            graph, value, operands = paired
     sides = {o.index: o.side for o in operands_of(score)}
     places: dict[int, int] = {}
     for o in dict.fromkeys(operands_of(value)):
         t = operands[o.index]
+        t = t.ordinary() if isinstance(t, Waiting) else t
         same = [k for k, s in enumerate(names)
                 if s is t and sides.get(k) == o.side and tuple(given[k].shape[1:]) ==
                 (layout.heads, layout.width)]  # fmt: skip
@@ -296,7 +242,7 @@ def attend(
         value = Binary("mul", value, Operand("e", len(given)))
         given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
     with torch._C.DisableTorchFunction():
-        out = ops.attention(source.graph, score, value, given, edge_order=True)
+        out = ops.attention(graph, score, value, given, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
     return out, text, source.text()
 

@@ -27,7 +27,9 @@ from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, attend
+from pyg_accel.patching.edge_tensors import EdgeTensor, Waiting, plain_shape
 from pyg_accel.patching.sampling import aggregate, in_force
+from pyg_accel.patching.typed import with_pairs_as_sources
 
 __all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised", "Watch"]
 
@@ -71,7 +73,7 @@ def _rules() -> ModuleType:
     return import_module("pyg_accel.patching.rules")
 
 
-class LazyTensor(Tensor):
+class LazyTensor(EdgeTensor):
     """A tensor with an edge dimension and a formula in place of storage.
 
     Outside of the formula language it behaves as an ordinary tensor: narrow ones are computed when
@@ -110,9 +112,6 @@ class LazyTensor(Tensor):
         lazy.shared = False  # a view of it, or what it is a view of, is about
         return lazy
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is left to do after ``__new__``."""
-
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"LazyTensor({self.formula}, shape={list(plain_shape(self))})"
 
@@ -136,12 +135,6 @@ class LazyTensor(Tensor):
     ) -> Any:
         # Every function is caught above; an operator that comes by another way has no formula.
         raise Unrecognised(f"'{func}' on messages")
-
-
-def plain_shape(lazy: Tensor) -> torch.Size:
-    """Return the shape without going through ``__torch_function__``."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return lazy.shape
 
 
 class Watch(TorchFunctionMode):
@@ -280,8 +273,12 @@ class Trace(Watch):
                 self.formulas = [f for f in self.formulas if f != waiting] + [text]
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
         graph = self.graph_of(num_rows)
-        operands = self._operands(numbers, graph.num_rows)
         with torch._C.DisableTorchFunction():
+            operands = self._given(numbers, num_rows)
+            paired = with_pairs_as_sources(formula, operands, self.target, num_rows)
+            if paired is not None:
+                graph, formula, operands = paired
+            operands = [real(t) for t in operands]
             outs, note = aggregate(graph, formula, operands, reduces)
         self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
         return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
@@ -351,12 +348,11 @@ class Trace(Watch):
         return formula, numbers
 
     def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:
-        return [
-            self.operands[n].expand(num_rows, *self.operands[n].shape[1:])
-            if self.repeated[n]
-            else real(self.operands[n])
-            for n in numbers
-        ]
+        return [real(t) for t in self._given(numbers, num_rows)]
+
+    def _given(self, numbers: list[int], num_rows: int) -> list[Tensor]:
+        operands = ((self.operands[n], self.repeated[n]) for n in numbers)
+        return [t.expand(num_rows, *t.shape[1:]) if again else t for t, again in operands]
 
     def _rows_of_side(self, lazy: LazyTensor, side: str) -> int:
         row = self.target if side == "v" else 1 - self.target
@@ -378,7 +374,7 @@ class Trace(Watch):
 
 def real(operand: Tensor) -> Tensor:
     """Return an operand as an ordinary tensor."""
-    return operand.ordinary() if isinstance(operand, Weights) else operand
+    return operand.ordinary() if isinstance(operand, Waiting) else operand
 
 
 def is_single_side(lazy: LazyTensor) -> bool:

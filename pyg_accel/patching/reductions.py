@@ -17,7 +17,8 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 
-from pyg_accel.patching.lazy import LazyTensor, plain_shape
+from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.patching.lazy import LazyTensor
 from pyg_accel.patching.rules import reduce_over_targets
 
 __all__ = ["aggregate"]

@@ -85,15 +85,21 @@ def refuse_training(layer: torch.nn.Module) -> None:
 
 
 def aggregate(
-    graph: Graph, formula: Formula, operands: Sequence[Tensor], reduces: Sequence[str]
+    graph: Graph,
+    formula: Formula,
+    operands: Sequence[Tensor],
+    reduces: Sequence[str],
+    *,
+    edge_order: bool = True,
 ) -> tuple[list[Tensor], str]:
     """Reduce messages over their target nodes, over a sample if one is asked for and possible.
 
     Args:
         graph: the graph.
         formula: the message.
-        operands: by operand index, edge data in the order of the edge list.
+        operands: by operand index.
         reduces: what to compute.
+        edge_order: edge data is in the order of the edge list, else in that of the CSR.
 
     Returns:
         One tensor a reduction, and what to say of the sampling in the report.
@@ -102,7 +108,7 @@ def aggregate(
     exact = "" if sampling is None else _exact_reason(graph, formula, operands, reduces, sampling)
     if sampling is None or exact:
         outs: list[Tensor] = ops.gspmm(
-            graph, formula, operands, reduce=list(reduces), edge_order=True
+            graph, formula, operands, reduce=list(reduces), edge_order=edge_order
         )
         return outs, f" (exact: {exact})" if exact else ""
     (x, weight), shape = _meet(formula, operands)
@@ -111,7 +117,7 @@ def aggregate(
     for reduce in reduces:
         rescale = sampling.rescale if reduce == "sum" else "none"
         out = ops.sampled_spmm(
-            graph, x, weight, reduce=reduce, rescale=rescale, edge_order=True, **how
+            graph, x, weight, reduce=reduce, rescale=rescale, edge_order=edge_order, **how
         )
         outs.append(out.reshape(graph.num_rows, *shape))
     return outs, f" over {sampling.width} edges by {sampling.strategy}"

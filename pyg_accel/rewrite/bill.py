@@ -26,11 +26,13 @@ class Given:
         learned: names of leaves that gradients flow into.
         static: names of leaves that are the same in the next call; what is computed from them
             alone is computed once.
+        sampled: products with matrices of edges take a sample of each row (``sampled()``).
     """
 
     train: bool = False
     learned: frozenset[str] = frozenset()
     static: frozenset[str] = frozenset()
+    sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,14 @@ class Work:
     Attributes:
         name: as in :class:`~pyg_accel.rewrite.cost.base.Primitive`.
         rows: symbol of the rows of the result.
-        inner: symbol of the inner dimension of a product, or empty.
+        inner: symbol of the inner dimension of a product, of the columns or entries of each row
+            that are read where that is a part of them (``k``, ``S``), or empty.
         cols: symbol of its columns (a head).
         heads: heads.
         graph: name of the matrix of edges, or empty.
         transposed: its transpose is walked: a gradient.
         once: computed when a graph is first seen, and kept.
+        shared: all heads weigh the same columns.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Work:
     graph: str = ""
     transposed: bool = False
     once: bool = False
+    shared: bool = False
 
     def primitive(self, sizes: Mapping[str, int], graphs: Features) -> Primitive:
         """Return it with numbers in place of symbols.
@@ -68,15 +73,16 @@ class Work:
         return Primitive(
             self.name, sizes[self.rows], sizes[self.inner] if self.inner else 0,
             sizes[self.cols] * self.heads, self.heads, graph,
-            permuted=self.transposed and self.name == "spmm_weighted",
+            permuted=self.transposed and self.name == "spmm_weighted", shared=self.shared,
         )  # fmt: skip
 
     def __str__(self) -> str:
-        inner = f"x{self.inner}" if self.inner and not self.graph else ""
+        inner = f"x{self.inner}" if self.inner not in ("", "k") and not self.graph else ""
         heads = f"·{self.heads}" if self.heads > 1 else ""
         graph = f" {self.graph}{'ᵀ' if self.transposed else ''}" if self.graph else ""
-        cols = "" if self.name in ("scale_edges", "edge_softmax") else f" {self.cols}{heads}"
-        rows = "" if self.graph else f" {self.rows}{inner}x{self.cols}{heads}"
+        of = f"{self.inner} of " if self.inner == "k" else ""
+        cols = "" if self.name in ("scale_edges", "edge_softmax") else f" {of}{self.cols}{heads}"
+        rows = "" if self.graph else f" {self.rows}{inner}x{of}{self.cols}{heads}"
         return f"{self.name}{graph}{cols if self.graph else rows}"
 
 
@@ -127,7 +133,9 @@ def bill_of(tree: Tree, given: Given) -> Bill:
     projected = _projected(tree)
     for node in nodes:
         # Attention draws dropout; a map may be anything.
-        static[node] = node.op not in ("attend", "map", "gemm") and all(map(fixed, node.args))
+        free = given.sampled and node.op == "spmm"  # it may draw another sample
+        fixed_op = node.op not in ("attend", "map", "gemm") and not free
+        static[node] = fixed_op and all(map(fixed, node.args))
         learned[node] = any(map(needs, node.args))
         if node in projected:
             learned[node] = True
@@ -137,10 +145,10 @@ def bill_of(tree: Tree, given: Given) -> Bill:
             continue
         if node.op == "map" or node.op == "attend":
             learned[node] = given.train
-        ahead = _forward(node)
+        ahead = _forward(node, sampled=given.sampled)
         forward += [replace(w, once=True) for w in ahead] if static[node] else ahead
         if learned[node]:
-            backward += _backward(node, needs)
+            backward += _backward(node, needs, sampled=given.sampled)
             if node.op == "gemm" and needs(node.args[1]) and isinstance(node.args[0], Node):
                 data = node.args[0]
                 kept[data] = (data.rows, data.cols, data.heads)
@@ -172,7 +180,7 @@ def _addends(node: Node) -> list[Tree]:
     return [a for a in node.args if isinstance(a, Node) and a.op == "gemm"]
 
 
-def _forward(node: Node) -> list[Work]:
+def _forward(node: Node, *, sampled: bool = False) -> list[Work]:
     a = node.args
     rows, cols, heads = node.rows, node.cols, node.heads
     match node.op:
@@ -180,9 +188,11 @@ def _forward(node: Node) -> list[Work]:
             assert a[0] is not None
             return [Work("gemm", rows, a[0].cols, cols, heads)]
         case "spmm":
-            return [_spmm(a[0], rows, cols, heads)]
+            return [_spmm(node, sampled=sampled)]
+        case "select":
+            return [Work("maxk", rows, "k", cols)]
         case "scale_rows":
-            return [Work("scale_rows", rows, "", cols, heads)]
+            return [Work("scale_rows", rows, "", "k" if node.kind == "cbsr" else cols, heads)]
         case "scale_edges":
             return [Work("scale_edges", rows, "", "1", heads, _graph(a[1]))]
         case "add":
@@ -197,11 +207,20 @@ def _forward(node: Node) -> list[Work]:
             Work("edge_softmax", rows, "", "1", heads, graph)]  # fmt: skip
 
 
-def _spmm(matrix: Tree | None, rows: str, cols: str, heads: int, *, turned: bool = False) -> Work:
-    assert matrix is not None
-    name = "spmm_weighted" if matrix.kind == "weighted" else "spmm"
-    inner = matrix.rows if turned else matrix.cols
-    return Work(name, rows, inner, cols, heads, _graph(matrix), turned)
+def _spmm(node: Node, *, turned: bool = False, sampled: bool = False) -> Work:
+    """The product of a matrix of edges with features, or its gradient for the features."""
+    matrix, data = node.args
+    assert matrix is not None and data is not None
+    rows = data.rows if turned else node.rows
+    if data.kind == "cbsr":
+        name, inner = "sspmm" if turned else "cbsr_spmm", "k"
+    elif sampled:
+        name, inner = "sampled_spmm", "S"
+    else:
+        name = "spmm_weighted" if matrix.kind == "weighted" else "spmm"
+        inner = matrix.rows if turned else matrix.cols
+    shared = data.heads < node.heads and not turned and name == "spmm_weighted"
+    return Work(name, rows, inner, node.cols, node.heads, _graph(matrix), turned, shared=shared)
 
 
 def _graph(tree: Tree | None) -> str:
@@ -212,7 +231,9 @@ def _graph(tree: Tree | None) -> str:
     return next(_graph(a) for a in tree.args if a is not None and a.kind in ("sparse", "weighted"))
 
 
-def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[Work]:
+def _backward(
+    node: Node, needs: Callable[[Tree | None], bool], *, sampled: bool = False
+) -> list[Work]:
     a = node.args
     rows, cols, heads = node.rows, node.cols, node.heads
     match node.op:
@@ -223,12 +244,15 @@ def _backward(node: Node, needs: Callable[[Tree | None], bool]) -> list[Work]:
             assert matrix is not None and data is not None
             work = []
             if needs(data):
-                work.append(_spmm(matrix, data.rows, cols, heads, turned=True))
+                work.append(_spmm(node, turned=True, sampled=sampled))
             if needs(matrix):
-                work.append(Work("sddmm", rows, "", cols, heads, _graph(matrix)))
+                read = "k" if data.kind == "cbsr" else cols
+                work.append(Work("sddmm", rows, "", read, heads, _graph(matrix)))
             return work
         case "scale_rows":
-            return [Work("scale_rows", rows, "", cols, heads)] if needs(a[1]) else []
+            return _forward(node) if needs(a[1]) else []
+        case "select":  # a scatter of what came back
+            return [Work("elementwise", rows, "", cols)] if needs(a[0]) else []
         case "scale_edges":
             return [Work("scale_edges", rows, "", "1", heads, _graph(a[1]))]
         case "map":

@@ -1,6 +1,6 @@
 """Which promoted tree is the fastest for these sizes and this graph (paper, section 3.4)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyg_accel.rewrite.bill import Bill, Features
@@ -8,7 +8,7 @@ from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.tree import Tree
 
-__all__ = ["Choice", "Choose", "decide", "seconds_of"]
+__all__ = ["Choice", "Choose", "decide", "seconds_of", "source_for"]
 
 # Names a tree, picks one, or takes the promoted trees and returns one of them.
 Choose = str | Tree | Callable[[Sequence[Tree]], Tree]
@@ -74,7 +74,14 @@ def decide(
     fastest = min(seconds.values())
     close = [tree for tree in candidates if seconds[tree] <= fastest * EQUAL]
     best = min(close, key=lambda t: (pruned.bills[t].bytes_kept(sizes), seconds[t]))
-    return Choice(best, "cost", model.source, seconds)
+    return Choice(best, "cost", source_for(candidates, pruned, model), seconds)
+
+
+def source_for(trees: Iterable[Tree], pruned: Associations, model: CostModel) -> str:
+    """Return what priced some trees; of primitives that nobody measured, that a roofline did."""
+    names = {work.name for tree in trees for work in pruned.bills[tree].all}
+    rest = sorted(names - set(model.learned)) if model.learned else []
+    return model.source + (f"; a roofline for {', '.join(rest)}" if rest else "")
 
 
 def forced(pruned: Associations, choose: Choose) -> Tree:

@@ -24,7 +24,7 @@ from pyg_accel.rewrite.ir import (
 )
 from pyg_accel.rewrite.prune import Associations, prune
 from pyg_accel.rewrite.simplification import merge, simplify
-from pyg_accel.rewrite.tree import Node, Tree, is_sparse
+from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse
 
 __all__ = ["associations_of", "enumerate_trees"]
 
@@ -35,7 +35,10 @@ MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its 
 @lru_cache(maxsize=64)
 def associations_of(expr: Expr, also: tuple[Expr, ...], given: Given) -> Associations:
     """Enumerate and prune; layers that compute the same share the result."""
-    return prune(enumerate_trees(expr, also), given)
+    trees = enumerate_trees(expr, also)
+    if given.sampled:  # a mean is over the sample: its kernel counts what it takes
+        trees = tuple(t for t in trees if not any(leaf.mean_of for leaf in _leaves(t)))
+    return prune(trees, given)
 
 
 def enumerate_trees(expr: Expr, also: tuple[Expr, ...] = ()) -> tuple[Tree, ...]:
@@ -80,6 +83,11 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
         case Sum(terms=terms):
             return tuple(Node("add", parts, _rows(parts), _cols(parts), heads=_heads(parts))
                          for parts in _combinations(terms, scaling))  # fmt: skip
+        case Map(name=name, arg=arg, keeps=True):
+            args = _trees(arg, scaling)
+            kept = [Node("select", (t,), t.rows, t.cols, "cbsr", name=name) for t in args]
+            written = [Node("map", (t,), t.rows, t.cols, name=WRITTEN) for t in kept]
+            return (*kept, *written)
         case Map(name=name, arg=arg, free=free):
             heads = 1 if expr.cols_out else None
             return tuple(
@@ -117,7 +125,7 @@ def _leaves(tree: Tree | None) -> Iterator[Leaf]:
 
 def _combinations(terms: tuple[Expr, ...], scaling: str) -> Iterator[tuple[Tree, ...]]:
     """The choices for the terms of a sum; terms that differ in names only are treated alike."""
-    options = [_trees(t, scaling) for t in terms]
+    options = [tuple(o for o in _trees(t, scaling) if o.kind != "cbsr") for t in terms]
     alike: dict[str, list[int]] = {}
     for number, option in enumerate(options):
         alike.setdefault(" ".join(_anonymous(t) for t in option), []).append(number)
@@ -177,9 +185,9 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
     """The primitive for two neighbours, if there is one."""
     heads = max(left.heads, right.heads)
     shape = (left.rows, right.cols)
-    if left.kind == "diagonal" and right.kind == "data":
-        return Node("scale_rows", (left, right), *shape, heads=heads)
-    if is_sparse(left) and right.kind == "data":
+    if left.kind == "diagonal" and right.kind in ("data", "cbsr"):
+        return Node("scale_rows", (left, right), *shape, right.kind, heads)
+    if is_sparse(left) and right.kind in ("data", "cbsr"):
         return Node("spmm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)

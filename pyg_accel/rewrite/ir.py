@@ -128,12 +128,14 @@ class Map(_Operators):
         arg: its argument.
         cols_out: symbol of its columns, if they are not those of the argument.
         free: it is a view, and costs nothing.
+        keeps: it leaves only ``k`` columns of each row, and the others zero (MaxK).
     """
 
     name: str
     arg: "Expr"
     cols_out: str = ""
     free: bool = False
+    keeps: bool = False
 
     @property
     def rows(self) -> str:

@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.rewrite.ir import Expr
 from pyg_accel.rewrite.matrices import Matrix
 
-__all__ = ["Algebra", "Call", "NotLifted", "Rule", "lift", "lifts"]
+__all__ = ["Algebra", "Call", "NotLifted", "Rule", "lift", "lifts", "parameters_of"]
 
 
 class NotLifted(Exception):
@@ -90,7 +90,6 @@ class Algebra:
         expr: the expression, as the layer writes it.
         values: of every leaf, by name, how its value is found for a call.
         maps: of every map, by name, what it does.
-        calls: of maps that need the call as well as the argument, by name.
         scores: of every attention, by name, how it computes the weights of the edges from the
             matrix and the features.
         owners: names of the arguments that matrices of edges are computed from.
@@ -98,11 +97,15 @@ class Algebra:
         constants: names of features that do not.
         sizes: of symbols that are the width of no weight.
         also: other forms of the expression; by default they are looked for.
+        calls: of maps that need the call as well as the argument, by name.
+        facts: what matrices are made with beside the arguments of a call.
+        sampled: ``sampled()`` applies to its products with matrices of edges.
+        compiles: its values are found by code that torch.compile can read.
     """
 
     expr: Expr
     values: Mapping[str, Callable[[Call], Value]]
-    maps: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    maps: Mapping[str, Callable[[Tensor], Any]] = field(default_factory=dict)
     scores: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
@@ -110,6 +113,9 @@ class Algebra:
     sizes: Mapping[str, int] = field(default_factory=dict)
     also: tuple[Expr, ...] = ()
     calls: Mapping[str, Callable[[Call, Tensor], Any]] = field(default_factory=dict)
+    facts: tuple[Any, ...] = ()
+    sampled: bool = True
+    compiles: bool = True
 
 
 Rule = Callable[[Any, Call], Algebra]
@@ -145,14 +151,15 @@ def _rule_of(cls: type) -> tuple[Rule | None, str]:
 
 
 @lru_cache(maxsize=256)
-def _parameters(cls: type) -> tuple[tuple[str, Any], ...]:
+def parameters_of(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of a layer's ``forward`` and their defaults."""
     found = list(signature(cls.forward).parameters.values())[1:]  # type: ignore[attr-defined]
     return tuple((p.name, None if p.default is p.empty else p.default) for p in found)
 
 
 def bind(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name, defaults included."""
-    parameters = _parameters(type(conv))  # type: ignore[arg-type]
+    parameters = parameters_of(type(conv))  # type: ignore[arg-type]
     given = dict(parameters)
     given.update(zip((name for name, _ in parameters), args, strict=False))
     given.update(kwargs)

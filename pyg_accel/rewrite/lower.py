@@ -1,16 +1,20 @@
 """Runs association trees: every primitive becomes a call of :mod:`pyg_accel.ops` or of torch."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_accel import ops
+from pyg_accel.cbsr import CBSR
+from pyg_accel.formula import parse
 from pyg_accel.graph import Graph
+from pyg_accel.patching.sampling import aggregate
 from pyg_accel.rewrite.ir import Leaf
 from pyg_accel.rewrite.lift import Algebra, Call
 from pyg_accel.rewrite.matrices import Matrix, derived
-from pyg_accel.rewrite.tree import Node, Tree, is_sparse, nodes_of
+from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse, nodes_of
 
 __all__ = ["Program"]
 
@@ -22,7 +26,14 @@ class Program:
         tree: what it computes.
     """
 
-    def __init__(self, tree: Tree, algebra: Algebra, static: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        algebra: Algebra,
+        static: frozenset[str] = frozenset(),
+        *,
+        sampled: bool = False,
+    ) -> None:
         """Number the nodes.
 
         Args:
@@ -30,8 +41,9 @@ class Program:
             algebra: where the values of leaves come from.
             static: leaves that are the same in every call with the same graph: what depends on
                 them alone is computed once a graph.
+            sampled: it is run inside ``sampled()``.
         """
-        self.tree, self._algebra = tree, algebra
+        self.tree, self._algebra, self._sampled = tree, algebra, sampled
         items: dict[Tree, int] = {}
         for node in nodes_of(tree):
             for item in (*node.args, node):
@@ -104,7 +116,7 @@ class _Run:
         owners = [given[n] for n in names if isinstance(given.get(n), Tensor)]
         if _reads(node, "X"):
             owners.append(self.call.x)
-        key = (str(node), self.call.x.dtype)
+        key = (str(node), self.call.x.dtype, self.program._algebra.facts)
         return derived(matrix.graph, key, tuple(owners), lambda: self.compute(number, node))
 
     def compute(self, number: int, node: Node) -> Any:
@@ -117,13 +129,15 @@ class _Run:
         if node.op == "gemm":
             return gemm(values[0], values[1], node.heads)
         if node.op == "spmm":
-            return spmm(values[0], values[1], mean=node.mean)
+            return spmm(values[0], values[1], mean=node.mean, sampled=self.program._sampled)
         if node.op == "scale_rows":
             leaf = node.args[0]
             assert isinstance(leaf, Leaf)
             return scale_rows(values[0], values[1], leaf)
         if node.op == "scale_edges":
             return scale_edges(*values)
+        if node.op == "map" and node.name == WRITTEN:
+            return values[0].dense()
         algebra = self.program._algebra
         if node.name in algebra.calls:
             return algebra.calls[node.name](self.call, values[0])
@@ -175,7 +189,7 @@ class _Run:
             else:
                 features.append(self.value(a))
         scores = program._algebra.scores[node.name](self.call, matrix, *features)
-        return Matrix(matrix.graph, scores)
+        return replace(matrix, weight=scores, edge_order=False)
 
 
 def _reads(tree: Tree | None, name: str) -> bool:
@@ -202,12 +216,21 @@ def gemm(data: Tensor, weight: Tensor, heads: int = 1) -> Tensor:
     return out if heads == 1 else out.view(out.size(0), heads, out.size(1) // heads)
 
 
-def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
-    """Multiply a matrix of edges with features [N, F] or [N, heads, F]."""
+def spmm(
+    matrix: Matrix, data: Tensor | CBSR, *, mean: bool = False, sampled: bool = False
+) -> Tensor:
+    """Multiply a matrix of edges with features [N, F] or [N, heads, F], or with CBSR."""
     reduce = "mean" if mean else "sum"
+    if isinstance(data, CBSR):
+        out = ops.cbsr_spmm(
+            matrix.graph, data, matrix.weight, reduce=reduce, edge_order=matrix.edge_order
+        )
+        return matrix.rows(out)
+    if sampled:
+        return _sampled_spmm(matrix, data, reduce)
     if matrix.weight is None:
         plain: Tensor = ops.spmm(matrix.graph, data, reduce=reduce)
-        return plain
+        return matrix.rows(plain)
     weight = matrix.weight
     if weight.dim() == 2 and weight.size(1) == 1:
         weight = weight.squeeze(1)
@@ -220,11 +243,30 @@ def spmm(matrix: Matrix, data: Tensor, *, mean: bool = False) -> Tensor:
     weighted: Tensor = ops.gspmm(
         matrix.graph, "mul(u0,e1)", operands, reduce=reduce, edge_order=matrix.edge_order
     )
-    return weighted
+    return matrix.rows(weighted)
 
 
-def scale_rows(diagonal: Tensor | float, data: Tensor, leaf: Leaf) -> Tensor:
+def _sampled_spmm(matrix: Matrix, data: Tensor, reduce: str) -> Tensor:
+    """The product over a sample of each row, as ``sampled()`` asks for it."""
+    graph, weight = matrix.graph, matrix.weight
+    formula, operands = "u0", [data]
+    if weight is not None:
+        if weight.dim() == 2 and weight.size(1) == 1:
+            weight = weight.squeeze(1)
+        if weight.dim() == 2 and data.dim() == 2:
+            data = data.unsqueeze(1).expand(-1, weight.size(1), -1)
+        weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
+        formula, operands = "mul(u0,e1)", [data, weight]
+    outs, _ = aggregate(graph, parse(formula), operands, [reduce], edge_order=matrix.edge_order)
+    return outs[0]
+
+
+def scale_rows(diagonal: Tensor | float, data: Tensor | CBSR, leaf: Leaf) -> Tensor | CBSR:
     """Multiply every row with its element of a vector, or all with a number."""
+    if isinstance(data, CBSR):
+        values = scale_rows(diagonal, data.values, leaf)
+        assert isinstance(values, Tensor)
+        return CBSR(values, data.indices, data.width)
     if isinstance(diagonal, float):
         return data * diagonal**leaf.power
     if leaf.power > 1:
@@ -241,8 +283,9 @@ def scale_edges(left: Tensor | None, matrix: Matrix, right: Tensor | None) -> Ma
     formula = ""
     for side, value in (("v", left), ("u", right)):
         if value is not None:
-            rows = graph.num_rows if side == "v" else graph.num_cols
-            operands.append((value.expand(rows) if value.numel() == 1 else value).unsqueeze(-1))
+            rows = graph.num_rows - matrix.spare if side == "v" else graph.num_cols
+            value = value.expand(rows) if value.numel() == 1 else value
+            operands.append((matrix.targets(value) if side == "v" else value).unsqueeze(-1))
             leaf = f"{side}{len(operands) - 1}"
             formula = f"mul({formula},{leaf})" if formula else leaf
     if matrix.weight is not None:
@@ -251,4 +294,4 @@ def scale_edges(left: Tensor | None, matrix: Matrix, right: Tensor | None) -> Ma
     values: Tensor = ops.gspmm(
         graph, formula, operands, reduce="none", edge_order=matrix.edge_order
     )
-    return Matrix(graph, values.squeeze(-1), matrix.edge_order)
+    return replace(matrix, weight=values.squeeze(-1))

@@ -110,7 +110,7 @@ def _no_dearer(a: Work, b: Work, scenario: str) -> bool:
     kinds = a.name == b.name or (a.name, b.name) == ("spmm", "spmm_weighted")
     if not kinds or (a.graph, a.transposed) != (b.graph, b.transposed) or a.heads > b.heads:
         return False
-    if b.once and not a.once:
+    if (b.once and not a.once) or (b.shared and not a.shared):
         return False
     pairs = ((a.rows, b.rows), (a.inner, b.inner), (a.cols, b.cols))
     if a.name in ("gemm", "gemm_tn"):  # a product of the same three sizes is the same work

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from pyg_accel.rewrite.ir import Leaf
 
-__all__ = ["Node", "Tree", "is_sparse", "nodes_of"]
+__all__ = ["WRITTEN", "Node", "Tree", "is_sparse", "nodes_of"]
+
+WRITTEN = "dense"  # name of the map that writes the zeros of a selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +17,13 @@ class Node:
     Attributes:
         op: what computes it: ``gemm`` (data, weight), ``spmm`` (matrix, data), ``scale_rows``
             (diagonal, data), ``scale_edges`` (diagonal or None, matrix, diagonal or None), ``add``
-            (terms), ``map`` (argument), ``attend`` (matrix, features).
+            (terms), ``map`` (argument), ``attend`` (matrix, features), ``select`` (argument): a map
+            that keeps ``k`` columns of each row.
         args: its arguments.
         rows: symbol of its number of rows.
         cols: symbol of its number of columns, a head.
-        kind: as of a leaf: ``data``, ``weight`` or ``weighted``.
+        kind: as of a leaf: ``data``, ``weight`` or ``weighted``; or ``cbsr``: only ``k`` columns,
+            those that a selection kept, are stored.
         heads: that its columns come in; scores an edge for a matrix.
         name: of a map or an attention.
         mean: of an spmm: a mean over each row.

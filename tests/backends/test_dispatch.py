@@ -1,5 +1,6 @@
 """Which backend runs a call, and why the others do not. No kernel runs here."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from pyg_accel.backends import (
     registry,
     unregister_backend,
 )
+from pyg_accel.backends.dispatch import prefer_backend, record_choices
 from pyg_accel.backends.reference import ReferenceBackend
 from pyg_accel.settings import settings
 
@@ -34,6 +36,7 @@ class Custom(ReferenceBackend):
     """Free of charge, on a CPU, for sums."""
 
     name = "custom"
+    gspmm_several = Backend.gspmm_several
 
     def __init__(self, cost: float = 0.0) -> None:
         self.price = cost
@@ -167,6 +170,36 @@ def test_a_registered_backend_wins_where_it_is_cheaper_and_runs_the_call():
     ops.spmm(graph, x, reduce="max")
     assert mine.calls == 1
     assert choose(spec(reduces=("max",))).rejected["custom"] == ("only sums, not max",)
+
+
+@pytest.mark.parametrize("by", ["block", "setting"])
+def test_a_gradient_runs_where_it_was_asked_for_and_elsewhere_what_that_backend_lacks(by):
+    mine = Custom()
+    register_backend(mine)
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 1]]))
+    x, weight = torch.randn(2, 3, requires_grad=True), torch.randn(2, requires_grad=True)
+    if by == "setting":
+        settings.backend = "custom"
+    with use_backend("custom") if by == "block" else nullcontext():
+        with record_choices() as names:
+            out = ops.spmm(graph, x, weight)
+        assert list(names) == ["custom"]
+        with pytest.raises(BackendNotSupported, match="only sums, not max"):
+            ops.spmm(graph, x, reduce="max")
+        with record_choices() as names:
+            found = torch.autograd.grad(out.square().sum(), (x, weight))
+    assert len(names) == 2  # a dot for the weights is no sum
+    assert mine.calls == 2
+    settings.backend = "auto"
+    right = torch.autograd.grad(ops.spmm(graph, x, weight).square().sum(), (x, weight))
+    torch.testing.assert_close(found, right)
+
+
+def test_a_preferred_backend_that_nobody_can_replace_is_missed_with_all_reasons(cpu):
+    settings.disable = ",".join(name for name in backends() if name != "cpu")
+    with prefer_backend("cpu"), pytest.raises(BackendNotSupported) as caught:
+        choose(spec(dtype=torch.int8))
+    assert set(caught.value.reasons) == set(backends())
 
 
 def test_a_registered_backend_loses_where_it_is_dearer(cpu):

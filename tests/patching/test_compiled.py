@@ -22,9 +22,7 @@ F = 6
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    # Self-loops are picked by a mask, in PyG as well.
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        yield
+    yield
     torch._dynamo.reset()
 
 
@@ -77,6 +75,26 @@ def test_a_compiled_model_is_accelerated_whole_and_equals_stock(name, report_of)
     rows = report_of()
     assert {row.backend for row in rows} == {"torch.compile"}
     assert all(row.formula for row in rows)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+def test_fifty_sizes_of_batches_take_two_compilations_at_most(name):
+    model, counter = MODELS[name](), CompileCounterWithBackend("aot_eager")
+    with pyg_accel.patched():
+        compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+        for i in range(50):
+            nodes = 5 + (37 * i) % 101
+            x, edges = torch.randn(nodes, F), torch.randint(0, nodes, (2, nodes * (2 + i % 7)))
+            torch.testing.assert_close(compiled(x, edges), model(x, edges), rtol=1e-4, atol=1e-5)
+    assert counter.frame_count <= 2
+
+
+def test_the_compiler_is_set_as_before_once_patching_is_off():
+    config = torch._dynamo.config
+    before = config.capture_dynamic_output_shape_ops
+    with pyg_accel.patched():
+        assert config.capture_dynamic_output_shape_ops
+    assert config.capture_dynamic_output_shape_ops == before
 
 
 def test_the_compiled_graph_holds_no_messages():

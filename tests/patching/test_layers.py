@@ -297,14 +297,14 @@ LAYERS = {
     "rgat": Layer(
         lambda: pyg.RGATConv(16, 8, 3),
         lambda world: (world.x, world.edge_index, world.types),
-        ("sum_j mul(softmax_j(e0),e1)",),
+        ("sum_j mul(softmax_j(leaky_relu(add(e0,e1),0.2)),u2)",),
     ),
-    # Messages that no formula says: PyG's own path, with the reason.
     "fast-rgcn": Layer(
         lambda: pyg.FastRGCNConv(16, 8, 3),
         lambda world: (world.x, world.edge_index, world.types),
-        reasons=UNFUSED,
+        ("sum_j mul(e0,u1)",),
     ),
+    # Messages that no formula says: PyG's own path, with the reason.
     "nn": Layer(lambda: pyg.NNConv(16, 8, linear(8, 128)), with_features(8), reasons=UNFUSED),
     "sage-median": Layer(lambda: pyg.SAGEConv(16, 8, aggr="median"), reasons=UNFUSED),
     "sage-lstm": Layer(
@@ -324,7 +324,7 @@ LAYERS = {
     "dna": Layer(
         lambda: pyg.DNAConv(16),
         lambda world: (world.features(N, 3, 16), world.edge_index),
-        reasons=("'matmul' on messages of [240, 3, 16]",),
+        reasons=("'transpose' on a message that has views already",),
     ),
 }
 

@@ -138,12 +138,7 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = TO
         torch.testing.assert_close(mine, right, rtol=tolerance, atol=tolerance * scale)
 
 
-# HGT failed on an H200, nobody knows yet by what: on the CPU it equals PyG, and in Triton's
-# interpreter too, with these sizes, the tiles of an H200, and graphs built as there.
-UNKNOWN = {"HGT": pytest.mark.xfail(reason="fails on a GPU, for a reason to be found")}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=UNKNOWN.get(n, ())) for n in LAYERS])
+@pytest.mark.parametrize("name", LAYERS)
 def test_layers_equal_pyg(name):
     layer = LAYERS[name](WIDTH).cuda()
     inputs = [torch.randn(NODES, WIDTH, device="cuda"), make_edges()]

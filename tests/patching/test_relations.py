@@ -9,6 +9,7 @@ from torch_geometric.nn import (
     GATConv,
     HeteroConv,
     HGTConv,
+    MessagePassing,
     RGATConv,
     RGCNConv,
     SAGEConv,
@@ -183,8 +184,66 @@ def test_few_relations_of_a_small_graph_stay_with_pyg(homogeneous, report_of):
         assert formulas(report_of()) == [f"mean_j u0, {RELATIONS} relations"]
 
 
-def test_attention_over_relations_is_accelerated(homogeneous, report_of):
-    layer = RGATConv(WIDTH, WIDTH, RELATIONS).double()
-    with pyg_accel.patched():
-        layer(*homogeneous)
-    assert all(formulas(report_of()))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_bases": 3, "concat": False},
+        {"num_blocks": 4},
+        {"attention_mode": "multiplicative-self-attention", "dim": 2},
+        {"attention_mechanism": "within-relation"},
+        {"mod": "additive"},
+        {"mod": "f-scaled"},
+        {"edge_dim": 3},
+    ],
+    ids=str,
+)
+def test_attention_over_relations_has_no_matrix_an_edge(
+    same_as_stock, homogeneous, report_of, options
+):
+    x, edge_index, edge_type = homogeneous
+    x = torch.randn(NODES, 24, dtype=torch.float64, requires_grad=True)
+    layer = RGATConv(24, 20, RELATIONS, heads=4, **options).double()
+    edge_attr = torch.randn(EDGES, 3, dtype=torch.float64) if "edge_dim" in options else None
+    same_as_stock(layer, x, edge_index, edge_type, edge_attr)
+    (row,) = report_of()
+    assert "u" in row.formula, "products are read from pairs, not from edges"
+
+
+@pytest.mark.parametrize("aggr", ["mean", "add"])
+def test_a_matrix_an_edge_is_read_from_pairs(same_as_stock, homogeneous, report_of, aggr):
+    x, edge_index, edge_type = homogeneous
+    x = torch.randn(NODES, 24, dtype=torch.float64, requires_grad=True)
+    same_as_stock(FastRGCNConv(24, 20, RELATIONS, aggr=aggr).double(), x, edge_index, edge_type)
+    assert any("u" in row.formula for row in report_of())
+
+
+class Typed(MessagePassing):
+    """A matrix a relation at both ends, a function of the product, and more than a product."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+        self.weight = torch.nn.Parameter(torch.randn(RELATIONS, 24, 20))
+
+    def forward(self, x, edge_index, edge_type):
+        return self.propagate(edge_index, x=x, edge_type=edge_type)
+
+    def message(self, x_i, x_j, edge_type):
+        matrix = self.weight[edge_type]
+        sent = torch.bmm(x_j.unsqueeze(1), matrix).squeeze(1)
+        there = torch.bmm(x_i.unsqueeze(1), matrix).squeeze(1)
+        return torch.relu(sent) * there[:, :1] + matrix[:, 0]
+
+
+@pytest.mark.parametrize("edges", [0, 1, EDGES])
+def test_products_of_both_ends_in_a_layer_of_ones_own(same_as_stock, homogeneous, edges):
+    x = torch.randn(NODES, 24, dtype=torch.float64, requires_grad=True)
+    _, edge_index, edge_type = homogeneous
+    same_as_stock(Typed().double(), x, edge_index[:, :edges], edge_type[:edges])
+
+
+def test_types_of_edges_out_of_range_are_refused(homogeneous):
+    x, edge_index, edge_type = homogeneous
+    layer = RGATConv(WIDTH, 24, RELATIONS).double()
+    with pyg_accel.patched(), pytest.raises(IndexError, match="relation ids"):
+        layer(x, edge_index, edge_type + 50)

@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 from torch_geometric import nn
 
+from pyg_accel import layers
 from pyg_accel.rewrite.associations import associations
-from pyg_accel.rewrite.layer import Associated, Options
+from pyg_accel.rewrite.decision import Options
+from pyg_accel.rewrite.layer import Associated
 
 SOURCES, TARGETS, EDGES = 40, 40, 260
 
@@ -129,11 +131,12 @@ def test_graph_conv(aggr, learned):
     ("conv", "args", "reason"),
     [
         (nn.SAGEConv(6, 4, aggr="max"), (), "aggregation by MaxAggregation"),
-        (nn.GCNConv(6, 4, cached=True), (), "cached=True"),
+        (nn.SGConv(6, 4, cached=True), (), "cached=True"),
+        (nn.TransformerConv(6, 4, edge_dim=3), (features(EDGES, 3),), "part of what is summed up"),
         (nn.GCNConv(6, 4), (weights(requires_grad=True),), "learned"),
         (nn.EdgeConv(torch.nn.Linear(12, 4)), (), "no lifting rule for EdgeConv"),
     ],
-    ids=["max", "cached", "learned", "unknown"],
+    ids=["max", "cached", "edges", "learned", "unknown"],
 )
 def test_what_is_not_covered_runs_as_it_is_and_says_why(conv, args, reason):
     conv = conv.double()
@@ -189,6 +192,38 @@ def test_gin(network, train_eps):
     check(conv, (features(), features(30)), graph(30))
 
 
+@pytest.mark.parametrize("k", [1, 2, 6, 9])
+@pytest.mark.parametrize(
+    "make",
+    [lambda k: layers.MaxKSAGEConv(6, 4, k=k), lambda k: layers.MaxKSAGEConv(6, 4, "sum", k=k),
+     lambda k: layers.MaxKSAGEConv(6, 4, project=True, normalize=True, k=k),
+     lambda k: layers.MaxKGCNConv(6, 4, k=k),
+     lambda k: layers.MaxKGCNConv(6, 4, normalize=False, bias=False, k=k),
+     lambda k: layers.MaxKGINConv(mlp(6, 8, 4), 0.3, True, k=k)],
+    ids=["sage", "sum", "project", "gcn", "plain", "gin"],
+)  # fmt: skip
+def test_maxk(make, k):
+    check(make(k), features(), graph())
+
+
+def test_maxk_of_two_sets_of_nodes_and_with_weights():
+    check(layers.MaxKSAGEConv((6, 5), 4, k=2), (features(), features(30, 5)), graph(30))
+    check(layers.MaxKGINConv(mlp(6, 4), k=2), (features(), features(30)), graph(30))
+    check(layers.MaxKGCNConv(6, 4, k=2), features(), graph(), weights())
+    conv = layers.MaxKGCNConv(6, 4, normalize=False, k=2)
+    check(conv, features(), graph(), weights(requires_grad=True))
+
+
+def test_the_bill_of_maxk_names_what_runs():
+    found = associations(layers.MaxKSAGEConv(64, 32, k=8), train=True)
+    works = {str(tree): [w.name for w in found.bills[tree].all] for tree in found.promoted}
+    sparse = [names for names in works.values() if "cbsr_spmm" in names]
+    assert sparse
+    assert all("sspmm" in names and "spmm" not in names for names in sparse)
+    assert all(names.count("maxk") == 1 for names in works.values())
+    assert any("spmm" in names and "cbsr_spmm" not in names for names in works.values())
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_bases": 2}, {"aggr": "sum"}, {"root_weight": False, "bias": False}],
@@ -213,6 +248,43 @@ def test_attention(layer, options):
     check(layer(6, 4, **options), features(), graph())
     residual = {} if layer is nn.TransformerConv else {"residual": True, "add_self_loops": False}
     check(layer((6, 5), 4, **options, **residual), (features(), features(30, 5)), graph(30))
+
+
+@pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv])
+@pytest.mark.parametrize("fill", ["mean", "max", 0.5])
+@pytest.mark.parametrize("width", [None, 3])
+def test_attention_over_edge_attributes(layer, fill, width):
+    attr = weights(requires_grad=True) if width is None else features(EDGES, width)
+    conv = layer(6, 4, heads=2, edge_dim=width or 1, fill_value=fill)
+    check(conv, features(), graph(), attr)
+    check(conv, features(), graph())
+    bare = layer((6, 5), 4, heads=2, edge_dim=width or 1, add_self_loops=False)
+    check(bare, (features(), features(30, 5)), graph(30), attr)
+
+
+def test_a_gate_behind_attention():
+    check(nn.TransformerConv(6, 4, heads=2, beta=True), features(), graph())
+    conv = nn.TransformerConv((6, 5), 4, heads=2, beta=True, concat=False)
+    check(conv, (features(), features(30, 5)), graph(30))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.GCNConv(6, 4, cached=True, improved=True), lambda: nn.APPNP(2, 0.1, cached=True),
+     lambda: layers.MaxKGCNConv(6, 4, cached=True, k=2)],
+)  # fmt: skip
+def test_what_a_layer_caches_is_that_of_its_first_call(make):
+    conv, other = make().double(), make().double()
+    other.load_state_dict(conv.state_dict())
+    check(conv, features(), graph(), weights())
+    args, later = (features(), graph(), weights()), (features(), graph())
+    conv.reset_parameters()
+    other.load_state_dict(conv.state_dict())
+    layer = Associated(conv, Options())
+    for given in (args, later):
+        torch.testing.assert_close(layer(*given), other(*given))
+    assert not layer.reasons
+    torch.testing.assert_close(conv._cached_edge_index, other._cached_edge_index)
 
 
 def test_gat_has_the_two_associations_of_the_paper():

@@ -213,6 +213,31 @@ def test_static_features_are_aggregated_once_until_they_change():
     same(model, fast, x, edge_index)
 
 
+def test_what_is_kept_for_a_graph_belongs_to_one_kind_of_matrix():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.GCNConv(12, 4), nn.GCNConv(12, 4, improved=True)
+
+        def forward(self, x, edge_index, weight):
+            return self.a(x, edge_index, weight) - self.b(x, edge_index, weight)
+
+    model, (x, edge_index) = Net(), inputs()
+    args = (x, edge_index, torch.rand(E))
+    for choose in ("(((D·A·D)·(X·W)) + b)", "((((D·A·D)·X)·W) + b)"):
+        same(model, optimize(model, *args, static=("x",), choose=choose), *args)
+
+
+@pytest.mark.parametrize("make", [nn.GCNConv, nn.SGConv])
+def test_the_example_is_not_what_a_layer_caches(make):
+    conv, (x, edge_index) = make(12, 4, cached=True), inputs()
+    fast = optimize(conv, x, edge_index)
+    args = inputs()
+    torch.testing.assert_close(fast(*args), make.forward(copy.deepcopy(conv), *args))
+    kept = [v for name, v in vars(conv).items() if name.startswith("_cached")]
+    assert any(v is not None for v in kept)  # of the first call of the result
+
+
 def test_a_hook_on_a_layer_is_called():
     model, args = Net(), inputs()
     fast = optimize(model, *args)
@@ -295,7 +320,7 @@ def test_verification_compares_with_the_original(monkeypatch):
     settings.verify = True
     model, args = Net(), inputs()
     optimize(model, *args)
-    monkeypatch.setattr(lower, "spmm", lambda matrix, data, mean=False: 2 * data)
+    monkeypatch.setattr(lower, "spmm", lambda matrix, data, **_: 2 * data)
     with pytest.raises(VerificationError, match="Net, rewritten"):
         optimize(model, *args)
 
@@ -322,3 +347,38 @@ def test_several_graphs_and_edge_weights():
     far = torch.stack([torch.randint(N, (300,)), torch.randint(50, (300,))])
     args = (x, near, torch.rand(E), far)
     same(model, optimize(model, *args, train=True), *args)
+
+
+def test_embeddings_of_a_rewritten_model_have_the_gradient_of_patch():
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = torch.nn.ModuleList([torch.nn.Embedding(9, 12, padding_idx=1)])
+
+        def forward(self, ids):
+            return F.dropout(self.tables[0](ids), 0.5, self.training)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.encoder = torch.nn.Embedding(9, 12), Encoder()
+            self.conv = nn.GCN(12, 4, 2)
+
+        def forward(self, ids, edge_index):
+            return self.conv(self.table(ids) + self.encoder(ids), edge_index)
+
+    settings.always = True
+    model, (_, edge_index) = Net(), inputs()
+    ids = torch.randint(9, (N,))
+    fast = optimize(model, ids, edge_index, train=True)
+    assert set(fast.state_dict()) == set(model.state_dict())
+    assert set(map(id, fast.parameters())) == set(map(id, model.parameters()))
+    tables = [m for m in fast.modules() if isinstance(m, torch.nn.Embedding)]
+    assert len(tables) == 2
+    assert all(type(table) is not torch.nn.Embedding for table in tables)
+    assert type(model.encoder.tables[0]) is torch.nn.Embedding
+    assert type(tables[0](ids).grad_fn) is not type(model.table(ids).grad_fn)
+    same(model, fast, ids, edge_index)
+    with pyg_accel.patched():
+        same(model, fast, ids, edge_index)
+    assert set(copy.deepcopy(fast).state_dict()) == set(model.state_dict())

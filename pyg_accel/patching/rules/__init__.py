@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand, operands_of
-from pyg_accel.patching.lazy import NOTHING, LazyTensor, Trace, Unrecognised, plain_shape
-from pyg_accel.patching.rules import concatenation, shapes  # noqa: F401 - they register rules
-from pyg_accel.patching.rules.common import NARROW, RULES, Args, Declined, Kwargs, name_of
+from pyg_accel.patching.edge_tensors import asks, name_of, plain_shape, replaced
+from pyg_accel.patching.lazy import NOTHING, LazyTensor, Trace, Unrecognised
+from pyg_accel.patching.rules import concatenation, products, shapes  # noqa: F401 - for their rules
+from pyg_accel.patching.rules.common import NARROW, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
 from pyg_accel.patching.rules.scatter import reduce_over_targets
+from pyg_accel.patching.typed import Matrices
 
 __all__ = ["apply", "intercept", "reduce_over_targets"]
 
@@ -37,6 +39,8 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
         row = trace.row_of(index)
         if row is not None and not isinstance(source, LazyTensor):
             return trace.gather(source, dim, row)
+        if dim == 0 and products.chooses(trace, source, index):
+            return Matrices(source, index)
     elif name == "__getitem__":
         source, index = args
         if source is trace.edge_index and type(index) is int:
@@ -46,6 +50,8 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
         row = trace.row_of(index)
         if row is not None and not isinstance(source, LazyTensor):
             return trace.gather(source, 0, row)
+        if products.chooses(trace, source, index):
+            return Matrices(source, index)
     elif name == "unbind" and args[0] is trace.edge_index and len(args) + len(kwargs) == 1:
         rows = func(*args, **kwargs)
         for row, index in enumerate(rows):
@@ -72,11 +78,11 @@ _FOLLOWED = {"index_select", "__getitem__", "unbind", *_VIEWS}
 def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Handle a torch function with at least one lazy tensor among its arguments."""
     name = name_of(func)
-    if name == "__get__":
-        return _attribute(func, args)
-    if name in _METADATA:
+    if asks(func) or name in ("__repr__", "__format__"):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    if name == "__get__":
+        return _attribute(func, args)
     in_place = name.endswith("_") and not name.endswith("__") and name[:-1] in RULES
     rule = RULES.get(name[:-1] if in_place else name)
     if rule is not None:
@@ -90,25 +96,13 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     return _write_out(func, args, kwargs)
 
 
-_METADATA = {
-    "size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "element_size",
-    "get_device", "__len__", "ndimension", "is_signed", "is_inference", "__repr__", "__format__",
-    "__hash__", "is_conj", "is_neg",
-}  # fmt: skip
-_PLAIN_ATTRIBUTES = {
-    "shape", "dtype", "device", "layout", "ndim", "is_sparse", "is_sparse_csr", "is_cuda", "is_cpu",
-    "is_meta", "is_quantized", "is_nested", "is_mps", "is_xpu", "is_mkldnn", "itemsize", "names",
-    "is_leaf", "grad",
-}  # fmt: skip
-
-
 def _attribute(func: Callable[..., Any], args: Args) -> Any:
     name = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
     lazy: LazyTensor = args[0]
     if name == "requires_grad":
         trace = lazy.tracer
         return any(trace.operands[o.index].requires_grad for o in operands_of(lazy.formula))
-    if name in _PLAIN_ATTRIBUTES:
+    if name in ("is_leaf", "grad"):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args)
     return getattr(_computed(lazy, f"Tensor.{name}"), name)
@@ -120,14 +114,8 @@ def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if (changes and isinstance(args[0], LazyTensor)) or isinstance(kwargs.get("out"), LazyTensor):
         raise Unrecognised(f"'{name}' changes an edge tensor in place")
 
-    def real(value: Any) -> Any:
-        if isinstance(value, LazyTensor):
-            return _computed(value, name)
-        if isinstance(value, (list, tuple)) and any(isinstance(v, LazyTensor) for v in value):
-            return type(value)(real(v) for v in value)
-        return value
-
-    return func(*(real(a) for a in args), **{k: real(v) for k, v in kwargs.items()})
+    args, kwargs = replaced(LazyTensor, lambda lazy: _computed(lazy, name), args, kwargs)
+    return func(*args, **kwargs)
 
 
 def _computed(lazy: LazyTensor, name: str) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
-from pyg_accel.patching.attention import Weights, follow
+from pyg_accel.patching.edge_tensors import Waiting
 from pyg_accel.patching.lazy import NOTHING, LazyTensor, is_single_side
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "first_operand",
     "hoist",
     "map_operands_of",
-    "name_of",
     "need_formula",
     "rule",
     "share",
@@ -48,11 +47,6 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def name_of(func: Callable[..., Any]) -> str:
-    """Return the name of a torch function, e.g. ``index_select``."""
-    return getattr(func, "__name__", str(func))
-
-
 class Declined(Exception):
     """A rule does not cover these arguments."""
 
@@ -69,8 +63,8 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
     operand = lazy.formula
     assert isinstance(operand, Operand)
     given = trace.operands[operand.index]
-    if isinstance(given, Weights):
-        result = follow(func, (given, *args), kwargs)
+    if isinstance(given, Waiting):
+        result = given.hoisted(func, args, kwargs)
     else:
         with torch._C.DisableTorchFunctionSubclass():
             result = func(given, *args, **kwargs)

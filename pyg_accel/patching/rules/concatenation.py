@@ -8,7 +8,8 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operands_of
 from pyg_accel.ops.layout import Layout
-from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side, plain_shape, real
+from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side, real
 from pyg_accel.patching.rules.common import (
     NARROW,
     Args,
@@ -45,6 +46,13 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         bias = None
         total = term if total is None else total + term
     return total
+
+
+@rule("matmul", "__matmul__", "mm")
+def _matmul(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs or isinstance(args[1], LazyTensor) or args[1].dim() != 2:
+        raise Declined
+    return _linear(torch.nn.functional.linear, (args[0], args[1].mT), {})
 
 
 def _narrow_linear(lazy: LazyTensor, weight: Tensor, bias: Tensor | None) -> Tensor:

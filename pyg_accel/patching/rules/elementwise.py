@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.ops.layout import Layout
-from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, is_single_side, plain_shape
+from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape
+from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, is_single_side
 from pyg_accel.patching.lazy import real as ordinary
 from pyg_accel.patching.rules.common import (
     RULES,
@@ -21,7 +21,6 @@ from pyg_accel.patching.rules.common import (
     first_operand,
     hoist,
     map_operands_of,
-    name_of,
     need_formula,
     with_formula,
 )
@@ -41,7 +40,7 @@ def _unary(build: Callable[..., Formula]) -> Rule:
     def apply_rule(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         lazy = need_formula(args[0], summed=True)
         in_place = name_of(func).endswith("_") or kwargs.get("inplace", False)
-        waits = is_single_side(lazy) and isinstance(first_operand(lazy), Weights)
+        waits = is_single_side(lazy) and isinstance(first_operand(lazy), Waiting)
         if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place and not waits:
             return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
@@ -218,7 +217,7 @@ def _combine_on_nodes(
     lazies = [t for t in (a, b) if isinstance(t, LazyTensor)]
     if edge_dim != 0 or not all(is_single_side(t) and t.edge_dim == 0 for t in lazies):
         return None
-    if any(isinstance(first_operand(t), Weights) for t in lazies):
+    if any(isinstance(first_operand(t), Waiting) for t in lazies):
         return None
     trace = lazies[0].tracer
     operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, plain_shape
-from pyg_accel.patching.rules.common import Args, Declined, Kwargs, name_of, need_formula, rule
+from pyg_accel.patching.edge_tensors import name_of, plain_shape
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised
+from pyg_accel.patching.rules.common import Args, Declined, Kwargs, need_formula, rule
 
 __all__ = ["reduce_over_targets"]
 

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.patching.attention import Weights, follow
-from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side, plain_shape
+from pyg_accel.formula import Operand
+from pyg_accel.patching.attention import Weights
+from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape
+from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side
 from pyg_accel.patching.rules.common import (
     Args,
     Declined,
@@ -15,7 +17,6 @@ from pyg_accel.patching.rules.common import (
     first_operand,
     hoist,
     map_operands_of,
-    name_of,
     need_formula,
     rule,
     share,
@@ -97,8 +98,8 @@ def _reshape_rows(operand: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -
 
 
 def _reshaped(operand: Tensor, *shape: int) -> Tensor:
-    if isinstance(operand, Weights):
-        result: Tensor = follow(torch.Tensor.reshape, (operand, *shape), {})
+    if isinstance(operand, Waiting):
+        result: Tensor = operand.hoisted(torch.Tensor.reshape, shape, {})
         return result
     return operand.reshape(shape)
 
@@ -111,6 +112,27 @@ def _pick(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if lazy.parts is not None:
         return concatenate([_pick_part(func, part, args[1:], kwargs) for part in lazy.parts])
     return share(lazy, hoist(func, lazy, args[1:], kwargs))
+
+
+@rule("gather")
+def _pick_one_each(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Pick one feature for every edge: [E, 1]."""
+    if len(args) != 3 or kwargs or not isinstance(args[0], LazyTensor):
+        raise Declined
+    lazy, dim, index = need_formula(args[0]), args[1], args[2]
+    shape = plain_shape(lazy)
+    if not is_single_side(lazy) or lazy.edge_dim != 0 or len(shape) != 2 or dim not in (1, -1):
+        raise Declined
+    operand = lazy.formula
+    assert isinstance(operand, Operand)
+    trace = lazy.tracer
+    if operand.side == "e" or trace.repeated[operand.index] or index.shape != (shape[0], 1):
+        raise Declined
+    row = trace.target if operand.side == "v" else 1 - trace.target
+    with torch._C.DisableTorchFunction():
+        flat = first_operand(lazy).reshape(-1)
+        places = trace.edge_index[row] * shape[1] + index[:, 0]
+        return flat.index_select(0, places).unsqueeze(1)
 
 
 def _pick_part(func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs) -> Tensor:

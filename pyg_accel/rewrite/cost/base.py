@@ -1,6 +1,6 @@
 """What a cost model is asked, and what it answers."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,10 +19,11 @@ class Primitive:
             diagonal times a dense [rows, cols], ``elementwise`` a map of one [rows, cols].
             Sparse, on ``graph``: ``spmm`` and ``spmm_weighted`` with [num_cols, cols] features,
             ``sddmm`` one dot product of ``cols`` features an edge, ``scale_edges`` a diagonal (or
-            two) times the matrix, ``edge_softmax``, ``cbsr_spmm`` and ``sampled_spmm``
-            (``inner`` = k).
+            two) times the matrix, ``edge_softmax``; ``sampled_spmm``, which takes ``inner`` entries
+            of a row. Of features of which ``inner`` columns are kept: ``maxk`` (dense) selects,
+            ``cbsr_spmm`` sums them up, and ``sspmm`` is its gradient.
         rows: rows of the result.
-        inner: inner dimension of a product, else 0.
+        inner: inner dimension of a product, or how much of a row is read, else 0.
         cols: columns of the result; heads times features where there are heads.
         heads: attention heads.
         graph: features of the graph whose rows are walked (the transpose for gradients), if any.
@@ -46,6 +47,10 @@ class CostModel(Protocol):
     @property
     def source(self) -> str:
         """What decides, for people: the model's device and date, or why the roofline is used."""
+
+    @property
+    def learned(self) -> Collection[str]:
+        """Names of the primitives whose times were measured; others have a roofline's."""
 
     def seconds(self, primitive: Primitive) -> float:
         """Return the expected time of one call."""

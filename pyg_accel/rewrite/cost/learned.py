@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,11 @@ class Learned:
     def source(self) -> str:
         """What decides, for people."""
         return self._source
+
+    @property
+    def learned(self) -> Collection[str]:
+        """The primitives that have an ensemble."""
+        return self._parts
 
     def seconds(self, primitive: Primitive) -> float:
         """Return the expected time of one call."""

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +18,18 @@ __all__ = ["GraphCase", "dense_cases", "graph_cases", "sparse_cases"]
 
 WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 100, 128, 160, 192, 256, 300, 384, 512, 602, 768,
           1024, 1433, 2048)  # fmt: skip
+KEPT = (
+    (64, 8),
+    (128, 8),
+    (128, 16),
+    (256, 8),
+    (256, 16),
+    (256, 32),
+    (256, 64),
+    (512, 32),
+    (1024, 64),
+)  # features and how many of them MaxK keeps
+SAMPLES = (8, 16, 32, 64, 128, 256)  # entries of a row
 HEADS = ((4, 8), (8, 8), (4, 32), (2, 64), (4, 64), (8, 32), (4, 128), (8, 128))  # heads, features
 DENSE_PER_DEVICE = {"cpu": 130, "cuda": 260}
 # Sizes of a product stay below these: multiplications, and elements of the largest operand.
@@ -136,13 +149,15 @@ def sparse_cases(
     """
     about = GraphFeatures(case.nodes, case.nodes, int(case.entries))
     graph = features or about
-    for name, cols, heads, permuted, shared in _drawn(random.Random(case.name)):
+    for name, cols, heads, permuted, shared, *inner in _drawn(random.Random(case.name)):
         like = Primitive(name, case.nodes, 0, cols, heads, about)
         if operand_bytes(like) <= MOST_BYTES[kind]:
-            yield Primitive(name, graph.num_rows, 0, cols, heads, graph, permuted, shared)
+            read = inner[0] if inner else 0
+            yield Primitive(name, graph.num_rows, read, cols, heads, graph, permuted, shared)
 
 
-def _drawn(draw: random.Random) -> Iterator[tuple[str, int, int, bool, bool]]:
+def _drawn(draw: random.Random) -> Iterator[tuple[Any, ...]]:
+    """Name, columns, heads, whether permuted and shared, and how much of each row is read."""
     for width in sorted(draw.sample(WIDTHS, 9)):
         yield "spmm", width, 1, False, False
     for width in sorted(draw.sample(WIDTHS, 7)):
@@ -161,17 +176,24 @@ def _drawn(draw: random.Random) -> Iterator[tuple[str, int, int, bool, bool]]:
         for heads in sorted({1, draw.choice((2, 4, 8))}):
             for permuted in (False, True):
                 yield name, heads, heads, permuted, False
+    for name in ("cbsr_spmm", "sspmm"):
+        for width, kept in sorted(draw.sample(KEPT, 3)):
+            yield name, width, 1, False, False, kept
+    for width in sorted(draw.sample(WIDTHS, 3)):
+        yield "sampled_spmm", width, 1, False, False, draw.choice(SAMPLES)
 
 
 def dense_cases(kind: str) -> Iterator[Primitive]:
     """Yield the dense calls to time."""
     draw = random.Random(0)
-    for name in ("gemm", "gemm_tn", "scale_rows", "elementwise"):
+    for name in ("gemm", "gemm_tn", "scale_rows", "elementwise", "maxk"):
         product = name.startswith("gemm")
         left = DENSE_PER_DEVICE[kind] if product else DENSE_PER_DEVICE[kind] // 2
         while left:
             nodes = int(10 ** draw.uniform(3, 6.5 if kind == "cuda" else 5.7))
             wide, narrow = draw.choice(WIDTHS), draw.choice(WIDTHS)
+            if name == "maxk":
+                wide, narrow = draw.choice(KEPT)
             work = nodes * wide * (narrow if product else 1)
             if work > MOST_WORK[kind] or nodes * max(wide, narrow) > MOST_ELEMENTS[kind]:
                 continue
@@ -180,5 +202,7 @@ def dense_cases(kind: str) -> Iterator[Primitive]:
                 yield Primitive(name, nodes, wide, narrow)
             elif name == "gemm_tn":
                 yield Primitive(name, wide, nodes, narrow)
+            elif name == "maxk":
+                yield Primitive(name, nodes, narrow, wide)
             else:
                 yield Primitive(name, nodes, 0, wide)

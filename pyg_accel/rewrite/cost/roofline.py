@@ -1,7 +1,7 @@
 """Times from bytes and operations: what decides where no learned model does."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +31,7 @@ class Machine:
         call: seconds that a dense call takes whatever its size.
         sparse_call: the same for a sparse one.
         overlaps: calls are queued: the next is prepared while the last one runs.
+        entry: columns of a dense row that one stored entry of CBSR costs as much as.
     """
 
     flops: float
@@ -44,6 +45,7 @@ class Machine:
     call: float
     sparse_call: float
     overlaps: bool
+    entry: float = 4.0
 
 
 # Fitted to the measurements that the shipped models were trained on.
@@ -52,7 +54,7 @@ H200 = Machine(flops=47e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_b
                overlaps=True)  # fmt: skip
 CORE = Machine(flops=73e9, memory=8e9, gather=7e9, cache=60e9, cache_bytes=8e6,
                slice_bytes=1024, sector=16, scattered=16, call=3e-6, sparse_call=50e-6,
-               overlaps=False)  # fmt: skip
+               overlaps=False, entry=6.0)  # fmt: skip
 H200_UNITS = 132  # multiprocessors
 
 
@@ -109,6 +111,11 @@ class Roofline:
         """What decides, for people."""
         return self._source
 
+    @property
+    def learned(self) -> Collection[str]:
+        """None: nothing was measured."""
+        return ()
+
     def seconds(self, primitive: Primitive) -> float:
         """Return the expected time of one call.
 
@@ -122,6 +129,8 @@ class Roofline:
             return self._with_call(max(work / m.flops, VALUE * moved / m.memory), m.call)
         if p.name in ("scale_rows", "elementwise"):
             return self._with_call(2 * VALUE * p.rows * p.cols / m.memory, m.call)
+        if p.name == "maxk":  # a few passes over each row
+            return self._with_call(4 * VALUE * p.rows * p.cols / m.memory, m.call)
         if p.graph is None:
             raise ValueError(f"expected features of a graph for '{p.name}'")
         return self._with_call(self._sparse(p, p.graph), m.sparse_call)
@@ -155,8 +164,9 @@ class Roofline:
             return self._gather(graph, max(p.heads, m.sector / VALUE)) + moved / m.memory
         if p.name == "edge_softmax":  # read twice, written once
             return (3 * edges + apart * (m.sector + m.scattered)) / m.memory
-        if p.name == "cbsr_spmm":  # k values and one-byte positions of every neighbour
-            return self._gather(graph, p.inner * 1.25) + (entries * INDEX + out) / m.memory
+        if p.name in ("cbsr_spmm", "sspmm"):
+            width = min(p.inner * m.entry, p.cols)  # beyond, kernels add up dense rows
+            return self._gather(graph, width) + (entries * INDEX + out) / m.memory
         if p.name == "sampled_spmm":
             kept = min(p.inner / max(graph.degree_mean, 1e-9), 1.0)
             sparse = self._gather(graph, p.cols) + entries * INDEX / m.memory

@@ -36,7 +36,7 @@ def _aligned(size: int) -> float:
 def _vector(p: Primitive) -> list[float]:
     g = p.graph
     width = p.cols // p.heads
-    inner = p.inner if g is None or p.name in ("cbsr_spmm", "sampled_spmm") else 0
+    inner = p.inner if g is None or p.name in ("cbsr_spmm", "sspmm", "sampled_spmm") else 0
     if g is None:
         sparse = [0.0] * 15
         work, source = p.rows * max(p.inner, 1) * p.cols, p.inner * p.cols

@@ -7,7 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pyg_accel.graph import Graph
+from pyg_accel.ops.cbsr import cbsr_spmm
 from pyg_accel.ops.gspmm import gspmm
+from pyg_accel.ops.maxk import maxk
+from pyg_accel.ops.operator import call
+from pyg_accel.ops.sampled import sampled_spmm
 from pyg_accel.ops.sddmm import sddmm
 from pyg_accel.ops.softmax import edge_softmax
 from pyg_accel.ops.spmm import spmm
@@ -15,8 +19,9 @@ from pyg_accel.rewrite.cost.base import Primitive
 
 __all__ = ["DENSE", "SPARSE", "operand_bytes", "workload"]
 
-DENSE = ("gemm", "gemm_tn", "scale_rows", "elementwise")
-SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax")
+DENSE = ("gemm", "gemm_tn", "scale_rows", "elementwise", "maxk")
+SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr_spmm", "sspmm",
+          "sampled_spmm")  # fmt: skip
 
 Call = Callable[[], Tensor]
 
@@ -49,6 +54,9 @@ def workload(primitive: Primitive, device: torch.device, graph: Graph | None = N
     if p.name == "elementwise":
         x = normal(p.rows, p.cols)
         return lambda: x.relu()
+    if p.name == "maxk":
+        x = normal(p.rows, p.cols)
+        return lambda: maxk(x, p.inner).values
     if p.name not in SPARSE or graph is None:
         raise ValueError(f"nothing is known of how to run '{p.name}' here")
     return _sparse(p, graph, normal)
@@ -71,6 +79,18 @@ def _sparse(p: Primitive, graph: Graph, normal: Callable[..., Tensor]) -> Call:
     if p.name == "scale_edges":
         left, right = normal(graph.num_rows, p.heads), normal(graph.num_cols, p.heads)
         return lambda: gspmm(graph, "mul(v0,u1)", [left, right], reduce="none", edge_order=order)
+    if p.name == "cbsr_spmm":
+        kept = maxk(normal(graph.num_cols, p.cols), p.inner)
+        return lambda: cbsr_spmm(graph, kept)
+    if p.name == "sspmm":  # the gradient that the graph's transpose has
+        grad = normal(graph.num_cols, p.cols)
+        indices = maxk(normal(graph.num_rows, p.cols), p.inner).indices
+        csr, turned = graph.transposed(), graph.csr()
+        arrays = (csr.rowptr, csr.col, None, turned.rowptr, turned.col, None, csr.num_cols, True)
+        return lambda: call("sspmm", *arrays, grad, indices, None)
+    if p.name == "sampled_spmm":
+        x = normal(graph.num_cols, p.cols)
+        return lambda: sampled_spmm(graph, x, width=p.inner)
     scores = normal(*edge)
     return lambda: edge_softmax(graph, scores, edge_order=order)
 

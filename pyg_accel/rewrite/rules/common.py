@@ -4,14 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf
+from pyg_accel import ops
+from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
+from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf, Map
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.matrices import Matrix, degree_of, derived, inverse_root, looped, plain
 
 __all__ = [
     "Parts",
     "add",
+    "cached",
     "check_weight",
     "edges",
     "inverse_count",
@@ -28,11 +32,13 @@ class Parts:
 
     def __init__(self) -> None:
         self.values: Values = {}
-        self.maps: dict[str, Callable[[Tensor], Tensor]] = {}
+        self.maps: dict[str, Callable[[Tensor], Any]] = {}
         self.calls: dict[str, Callable[[Call, Tensor], Any]] = {}
         self.scores: dict[str, Callable[..., Tensor]] = {}
         self.sizes: dict[str, int] = {}
         self.constants: tuple[str, ...] = ()
+        self.facts: tuple[Any, ...] = ()
+        self.sampled = self.compiles = True
 
     def algebra(
         self,
@@ -44,7 +50,8 @@ class Parts:
     ) -> Algebra:
         """Return the finished algebra."""
         return Algebra(expr, self.values, self.maps, self.scores, owners, learned, self.constants,
-                       self.sizes, also, self.calls)  # fmt: skip
+                       self.sizes, also, self.calls, self.facts, self.sampled,
+                       self.compiles)  # fmt: skip
 
     def leaf(self, leaf: Leaf, value: Callable[[Call], Value]) -> Leaf:
         """Add a leaf."""
@@ -85,6 +92,16 @@ class Parts:
         if holder.bias is None:
             return ()
         return (self.leaf(Leaf(name, "1", cols, "bias"), lambda call: holder.bias),)
+
+    def selected(self, conv: Any, x: Expr) -> Expr:
+        """Return features as a layer aggregates them: through MaxK, if it is one of those."""
+        if not isinstance(conv, (MaxKGCNConv, MaxKGINConv, MaxKSAGEConv)):
+            return x
+        self.maps["maxk"] = lambda t: ops.maxk(t, conv.k)
+        self.sizes["k"] = conv.k
+        self.facts += (conv.k,)
+        self.sampled = False  # nor does it apply to the layers themselves
+        return Map("maxk", x, keeps=True)
 
     def sources(self, call: Call) -> Leaf:
         """Add the features of the sources."""
@@ -182,6 +199,33 @@ def inverse_count(parts: Parts) -> Leaf:
     return parts.leaf(Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A"), value)
 
 
+def cached(parts: Parts, conv: Any, call: Call) -> Callable[[Expr], Expr]:
+    """Add the normalised adjacency that a layer with ``cached=True`` keeps, in its own place.
+
+    As in the layer it is that of the first call, whatever graph comes later.
+    """
+    weight = call.given.get("edge_weight")
+    if call.bipartite or (weight is not None and weight.requires_grad):
+        raise NotLifted("cached=True on a bipartite graph or with edge weights that are learned")
+    parts.compiles = False  # it may have to be made, which looks for self-loops
+
+    def value(call: Call) -> Matrix:
+        if conv._cached_edge_index is None:
+            conv._cached_edge_index = gcn_norm(
+                call.edge_index, call.given.get("edge_weight"), call.num_rows,
+                getattr(conv, "improved", False), conv.add_self_loops, conv.flow, call.x.dtype,
+            )  # fmt: skip
+        edge_index, values = conv._cached_edge_index
+        graph = plain(edge_index, call.num_rows, call.num_cols, call.target)
+        perm = graph.perm
+        if perm is None:
+            return Matrix(graph, values)
+        stored = derived(graph, "weights", (values,), lambda: values.index_select(0, perm))
+        return Matrix(graph, stored)
+
+    return parts.leaf(Leaf("Â", "N", "N", "weighted"), value).__matmul__
+
+
 def symmetric(
     parts: Parts, call: Call, *, loops: bool, fill: float = 1.0
 ) -> Callable[[Expr], Expr]:
@@ -191,6 +235,7 @@ def symmetric(
     """
     if call.bipartite:
         raise NotLifted("symmetric normalisation of a bipartite graph")
+    parts.facts += (fill,)
     weight = call.given.get("edge_weight")
     if weight is not None:
         check_weight(weight, call)

@@ -3,11 +3,13 @@
 import torch.nn.functional as F
 from torch_geometric.nn import GCNConv, GraphConv, LGConv, SAGEConv
 
+from pyg_accel.layers import MaxKGCNConv, MaxKSAGEConv
 from pyg_accel.rewrite.ir import Broadcast, Expr, Map
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
+from pyg_accel.rewrite.lift import Algebra, Call, lifts
 from pyg_accel.rewrite.rules.common import (
     Parts,
     add,
+    cached,
     edges,
     inverse_count,
     need_sum,
@@ -16,20 +18,21 @@ from pyg_accel.rewrite.rules.common import (
 )
 
 
-@lifts(GCNConv)
+@lifts(GCNConv, MaxKGCNConv)
 def gcn(conv: GCNConv, call: Call) -> Algebra:
-    """D A D X W + b, with self-loops in A."""
+    """D A D X W + b, with self-loops in A; of X through MaxK."""
     need_sum(conv)
-    if conv.cached:
-        raise NotLifted("cached=True (a rewritten layer remembers its graph without it)")
     parts = Parts()
-    if conv.normalize:
+    if conv.normalize and conv.cached:
+        aggregate = cached(parts, conv, call)
+    elif conv.normalize:
         fill = 2.0 if conv.improved else 1.0
         aggregate = symmetric(parts, call, loops=conv.add_self_loops, fill=fill)
     else:
         a = edges(parts, call)
         aggregate = a.__matmul__
-    product = aggregate(parts.sources(call) @ parts.linear("W", conv.lin))
+    x = parts.selected(conv, parts.sources(call))
+    product = aggregate(x @ parts.linear("W", conv.lin))
     return parts.algebra(add(product, *parts.bias("b", conv)))
 
 
@@ -45,22 +48,28 @@ def lightgcn(conv: LGConv, call: Call) -> Algebra:
     return parts.algebra(aggregate(parts.sources(call)))
 
 
-@lifts(SAGEConv)
+@lifts(SAGEConv, MaxKSAGEConv)
 def sage(conv: SAGEConv, call: Call) -> Algebra:
-    """D⁻¹ A X W + X V + b, or without D⁻¹ for sums."""
+    """D⁻¹ A X W + X V + b, or without D⁻¹ for sums; of X through MaxK."""
     mean = need_sum_or_mean(conv)
     parts = Parts()
     x: Expr = parts.sources(call)
+    y: Expr = parts.targets(call)
     if conv.project:
         x = x @ parts.linear("P", conv.lin, "F", "F")
-        x = Map("relu", add(x, *parts.bias("p", conv.lin, "F")))
-        parts.maps["relu"] = F.relu
+        x = add(x, *parts.bias("p", conv.lin, "F"))
+        if isinstance(conv, MaxKSAGEConv):
+            x = parts.selected(conv, x)
+        else:
+            x = Map("relu", x)
+            parts.maps["relu"] = F.relu
+    else:
+        x, y = parts.selected(conv, x), parts.selected(conv, y)
     out: Expr = edges(parts, call, "") @ x
     if mean:
         out = Broadcast(inverse_count(parts), out)
     out = out @ parts.linear("W", conv.lin_l)
     if conv.root_weight and call.x_dst is not None:
-        y = parts.targets(call)
         out = out + y @ parts.linear("V", conv.lin_r, y.cols)
     out = add(out, *parts.bias("b", conv.lin_l))
     if conv.normalize:

@@ -8,23 +8,25 @@ from torch import Tensor
 from torch_geometric.nn import ARMAConv, GINConv
 from torch_geometric.nn.models import MLP
 
+from pyg_accel.layers import MaxKGINConv
+from pyg_accel.rewrite.copies import clone
 from pyg_accel.rewrite.ir import Expr, Leaf, Map
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
 from pyg_accel.rewrite.rules.common import Parts, add, edges, need_sum, symmetric
-from pyg_accel.rewrite.trace import clone
 
 
-@lifts(GINConv)
+@lifts(GINConv, MaxKGINConv)
 def gin(conv: GINConv, call: Call) -> Algebra:
-    """nn((A X + (1 + ε) X)): the first linear layer of nn takes part."""
+    """nn((A X + (1 + ε) X)): the first linear layer of nn takes part; of X through MaxK."""
     need_sum(conv)
     parts = Parts()
-    x: Expr = parts.sources(call)
+    x: Expr = parts.selected(conv, parts.sources(call))
     out: Expr = edges(parts, call, "") @ x
     if call.x_dst is not None:
         y: Expr = x
         if call.bipartite:
             y = parts.leaf(Leaf("Y", "N", "F", "data"), lambda call: _need(call.x_dst))
+            y = parts.selected(conv, y)
         one = Leaf("(1+ε)", "N", "N", "diagonal", number=True)
         out = out + parts.leaf(one, lambda call: 1 + call.conv.eps) @ y
     first, rest = _split(conv.nn)

@@ -4,15 +4,17 @@ from pyg_accel.rewrite.cost import GraphFeatures, Primitive, Roofline, cost_mode
 
 GRAPH = GraphFeatures(100_000, 100_000, 2_000_000)
 SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr_spmm",
-          "sampled_spmm")  # fmt: skip
+          "sspmm", "sampled_spmm")  # fmt: skip
 
 
 def primitive(name: str, cols: int) -> Primitive:
     sparse = name in SPARSE
-    return Primitive(name, 100_000, 0 if sparse else 64, cols, graph=GRAPH if sparse else None)
+    part = name in ("cbsr_spmm", "sspmm", "sampled_spmm", "maxk")
+    inner = 16 if part else 0 if sparse else 64
+    return Primitive(name, 100_000, inner, cols, graph=GRAPH if sparse else None)
 
 
-@pytest.mark.parametrize("name", ["gemm", "gemm_tn", "scale_rows", "elementwise", *SPARSE])
+@pytest.mark.parametrize("name", ["gemm", "gemm_tn", "scale_rows", "elementwise", "maxk", *SPARSE])
 def test_every_primitive_takes_time_and_wider_ones_no_less(name):
     model = Roofline.of("cpu")
     narrow, wide = model.many([primitive(name, 32), primitive(name, 256)])

@@ -1,0 +1,125 @@
+"""Edge tensors without storage: what lazy ones and those that wait have in common.
+
+A :class:`~pyg_accel.patching.lazy.LazyTensor` stands for messages and belongs to one call. A
+:class:`Waiting` tensor is an operand of messages that is put off, because what comes next may do
+without it: softmax weights, products with a matrix a relation.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["EdgeTensor", "Waiting", "asks", "follow", "name_of", "plain_shape", "replaced"]
+
+
+class EdgeTensor(Tensor):
+    """A tensor [.., E, ..] that has a shape, dtype and device alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is left to do after ``__new__``."""
+
+
+class Waiting(EdgeTensor):
+    """A tensor [E, ...] that is computed when a function wants its numbers."""
+
+    def ordinary(self) -> Tensor:
+        """Return it as an ordinary tensor."""
+        raise NotImplementedError
+
+    def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the result of ``func(self, *args, **kwargs)`` if that can wait, or None."""
+        raise NotImplementedError
+
+    def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the result of a function that works row by row."""
+        return follow(func, (self, *args), kwargs)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(t, EdgeTensor) and not issubclass(t, Waiting) for t in types):
+            return NotImplemented  # torch asks the lazy one then, which knows what to do
+        return follow(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # Reached from C++, where no Python function was called and nobody records gradients.
+        def real(waiting: Waiting) -> Tensor:
+            found = waiting.ordinary()
+            if found.requires_grad:
+                raise RuntimeError(f"'{func}' on an edge tensor with gradients: clone() it")
+            return found
+
+        args, kwargs = tree_map_only(Waiting, real, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def plain_shape(tensor: Tensor) -> torch.Size:
+    """Return the shape without going through ``__torch_function__``."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.shape
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """Return the name of a torch function, e.g. ``index_select``."""
+    return getattr(func, "__name__", str(func))
+
+
+_METHODS = {
+    "size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "element_size",
+    "get_device", "__len__", "ndimension", "is_signed", "is_inference", "__hash__", "is_conj",
+    "is_neg",
+}  # fmt: skip
+_ATTRIBUTES = {
+    "shape", "dtype", "device", "layout", "ndim", "is_sparse", "is_sparse_csr", "is_cuda", "is_cpu",
+    "is_meta", "is_quantized", "is_nested", "is_mps", "is_xpu", "is_mkldnn", "itemsize", "names",
+}  # fmt: skip
+
+
+def asks(func: Callable[..., Any]) -> bool:
+    """Whether a function asks for what a tensor without storage knows."""
+    name = name_of(func)
+    attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name in _METHODS or (name == "__get__" and attribute in _ATTRIBUTES)
+
+
+def follow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function on tensors that wait: something that waits again, or of the ordinary ones."""
+    if args and isinstance(args[0], Waiting):
+        if asks(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        result = args[0].after(name_of(func), func, args[1:], kwargs)
+        if result is not None:
+            return result
+    args, kwargs = replaced(Waiting, lambda waiting: waiting.ordinary(), args, kwargs)
+    return func(*args, **kwargs)
+
+
+def replaced(
+    kind: type, by: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with the tensors of a kind replaced, those in lists and tuples too."""
+
+    def real(value: Any) -> Any:
+        if isinstance(value, kind):
+            return by(value)
+        if isinstance(value, (list, tuple)) and any(isinstance(v, kind) for v in value):
+            return type(value)(real(v) for v in value)
+        return value
+
+    return tuple(real(a) for a in args), {k: real(v) for k, v in kwargs.items()}

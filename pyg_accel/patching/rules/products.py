@@ -1,0 +1,66 @@
+"""Products of messages with a matrix for every edge, chosen by the relation of the edge."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.formula import Operand
+from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.patching.lazy import LazyTensor, Trace, is_single_side
+from pyg_accel.patching.rules.common import Args, Declined, Kwargs, first_operand, rule
+from pyg_accel.patching.typed import Matrices, multiply
+
+__all__ = ["chooses"]
+
+
+def chooses(trace: Trace, source: Any, index: Any) -> bool:
+    """Whether ``source[index]`` takes a matrix, or several, for every edge."""
+    return (
+        isinstance(source, Tensor)
+        and not isinstance(source, LazyTensor)
+        and source.dim() in (3, 4)
+        and source.is_floating_point()
+        and type(index) is Tensor
+        and index.dtype in (torch.int32, torch.int64)
+        and index.shape == (trace.num_edges,)
+    )
+
+
+@rule("bmm")
+def _bmm(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Multiply [E, 1, K] by [E, K, M]: [E, 1, M]."""
+    if len(args) != 2 or kwargs:
+        raise Declined
+    return _product(*args)
+
+
+@rule("einsum")
+def _einsum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Multiply [E, 1, B, K] by [E, B, K, M], the blocks of a diagonal: [E, B, M]."""
+    if len(args) != 3 or args[0].replace(" ", "") != "abcd,acde->ace":
+        raise Declined
+    return _product(*args[1:])
+
+
+def _product(lazy: Any, matrices: Any) -> LazyTensor:
+    if not isinstance(lazy, LazyTensor) or not isinstance(matrices, Matrices):
+        raise Declined
+    if not is_single_side(lazy) or lazy.edge_dim != 0:
+        raise Declined
+    operand, x, weight = lazy.formula, first_operand(lazy), matrices.weight
+    assert isinstance(operand, Operand)
+    trace = lazy.tracer
+    with torch._C.DisableTorchFunctionSubclass():
+        blocks = weight.unsqueeze(1) if weight.dim() == 3 else weight
+        alike = x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
+        if operand.side == "e" or trace.repeated[operand.index] or not alike:
+            raise Declined
+        if x.dim() != weight.dim() or x.size(1) != 1 or x.shape[-2:] != blocks.shape[1:3]:
+            raise Declined
+    row = trace.target if operand.side == "v" else 1 - trace.target
+    with torch._C.DisableTorchFunction():
+        chosen = Matrices(blocks, matrices.edge_type)
+        product = multiply(x.reshape(x.size(0), *x.shape[-2:]), chosen, trace.edge_index, row)
+    return trace.leaf("e", product, plain_shape(product), 0)

@@ -1,0 +1,149 @@
+"""Messages that a matrix of their relation multiplies: ``bmm(x_j, weight[edge_type])``.
+
+Written out that is a matrix for every edge. What the edges of one relation that leave one node have
+in common is the product, so products are computed for the pairs of a relation and a node
+(:func:`~pyg_accel.ops.relations.typed_matmul`), and a reduction over the targets takes them as if
+they were the features of that many source nodes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.formula import Formula, Operand, map_operands, operands_of
+from pyg_accel.graph import Graph
+from pyg_accel.memo import MEMO
+from pyg_accel.ops.relations import TypedNodes, typed_matmul, typed_nodes
+from pyg_accel.patching.edge_tensors import Waiting, plain_shape
+
+__all__ = ["Matrices", "Products", "multiply", "with_pairs_as_sources"]
+
+
+class Matrices(Waiting):
+    """``weight[edge_type]``: a matrix for every edge.
+
+    Attributes:
+        weight: [R, ...].
+        edge_type: [E].
+    """
+
+    weight: Tensor
+    edge_type: Tensor
+
+    @staticmethod
+    def __new__(cls, weight: Tensor, edge_type: Tensor) -> "Matrices":
+        """Put the choice off."""
+        shape = (edge_type.numel(), *weight.shape[1:])
+        made: Matrices = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=weight.dtype, device=weight.device
+        )
+        made.weight, made.edge_type = weight, edge_type
+        return made
+
+    def ordinary(self) -> Tensor:
+        """See :meth:`Waiting.ordinary`."""
+        return self.weight.index_select(0, self.edge_type)
+
+    def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Nothing but the product can do without them."""
+        return None
+
+
+class Products(Waiting):
+    """Products [E, ...] of features with the matrix of the edge's relation.
+
+    Attributes:
+        rows: [P, ...], of the pairs of a relation and a node.
+        nodes: the pairs.
+        edge_index: whose edges they are for.
+    """
+
+    rows: Tensor
+    nodes: TypedNodes
+    edge_index: Tensor
+
+    @staticmethod
+    def __new__(cls, rows: Tensor, nodes: TypedNodes, edge_index: Tensor) -> "Products":
+        """Spread rows over the edges, later."""
+        shape = (nodes.pair.numel(), *rows.shape[1:])
+        made: Products = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=rows.dtype, device=rows.device
+        )
+        made.rows, made.nodes, made.edge_index = rows, nodes, edge_index
+        return made
+
+    def ordinary(self) -> Tensor:
+        """See :meth:`Waiting.ordinary`."""
+        return self.rows.index_select(0, self.nodes.pair)
+
+    def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function that is not known to work row by row needs the edges."""
+        return None
+
+    def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See :meth:`Waiting.hoisted`."""
+        if func is torch.Tensor.reshape:
+            args = (self.rows.size(0), *args[1:])
+        result = func(self.rows, *args, **kwargs)
+        if isinstance(result, Tensor):
+            return Products(result, self.nodes, self.edge_index)
+        return type(result)(Products(t, self.nodes, self.edge_index) for t in result)
+
+    def as_sources(self, target: int, num_rows: int) -> Graph:
+        """Return the graph from pairs to the nodes in row ``target`` of edge_index."""
+        pairs = self.nodes.node.num_rows
+        graph: Graph = MEMO(_graph, self.nodes.pair, self.edge_index, target, (pairs, num_rows))
+        return graph
+
+
+def _graph(pair: Tensor, edge_index: Tensor, target: int, size: tuple[int, int]) -> Graph:
+    return Graph.from_edge_index(torch.stack([pair, edge_index[target].long()]), size)
+
+
+def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Products:
+    """Multiply the features of the nodes at one end of each edge by the edge's matrix.
+
+    Args:
+        x: [N, B, K].
+        matrices: of ``weight`` [R, B, K, M].
+        edge_index: the edges.
+        row: of edge_index, which end.
+
+    Returns:
+        [E, B, M], later.
+    """
+    weight = matrices.weight
+    sizes = (x.size(0), weight.size(0))
+    nodes: TypedNodes = MEMO(_typed, edge_index, matrices.edge_type, row, *sizes)
+    blocks = [typed_matmul(nodes, x[:, b], weight[:, b]) for b in range(weight.size(1))]
+    rows = torch.stack(blocks, 1) if len(blocks) > 1 else blocks[0].unsqueeze(1)
+    return Products(rows, nodes, edge_index)
+
+
+def _typed(edge_index: Tensor, edge_type: Tensor, row: int, *sizes: int) -> TypedNodes:
+    return typed_nodes(edge_index[row], edge_type, *sizes)
+
+
+def with_pairs_as_sources(
+    formula: Formula, operands: Sequence[Tensor], target: int, num_rows: int
+) -> tuple[Graph, Formula, list[Tensor]] | None:
+    """Let a formula read products from their pairs instead of from the edges.
+
+    Returns:
+        The graph from pairs to targets, the formula and its operands; None if there are no
+        products, or if the formula reads features of source nodes, which that graph has not.
+    """
+    products = [t for t in operands if isinstance(t, Products)]
+    if not products or any(o.side == "u" for o in operands_of(formula)):
+        return None
+    widest = max(products, key=lambda t: plain_shape(t)[1:].numel())
+    stand_in = {
+        i for i, t in enumerate(operands) if isinstance(t, Products) and t.nodes is widest.nodes
+    }
+    formula = map_operands(
+        formula, lambda o: Operand("u" if o.index in stand_in else o.side, o.index)
+    )
+    rows = [t.rows if i in stand_in else t for i, t in enumerate(operands)]  # type: ignore[attr-defined]
+    return widest.as_sources(target, num_rows), formula, rows
