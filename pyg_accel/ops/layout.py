@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+import torch
 from torch import Tensor
 
 __all__ = ["Layout", "broadcast", "find_layout"]
