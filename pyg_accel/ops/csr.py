@@ -11,10 +11,10 @@ from torch import Tensor
 from pyg_accel.graph import CSR, Graph, GraphCache
 from pyg_accel.ops.operator import define
 
-__all__ = ["GRAPHS", "CompiledGraph", "graph_of"]
+__all__ = ["GRAPHS", "CompiledGraph", "graph_of", "looped_graph_of"]
 
 GRAPHS = GraphCache()
-_ARGS = "(Tensor edge_index, SymInt num_rows, SymInt num_cols, int target)"
+_ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target, bool loops=False"
 
 
 def graph_of(
@@ -40,12 +40,48 @@ def graph_of(
     return graph
 
 
+def looped_graph_of(edge_index: Tensor, num_nodes: int, target: int) -> Graph:
+    """Return a graph with one self-loop at every node, from the cache if it can.
+
+    How many loops there are already is known to nobody who has not looked. So that there are always
+    E + N entries, they become those of a row of their own behind the others, and all N are added.
+
+    Args:
+        edge_index: [2, E].
+        num_nodes: N.
+        target: row of edge_index that holds the target nodes.
+
+    Returns:
+        N + 1 rows; ``perm`` refers to the edges of edge_index followed by a loop a node.
+    """
+    key = ("looped, with a row for loops", target, num_nodes)
+    graph = GRAPHS.find(edge_index, key)
+    if graph is None:
+        rows, cols = edge_index[target], edge_index[1 - target]
+        ids = torch.arange(num_nodes, dtype=rows.dtype, device=rows.device)
+        rows = torch.cat([torch.where(rows == cols, num_nodes, rows), ids])
+        edges = torch.stack([torch.cat([cols, ids]), rows])
+        graph = Graph.from_edge_index(edges, (num_nodes, num_nodes + 1))
+        GRAPHS.keep(edge_index, key, graph)
+    return graph
+
+
 class CompiledGraph(Graph):
     """The graph of an edge_index that is known by its shape only, while a compiler looks."""
 
-    def __init__(self, edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> None:
-        """Put the operator into the compiled graph."""
-        self._args = (edge_index, num_rows, num_cols, target)
+    def __init__(
+        self, edge_index: Tensor, num_rows: int, num_cols: int, target: int, *, loops: bool = False
+    ) -> None:
+        """Put the operator into the compiled graph.
+
+        Args:
+            edge_index: [2, E].
+            num_rows: number of target nodes.
+            num_cols: number of source nodes.
+            target: row of edge_index that holds the target nodes.
+            loops: with a self-loop at every node and a row more, see :func:`looped_graph_of`.
+        """
+        self._args = (edge_index, num_rows, num_cols, target, loops)
         rowptr, col, perm = torch.ops.pyg_accel.csr(*self._args)
         super().__init__(rowptr, col, perm, num_cols, sorted=True)
 
@@ -55,10 +91,8 @@ class CompiledGraph(Graph):
         return True
 
     def transposed(self, *, edge_order: bool = False) -> CSR:
-        """Return the arrays of the transposed graph, for edge operands in the edge list's order."""
-        if not edge_order:
-            raise NotImplementedError("a compiled graph takes edge operands in edge order")
-        rowptr, col, eid = torch.ops.pyg_accel.csr_transposed(*self._args)
+        """Return the arrays of the transposed graph."""
+        rowptr, col, eid = torch.ops.pyg_accel.csr_transposed(*self._args, edge_order)
         return CSR(rowptr, col, eid, self.num_rows, True)
 
 
@@ -69,32 +103,48 @@ def _narrow(csr: CSR) -> tuple[Tensor, Tensor, Tensor]:
     return csr.rowptr.clone(), csr.col.clone(), eid.to(torch.int32, copy=True)
 
 
+def _graph(edge_index: Tensor, num_rows: int, num_cols: int, target: int, *, loops: bool) -> Graph:
+    if loops:
+        return looped_graph_of(edge_index, num_rows, target)
+    return graph_of(edge_index, num_rows, num_cols, target)
+
+
 def _csr(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _narrow(graph_of(edge_index, num_rows, num_cols, target).csr(edge_order=True))
+    graph = _graph(edge_index, num_rows, num_cols, target, loops=loops)
+    return _narrow(graph.csr(edge_order=True))
 
 
 def _csr_transposed(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _narrow(graph_of(edge_index, num_rows, num_cols, target).transposed(edge_order=True))
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False,
+    edge_order: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    graph = _graph(edge_index, num_rows, num_cols, target, loops=loops)
+    return _narrow(graph.transposed(edge_order=edge_order))
 
 
 def _fake(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    edges = edge_index.size(1)
-    sizes = (num_rows + 1, edges, edges)
-    rowptr, col, eid = (edge_index.new_empty(n, dtype=torch.int32) for n in sizes)
-    return rowptr, col, eid
+    return _empty(edge_index, num_rows + loops, edge_index.size(1) + loops * num_rows)
 
 
 def _fake_transposed(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _fake(edge_index, num_cols, num_rows, target)
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False,
+    edge_order: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _empty(edge_index, num_cols, edge_index.size(1) + loops * num_rows)
 
 
-define(f"csr{_ARGS} -> (Tensor, Tensor, Tensor)", _csr, _fake)
-define(f"csr_transposed{_ARGS} -> (Tensor, Tensor, Tensor)", _csr_transposed, _fake_transposed)
+def _empty(like: Tensor, rows: int, entries: int) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = (rows + 1, entries, entries)
+    rowptr, col, eid = (like.new_empty(n, dtype=torch.int32) for n in sizes)
+    return rowptr, col, eid
+
+
+define(f"csr({_ARGS}) -> (Tensor, Tensor, Tensor)", _csr, _fake)
+define(
+    f"csr_transposed({_ARGS}, bool edge_order=True) -> (Tensor, Tensor, Tensor)",
+    _csr_transposed, _fake_transposed,
+)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import torch
@@ -94,7 +93,6 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     return tuple(common)
 
 
-@lru_cache(maxsize=1024)
 def find_layout(trailings: tuple[tuple[int, ...], ...], *, keep_last: bool = False) -> Layout:
     """Return the layout in which operands of these trailing shapes meet.
 

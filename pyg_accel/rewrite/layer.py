@@ -2,92 +2,26 @@
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.backends.sampling import Sampling
 from pyg_accel.patching.sampling import in_force, refuse_training
-from pyg_accel.rewrite.bill import Given
-from pyg_accel.rewrite.cost import CostModel, GraphFeatures, cost_model
-from pyg_accel.rewrite.decide import Choice, Choose, decide, seconds_of, source_for
-from pyg_accel.rewrite.enumerate import associations_of
-from pyg_accel.rewrite.ir import Expr, leaves_of
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, bind, lift
+from pyg_accel.patching.sampling import state as sampled
+from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
+from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, bind, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
-from pyg_accel.rewrite.matrices import Matrix
-from pyg_accel.rewrite.prune import Associations
-from pyg_accel.rewrite.simplification import merge, simplify
-from pyg_accel.rewrite.tree import is_sparse
 
-__all__ = ["Associated", "Decision", "Options", "given_of"]
+__all__ = ["Associated"]
 
-DRIFT = 2  # a decision holds while no size has changed by more than this factor (section 6.4)
 MOST = 16  # decisions a layer keeps
 RECENT = 8  # graphs that a layer knows again
-
-
-@dataclass(frozen=True)
-class Options:
-    """What :func:`~pyg_accel.optimize` was asked for.
-
-    Attributes:
-        train: forward and backward are to be fast, else forward alone.
-        static: the features of this layer are the same in every call.
-        upstream: parameters that learn come before this layer, so its features have gradients;
-            None if nobody knows, and the features themselves have to be asked.
-        choose: decides in place of sizes and cost models.
-        cost: the cost model; by default that of the device.
-        price_all: predict the time of every tree, also where sizes suffice: to explain.
-    """
-
-    train: bool = False
-    static: bool = False
-    upstream: bool | None = None
-    choose: Choose | None = None
-    cost: CostModel | None = None
-    price_all: bool = False
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a layer does with calls of some kind and size.
-
-    Attributes:
-        algebra: what it computes.
-        pruned: all trees.
-        given: what was known of the leaves.
-        sizes: by symbol, those that were decided for.
-        entries: number of edges.
-        fresh: graphs were new in every call.
-        sampling: what ``sampled()`` asked for, if it applies.
-        choice: the tree, and why.
-        program: the tree, ready to run.
-    """
-
-    algebra: Algebra
-    pruned: Associations
-    given: Given
-    sizes: Mapping[str, int]
-    entries: int
-    fresh: bool
-    sampling: Sampling | None
-    choice: Choice
-    program: Program
-
-    @property
-    def form(self) -> Expr:
-        """What the layer computes, simplified."""
-        return merge(simplify(self.algebra.expr))
-
-    def holds(self, sizes: Mapping[str, int], entries: int) -> bool:
-        """Whether sizes are near enough to those that were decided for."""
-        pairs = [(entries, self.entries), *((sizes[s], self.sizes[s]) for s in sizes)]
-        return all(a == b or max(a, b) <= DRIFT * min(a, b) for a, b in pairs)
+OUTSIDE = (
+    "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
+    "arguments are of another kind than any that it was called with outside of the compiler"
+)
 
 
 class Associated(torch.nn.Module):
@@ -118,13 +52,15 @@ class Associated(torch.nn.Module):
 
     def _start(self) -> None:
         self._algebras: dict[Any, tuple[Algebra, dict[str, int]] | str] = {}
+        self._compiled: dict[str, Program] = {}
+        self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
         self._unseen = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be found again: functions that belong to this very layer."""
         state = dict(vars(self))
-        for name in ("_algebras", "_recent", "_unseen"):
+        for name in ("_algebras", "_compiled", "_defaults", "_recent", "_unseen"):
             state.pop(name)
         return state | {"decisions": [], "reasons": {}}
 
@@ -144,9 +80,43 @@ class Associated(torch.nn.Module):
         chosen = str(self.decisions[-1].choice.tree) if self.decisions else "not decided yet"
         return f"{type(self.conv).__name__}: {chosen}"
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer; torch.compile leaves that to Python, and compiles what is around it."""
+        """Run the layer."""
+        if not torch.compiler.is_compiling():
+            return self._run(*args, **kwargs)
+        if torch.compiler._is_exporting_flag:  # an export is to run without this package
+            return self.conv(*args, **kwargs)
+        given = dict(self._defaults)
+        for (name, _), value in zip(self._defaults, args, strict=False):
+            given[name] = value
+        given.update(kwargs)
+        kind = " ".join([sort_of(value) for value in given.values()])
+        who = self._who(kind, sampled.key)
+        if who == "program":
+            return self._compiled[kind].run(Call(self.conv, given))
+        return self.conv(*args, **kwargs) if who == "layer" else self._outside(*args, **kwargs)
+
+    @torch.compiler.disable(reason=OUTSIDE)  # type: ignore[untyped-decorator]
+    def _outside(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer where a compiler does not look: the graph breaks here."""
+        return self._run(*args, **kwargs)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _who(self, kind: str, sampled: str) -> str:
+        """Return who runs compiled calls of a kind: a ``"program"``, the ``"layer"``, or neither.
+
+        They have no sizes of their own, so the latest decision serves. It is made anew on what was
+        learned of its graph, since compiled code keeps nothing from one call to the next.
+        """
+        if sampled or hooks_of(self.conv) or not self.decisions:
+            return "layer"
+        for known in reversed(self.decisions):
+            if known.kind == kind and known.algebra.compiles and known.sampling is None:
+                self._compiled[kind] = known.afresh(self.options.choose)
+                return "program"
+        return ""
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         try:
             if reasons := hooks_of(self.conv):
                 raise NotLifted("; ".join(reasons))
@@ -204,81 +174,6 @@ class Associated(torch.nn.Module):
             self._recent.append(weakref.ref(edge_index))
             self._unseen += 1
         return self._unseen > 2
-
-
-def make_decision(
-    algebra: Algebra,
-    call: Call,
-    options: Options,
-    *,
-    sizes: Mapping[str, int],
-    fresh: bool = False,
-    sampling: Sampling | None = None,
-) -> Decision:
-    """Choose a tree for a call."""
-    given = given_of(algebra, call, options)
-    if sampling is not None:
-        given = replace(given, sampled=True, static=given.static - {"X", "Y"})
-    pruned = associations_of(algebra.expr, algebra.also, given)
-    model = options.cost or cost_model(call.x.device)
-
-    def graphs(name: str, transposed: bool) -> GraphFeatures:
-        matrix = algebra.values[name](call)
-        assert isinstance(matrix, Matrix)
-        return GraphFeatures.of(matrix.graph, transposed=transposed)
-
-    choice = decide(pruned, sizes, graphs, model, fresh=fresh, choose=options.choose)
-    if options.price_all:
-        prices = {
-            tree: seconds_of(bill, sizes, graphs, model, fresh=fresh)
-            for tree, bill in pruned.bills.items()
-        }
-        choice = replace(choice, seconds=prices, source=source_for(prices, pruned, model))
-    program = Program(choice.tree, algebra, given.static)
-    return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, sampling,
-                    choice, program)  # fmt: skip
-
-
-def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
-    """Return which leaves learn and which stay the same."""
-    upstream = options.upstream
-    if upstream is None:  # without gradients every tensor looks like one that has none
-        upstream = not torch.is_grad_enabled()
-    learned: set[str] = set()
-    static: set[str] = set()
-    with torch.enable_grad():
-        for leaf in dict.fromkeys(leaves_of(algebra.expr)):
-            if leaf.name in algebra.constants:
-                continue
-            if is_sparse(leaf) or leaf.kind == "diagonal":
-                weight = call.given.get("edge_weight")
-                grows = isinstance(weight, Tensor) and weight.requires_grad
-                grows = (grows and is_sparse(leaf)) or leaf.name in algebra.learned
-                (learned if grows else static).add(leaf.name)
-                continue
-            value = algebra.values[leaf.name](call)
-            assert isinstance(value, Tensor)
-            if leaf.kind == "data":
-                if options.static and not value.requires_grad:
-                    static.add(leaf.name)
-                elif upstream or value.requires_grad:
-                    learned.add(leaf.name)
-            elif value.requires_grad:
-                learned.add(leaf.name)
-    return Given(options.train, frozenset(learned), frozenset(static))
-
-
-def widths_of(algebra: Algebra, call: Call) -> dict[str, int]:
-    """Return the sizes of an expression that are no numbers of nodes, by symbol."""
-    sizes = {"1": 1, "F": call.x.size(1), **algebra.sizes}
-    if call.x_dst is not None:
-        sizes["G"] = call.x_dst.size(1)
-    for leaf in dict.fromkeys(leaves_of(algebra.expr)):
-        if leaf.kind == "weight":
-            value = algebra.values[leaf.name](call)
-            assert isinstance(value, Tensor)
-            sizes.setdefault(leaf.cols, value.size(1) // leaf.heads)
-    return sizes
 
 
 def _kind(value: Any) -> Any:

@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.rewrite.ir import Expr
 from pyg_accel.rewrite.matrices import Matrix
 
-__all__ = ["Algebra", "Call", "NotLifted", "Rule", "lift", "lifts"]
+__all__ = ["Algebra", "Call", "NotLifted", "Rule", "lift", "lifts", "parameters_of"]
 
 
 class NotLifted(Exception):
@@ -100,6 +100,7 @@ class Algebra:
         calls: of maps that need the call as well as the argument, by name.
         facts: what matrices are made with beside the arguments of a call.
         sampled: ``sampled()`` applies to its products with matrices of edges.
+        compiles: its values are found by code that torch.compile can read.
     """
 
     expr: Expr
@@ -114,6 +115,7 @@ class Algebra:
     calls: Mapping[str, Callable[[Call, Tensor], Any]] = field(default_factory=dict)
     facts: tuple[Any, ...] = ()
     sampled: bool = True
+    compiles: bool = True
 
 
 Rule = Callable[[Any, Call], Algebra]
@@ -149,14 +151,15 @@ def _rule_of(cls: type) -> tuple[Rule | None, str]:
 
 
 @lru_cache(maxsize=256)
-def _parameters(cls: type) -> tuple[tuple[str, Any], ...]:
+def parameters_of(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments of a layer's ``forward`` and their defaults."""
     found = list(signature(cls.forward).parameters.values())[1:]  # type: ignore[attr-defined]
     return tuple((p.name, None if p.default is p.empty else p.default) for p in found)
 
 
 def bind(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by name, defaults included."""
-    parameters = _parameters(type(conv))  # type: ignore[arg-type]
+    parameters = parameters_of(type(conv))  # type: ignore[arg-type]
     given = dict(parameters)
     given.update(zip((name for name, _ in parameters), args, strict=False))
     given.update(kwargs)

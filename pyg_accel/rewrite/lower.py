@@ -1,5 +1,6 @@
 """Runs association trees: every primitive becomes a call of :mod:`pyg_accel.ops` or of torch."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from pyg_accel import ops
 from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import parse
 from pyg_accel.graph import Graph
-from pyg_accel.patching.sampling import aggregate, in_force
+from pyg_accel.patching.sampling import aggregate
 from pyg_accel.rewrite.ir import Leaf
 from pyg_accel.rewrite.lift import Algebra, Call
 from pyg_accel.rewrite.matrices import Matrix, derived
@@ -25,7 +26,14 @@ class Program:
         tree: what it computes.
     """
 
-    def __init__(self, tree: Tree, algebra: Algebra, static: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        algebra: Algebra,
+        static: frozenset[str] = frozenset(),
+        *,
+        sampled: bool = False,
+    ) -> None:
         """Number the nodes.
 
         Args:
@@ -33,8 +41,9 @@ class Program:
             algebra: where the values of leaves come from.
             static: leaves that are the same in every call with the same graph: what depends on
                 them alone is computed once a graph.
+            sampled: it is run inside ``sampled()``.
         """
-        self.tree, self._algebra = tree, algebra
+        self.tree, self._algebra, self._sampled = tree, algebra, sampled
         items: dict[Tree, int] = {}
         for node in nodes_of(tree):
             for item in (*node.args, node):
@@ -120,8 +129,7 @@ class _Run:
         if node.op == "gemm":
             return gemm(values[0], values[1], node.heads)
         if node.op == "spmm":
-            sampled = self.program._algebra.sampled and in_force() is not None
-            return spmm(values[0], values[1], mean=node.mean, sampled=sampled)
+            return spmm(values[0], values[1], mean=node.mean, sampled=self.program._sampled)
         if node.op == "scale_rows":
             leaf = node.args[0]
             assert isinstance(leaf, Leaf)
@@ -181,7 +189,7 @@ class _Run:
             else:
                 features.append(self.value(a))
         scores = program._algebra.scores[node.name](self.call, matrix, *features)
-        return Matrix(matrix.graph, scores)
+        return replace(matrix, weight=scores, edge_order=False)
 
 
 def _reads(tree: Tree | None, name: str) -> bool:
@@ -214,14 +222,15 @@ def spmm(
     """Multiply a matrix of edges with features [N, F] or [N, heads, F], or with CBSR."""
     reduce = "mean" if mean else "sum"
     if isinstance(data, CBSR):
-        return ops.cbsr_spmm(
+        out = ops.cbsr_spmm(
             matrix.graph, data, matrix.weight, reduce=reduce, edge_order=matrix.edge_order
         )
+        return matrix.rows(out)
     if sampled:
         return _sampled_spmm(matrix, data, reduce)
     if matrix.weight is None:
         plain: Tensor = ops.spmm(matrix.graph, data, reduce=reduce)
-        return plain
+        return matrix.rows(plain)
     weight = matrix.weight
     if weight.dim() == 2 and weight.size(1) == 1:
         weight = weight.squeeze(1)
@@ -234,7 +243,7 @@ def spmm(
     weighted: Tensor = ops.gspmm(
         matrix.graph, "mul(u0,e1)", operands, reduce=reduce, edge_order=matrix.edge_order
     )
-    return weighted
+    return matrix.rows(weighted)
 
 
 def _sampled_spmm(matrix: Matrix, data: Tensor, reduce: str) -> Tensor:
@@ -274,8 +283,9 @@ def scale_edges(left: Tensor | None, matrix: Matrix, right: Tensor | None) -> Ma
     formula = ""
     for side, value in (("v", left), ("u", right)):
         if value is not None:
-            rows = graph.num_rows if side == "v" else graph.num_cols
-            operands.append((value.expand(rows) if value.numel() == 1 else value).unsqueeze(-1))
+            rows = graph.num_rows - matrix.spare if side == "v" else graph.num_cols
+            value = value.expand(rows) if value.numel() == 1 else value
+            operands.append((matrix.targets(value) if side == "v" else value).unsqueeze(-1))
             leaf = f"{side}{len(operands) - 1}"
             formula = f"mul({formula},{leaf})" if formula else leaf
     if matrix.weight is not None:
@@ -284,4 +294,4 @@ def scale_edges(left: Tensor | None, matrix: Matrix, right: Tensor | None) -> Ma
     values: Tensor = ops.gspmm(
         graph, formula, operands, reduce="none", edge_order=matrix.edge_order
     )
-    return Matrix(graph, values.squeeze(-1), matrix.edge_order)
+    return replace(matrix, weight=values.squeeze(-1))

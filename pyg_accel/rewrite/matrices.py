@@ -11,7 +11,7 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel import ops
 from pyg_accel.graph import Graph
-from pyg_accel.ops.csr import GRAPHS, graph_of
+from pyg_accel.ops.csr import GRAPHS, CompiledGraph, graph_of
 
 __all__ = ["Matrix", "degree_of", "derived", "inverse_root", "looped", "plain"]
 
@@ -26,11 +26,23 @@ class Matrix:
         graph: where its entries are.
         weight: [E] or [E, heads], their values; None if they are 1.
         edge_order: the values are in the order of the edge list, else in that of the CSR.
+        spare: rows of the graph behind those of the matrix (a compiled graph with self-loops).
     """
 
     graph: Graph
     weight: Tensor | None = None
     edge_order: bool = False
+    spare: int = 0
+
+    def targets(self, data: Tensor) -> Tensor:
+        """Return what belongs to rows of the matrix, one [N, ...] each, for those of the graph."""
+        if not self.spare:
+            return data
+        return torch.cat([data, data.new_zeros(self.spare, *data.shape[1:])])
+
+    def rows(self, data: Tensor) -> Tensor:
+        """Return rows of the matrix from those of the graph."""
+        return data[: data.size(0) - self.spare] if self.spare else data
 
 
 class _Derived:
@@ -59,6 +71,8 @@ def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Call
         owners: tensors it is computed from; another tensor, or a change in place, is noticed.
         compute: makes it.
     """
+    if torch.compiler.is_compiling():  # compiled code looks nothing up
+        return compute()
     if torch.is_inference_mode_enabled() or any(t.is_inference() for t in owners):
         return compute()
     values = _derived.setdefault(graph, {})
@@ -71,6 +85,8 @@ def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Call
 
 def plain(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Graph:
     """Return the graph of an edge_index as it is."""
+    if torch.compiler.is_compiling():
+        return CompiledGraph(edge_index, num_rows, num_cols, target)
     return graph_of(edge_index, num_rows, num_cols, target)
 
 
@@ -87,6 +103,16 @@ def looped(
         fill: weight of the loops that are not there yet; without weights every edge has 1, loops
             too, as in PyG.
     """
+    if torch.compiler.is_compiling():
+        compiled = CompiledGraph(edge_index, num_nodes, num_nodes, target, loops=True)
+        if weight is None:
+            return Matrix(compiled, spare=1)
+        nobody = torch.full_like(edge_index[0], num_nodes)
+        ends = torch.where(edge_index[0] == edge_index[1], edge_index[0], nobody)
+        filled = weight.new_full((num_nodes + 1,), fill).scatter(0, ends.long(), weight)
+        values = torch.cat([weight, filled[:num_nodes]])
+        assert compiled.perm is not None
+        return Matrix(compiled, values.index_select(0, compiled.perm), spare=1)
     key = ("looped", target, num_nodes)
     graph = GRAPHS.find(edge_index, key)
     if graph is None:
@@ -109,9 +135,9 @@ def degree_of(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     """Return the row sums of a matrix, [num_rows]."""
     graph, weight = matrix.graph, matrix.weight
     if weight is None:
-        return graph.degree.to(dtype)
+        return matrix.rows(graph.degree).to(dtype)
     sums: Tensor = ops.gspmm(graph, "e0", [weight.unsqueeze(-1)], edge_order=matrix.edge_order)
-    return sums.squeeze(-1).to(dtype)
+    return matrix.rows(sums.squeeze(-1)).to(dtype)
 
 
 def inverse_root(degree: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from pyg_accel.rewrite.decision import Decision
 from pyg_accel.rewrite.ir import leaves_of
-from pyg_accel.rewrite.layer import Associated, Decision
+from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.model import optimize
 from pyg_accel.rewrite.module import WHOLE, Rewritten
 from pyg_accel.rewrite.tree import Tree

@@ -22,8 +22,8 @@ class Node:
         args: its arguments.
         rows: symbol of its number of rows.
         cols: symbol of its number of columns, a head.
-        kind: as of a leaf: ``data``, ``weight`` or ``weighted``; or ``cbsr``: only the ``k``
-            columns that a selection kept are stored.
+        kind: as of a leaf: ``data``, ``weight`` or ``weighted``; or ``cbsr``: only ``k`` columns,
+            those that a selection kept, are stored.
         heads: that its columns come in; scores an edge for a matrix.
         name: of a map or an attention.
         mean: of an spmm: a mean over each row.

@@ -7,7 +7,8 @@ from torch_geometric import nn
 
 from pyg_accel import layers
 from pyg_accel.rewrite.associations import associations
-from pyg_accel.rewrite.layer import Associated, Options
+from pyg_accel.rewrite.decision import Options
+from pyg_accel.rewrite.layer import Associated
 
 SOURCES, TARGETS, EDGES = 40, 40, 260
 

@@ -8,8 +8,9 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel import optimize
 from pyg_accel.rewrite import associations, lifts
+from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.ir import Broadcast
-from pyg_accel.rewrite.layer import Associated, Options
+from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.rules.common import Parts, edges, inverse_count
 
 N, E = 40, 300

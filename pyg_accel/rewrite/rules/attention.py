@@ -88,7 +88,7 @@ def _gat_scores(
         left = _scores(source, conv.att_src)
         right = _scores(source if target is None else target, conv.att_dst)
     formula = f"leaky_relu(add(u0,v1),{float(conv.negative_slope)!r})"
-    scores = ops.gspmm(matrix.graph, formula, [left, right], reduce="none")
+    scores = ops.gspmm(matrix.graph, formula, [left, matrix.targets(right)], reduce="none")
     return _normalised(conv, matrix, scores)
 
 
@@ -134,7 +134,7 @@ def _gatv2_scores(
     conv, graph = call.conv, matrix.graph
     shape = conv.att.shape[1:]
     left = source.reshape(source.size(0), *shape)
-    right = left if target is None else target.reshape(target.size(0), *shape)
+    right = matrix.targets(left if target is None else target.reshape(target.size(0), *shape))
     att = conv.att.expand(graph.num_rows, *shape)
     formula = f"sum(mul(leaky_relu(add(u0,v1),{float(conv.negative_slope)!r}),v2))"
     scores = ops.gspmm(graph, formula, [left, right, att], reduce="none")
@@ -167,5 +167,5 @@ def _dot_scores(call: Call, matrix: Matrix, keys: Tensor, queries: Tensor) -> Te
     conv = call.conv
     shape = (conv.heads, conv.out_channels)
     left = queries.reshape(queries.size(0), *shape) / conv.out_channels**0.5
-    scores = ops.sddmm(matrix.graph, left, keys.reshape(keys.size(0), *shape))
+    scores = ops.sddmm(matrix.graph, matrix.targets(left), keys.reshape(keys.size(0), *shape))
     return _normalised(conv, matrix, scores)

@@ -36,7 +36,7 @@ class Parts:
         self.sizes: dict[str, int] = {}
         self.constants: tuple[str, ...] = ()
         self.facts: tuple[Any, ...] = ()
-        self.sampled = True
+        self.sampled = self.compiles = True
 
     def algebra(
         self,
@@ -48,7 +48,8 @@ class Parts:
     ) -> Algebra:
         """Return the finished algebra."""
         return Algebra(expr, self.values, self.maps, self.scores, owners, learned, self.constants,
-                       self.sizes, also, self.calls, self.facts, self.sampled)  # fmt: skip
+                       self.sizes, also, self.calls, self.facts, self.sampled,
+                       self.compiles)  # fmt: skip
 
     def leaf(self, leaf: Leaf, value: Callable[[Call], Value]) -> Leaf:
         """Add a leaf."""

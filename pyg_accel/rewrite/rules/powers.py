@@ -100,6 +100,7 @@ def cheb(conv: ChebConv, call: Call) -> Algebra:
         raise NotLifted(f"more than {MOST_TERMS} terms")
     parts = Parts()
     parts.facts = (largest,)
+    parts.compiles = False  # the layer's own normalisation looks for self-loops
     a = parts.leaf(Leaf("L", "N", "N", "weighted"), _laplacian)
     two, minus = parts.number("2", 2.0), parts.number("-1", -1.0)
     x: Expr = parts.sources(call)

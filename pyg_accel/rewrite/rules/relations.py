@@ -20,6 +20,7 @@ def rgcn(conv: RGCNConv, call: Call) -> Algebra:
     if not isinstance(types, Tensor) or types.dim() != 1 or types.is_floating_point():
         raise NotLifted("edge types that are not one number an edge")
     parts = Parts()
+    parts.compiles = False  # how many edges a relation has is known after looking
     x = parts.sources(call)
     terms: list[Expr] = []
     for r in range(conv.num_relations):

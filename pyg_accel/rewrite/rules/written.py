@@ -57,6 +57,7 @@ def written(conv: Any, call: Call) -> Algebra:
     last = after or at
 
     parts = Parts()
+    parts.compiles = False  # what the layer does besides is run from a graph that was read
     run = _Rest(root, nodes, at, last, before)
     x: Expr = parts.sources(call)
     if before is not None:
