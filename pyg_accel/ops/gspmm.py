@@ -22,7 +22,7 @@ from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import shapes_of
-from pyg_accel.sharing import usual_sharing
+from pyg_accel.sharing import Shared, usual_sharing
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 
@@ -227,7 +227,7 @@ def _spec(
     formula: str,
     reduces: tuple[str, ...],
     shapes: tuple[tuple[int, int], ...],
-    sharing: tuple[float, ...],
+    sharing: tuple[Shared, ...],
     rounded: bool,
 ) -> OpSpec:
     heads, width = (max((1, *each)) for each in zip(*shapes, strict=True))
