@@ -84,10 +84,10 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                        "sgt_ms": sgt_ms(inputs, launch.window, launch.least)}  # fmt: skip
                 for backend, call in calls.items():
                     wrong = error(call())
-                    if wrong > ALLOWED[mode] and backend != "cuSPARSE":
+                    if wrong > ALLOWED[mode] and backend != "cusparse":
                         raise SystemExit(f"{row} {backend}: off by {wrong:.2g}")
-                    row[f"{backend} error"] = wrong
-                    row[backend] = gpu_machine.timed(call, budget=BUDGET).median
+                    row[f"{backend}_error"] = wrong
+                    row[f"{backend}_ms"] = gpu_machine.timed(call, budget=BUDGET).median
                 yield row
     torch.set_float32_matmul_precision("highest")
 
@@ -120,7 +120,7 @@ def make(
                     if not get_backend(name).unavailable_reasons()}  # fmt: skip
     if op == "spmm":
         matrix = torch.sparse_csr_tensor(inputs.rowptr, inputs.col, weight, size)
-        calls["cuSPARSE"] = lambda: matrix @ x
+        calls["cusparse"] = lambda: matrix @ x
         terms = source * weight[entry].double().unsqueeze(1)
         zeros = terms.new_zeros(rows.numel(), width)
         right = zeros.index_add(0, local, terms)
@@ -128,7 +128,7 @@ def make(
         return calls, lambda out: float(((out[rows].double() - right).abs() / (scale + 1e-9)).max())
     if dtype == torch.float32:
         pattern = torch.sparse_csr_tensor(inputs.rowptr, inputs.col, torch.zeros_like(weight), size)
-        calls["cuSPARSE"] = lambda: torch.sparse.sampled_addmm(pattern, y, x.t()).values()
+        calls["cusparse"] = lambda: torch.sparse.sampled_addmm(pattern, y, x.t()).values()
     terms = source * y[rows[local]].double()
     right, scale = terms.sum(1), terms.abs().sum(1)
     return calls, lambda out: float(((out[entry].double() - right).abs() / scale).max())

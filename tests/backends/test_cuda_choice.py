@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_accel import Graph
+from pyg_accel import Graph, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
-from pyg_accel.backends.cuda import plan, spmm
+from pyg_accel.backends.cuda import plan, rest, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import Product, product_of
 from pyg_accel.backends.dispatch import forget_decisions
 from pyg_accel.formula import parse
 from pyg_accel.sharing import Shared
-from pyg_accel.testing import zoo
+from pyg_accel.testing import truth, zoo
+from pyg_accel.tiles import build_tiles
 
 # As measured of mycielskian17, reddit-like/ordered and a graph whose nodes come in no order.
 SHARED = (
@@ -148,6 +149,34 @@ def test_what_is_in_no_tile_is_the_rest_of_the_graph(name):
     assert torch.equal(rest_row, row[part.rest_entry.long()])
     assert torch.equal(part.rest.col, csr.col[part.rest_entry.long()])
     assert part.rest.rowptr.dtype == csr.rowptr.dtype
+
+
+@pytest.mark.parametrize("name", ["directed", "duplicates", "hub", "bipartite", "empty-rows"])
+def test_tiles_and_the_rest_add_up_to_the_whole(name):
+    """As on a GPU, with the tiles multiplied by their definition."""
+    case = next(case for case in zoo(hub=600) if case.name == name)
+    sizes = (case.num_sources, case.num_targets)
+    csr = Graph.from_edge_index(case.edge_index, sizes).csr(edge_order=True)
+    x = torch.randn(case.num_sources, 5, dtype=torch.double)
+    y = torch.randn(case.num_targets, 5, dtype=torch.double)
+    weight = torch.randn(case.edge_index.size(1), dtype=torch.double)
+    right = truth(case, "mul(u0,e1)", [x.unsqueeze(1), weight.view(-1, 1, 1)], "sum").squeeze(1)
+    dots = truth(case, "sum(mul(u0,v1))", [x.unsqueeze(1), y.unsqueeze(1)], "none").flatten()
+    for window in (16, 64):
+        part, tiles = plan.plan_of(csr, window, 2), build_tiles(csr, window, plan.TILE, 2)
+        row = tiles.window_of_tile[tiles.tile_of_entry] * window + tiles.slot.long() // plan.TILE
+        column = tiles.tile_of_entry * plan.TILE + tiles.slot.long() % plan.TILE
+        edge, other = (csr.eid[entry.long()] for entry in (part.entry, part.rest_entry))
+        source = tiles.col.long()[column]
+        with use_backend("cuda"):  # whoever asked for tiles has the rest where it runs best
+            sums = rest.sum(part.rest, x, weight[other])
+            others = rest.dot(part.rest, y, x)
+        sums.index_add_(0, row, x[source] * weight[edge].unsqueeze(1))
+        torch.testing.assert_close(sums, right)
+        found = torch.empty_like(dots).index_copy_(0, other.long(), others)
+        found[edge.long()] = (x[source] * y[row]).sum(1)
+        torch.testing.assert_close(found, dots)
+        assert rest.sum(part.rest, x, None).shape == right.shape
 
 
 def test_weights_that_are_used_again_are_brought_in_order_once(monkeypatch):

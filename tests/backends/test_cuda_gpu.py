@@ -274,4 +274,10 @@ def test_it_is_chosen_for_graphs_that_share_and_are_used_again():
                 for _ in range(12):
                     out = ops.spmm(which, x)
             assert list(names) == list(expected)
+        both = Graph.from_edge_index(torch.cat([edges, other], 1), (count, count))
+        for _ in range(9):
+            out = ops.spmm(both, x)
+        with record_choices() as names:
+            out = ops.spmm(both, x)
+        assert list(names) == ["cuda", "triton"]  # what no other row has is left to CUDA cores
     del out

@@ -48,7 +48,7 @@ class _Costs:
     doubt: float
 
 
-_SUM, _DOT = _Costs(1.05, 0.8, 0.1, 0.1, 0.7, 1.05), _Costs(1.1, 0.5, 0.5, 0.0, 0.6, 1.12)
+_SUM, _DOT = _Costs(1.05, 0.8, 0.1, 0.1, 0.7, 1.05), _Costs(1.1, 0.5, 0.5, 0.0, 0.6, 1.2)
 
 
 @dataclass(frozen=True, slots=True)
