@@ -11,7 +11,7 @@ import torch
 from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 
-__all__ = ["HEIGHTS", "LEAST", "Shared", "sharing_of", "usual_sharing"]
+__all__ = ["HEIGHTS", "LEAST", "Shared", "per_column", "sharing_of", "usual_sharing"]
 
 # Windows that kernels are written for, and the fewest entries of a column that is worth a tile.
 HEIGHTS = (16, 32, 64)
@@ -35,6 +35,14 @@ class Shared(NamedTuple):
     least: int
     entries: float
     columns: float
+
+
+def per_column(sharing: tuple[Shared, ...]) -> tuple[float, ...]:
+    """Return the entries that share a column, on average of all columns, by height of the window.
+
+    Nothing for a graph of which nothing is known.
+    """
+    return tuple(1 / max(s.columns, 1e-3) for s in sharing if s.least == 1)
 
 
 _NOTHING = tuple(Shared(h, m, float(m == 1), float(m == 1)) for h in HEIGHTS for m in LEAST)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel import Graph
 from pyg_accel.graph import CSR
-from pyg_accel.sharing import HEIGHTS, LEAST, Shared, sharing_of, usual_sharing
+from pyg_accel.sharing import HEIGHTS, LEAST, Shared, per_column, sharing_of, usual_sharing
 from pyg_accel.testing import zoo
 
 CASES = {case.name: case for case in zoo(hub=600)}
@@ -34,6 +34,15 @@ def test_what_rows_share_is_told_as_it_is_defined(name):
     csr = graph_of(name).csr()
     for found, right in zip(sharing_of(csr), by_definition(csr), strict=True):
         assert found == pytest.approx(right, abs=6e-4)
+
+
+def test_entries_a_column_are_told_by_height():
+    found = per_column(sharing_of(graph_of("directed").csr()))
+    assert len(found) == len(HEIGHTS)
+    assert 1 <= found[0] < found[1] < found[2]
+    assert per_column(()) == ()
+    many = Graph.from_edge_index(torch.zeros(2, 5000, dtype=torch.long))  # copies of one edge
+    assert per_column(sharing_of(many.csr())) == (1000.0,) * 3
 
 
 @pytest.mark.parametrize("name", ["no-edges", "empty"])

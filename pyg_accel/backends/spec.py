@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pyg_accel.sharing import Shared
+from pyg_accel.sharing import Shared, per_column
 
 __all__ = ["OpSpec"]
 
@@ -55,9 +55,7 @@ class OpSpec:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
         what += f" by {self.score}" if self.score else ""
         kept = f", k = {self.k}" if self.k else ""
-        # Of the tallest windows: a fetched row of features would serve so many edges.
-        columns = next((s.columns for s in reversed(self.sharing) if s.least == 1), 0.0)
-        shared = f", {1 / columns:.1f} edges a column" if columns else ""
+        shared = f", {per_column(self.sharing)[-1]:.1f} edges a column" if self.sharing else ""
         return (
             f"{self.op}{what} on {self.device} in {self.dtype}: {self.num_rows} x {self.num_cols}, "
             f"{self.num_edges} edges, {self.heads} x {self.width} features{kept}{shared}"

@@ -46,6 +46,18 @@ class Branching(Net):
         return super().forward(x, edge_index)
 
 
+class Short(Net):
+    def forward(s, x, edge_index, batch=None):
+        return s.second(s.norm(s.first(x, edge_index)).relu(), edge_index)
+
+
+class ShortBranching(Branching):
+    def forward(s, x, edge_index, scale=None):
+        if s.training:
+            x = F.dropout(x, 0.2)
+        return Short.forward(s, x, edge_index)
+
+
 class Nested(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -91,6 +103,8 @@ MODELS = {
     "branching": Branching,
     "nested": Nested,
     "layer": lambda: nn.GCNConv(12, 4),
+    "self is s": Short,
+    "branching s": ShortBranching,
     "sequential": lambda: nn.Sequential("x, edge_index", [
         (torch.nn.Dropout(0.5), "x -> x"),
         (nn.GCNConv(12, 8), "x, edge_index -> x1"),
@@ -274,11 +288,12 @@ def test_other_constants_than_those_of_the_example_are_refused():
     [
         (lambda: optimize(torch.nn.Linear(2, 2), torch.ones(2, 2)), "no message passing layer"),
         (lambda: optimize(lambda x: x), "torch.nn.Module"),
+        (lambda: optimize(optimize(Net(), *inputs()), *inputs()), "not rewritten yet"),
         (lambda: optimize(Net(), *inputs(), static=("y",)), "static"),
         (lambda: optimize(Net(), inputs()[0]), "do not fit Net"),
         (lambda: optimize(Net(), *inputs(), choose="(X·X)"), r"no association '\(X·X\)'"),
     ],
-    ids=["no layers", "no module", "static", "examples", "choose"],
+    ids=["no layers", "no module", "twice", "static", "examples", "choose"],
 )
 def test_mistakes_are_told(call, reason):
     with pytest.raises(ValueError, match=reason):
