@@ -29,6 +29,7 @@ class OpSpec:
         sharing: entries that share a column, in windows of 16, 32 and 64 rows; nothing until a
             graph was used often enough for it to be worth knowing.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
+        atomics: float atomics are allowed (asked for gradients of sums of CBSR features alone).
         score: text of the formula of scores (attention).
     """
 
@@ -47,6 +48,7 @@ class OpSpec:
     shapes: tuple[tuple[int, int], ...] = ()
     sharing: tuple[float, ...] = ()
     rounded: bool = False
+    atomics: bool = False
     score: str = ""
 
     def __str__(self) -> str:

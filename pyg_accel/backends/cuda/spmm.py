@@ -8,7 +8,7 @@ from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library
 
-__all__ = ["aligned", "run"]
+__all__ = ["aligned", "reordered", "run"]
 
 _values = Kept()
 
@@ -39,7 +39,7 @@ def run(
     if weight is not None:
         weight = weight.contiguous()
         eid = None if csr.eid is None else csr.eid.to(torch.int32)  # itself, mostly
-        value = _in_tile_order(weight, plan.entry, eid)
+        value = reordered(weight, plan.entry, eid)
     out: Tensor = library.spmm(
         plan.items, plan.splits, plan.tile_ptr, plan.tile_col, plan.slot, value, plan.rowptr,
         plan.col, eid, weight, aligned(x), x.size(1), window, warps, plan.num_partials, exact, mean,
@@ -47,8 +47,8 @@ def run(
     return out
 
 
-def _in_tile_order(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
-    """Return weights in the order of the tiles, remembered for those that are used again.
+def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
+    """Return weights in an order, such as that of tiles, remembered for those used again.
 
     The normalisation of a graph is the same in every step, and bringing it in order would cost a
     tenth of a sum. A learned weight is a new tensor every time, and not kept.
