@@ -6,8 +6,10 @@ The paper (section 3.4) vectorises BatchNorm and gives Embedding's backward pass
 kernels. Here torch's own BatchNorm1d is held against the traffic that it cannot avoid (a copy of
 the same bytes), forward and backward, and the dense backward pass of torch's Embedding, a scatter
 of rows, against ours: a sum over the entries of a graph whose rows are the words, built in each
-call, as the words are new in each batch. `graph kept` leaves out the building. All gradients are
-checked against float64 before they are timed.
+call, as the words are new in each batch. `graph kept` leaves out the building. `step` is a whole
+one, look-up and backward pass through autograd, on ids that are new in each; `step, patched` is
+that of `patch()`, whatever the size. All gradients are checked against float64 before they are
+timed.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from torch.nn import functional
 
 from benchmarks import machine, results
 from pyg_accel import Graph, ops
+from pyg_accel.ops.embedding import embedding as rows_of
 
 NAME = "cpu_batchnorm_embedding"
 BATCHNORM = ((10_000, 64), (10_000, 256), (100_000, 64), (100_000, 256))
@@ -30,6 +33,10 @@ EMBEDDING = (  # words, width, ids of a batch, how they are drawn
     (170_000, 128, 170_000, "each once"), (170_000, 128, 20_000, "uniform"),
     (500_000, 64, 100_000, "skewed"),
     (100, 256, 200_000, "uniform"), (28, 128, 60_000, "skewed"),
+    (1_000, 32, 300, "uniform"), (1_000, 32, 1_000, "uniform"), (1_000, 64, 1_000, "uniform"),
+    (1_000, 64, 3_000, "uniform"), (5_000, 128, 1_000, "uniform"), (5_000, 32, 10_000, "skewed"),
+    (20_000, 64, 2_000, "uniform"), (20_000, 16, 20_000, "uniform"), (100, 8, 20_000, "skewed"),
+    (50_000, 64, 5_000, "each once"), (200_000, 32, 5_000, "uniform"),
 )  # fmt: skip
 
 
@@ -88,13 +95,28 @@ def embedding(words: int, width: int, count: int, drawn: str) -> dict[str, Calla
     for run in (stock, ours, again, index_add):
         if not bool(((run().double() - truth).abs() <= 2e-5 * size + 1e-6).all()):
             raise SystemExit(f"{run.__name__} is wrong for {words} words, {count} ids")
-    lookup = {"forward": lambda: functional.embedding(ids, table)}
+    weight = torch.nn.Parameter(table)
+
+    def step(lookup: Callable[[Tensor], Tensor]) -> Tensor:
+        weight.grad = None
+        lookup(ids.clone()).backward(grad)
+        assert weight.grad is not None
+        return weight.grad
+
+    steps = {
+        "step": lambda: step(lambda new: functional.embedding(new, weight)),
+        "step, patched": lambda: step(lambda new: rows_of(weight, new)),
+    }
+    for run in steps.values():
+        if not bool(((run().double() - truth).abs() <= 2e-5 * size + 1e-6).all()):
+            raise SystemExit(f"a step is wrong for {words} words, {count} ids")
     return {
         "torch": stock,
         "ours": ours,
         "ours, graph kept": again,
         "index_add": index_add,
-    } | lookup
+        "forward": lambda: functional.embedding(ids, table),
+    } | steps
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

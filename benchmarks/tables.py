@@ -123,8 +123,14 @@ def tensor_cores(frame: pd.DataFrame) -> list[str]:
     """The best window of each case beside the kernels on CUDA cores."""
     best = frame.loc[frame.groupby(["graph", "F", "mode", "op"], sort=False)["ms"].idxmin()]
     ratio = (best["cuda_core_ms"] / best["ms"]).map("{:.2f}x".format)
-    shown = ["graph", "F", "mode", "op", "edges_per_column", "window", "ms", "cuda_core_ms"]
+    shown = ["graph", "F", "mode", "op", "window", "least", "entries", "ms", "cuda_core_ms"]
     return _lines(best[shown].assign(ratio=ratio))
+
+
+def beside_cusparse(frame: pd.DataFrame) -> list[str]:
+    """What dispatch chooses, both of its candidates, and cuSPARSE."""
+    shown = ["graph", "F", "mode", "op", "chosen", "cuda_ms", "triton_ms", "cusparse_ms"]
+    return _lines(frame[shown])
 
 
 def _lines(frame: pd.DataFrame) -> list[str]:
@@ -253,9 +259,17 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
     (
         "Tensor Cores on a GPU",
         "tc_sweep",
-        "The best window of the `cuda` backend beside the Triton kernels on CUDA cores, "
-        "milliseconds. Dispatch leaves to Triton what it does faster.",
+        "The best of the `cuda` backend beside the Triton kernels on CUDA cores, milliseconds: the "
+        "rows of a window, and how many entries a column must have to go to Tensor Cores "
+        "(`entries` is their part of all).",
         tensor_cores,
+    ),
+    (
+        "Tensor Cores beside cuSPARSE",
+        "tc_kernels",
+        "What dispatch chooses, and milliseconds of either backend and of cuSPARSE in the same "
+        "precision, but for `tf32`, where the others stay in fp32.",
+        beside_cusparse,
     ),
     (
         "Sampled edges on a GPU",

@@ -5,8 +5,9 @@
 Precisions are matched: `fp32` (products exact to 2^-21), `tf32` (torch may round float32 factors;
 the others stay in fp32, which they do not leave) and `bf16`. Every result is first held against
 float64 on the longest rows and a sample of the others; a wrong one of ours ends the run. `chosen`
-says which backend dispatch takes, `ratio` what it expected of ours over CUDA cores, `sgt_ms` what
-the translation costs once a graph.
+says which backend dispatch takes, `ratio` what it expected of ours over CUDA cores, `least` which
+columns of a window go to Tensor Cores (`entries` is their part of all entries, `columns` how many
+there are an entry), `sgt_ms` what the translation costs once a graph.
 """
 
 import argparse
@@ -24,7 +25,8 @@ from benchmarks.gpu_kernels import Inputs
 from pyg_accel import ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
 from pyg_accel.backends.cuda.choice import choose_launch
-from pyg_accel.tiles import HEIGHTS, build_tiles, sharing_of
+from pyg_accel.sharing import sharing_of
+from pyg_accel.tiles import build_tiles
 
 GRAPHS = (
     "mycielskian17", "reddit-like/ordered", "proteins-like/ordered", "products-like/ordered",
@@ -65,8 +67,11 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
             for mode, dtype in MODES.items():
                 torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")
                 calls, error = make(inputs, op, width, dtype)
-                launch = choose_launch(dtype, width, csr.num_cols, sharing, rounded=mode == "tf32",
-                                       dot=op == "sddmm")  # fmt: skip
+                launch = choose_launch(
+                    dtype, width, csr.num_cols, sharing, mean=inputs.entries / inputs.nodes,
+                    rounded=mode == "tf32", dot=op == "sddmm",
+                )  # fmt: skip
+                shared = next(s for s in sharing if s[:2] == (launch.window, launch.least))
                 text, reduces = ("mul(u0,e1)", ("sum",))
                 shapes = ((1, width), (1, 1))
                 if op == "sddmm":
@@ -74,16 +79,15 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                 spec = OpSpec("gspmm", "cuda", dtype, csr.col.dtype, csr.num_rows, csr.num_cols,
                               csr.col.numel(), 1, width, text, reduces, shapes=shapes,
                               sharing=sharing, rounded=mode == "tf32")  # fmt: skip
-                row = {"graph": name, "op": op, "F": width, "mode": mode, "window": launch.window,
-                       "edges_per_column": sharing[HEIGHTS.index(launch.window)],
+                row = {"graph": name, "op": op, "F": width, "mode": mode, **shared._asdict(),
                        "ratio": launch.ratio, "chosen": choose(spec).backend.name,
-                       "sgt_ms": sgt_ms(inputs, launch.window)}  # fmt: skip
+                       "sgt_ms": sgt_ms(inputs, launch.window, launch.least)}  # fmt: skip
                 for backend, call in calls.items():
                     wrong = error(call())
-                    if wrong > ALLOWED[mode] and backend != "cuSPARSE":
+                    if wrong > ALLOWED[mode] and backend != "cusparse":
                         raise SystemExit(f"{row} {backend}: off by {wrong:.2g}")
-                    row[f"{backend} error"] = wrong
-                    row[backend] = gpu_machine.timed(call, budget=BUDGET).median
+                    row[f"{backend}_error"] = wrong
+                    row[f"{backend}_ms"] = gpu_machine.timed(call, budget=BUDGET).median
                 yield row
     torch.set_float32_matmul_precision("highest")
 
@@ -116,7 +120,7 @@ def make(
                     if not get_backend(name).unavailable_reasons()}  # fmt: skip
     if op == "spmm":
         matrix = torch.sparse_csr_tensor(inputs.rowptr, inputs.col, weight, size)
-        calls["cuSPARSE"] = lambda: matrix @ x
+        calls["cusparse"] = lambda: matrix @ x
         terms = source * weight[entry].double().unsqueeze(1)
         zeros = terms.new_zeros(rows.numel(), width)
         right = zeros.index_add(0, local, terms)
@@ -124,25 +128,26 @@ def make(
         return calls, lambda out: float(((out[rows].double() - right).abs() / (scale + 1e-9)).max())
     if dtype == torch.float32:
         pattern = torch.sparse_csr_tensor(inputs.rowptr, inputs.col, torch.zeros_like(weight), size)
-        calls["cuSPARSE"] = lambda: torch.sparse.sampled_addmm(pattern, y, x.t()).values()
+        calls["cusparse"] = lambda: torch.sparse.sampled_addmm(pattern, y, x.t()).values()
     terms = source * y[rows[local]].double()
     right, scale = terms.sum(1), terms.abs().sum(1)
     return calls, lambda out: float(((out[entry].double() - right).abs() / scale).max())
 
 
-_translation: dict[tuple[str, int], float] = {}
+_translation: dict[tuple[str, int, int], float] = {}
 
 
-def sgt_ms(inputs: Inputs, window: int) -> float:
+def sgt_ms(inputs: Inputs, window: int, least: int) -> float:
     """Milliseconds of the sparse graph translation, the second time."""
-    if (inputs.name, window) not in _translation:
+    key = (inputs.name, window, least)
+    if key not in _translation:
         for _ in range(2):
             torch.cuda.synchronize()
             start = time.perf_counter()
-            build_tiles(inputs.graph.csr(), window, 32)
+            build_tiles(inputs.graph.csr(), window, 32, least)
             torch.cuda.synchronize()
-            _translation[inputs.name, window] = (time.perf_counter() - start) * 1e3
-    return _translation[inputs.name, window]
+            _translation[key] = (time.perf_counter() - start) * 1e3
+    return _translation[key]
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ def main() -> None:
         for dtype, exact in ((torch.float32, True), (torch.float32, False), (torch.bfloat16, False),
                              (torch.float16, False)):  # fmt: skip
             for window in (16, 32, 64):
-                for width, warps in ((7, 1), (100, 3)):
+                for width, warps, least in ((7, 1, 1), (100, 3, 2)):
                     x = torch.randn(csr.num_cols, width, device="cuda").to(dtype)
                     y = torch.randn(csr.num_rows, width, device="cuda").to(dtype)
                     weight = torch.randn(csr.col.numel(), device="cuda").to(dtype)
-                    spmm.run(csr, x, weight, window=window, warps=warps, exact=exact, mean=True)
-                    sddmm.run(csr, y, x, window=window, slice=64, exact=exact)
+                    spmm.run(csr, x, weight, window=window, warps=warps, exact=exact, mean=True,
+                             least=least)  # fmt: skip
+                    sddmm.run(csr, y, x, window=window, slice=64, exact=exact, least=least)
     torch.cuda.synchronize()
     print("done")
 

@@ -15,22 +15,18 @@ from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
-__all__ = ["HEIGHTS", "Tiles", "build_tiles", "sharing_of", "tiles_of", "usual_sharing"]
+__all__ = ["Tiles", "build_tiles", "tiles_of"]
 
 _MOST_SLOTS = 2**15  # slots are int16
-# Windows that kernels are written for. How much their rows share decides whether tiles pay.
-HEIGHTS = (16, 32, 64)
-# A graph that was used so often will be used again: translating it costs about as much as 8 sums.
-_USES = 8
-_SAMPLED_WINDOWS, _SAMPLED_ENTRIES = 256, 2**22
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The entries of a CSR matrix, by tiles of ``window`` rows and ``tile`` columns.
+    """Entries of a CSR matrix, by tiles of ``window`` rows and ``tile`` columns.
 
-    Tiles of a window lie one after the other, and so do the entries of a tile, by column and row.
-    No two entries share a slot: a duplicate of an edge gets a column of its own.
+    All of them, or those in columns that rows of a window share. Tiles of a window lie one after
+    the other, and so do the entries of a tile, by column and row. No two entries share a slot: a
+    duplicate of an edge gets a column of its own.
 
     Attributes:
         window: rows of a tile.
@@ -42,8 +38,8 @@ class Tiles:
         tile_ptr: [T + 1], the first entry of every tile.
         col: [T * tile], the matrix column of every tile column, ascending within a window; the
             last one of a window is repeated until its last tile is full.
-        entry: [E], which CSR entry it is.
-        slot: [E] int16, where in its tile: row * tile + column.
+        entry: [S], which CSR entry it is; S is E if all entries are in tiles.
+        slot: [S] int16, where in its tile: row * tile + column.
     """
 
     window: int
@@ -96,7 +92,7 @@ class Tiles:
 
     @cached_property
     def tile_of_entry(self) -> Tensor:
-        """[E], the tile of every entry."""
+        """[S], the tile of every entry."""
         numbers = torch.arange(self.num_tiles, device=self.tile_ptr.device)
         counts = self.tile_ptr.diff().long()
         return torch.repeat_interleave(numbers, counts, output_size=self.entry.numel())
@@ -127,74 +123,29 @@ class Tiles:
 _tiles = Kept()
 
 
-def tiles_of(csr: CSR, window: int, tile: int) -> Tiles:
+def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     """Return the tiles of a matrix, made once and kept for as long as its arrays live.
+
+    Args:
+        csr: the matrix.
+        window: rows of a tile.
+        tile: columns of a tile.
+        least: leave out the columns in which a window has fewer entries.
 
     Raises:
         ValueError: for a window or tile that is not positive, or too large together.
     """
-    key = (id(csr.rowptr), csr.num_cols, window, tile)
+    key = (id(csr.rowptr), csr.num_cols, window, tile, least)
 
     def make() -> tuple[Tensor, Tiles]:
-        return csr.rowptr, build_tiles(csr, window, tile)  # with rowptr alive, its id is its own
+        return csr.rowptr, build_tiles(
+            csr, window, tile, least
+        )  # with rowptr alive, its id is its own
 
     return _tiles.get(csr.col, key, make)[1]
 
 
-_sharing = Kept()
-
-
-def sharing_of(csr: CSR) -> tuple[float, ...]:
-    """Return the entries that share a column, on average, for windows of each of :data:`HEIGHTS`.
-
-    Estimated from some of the windows; waits for the device when it is first asked of a graph.
-    """
-    key = (id(csr.rowptr), csr.num_cols)
-    return _sharing.get(csr.col, key, lambda: (csr.rowptr, _estimate(csr)))[1]
-
-
-def usual_sharing(csr: CSR) -> tuple[float, ...]:
-    """Return :func:`sharing_of` for a graph that is used again and again, else nothing.
-
-    Sampled batches are gone before tiles could pay. While a CUDA graph is captured nothing can be
-    estimated, and what was not known stays unknown. Nor is anything told to those who asked torch
-    for deterministic algorithms: another kernel after a while means other roundings.
-    """
-    if torch.are_deterministic_algorithms_enabled():
-        return ()
-    key = (id(csr.rowptr), csr.num_cols)
-    known = _sharing.find(csr.col, key)
-    if known is not None:
-        sharing: tuple[float, ...] = known[1]
-        return sharing
-    uses = (_sharing.find(csr.col, ("uses", *key)) or 0) + 1
-    _sharing.put(csr.col, ("uses", *key), uses)
-    if uses <= _USES or (csr.col.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return ()
-    return sharing_of(csr)
-
-
-def _estimate(csr: CSR) -> tuple[float, ...]:
-    tallest = HEIGHTS[-1]
-    windows, entries, device = -(-csr.num_rows // tallest), csr.col.numel(), csr.col.device
-    if entries == 0:
-        return (1.0,) * len(HEIGHTS)
-    share = min(1.0, _SAMPLED_ENTRIES / entries, _SAMPLED_WINDOWS / windows)
-    some = torch.linspace(0, windows - 1, max(1, int(windows * share)), device=device).long()
-    rows = (some.unsqueeze(1) * tallest + torch.arange(tallest, device=device)).flatten()
-    rows = rows[rows < csr.num_rows]
-    counts = csr.rowptr.diff()[rows].long()
-    row = torch.repeat_interleave(rows, counts)
-    first = torch.repeat_interleave(csr.rowptr[rows].long() - counts.cumsum(0) + counts, counts)
-    col = csr.col[first + torch.arange(row.numel(), device=device)].long()
-    found = []
-    for height in HEIGHTS:
-        distinct = torch.unique(row // height * csr.num_cols + col).numel()
-        found.append(round(row.numel() / max(distinct, 1), 2))
-    return tuple(found)
-
-
-def build_tiles(csr: CSR, window: int, tile: int) -> Tiles:
+def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     """Translate a matrix; see :func:`tiles_of`. Waits for the device: sizes depend on the data."""
     if window < 1 or tile < 1 or window * tile > _MOST_SLOTS:
         raise ValueError(
@@ -204,9 +155,7 @@ def build_tiles(csr: CSR, window: int, tile: int) -> Tiles:
     rows, entries, device = csr.num_rows, csr.col.numel(), csr.col.device
     windows = -(-rows // window)
     if entries == 0:
-        empty = csr.col.new_empty(0)
-        return Tiles(window, tile, rows, csr.num_cols, 0, csr.rowptr.new_zeros(windows + 1),
-                     csr.rowptr.new_zeros(1), empty, empty, empty.short())  # fmt: skip
+        return _no_tiles(csr, window, tile)
     group, local_row, entry = _by_window_and_column(csr, window)
 
     # A column for each (window, matrix column), or as many as one of its rows has entries in it.
@@ -219,6 +168,13 @@ def build_tiles(csr: CSR, window: int, tile: int) -> Tiles:
         column, group_of_column = _own_columns(column, group_of_column, same_row)
         column, order = torch.sort(column, stable=True)
         local_row, entry = local_row[order], entry[order]
+    if least > 1:
+        full = torch.bincount(column, minlength=group_of_column.numel()) >= least
+        kept = full[column]
+        column = (full.cumsum(0) - 1)[column[kept]]
+        local_row, entry, group_of_column = local_row[kept], entry[kept], group_of_column[full]
+        if entry.numel() == 0:
+            return _no_tiles(csr, window, tile)
 
     starts = torch.arange(0, (windows + 1) * csr.num_cols, csr.num_cols, device=device)
     first_column = torch.searchsorted(group_of_column, starts)
@@ -239,6 +195,12 @@ def build_tiles(csr: CSR, window: int, tile: int) -> Tiles:
     dtype = csr.col.dtype
     return Tiles(window, tile, rows, csr.num_cols, group_of_column.numel(), window_ptr.to(dtype),
                  tile_ptr.to(dtype), col.to(dtype), entry.to(dtype), slot)  # fmt: skip
+
+
+def _no_tiles(csr: CSR, window: int, tile: int) -> Tiles:
+    empty, windows = csr.col.new_empty(0), -(-csr.num_rows // window)
+    return Tiles(window, tile, csr.num_rows, csr.num_cols, 0, csr.rowptr.new_zeros(windows + 1),
+                 csr.rowptr.new_zeros(1), empty, empty, empty.short())  # fmt: skip
 
 
 def _by_window_and_column(csr: CSR, window: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ HARD_CAP = 420
 FLOORS = {
     "errors": 1, "settings": 1, "formula": 1, "native": 1, "graph": 1, "cbsr": 1,
     "large_pages": 1, "memo": 1, "matrices": 1, "calls": 1, "kept": 1, "tiles": 1,
+    "sharing": 1,
     "backends": 2,
     "ops": 3,
     "testing": 3,

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_accel import Graph, ops
 from pyg_accel.kept import Kept
 from pyg_accel.testing import zoo
-from pyg_accel.tiles import HEIGHTS, Tiles, build_tiles, sharing_of, tiles_of, usual_sharing
+from pyg_accel.tiles import Tiles, build_tiles, tiles_of
 
 CASES = {case.name: case for case in zoo(hub=600)}
 SIZES = ((16, 8), (8, 8), (8, 16), (64, 32), (16, 1), (5, 3))
@@ -68,6 +68,26 @@ def test_the_columns_of_a_window_are_condensed_as_the_paper_defines_it(name, siz
         assert tiles.col[begin * tile : end * tile].tolist() == full
         without += (mine // tile).unique().numel()
     assert tiles.num_tiles_without == without
+
+
+@pytest.mark.parametrize("least", [2, 3, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_columns_of_few_entries_can_be_left_out(name, least):
+    csr = graph_of(name).csr()
+    for window, tile in ((16, 8), (64, 32)):
+        whole, part = build_tiles(csr, window, tile), build_tiles(csr, window, tile, least)
+        column = whole.tile_of_entry * tile + whole.slot.long() % tile
+        full = torch.bincount(column, minlength=whole.num_tiles * tile) >= least
+        assert part.num_columns == int(full.sum())
+        assert torch.equal(part.entry, whole.entry[full[column]])  # in the same order
+        ones = torch.ones(csr.col.numel())
+        right = torch.zeros(csr.num_rows, csr.num_cols)
+        row = torch.repeat_interleave(torch.arange(csr.num_rows), csr.rowptr.diff().long())
+        kept = part.entry.long()
+        right.index_put_((row[kept], csr.col.long()[kept]), ones[kept], accumulate=True)
+        assert torch.equal(dense_of(part, ones), right)
+        places = part.tile_of_entry * window * tile + part.slot.long()
+        assert places.unique().numel() == part.entry.numel()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -149,37 +169,3 @@ def test_int64_graphs_give_int64_tiles():
     assert tiles.col.dtype == tiles.entry.dtype == tiles.tile_ptr.dtype == torch.int64
     assert same.col.dtype == torch.int32
     assert torch.equal(tiles.col, same.col.long())
-
-
-@pytest.mark.parametrize("name", ["no-edges", "one-edge", "directed", "empty-rows", "bipartite"])
-def test_what_rows_share_is_told_as_the_tiles_have_it(name):
-    csr = graph_of(name).csr()
-    row = torch.repeat_interleave(torch.arange(csr.num_rows), csr.rowptr.diff().long())
-    for height, found in zip(HEIGHTS, sharing_of(csr), strict=True):
-        pairs = torch.stack([row // height, csr.col.long()]).unique(dim=1)
-        assert found == (round(row.numel() / pairs.size(1), 2) if row.numel() else 1.0)
-
-
-def test_an_estimate_from_some_windows_is_close():
-    generator = torch.Generator().manual_seed(0)
-    block = torch.arange(64 * 2000) // 64 * 64
-    within = torch.randint(64, (block.numel() * 8,), generator=generator)
-    source = block.repeat_interleave(8) + within
-    graph = Graph.from_edge_index(
-        torch.stack([source, torch.arange(block.numel()).repeat_interleave(8)])
-    )
-    for height, found in zip(HEIGHTS, sharing_of(graph.csr()), strict=True):
-        row = torch.repeat_interleave(torch.arange(graph.num_rows), graph.degree.long())
-        pairs = (row // height * graph.num_cols + graph.col).unique()
-        assert found == pytest.approx(row.numel() / pairs.numel(), rel=0.05)
-
-
-def test_what_rows_share_is_told_of_graphs_that_are_used_again_and_again():
-    csr = graph_of("directed").csr()
-    told = [usual_sharing(csr) for _ in range(12)]
-    assert told == [()] * 8 + [sharing_of(csr)] * 4
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert usual_sharing(csr) == ()
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -20,6 +20,9 @@ struct TakeArgs {
 
 void take_cuda(const TakeArgs& args, cudaStream_t stream);
 
+// out[order[i]] = values[i]; `eid` is not used.
+void put_cuda(const TakeArgs& args, cudaStream_t stream);
+
 constexpr int kTileColumns = 32;  // of the tiles that the kernels below multiply
 
 // A range of a window's tiles, worked on by one block.
@@ -37,15 +40,16 @@ struct Split {
   int32_t count;
 };
 
-// out[i] = scale[i] * sum_j weight_ij x[j]; offsets into tiles and rows are 32-bit, all others 64.
+// out[i] = scale[i] * sum_j weight_ij x[j] over the entries of tiles, or with `add`
+// scale[i] * (out[i] + that); offsets into tiles and rows are 32-bit, all others 64.
 struct SpmmArgs {
   const Item* items;
   const Split* splits;
   const int32_t* tile_ptr;  // [T + 1]
   const int32_t* col;       // [T * kTileColumns]
-  const int16_t* slot;      // [E]
-  const void* value;        // [E], weights in the order of `slot`, or null for 1
-  const int32_t* rowptr;    // the CSR matrix, for rows that are computed again
+  const int16_t* slot;      // [S], of the entries that are in tiles
+  const void* value;        // [S], weights in the order of `slot`, or null for 1
+  const int32_t* rowptr;    // the whole CSR matrix, for elements that are computed again
   const int32_t* csr_col;
   const int32_t* eid;  // or null
   const void* weight;  // as `eid` numbers it, or null
@@ -60,15 +64,16 @@ struct SpmmArgs {
   int32_t padded;  // the next multiple of a 16-byte vector
   int32_t warps;   // of a block, side by side along the features
   bool mean;       // divide by the row's entries
+  bool add;        // to what `out` has
 };
 
-// out[e] = dot of target[i] and source[j], features [begin, end), for every entry e = (i, j).
+// out[e] = dot of target[i] and source[j], features [begin, end), for entries e = (i, j) of tiles.
 struct SddmmArgs {
   const Item* items;
   const int32_t* tile_ptr;  // [T + 1]
   const int32_t* col;       // [T * kTileColumns]
-  const int16_t* slot;      // [E]
-  const int32_t* order;     // [E], where the result of every slot goes
+  const int16_t* slot;      // [S], of the entries that are in tiles
+  const int32_t* order;     // [S], where the result of every slot goes
   const void* target;       // rows of whole 16-byte vectors
   const void* source;
   void* out;              // [E] like the features, or

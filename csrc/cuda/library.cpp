@@ -29,6 +29,22 @@ Tensor take(const Tensor& values, const Tensor& order, const std::optional<Tenso
   return out;
 }
 
+void put(const Tensor& values, const Tensor& order, Tensor out) {
+  check_vector(values, "values", order.numel(), values);
+  check_vector(order, "order", order.numel(), values);
+  check_vector(out, "out", out.numel(), values);
+  STD_TORCH_CHECK(out.scalar_type() == values.scalar_type(), "expected 'out' like 'values'");
+  const torch::stable::accelerator::DeviceGuard guard(values.get_device_index());
+  TakeArgs args{};
+  args.values = values.const_data_ptr();
+  args.order = order.const_data_ptr();
+  args.out = out.mutable_data_ptr();
+  args.count = order.numel();
+  args.bytes = element_bytes(values);
+  args.wide = is_wide(order, "order");
+  put_cuda(args, stream_of(values));
+}
+
 template <typename T>
 const T* pointer(const std::optional<Tensor>& t) {
   return t ? static_cast<const T*>(t->const_data_ptr()) : nullptr;
@@ -43,28 +59,38 @@ void check_features(const Tensor& t, const char* name, const Tensor& like) {
                   "expected '", name, "' to be rows of whole, aligned 16-byte vectors");
 }
 
-Tensor spmm(const Tensor& items,
-            const Tensor& splits,
-            const Tensor& tile_ptr,
-            const Tensor& tile_col,
-            const Tensor& slot,
-            const std::optional<Tensor>& value,
-            const Tensor& rowptr,
-            const Tensor& col,
-            const std::optional<Tensor>& eid,
-            const std::optional<Tensor>& weight,
-            const Tensor& x,
-            int64_t width,
-            int64_t window,
-            int64_t warps,
-            int64_t num_partials,
-            bool exact,
-            bool mean) {
+void check_out(const Tensor& t, int64_t size, ScalarType type, const Tensor& like) {
+  STD_TORCH_CHECK(t.is_cuda() && t.get_device_index() == like.get_device_index() &&
+                      t.is_contiguous() && t.numel() == size && t.scalar_type() == type &&
+                      reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0,
+                  "expected 'out' to be contiguous, of ", size, " elements");
+}
+
+void spmm(const Tensor& items,
+          const Tensor& splits,
+          const Tensor& tile_ptr,
+          const Tensor& tile_col,
+          const Tensor& slot,
+          const std::optional<Tensor>& value,
+          const Tensor& rowptr,
+          const Tensor& col,
+          const std::optional<Tensor>& eid,
+          const std::optional<Tensor>& weight,
+          const Tensor& x,
+          int64_t width,
+          int64_t window,
+          int64_t warps,
+          int64_t num_partials,
+          bool exact,
+          bool mean,
+          bool add,
+          Tensor out) {
   check_features(x, "x", x);
-  const int64_t rows = rowptr.numel() - 1, entries = col.numel();
+  const int64_t rows = rowptr.numel() - 1, entries = col.numel(), stored = slot.numel();
   const int64_t padded = x.size(1), vector = 16 / element_bytes(x);
   STD_TORCH_CHECK(width > padded - vector && width <= padded, "expected 'width' to fill 'x'");
   STD_TORCH_CHECK(warps >= 1 && warps <= 4, "expected 1 to 4 warps");
+  check_out(out, rows * width, x.scalar_type(), x);
   SpmmArgs args{};
   args.items = reinterpret_cast<const Item*>(int32s(items, "items", items.numel(), x));
   args.splits = reinterpret_cast<const Split*>(int32s(splits, "splits", splits.numel(), x));
@@ -72,14 +98,16 @@ Tensor spmm(const Tensor& items,
   args.num_splits = static_cast<int32_t>(splits.numel() / 3);
   args.tile_ptr = int32s(tile_ptr, "tile_ptr", tile_ptr.numel(), x);
   args.col = int32s(tile_col, "tile_col", (tile_ptr.numel() - 1) * kTileColumns, x);
-  check_vector(slot, "slot", entries, x);
+  check_vector(slot, "slot", stored, x);
   args.slot = static_cast<const int16_t*>(slot.const_data_ptr());
-  for (const auto* t : {&value, &weight}) {
-    if (*t) {
-      check_vector(**t, "weight", entries, x);
-      STD_TORCH_CHECK((*t)->scalar_type() == x.scalar_type(), "expected weights like 'x'");
+  const auto check_weight = [&](const std::optional<Tensor>& t, int64_t size) {
+    if (t) {
+      check_vector(*t, "weight", size, x);
+      STD_TORCH_CHECK(t->scalar_type() == x.scalar_type(), "expected weights like 'x'");
     }
-  }
+  };
+  check_weight(value, stored);
+  check_weight(weight, entries);
   args.value = pointer<void>(value);
   args.weight = pointer<void>(weight);
   args.rowptr = int32s(rowptr, "rowptr", rows + 1, x);
@@ -92,9 +120,9 @@ Tensor spmm(const Tensor& items,
   args.padded = static_cast<int32_t>(padded);
   args.warps = static_cast<int32_t>(warps);
   args.mean = mean;
+  args.add = add;
 
   const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  Tensor out = torch::stable::new_empty(x, {rows, width});
   Tensor partial = torch::stable::new_empty(x, {num_partials, window, padded}, ScalarType::Float);
   args.out = out.mutable_data_ptr();
   args.partial = static_cast<float*>(partial.mutable_data_ptr());
@@ -112,20 +140,20 @@ Tensor spmm(const Tensor& items,
     default:
       STD_TORCH_CHECK(false, "expected float32, bfloat16 or float16 features");
   }
-  return out;
 }
 
-Tensor sddmm(const Tensor& items,
-             const Tensor& tile_ptr,
-             const Tensor& tile_col,
-             const Tensor& slot,
-             const Tensor& order,
-             const Tensor& target,
-             const Tensor& source,
-             int64_t width,
-             int64_t window,
-             int64_t slice,
-             bool exact) {
+void sddmm(const Tensor& items,
+           const Tensor& tile_ptr,
+           const Tensor& tile_col,
+           const Tensor& slot,
+           const Tensor& order,
+           const Tensor& target,
+           const Tensor& source,
+           int64_t width,
+           int64_t window,
+           int64_t slice,
+           bool exact,
+           Tensor out) {
   check_features(target, "target", source);
   check_features(source, "source", source);
   const int64_t entries = slot.numel(), vector = 16 / element_bytes(source);
@@ -153,8 +181,7 @@ Tensor sddmm(const Tensor& items,
   const torch::stable::accelerator::DeviceGuard guard(source.get_device_index());
   const int64_t padded = source.size(1);
   const bool passes = padded > slice;
-  Tensor out = torch::stable::new_empty(source, {entries},
-                                        passes ? ScalarType::Float : source.scalar_type());
+  check_out(out, out.numel(), passes ? ScalarType::Float : source.scalar_type(), source);
   args.out = out.mutable_data_ptr();
   args.sum = passes ? static_cast<float*>(out.mutable_data_ptr()) : nullptr;
   const int height = static_cast<int>(window);
@@ -176,24 +203,27 @@ Tensor sddmm(const Tensor& items,
         STD_TORCH_CHECK(false, "expected float32, bfloat16 or float16 features");
     }
   }
-  return out;
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(pyg_accel_cuda, m) {
   m.def("take(Tensor values, Tensor order, Tensor? eid) -> Tensor");
+  m.def("put(Tensor values, Tensor order, Tensor(a!) out) -> ()");
   m.def(
       "spmm(Tensor items, Tensor splits, Tensor tile_ptr, Tensor tile_col, Tensor slot, "
       "Tensor? value, Tensor rowptr, Tensor col, Tensor? eid, Tensor? weight, Tensor x, "
-      "int width, int window, int warps, int num_partials, bool exact, bool mean) -> Tensor");
+      "int width, int window, int warps, int num_partials, bool exact, bool mean, bool add, "
+      "Tensor(a!) out) -> ()");
   m.def(
       "sddmm(Tensor items, Tensor tile_ptr, Tensor tile_col, Tensor slot, Tensor order, "
-      "Tensor target, Tensor source, int width, int window, int slice, bool exact) -> Tensor");
+      "Tensor target, Tensor source, int width, int window, int slice, bool exact, "
+      "Tensor(a!) out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, CUDA, m) {
   m.impl("take", TORCH_BOX(&take));
+  m.impl("put", TORCH_BOX(&put));
   m.impl("spmm", TORCH_BOX(&spmm));
   m.impl("sddmm", TORCH_BOX(&sddmm));
 }

@@ -18,7 +18,34 @@ __device__ __noinline__ float repeat_element(const SpmmArgs& args, int row, int 
   return sum;
 }
 
-// Writes 2 kVector neighbouring features of a row: scaled, and computed again if not finite.
+// Adds to sums what the output has of them already: of neighbouring features of a row.
+template <typename T, int kCount>
+__device__ __forceinline__ void add_output(const SpmmArgs& args,
+                                           const T* out,
+                                           int feature,
+                                           float (&sum)[kCount]) {
+  constexpr int kVector = Mma<T>::kVector;
+  alignas(16) T value[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    value[i] = from_float<T>(0.0f);
+  if (args.width == args.padded) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += kVector)
+      if (feature + i < args.width)
+        *reinterpret_cast<uint4*>(value + i) = *reinterpret_cast<const uint4*>(out + i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (feature + i < args.width)
+        value[i] = out[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    sum[i] += to_float(value[i]);
+}
+
+// Writes neighbouring features of a row: scaled, and computed again if not finite.
 template <typename T, int kCount>
 __device__ __forceinline__ void finish(const SpmmArgs& args,
                                        int row,
@@ -33,6 +60,8 @@ __device__ __forceinline__ void finish(const SpmmArgs& args,
     scale = degree > 0 ? static_cast<float>(degree) : 1.0f;
   }
   T* out = static_cast<T*>(args.out) + static_cast<int64_t>(row) * args.width + feature;
+  if (args.add)
+    add_output<T>(args, out, feature, sum);
   alignas(16) T value[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {

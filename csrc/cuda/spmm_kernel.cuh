@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
   SpmmMemory<T, kBlocks>& memory = *reinterpret_cast<SpmmMemory<T, kBlocks>*>(bytes);
 
   const Item item = args.items[blockIdx.x];
+  if (args.add && !args.mean && item.begin == item.end)
+    return;  // a window without tiles adds nothing
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int first_slice = blockIdx.y * args.warps * Shape::kFeatures;
   const int busy = min(args.warps, (args.padded - first_slice + Shape::kFeatures - 1) /
@@ -49,8 +51,8 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(memory.tiles) / 16); i += blockDim.x)
     words[i] = make_uint4(0, 0, 0, 0);
   if (threadIdx.x < kStages) {
-    barrier_init(&memory.full[threadIdx.x], 1);
-    barrier_init(&memory.empty[threadIdx.x], busy);
+    barrier_init(&memory.full[threadIdx.x], 32);
+    barrier_init(&memory.empty[threadIdx.x], 32 * busy);
   }
   __syncthreads();
   if (warp == args.warps) {
@@ -125,9 +127,7 @@ __global__ void __launch_bounds__(32 * (kMostWarps + 1), kResident<T, kBlocks, k
         }
         multiply_step<T, kBlocks, kExact>(args, memory.tiles[stage], step, lane, x_rows, sum);
       }
-      __syncwarp();
-      if (lane == 0)
-        barrier_arrive(&memory.empty[stage]);
+      barrier_arrive(&memory.empty[stage]);
       if constexpr (kExact) {
         // Tensor Cores round sums towards zero: short sums, added up in the usual way.
 #pragma unroll

@@ -10,6 +10,8 @@ namespace pyg_accel {
 
 // The warp that writes tiles. Entries of successive tiles are successive, so they are copied in
 // blocks, far ahead of the tile that is written, whatever the tiles' sizes.
+constexpr int kAtOnce = 4;  // entries of a lane that are on their way through registers together
+
 template <typename T, int kBlocks, bool kExact>
 __device__ __forceinline__ void write_tiles(const SpmmArgs& args,
                                             const Item& item,
@@ -64,8 +66,16 @@ __device__ __forceinline__ void write_tiles(const SpmmArgs& args,
         for (int i = lane; i < Shape::kTile * static_cast<int>(sizeof(T)) / 16; i += 32)
           reinterpret_cast<uint4*>(to)[i] = make_uint4(0, 0, 0, 0);
       } else {
-        for (int i = lane; i < count; i += 32)
-          to[places[i]] = zero;
+        for (int first = lane; first < count + lane; first += 32 * kAtOnce) {
+          int place[kAtOnce];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i)
+            place[i] = places[first + 32 * i];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i)
+            if (first + 32 * i < count)
+              to[place[i]] = zero;
+        }
       }
       __syncwarp();
     }
@@ -81,22 +91,30 @@ __device__ __forceinline__ void write_tiles(const SpmmArgs& args,
         copy_block(block + kEntryBlocks - 1);
       }
       const int until = min(end, (block + 1) * kBlock), ring = block % kEntryBlocks;
-      for (int e = at + lane; e < until; e += 32) {
-        const int place = Shape::place(memory.slots[ring][e % kBlock]);
-        T value = from_float<T>(1.0f);
-        if (values)
-          value = memory.values[ring][e % kBlock];
-        if constexpr (sizeof(T) == 4 && !kExact)
-          value = __uint_as_float(to_tf32(value));
-        to[place] = value;
-        if (e - begin < kBlock)
-          places[e - begin] = static_cast<int16_t>(place);
+      for (int first = at + lane; first < until + lane; first += 32 * kAtOnce) {
+        int place[kAtOnce];
+        T value[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int e = (first + 32 * i) % kBlock;
+          place[i] = Shape::place(memory.slots[ring][e]);
+          value[i] = values ? memory.values[ring][e] : from_float<T>(1.0f);
+          if constexpr (sizeof(T) == 4 && !kExact)
+            value[i] = __uint_as_float(to_tf32(value[i]));
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int e = first + 32 * i;
+          if (e < until) {
+            to[place[i]] = value[i];
+            if (e - begin < kBlock)
+              places[e - begin] = static_cast<int16_t>(place[i]);
+          }
+        }
       }
       at = until;
     }
-    __syncwarp();
-    if (lane == 0)
-      barrier_arrive(&memory.full[stage]);
+    barrier_arrive(&memory.full[stage]);
     begin = end;
     if (number == 31) {
       ends = later;

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pyg_accel.sharing import Shared, per_column
+
 __all__ = ["OpSpec"]
 
 
@@ -26,8 +28,8 @@ class OpSpec:
         k: features kept a row (MaxK, CBSR), edges kept a row (sampling; 0 where all are), or
             features of a row of the left matrix (segments, of which there are num_cols).
         shapes: (heads, width) of every operand (gspmm).
-        sharing: entries that share a column, in windows of 16, 32 and 64 rows; nothing until a
-            graph was used often enough for it to be worth knowing.
+        sharing: what the rows of a graph share; nothing until it was used often enough for that to
+            be worth knowing.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
         atomics: float atomics are allowed (asked for gradients of sums of CBSR features alone).
         score: text of the formula of scores (attention).
@@ -46,7 +48,7 @@ class OpSpec:
     reduces: tuple[str, ...] = ()
     k: int = 0
     shapes: tuple[tuple[int, int], ...] = ()
-    sharing: tuple[float, ...] = ()
+    sharing: tuple[Shared, ...] = ()
     rounded: bool = False
     atomics: bool = False
     score: str = ""
@@ -55,7 +57,7 @@ class OpSpec:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
         what += f" by {self.score}" if self.score else ""
         kept = f", k = {self.k}" if self.k else ""
-        shared = f", {self.sharing[-1]} edges a column" if self.sharing else ""
+        shared = f", {per_column(self.sharing)[-1]:.1f} edges a column" if self.sharing else ""
         return (
             f"{self.op}{what} on {self.device} in {self.dtype}: {self.num_rows} x {self.num_cols}, "
             f"{self.num_edges} edges, {self.heads} x {self.width} features{kept}{shared}"

@@ -41,7 +41,9 @@ _HOOKS = seam.Hooks(
     spmm=accelerate.spmm,
     remember=accelerate._pyg_accel_remember,
     relations=relations.forward,
+    embedding=accelerate.look_up,
 )
+_ACCELERATED = (MessagePassing, torch.nn.Embedding)
 _handles: "list[PatchHandle]" = []
 
 
@@ -51,7 +53,7 @@ class PatchHandle:
     def __init__(self, model: torch.nn.Module | None) -> None:
         """Switch on; use :func:`patch`."""
         self._modules = (
-            [] if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
+            [] if model is None else [m for m in model.modules() if isinstance(m, _ACCELERATED)]
         )
         self._everything = model is None
         self._removed = False
@@ -99,7 +101,8 @@ def patch(model: torch.nn.Module | None = None) -> PatchHandle:
 
     Works before or after models are built, on plain ``edge_index``; no other change is needed.
     Results agree with PyG's up to the order of floating-point additions; the gradient of a maximum
-    goes to one of several equal neighbours.
+    goes to one of several equal neighbours. On a CPU, the dense gradient of large ``nn.Embedding``
+    tables is summed up by the same kernels.
 
     Args:
         model: only the layers of this model; by default every model of the process.

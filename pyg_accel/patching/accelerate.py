@@ -16,7 +16,7 @@ from pyg_accel.calls import record
 from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.memo import MEMO
-from pyg_accel.patching import compiled
+from pyg_accel.patching import compiled, embedding
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.lazy import (
@@ -35,7 +35,7 @@ from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "is_active", "memoise", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "is_active", "look_up", "memoise", "softmax", "spmm"]
 
 MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
 
@@ -50,7 +50,7 @@ def switch(by: int) -> None:
     _switched_on += by
 
 
-def is_active(module: MessagePassing | None = None) -> bool:
+def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
     return _switched_on > 0 or (module is not None and MARK in vars(module))
 
@@ -154,6 +154,11 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
     trace = None if torch.compiler.is_dynamo_compiling() else SparseTrace.active()
     out = trace.multiply(src, other, reduce) if isinstance(trace, SparseTrace) else None
     return function(src, other, reduce) if out is None else out
+
+
+def look_up(original: Callable[..., Any], self: torch.nn.Embedding, input: Tensor) -> Any:
+    """Stand in for ``Embedding.forward``."""
+    return embedding.forward(original, self, input, is_active(self))
 
 
 def _torch_records() -> bool:

@@ -14,6 +14,7 @@ and put back by :func:`uninstall`:
   :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
 * ``RGCNConv.forward``, which loops over relations.
+* ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
   the functions above by their originals: what it compiles is kept under them, and outlives us.
 * one setting of torch's compiler: GCN and GAT pick self-loops by a mask, and without the setting
@@ -28,6 +29,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.nn import Embedding
 from torch_geometric.nn import MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 
@@ -79,10 +81,11 @@ class Hooks:
         spmm: Callable[..., Any],
         remember: Callable[..., Any],
         relations: Callable[..., Any],
+        embedding: Callable[..., Any],
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
-        self.remember, self.relations = remember, relations
+        self.remember, self.relations, self.embedding = remember, relations, embedding
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {"softmax": softmax, "spmm": spmm}
 
 
@@ -110,6 +113,7 @@ def install(hooks: Hooks) -> None:
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
+        _replace(Embedding, "forward", _wrapped(Embedding.forward, hooks.embedding))
         _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads

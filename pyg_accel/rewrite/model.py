@@ -11,12 +11,13 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_lazy
 
 from pyg_accel.errors import VerificationError
+from pyg_accel.rewrite.copies import clone, with_embeddings
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.decide import Choose
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.module import Rewritten
-from pyg_accel.rewrite.trace import Mode, Unreadable, clone, holds_layers, trace
+from pyg_accel.rewrite.trace import Mode, Unreadable, holds_layers, trace
 from pyg_accel.rewrite.verify import differences, evaluated
 from pyg_accel.settings import settings
 
@@ -65,6 +66,8 @@ def optimize(
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
+    if any(isinstance(m, Associated) for m in model.modules()):
+        raise ValueError("expected a model that is not rewritten yet: optimize the original again")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
     if isinstance(static, str):
@@ -142,6 +145,8 @@ def _by_parts(
     for name, child in module._modules.items():
         if child is not None and (isinstance(child, MessagePassing) or holds_layers(child)):
             copied._modules[name] = _by_parts(child, options, layers)
+        elif child is not None:
+            copied._modules[name] = with_embeddings(child)
     return copied
 
 

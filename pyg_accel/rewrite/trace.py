@@ -21,7 +21,9 @@ from torch_geometric import utils
 from torch_geometric.nn import MessagePassing, pool
 from torch_geometric.nn import Sequential as GeometricSequential
 
-__all__ = ["Mode", "Unreadable", "clone", "holds_layers", "trace"]
+from pyg_accel.rewrite.copies import clone, with_embeddings
+
+__all__ = ["Mode", "Unreadable", "holds_layers", "trace"]
 
 MODE = "training_mode"  # name of the child that knows it
 # They do not ask for the mode, and count their children.
@@ -61,14 +63,6 @@ def holds_layers(module: torch.nn.Module) -> bool:
     return any(isinstance(m, MessagePassing) for m in module.modules() if m is not module)
 
 
-def clone(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module with the same parameters and a table of children of its own."""
-    copied = module.__class__.__new__(module.__class__)
-    vars(copied).update(vars(module))
-    vars(copied)["_modules"] = dict(module._modules)
-    return copied
-
-
 def _skeleton(module: torch.nn.Module, path: str, opaque: Mapping[str, Any]) -> torch.nn.Module:
     """Copy the modules that will be read; their mode is a symbol."""
     copied = clone(module)
@@ -78,6 +72,8 @@ def _skeleton(module: torch.nn.Module, path: str, opaque: Mapping[str, Any]) -> 
             copied._modules[name] = opaque[inner]
         elif child is not None and holds_layers(child):
             copied._modules[name] = _skeleton(child, inner, opaque)
+        elif child is not None and not isinstance(child, MessagePassing):
+            copied._modules[name] = with_embeddings(child)
     if not isinstance(module, CONTAINERS):
         copied._modules[MODE] = Mode().train(module.training)
         copied.__class__ = _symbolic(type(module))

@@ -14,8 +14,14 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 5e-2, torc
 
 
 def evaluated(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return what a model computes in evaluation mode; modes and random numbers are as before."""
+    """Return what a model computes in evaluation mode, and leave it as it was.
+
+    That is its modes, random numbers, and what layers with ``cached=True`` keep of a first call.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    layers = [vars(module).get("conv", module) for module, _ in modes]
+    cached = [(vars(layer), name, value) for layer in layers for name, value in vars(layer).items()
+              if name.startswith("_cached")]  # fmt: skip
     devices = {t.device.index for t in model.parameters() if t.device.type == "cuda"}
     model.eval()
     try:
@@ -23,6 +29,8 @@ def evaluated(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
             torch.manual_seed(0)
             return model(*args, **kwargs)
     finally:
+        for own, name, value in cached:
+            own[name] = value
         for module, mode in modes:
             module.training = mode
             if vars(module).get("conv") is not None:

@@ -64,9 +64,7 @@ def check_call(
     grad = torch.randn(found.shape).to(dtype)
     if not right.requires_grad:  # no edges
         return
-    # The gradient of a target is no sum over sources: not every step is of this backend.
-    with use_backend("auto"):
-        ours = torch.autograd.grad(found, mine, grad.cuda())
+    ours = torch.autograd.grad(found, mine, grad.cuda())
     rights = torch.autograd.grad(right, exact, grad.double(), allow_unused=True)
     scales = torch.autograd.grad(scale, size, grad.double().abs(), allow_unused=True)
     for a, b, s in zip(ours, rights, scales, strict=True):
@@ -112,17 +110,43 @@ def test_every_window_width_and_number_of_warps(width, dtype, window, precision)
         operands = [x.double().unsqueeze(1), weight.double().view(-1, 1, 1)]
         right = truth(case, "mul(u0,e1)", operands, "sum").squeeze(1)
         scale = truth(case, "mul(u0,e1)", [t.abs() for t in operands], "sum").squeeze(1)
-        for warps in (1, 2, 3, 4):
+        for warps, least in ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (2, 3), (1, 1000)):
             out = spmm.run(csr, x.cuda(), weight.cuda(), window=window, warps=warps, exact=exact,
-                           mean=False)  # fmt: skip
+                           mean=False, least=least)  # fmt: skip
             check(out, right, scale, dtype)
         both = [x.double().unsqueeze(1), y.double().unsqueeze(1)]
         right = truth(case, "sum(mul(u0,v1))", both, "none").flatten()
         scale = truth(case, "sum(mul(u0,v1))", [t.abs() for t in both], "none").flatten()
         for part in (32, 64, 256):
             if part * dtype.itemsize in (64, 128, 256, 512, 1024):
-                out = sddmm.run(csr, y.cuda(), x.cuda(), window=window, slice=part, exact=exact)
-                check(out, right, scale, dtype)
+                for least in (1, 2, 1000):
+                    out = sddmm.run(csr, y.cuda(), x.cuda(), window=window, slice=part,
+                                    exact=exact, least=least)  # fmt: skip
+                    check(out, right, scale, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_entries_are_divided_among_both_kinds_of_cores(case, dtype, precision):
+    """Sums and means, divided windows and hubs, and not a number where nobody has one."""
+    case = CASES[case]
+    csr = graph_of(case).csr(edge_order=True)
+    x = torch.randn(case.num_sources, 70)
+    x[::7, 3], x[1::5, 8] = float("inf"), float("nan")
+    weight = torch.rand(case.edge_index.size(1)) + 0.5
+    x, weight = x.to(dtype), weight.to(dtype)
+    operands = [x.double().unsqueeze(1), weight.double().view(-1, 1, 1)]
+    for reduce in ("sum", "mean"):
+        right = truth(case, "mul(u0,e1)", operands, reduce).squeeze(1)
+        sizes = [t.abs().nan_to_num(1.0, 1.0) for t in operands]
+        scale = truth(case, "mul(u0,e1)", sizes, reduce).squeeze(1)
+        for window in WINDOWS:
+            out = spmm.run(csr, x.cuda(), weight.cuda(), window=window, warps=2, least=2,
+                           exact=precision == "highest", mean=reduce == "mean")  # fmt: skip
+            assert torch.equal(out.cpu().isnan(), right.isnan())
+            assert torch.equal(out.cpu().isinf(), right.isinf())
+            fine = right.isfinite()
+            check(out.cpu()[fine], right[fine], scale[fine], dtype)
 
 
 def test_integers_add_up_exactly(precision):
@@ -204,6 +228,7 @@ def test_warm_calls_wait_for_nothing_and_can_be_captured_on_any_stream():
     with torch.cuda.graph(calls):
         captured = run()
     x.mul_(2.0)
+    weight.mul_(0.25)  # which eager calls have in another order by now
     calls.replay()
     again = run()
     assert not torch.equal(again[0], expected[0])
@@ -249,4 +274,10 @@ def test_it_is_chosen_for_graphs_that_share_and_are_used_again():
                 for _ in range(12):
                     out = ops.spmm(which, x)
             assert list(names) == list(expected)
+        both = Graph.from_edge_index(torch.cat([edges, other], 1), (count, count))
+        for _ in range(9):
+            out = ops.spmm(both, x)
+        with record_choices() as names:
+            out = ops.spmm(both, x)
+        assert list(names) == ["cuda", "triton"]  # what no other row has is left to CUDA cores
     del out

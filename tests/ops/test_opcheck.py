@@ -130,8 +130,24 @@ CALLS = {
             ["sum", "none"],
         ),
     },
-    "csr": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
-    "csr_transposed": {"edges": lambda: (EDGES, 5, 4, 1), "turned": lambda: (EDGES, 4, 5, 0)},
+    "embedding": {
+        "rows": lambda: (operand(4, 3), EDGES, -1, False),
+        "padding": lambda: (operand(4, 3), EDGES[0], 2, True),
+    },
+    "embedding_backward": {
+        "rows": lambda: (operand(2, 8, 3), EDGES, 4, -1, False),
+        "padding": lambda: (operand(8, 3), EDGES[0], 4, 2, True),
+    },
+    "csr": {
+        "edges": lambda: (EDGES, 5, 4, 1),
+        "turned": lambda: (EDGES, 4, 5, 0),
+        "loops": lambda: (EDGES, 4, 4, 1, True),
+    },
+    "csr_transposed": {
+        "edges": lambda: (EDGES, 5, 4, 1),
+        "turned": lambda: (EDGES, 4, 5, 0),
+        "loops": lambda: (EDGES, 4, 4, 1, True, False),
+    },
 }
 
 

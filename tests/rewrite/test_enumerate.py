@@ -1,7 +1,9 @@
 """How many associations there are, and which of them are left (paper, sections 3.3 and 5)."""
 
 import pytest
+from torch_geometric.nn import GATConv
 
+from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.enumerate import enumerate_trees
 from pyg_accel.rewrite.forms import forms
@@ -135,3 +137,13 @@ def test_sums_of_powers_have_horners_form():
 def test_expressions_that_do_not_fit_are_refused(wrong):
     with pytest.raises(ValueError, match=r"multiply|sizes|within|sparse|elements"):
         verify(wrong)
+
+
+def test_heads_that_weigh_the_same_features_are_told_to_the_cost_model():
+    found = associations(GATConv(32, 64, heads=4))
+    shared = {
+        str(tree): [w.shared for w in found.bills[tree].forward if w.name == "spmm_weighted"]
+        for tree in found.promoted
+    }
+    assert sorted(shared.values()) == [[False], [True]]
+    assert all(("·X)·W" in tree) == flags[0] for tree, flags in shared.items())

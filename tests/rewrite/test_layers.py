@@ -131,11 +131,12 @@ def test_graph_conv(aggr, learned):
     ("conv", "args", "reason"),
     [
         (nn.SAGEConv(6, 4, aggr="max"), (), "aggregation by MaxAggregation"),
-        (nn.GCNConv(6, 4, cached=True), (), "cached=True"),
+        (nn.SGConv(6, 4, cached=True), (), "cached=True"),
+        (nn.TransformerConv(6, 4, edge_dim=3), (features(EDGES, 3),), "part of what is summed up"),
         (nn.GCNConv(6, 4), (weights(requires_grad=True),), "learned"),
         (nn.EdgeConv(torch.nn.Linear(12, 4)), (), "no lifting rule for EdgeConv"),
     ],
-    ids=["max", "cached", "learned", "unknown"],
+    ids=["max", "cached", "edges", "learned", "unknown"],
 )
 def test_what_is_not_covered_runs_as_it_is_and_says_why(conv, args, reason):
     conv = conv.double()
@@ -247,6 +248,43 @@ def test_attention(layer, options):
     check(layer(6, 4, **options), features(), graph())
     residual = {} if layer is nn.TransformerConv else {"residual": True, "add_self_loops": False}
     check(layer((6, 5), 4, **options, **residual), (features(), features(30, 5)), graph(30))
+
+
+@pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv])
+@pytest.mark.parametrize("fill", ["mean", "max", 0.5])
+@pytest.mark.parametrize("width", [None, 3])
+def test_attention_over_edge_attributes(layer, fill, width):
+    attr = weights(requires_grad=True) if width is None else features(EDGES, width)
+    conv = layer(6, 4, heads=2, edge_dim=width or 1, fill_value=fill)
+    check(conv, features(), graph(), attr)
+    check(conv, features(), graph())
+    bare = layer((6, 5), 4, heads=2, edge_dim=width or 1, add_self_loops=False)
+    check(bare, (features(), features(30, 5)), graph(30), attr)
+
+
+def test_a_gate_behind_attention():
+    check(nn.TransformerConv(6, 4, heads=2, beta=True), features(), graph())
+    conv = nn.TransformerConv((6, 5), 4, heads=2, beta=True, concat=False)
+    check(conv, (features(), features(30, 5)), graph(30))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.GCNConv(6, 4, cached=True, improved=True), lambda: nn.APPNP(2, 0.1, cached=True),
+     lambda: layers.MaxKGCNConv(6, 4, cached=True, k=2)],
+)  # fmt: skip
+def test_what_a_layer_caches_is_that_of_its_first_call(make):
+    conv, other = make().double(), make().double()
+    other.load_state_dict(conv.state_dict())
+    check(conv, features(), graph(), weights())
+    args, later = (features(), graph(), weights()), (features(), graph())
+    conv.reset_parameters()
+    other.load_state_dict(conv.state_dict())
+    layer = Associated(conv, Options())
+    for given in (args, later):
+        torch.testing.assert_close(layer(*given), other(*given))
+    assert not layer.reasons
+    torch.testing.assert_close(conv._cached_edge_index, other._cached_edge_index)
 
 
 def test_gat_has_the_two_associations_of_the_paper():

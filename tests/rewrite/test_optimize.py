@@ -46,6 +46,18 @@ class Branching(Net):
         return super().forward(x, edge_index)
 
 
+class Short(Net):
+    def forward(s, x, edge_index, batch=None):
+        return s.second(s.norm(s.first(x, edge_index)).relu(), edge_index)
+
+
+class ShortBranching(Branching):
+    def forward(s, x, edge_index, scale=None):
+        if s.training:
+            x = F.dropout(x, 0.2)
+        return Short.forward(s, x, edge_index)
+
+
 class Nested(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -91,6 +103,8 @@ MODELS = {
     "branching": Branching,
     "nested": Nested,
     "layer": lambda: nn.GCNConv(12, 4),
+    "self is s": Short,
+    "branching s": ShortBranching,
     "sequential": lambda: nn.Sequential("x, edge_index", [
         (torch.nn.Dropout(0.5), "x -> x"),
         (nn.GCNConv(12, 8), "x, edge_index -> x1"),
@@ -228,6 +242,16 @@ def test_what_is_kept_for_a_graph_belongs_to_one_kind_of_matrix():
         same(model, optimize(model, *args, static=("x",), choose=choose), *args)
 
 
+@pytest.mark.parametrize("make", [nn.GCNConv, nn.SGConv])
+def test_the_example_is_not_what_a_layer_caches(make):
+    conv, (x, edge_index) = make(12, 4, cached=True), inputs()
+    fast = optimize(conv, x, edge_index)
+    args = inputs()
+    torch.testing.assert_close(fast(*args), make.forward(copy.deepcopy(conv), *args))
+    kept = [v for name, v in vars(conv).items() if name.startswith("_cached")]
+    assert any(v is not None for v in kept)  # of the first call of the result
+
+
 def test_a_hook_on_a_layer_is_called():
     model, args = Net(), inputs()
     fast = optimize(model, *args)
@@ -264,11 +288,12 @@ def test_other_constants_than_those_of_the_example_are_refused():
     [
         (lambda: optimize(torch.nn.Linear(2, 2), torch.ones(2, 2)), "no message passing layer"),
         (lambda: optimize(lambda x: x), "torch.nn.Module"),
+        (lambda: optimize(optimize(Net(), *inputs()), *inputs()), "not rewritten yet"),
         (lambda: optimize(Net(), *inputs(), static=("y",)), "static"),
         (lambda: optimize(Net(), inputs()[0]), "do not fit Net"),
         (lambda: optimize(Net(), *inputs(), choose="(X·X)"), r"no association '\(X·X\)'"),
     ],
-    ids=["no layers", "no module", "static", "examples", "choose"],
+    ids=["no layers", "no module", "twice", "static", "examples", "choose"],
 )
 def test_mistakes_are_told(call, reason):
     with pytest.raises(ValueError, match=reason):
@@ -337,3 +362,38 @@ def test_several_graphs_and_edge_weights():
     far = torch.stack([torch.randint(N, (300,)), torch.randint(50, (300,))])
     args = (x, near, torch.rand(E), far)
     same(model, optimize(model, *args, train=True), *args)
+
+
+def test_embeddings_of_a_rewritten_model_have_the_gradient_of_patch():
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = torch.nn.ModuleList([torch.nn.Embedding(9, 12, padding_idx=1)])
+
+        def forward(self, ids):
+            return F.dropout(self.tables[0](ids), 0.5, self.training)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.encoder = torch.nn.Embedding(9, 12), Encoder()
+            self.conv = nn.GCN(12, 4, 2)
+
+        def forward(self, ids, edge_index):
+            return self.conv(self.table(ids) + self.encoder(ids), edge_index)
+
+    settings.always = True
+    model, (_, edge_index) = Net(), inputs()
+    ids = torch.randint(9, (N,))
+    fast = optimize(model, ids, edge_index, train=True)
+    assert set(fast.state_dict()) == set(model.state_dict())
+    assert set(map(id, fast.parameters())) == set(map(id, model.parameters()))
+    tables = [m for m in fast.modules() if isinstance(m, torch.nn.Embedding)]
+    assert len(tables) == 2
+    assert all(type(table) is not torch.nn.Embedding for table in tables)
+    assert type(model.encoder.tables[0]) is torch.nn.Embedding
+    assert type(tables[0](ids).grad_fn) is not type(model.table(ids).grad_fn)
+    same(model, fast, ids, edge_index)
+    with pyg_accel.patched():
+        same(model, fast, ids, edge_index)
+    assert set(copy.deepcopy(fast).state_dict()) == set(model.state_dict())

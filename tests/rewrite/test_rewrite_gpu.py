@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch_geometric.nn as nn
 
-from pyg_accel import optimize
+import pyg_accel
+from pyg_accel import layers, optimize
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.layer import Associated
+from pyg_accel.settings import settings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,6 +25,9 @@ LAYERS = {
     "gat": lambda: nn.GATConv(20, 33, heads=2),
     "gatv2": lambda: nn.GATv2Conv(20, 33, heads=2),
     "transformer": lambda: nn.TransformerConv(20, 33, heads=2),
+    "gate": lambda: nn.TransformerConv(20, 33, heads=2, beta=True),
+    "maxk-sage": lambda: layers.MaxKSAGEConv(33, 20, k=5),
+    "maxk-gcn": lambda: layers.MaxKGCNConv(33, 20, k=5),
 }
 
 
@@ -68,6 +73,31 @@ def test_a_model_is_trained_as_before():
             optimiser.step()
         losses.append(float(loss))
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("model", [nn.GCN, nn.GraphSAGE, nn.GAT], ids=lambda m: m.__name__)
+def test_a_compiled_model_is_one_graph(model):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = model(33, 16, 2, 4).cuda()
+    fast = optimize(model, *inputs(), train=True)
+    compiled = torch.compile(fast, backend="aot_eager", fullgraph=True, dynamic=True)
+    for nodes in (N, N // 2):
+        x, edge_index = torch.randn(nodes, 33, device="cuda"), inputs()[1] % nodes
+        found, right = (outcome(run, x, edge_index) for run in (compiled, model))
+        for mine, theirs in zip(found, right, strict=True):
+            scale = max(float(theirs.detach().abs().max()), 1.0)
+            assert float((mine - theirs).detach().abs().max()) <= 1e-3 * scale
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+def test_a_sample_is_that_of_patched_layers(name):
+    conv, settings.always = LAYERS[name]().cuda().eval(), True
+    x, edge_index = inputs(conv.in_channels)
+    fast = optimize(conv, x, edge_index)
+    with torch.no_grad(), pyg_accel.patched(), pyg_accel.sampled(5):
+        torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index), rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_can_move_to_the_gpu():

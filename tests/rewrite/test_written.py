@@ -5,11 +5,12 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
 
-from pyg_accel import optimize
+from pyg_accel import ops, optimize
 from pyg_accel.rewrite import associations, lifts
 from pyg_accel.rewrite.decision import Options
-from pyg_accel.rewrite.ir import Broadcast
+from pyg_accel.rewrite.ir import Attend, Broadcast, Map
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.rules.common import Parts, edges, inverse_count
 
@@ -127,6 +128,56 @@ def test_others_are_left_alone(make, reason):
     layer = Associated(conv, Options())
     assert torch.equal(layer(x, edge_index), conv(x, edge_index))
     assert reason in next(iter(layer.reasons))
+
+
+class Gated(MessagePassing):
+    """The gated attention of GaAN, with a gate from the node alone."""
+
+    def __init__(self, width, out, heads):
+        super().__init__(aggr="sum", node_dim=0)
+        self.heads, self.out = heads, out
+        self.query, self.key = nn.Linear(width, heads * out), nn.Linear(width, heads * out)
+        self.value, self.gate = nn.Linear(width, heads * out), nn.Linear(width, heads)
+
+    def forward(self, x, edge_index):
+        query, key, value = (
+            lin(x).view(-1, self.heads, self.out) for lin in (self.query, self.key, self.value)
+        )
+        out = self.propagate(edge_index, query=query, key=key, value=value)
+        return (out * self.gate(x).sigmoid().unsqueeze(-1)).flatten(1)
+
+    def message(self, query_i, key_j, value_j, index, size_i):
+        alpha = softmax((query_i * key_j).sum(-1), index, num_nodes=size_i)
+        return alpha.unsqueeze(-1) * value_j
+
+
+def test_attention_of_ones_own_is_lifted_by_a_rule():
+    @lifts(Gated)
+    def gated(conv, call):
+        parts = Parts()
+        x, a = parts.sources(call), edges(parts, call, "")
+        keys = parts.affine("K", conv.key, x, conv.heads)
+        queries = parts.affine("Q", conv.query, x, conv.heads)
+        values = parts.affine("W", conv.value, x, conv.heads)
+
+        def scores(call, matrix, keys, queries):
+            q, k = (t.view(-1, conv.heads, conv.out) for t in (queries, keys))
+            return ops.edge_softmax(matrix.graph, ops.sddmm(matrix.graph, q, k))
+
+        def gate(call, out):
+            return (out * conv.gate(call.x).sigmoid().unsqueeze(-1)).flatten(1)
+
+        parts.scores["softmax"], parts.calls["gate"] = scores, gate
+        parts.sizes["O"] = conv.heads * conv.out
+        alpha = Attend("softmax", a, (keys, queries), conv.heads)
+        return parts.algebra(Map("gate", alpha @ values, "O"))
+
+    conv, (x, edge_index) = Gated(6, 4, 2).double(), inputs()
+    found = associations(conv, x, edge_index)
+    assert len(found.promoted) == 2  # reuse and recompute
+    for tree in found.all:
+        fast = optimize(conv, x, edge_index, choose=tree)
+        torch.testing.assert_close(outcome(fast, x, edge_index), outcome(conv, x, edge_index))
 
 
 def test_a_rule_for_a_layer_of_ones_own_is_registered_by_class():

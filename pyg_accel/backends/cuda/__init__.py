@@ -17,13 +17,13 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Backend, Tolerance
 from pyg_accel.backends.cuda import cbsr
-from pyg_accel.backends.cuda.choice import choose_launch
+from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cuda_unavailable_reasons
-from pyg_accel.tiles import sharing_of
+from pyg_accel.sharing import sharing_of
 
 __all__ = ["CudaBackend"]
 
@@ -68,7 +68,7 @@ class CudaBackend(Backend):
         dot = spec.reduces == ("none",)
         launch = choose_launch(
             spec.dtype, spec.heads * spec.width, spec.num_cols, spec.sharing,
-            rounded=spec.rounded, dot=dot,
+            mean=spec.num_edges / max(spec.num_rows, 1), rounded=spec.rounded, dot=dot,
         )  # fmt: skip
         bytes_gathered = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
         return 3e-5 + 2.5e-13 * bytes_gathered * launch.ratio
@@ -137,11 +137,9 @@ def _sum(csr: CSR, x: Tensor, weight: Tensor | None, *, mean: bool) -> Tensor:
         return x.new_zeros(csr.num_rows, heads, width)
 
     def run(x: Tensor, weight: Tensor | None) -> Tensor:
-        exact = torch.get_float32_matmul_precision() == "highest"
-        launch = choose_launch(x.dtype, x.size(1), csr.num_cols, sharing_of(csr), rounded=not exact)
-        return spmm.run(
-            csr, x, weight, window=launch.window, warps=launch.warps, exact=exact, mean=mean
-        )
+        launch, exact = _launch(csr, x, dot=False)
+        return spmm.run(csr, x, weight, window=launch.window, least=launch.least,
+                        warps=launch.warps, exact=exact, mean=mean)  # fmt: skip
 
     if weight is None or weight.size(1) == 1:
         flat = x.reshape(x.size(0), heads * width)
@@ -156,14 +154,23 @@ def _dot(csr: CSR, target: Tensor, source: Tensor) -> Tensor:
     heads, width, entries = source.size(1), source.size(2), csr.col.numel()
     if heads * width * entries == 0:
         return source.new_zeros(entries, heads, 1)
+    launch, exact = _launch(csr, source[:, 0], dot=True)
+    outs = [
+        sddmm.run(csr, target[:, h], source[:, h], window=launch.window, least=launch.least,
+                  slice=launch.slice, exact=exact)
+        for h in range(heads)
+    ]  # fmt: skip
+    return torch.stack(outs, 1).unsqueeze(-1)
+
+
+def _launch(csr: CSR, x: Tensor, *, dot: bool) -> tuple[Launch, bool]:
+    """How to launch a product of features [N, F], and whether it must be exact."""
+    from pyg_accel.backends.cuda.rest import can_share
+
     exact = torch.get_float32_matmul_precision() == "highest"
     launch = choose_launch(
-        source.dtype, width, csr.num_cols, sharing_of(csr), rounded=not exact, dot=True
-    )
-    outs = [
-        sddmm.run(
-            csr, target[:, h], source[:, h], window=launch.window, slice=launch.slice, exact=exact
-        )
-        for h in range(heads)
-    ]
-    return torch.stack(outs, 1).unsqueeze(-1)
+        x.dtype, x.size(1), csr.num_cols, sharing_of(csr),
+        mean=csr.col.numel() / max(csr.num_rows, 1), rounded=not exact, dot=dot,
+        alone=not can_share(x.dtype),
+    )  # fmt: skip
+    return launch, exact

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.backends.cuda.spmm import reordered
+from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.backends.triton.schedule import schedule_of
 from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library

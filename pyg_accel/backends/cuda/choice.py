@@ -1,33 +1,54 @@
-"""Which window, how many warps, and whether it pays: what was measured on an H200.
+"""Which window, which entries, how many warps, and whether it pays: what was measured on an H200.
 
-A window of more rows shares more of what it fetches and multiplies more zeros, so the bytes that it
-fetches a second fall as it grows. The kernels on CUDA cores fetch every entry's row, at ``_SIMPLE``
-TB/s. The ratio of both times follows from the entries that share a column.
-``benchmarks/tc_kernels.py`` measures again.
+A window of more rows shares more of what it fetches and multiplies more zeros. Tensor Cores pay for
+every column of a tile and for every entry that is written into it, CUDA cores for every entry; both
+prices, as parts of what CUDA cores alone would take, are in ``choice.json``, which
+``python -m benchmarks.tc_sweep --fit`` writes.
 """
 
+import json
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 
-from pyg_accel.tiles import HEIGHTS
+from pyg_accel.sharing import HEIGHTS, Shared
 
-__all__ = ["Launch", "choose_launch"]
+__all__ = ["FILE", "Launch", "choose_launch", "mode_of", "terms"]
 
+FILE = Path(__file__).with_name("choice.json")
 WARP_BYTES, MOST_WARPS = 128, 4  # of a row that a warp has; of a block
 MOST_SLICE = 1024  # bytes of the rows that fit a block's shared memory (dots)
+_FULL_ROW = 512  # bytes: what costs the same for shorter rows is a larger part of their time
+_SLICE, _L2 = 256, 60e6  # bytes of a row that CUDA cores have at a time; of features near by
+# A sum that is done by both reads and writes the output once more: 10 TB/s over the HBM's 4.2.
+_ADD = 2 * 10 / 4.2
 
-# TB/s of fetched rows by height of the window, rows of 512 bytes or more.
-_SUM = {"exact": (4.3, 2.9, 1.4), "tf32": (6.0, 4.7, 3.5), "16 bit": (5.3, 4.7, 2.9)}
-_DOT = {"exact": (4.5, 3.0, 1.1), "tf32": (6.2, 4.6, 1.5), "16 bit": (6.2, 4.5, 2.0)}
-_SIMPLE, _SIMPLE_DOT = 10.0, {"exact": 8.0, "tf32": 8.0, "16 bit": 7.0}  # on CUDA cores
-# Shorter rows leave more of the time to the entries: per halving of a row below 512 bytes.
-_SHORT_ROW, _SHORT = 512, 1.38
-# Features of many times the L2 are fetched from farther away.
-_LARGE, _FAR = 480e6, 1.25
-_DOUBT = 1.05  # a win within the spread of these figures is none
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """Factors that were fitted by hand, of sums and of dots.
+
+    Attributes:
+        rest: an entry that CUDA cores keep, over one of all; and more where features are far.
+        far_rest: that.
+        far_column: a column of a tile, where features are far.
+        short_column: exponent of what is lost by short rows, of columns.
+        short_entry: of entries.
+        doubt: a win within the spread of all these figures is none.
+    """
+
+    rest: float
+    far_rest: float
+    far_column: float
+    short_column: float
+    short_entry: float
+    doubt: float
+
+
+_SUM, _DOT = _Costs(1.05, 0.8, 0.1, 0.1, 0.7, 1.05), _Costs(1.1, 0.5, 0.5, 0.0, 0.6, 1.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +57,45 @@ class Launch:
 
     Attributes:
         window: rows of a tile.
+        least: entries of a column in a window for which they go to Tensor Cores.
         warps: of a block, side by side along the features (sums).
         slice: features of a pass (dots).
         ratio: expected time over that of the kernels on CUDA cores.
     """
 
     window: int
+    least: int
     warps: int
     slice: int
     ratio: float
+
+
+def mode_of(dtype: torch.dtype, *, rounded: bool) -> str:
+    """Return which of the kernels multiplies features of a dtype."""
+    return "16 bit" if dtype.itemsize == 2 else "tf32" if rounded else "exact"
+
+
+def terms(
+    shared: Shared, row: int, num_cols: int, mean: float, *, dot: bool
+) -> tuple[float, float, float]:
+    """Return what the expected ratio has of the price of a column, of that of an entry, and of 1.
+
+    Args:
+        shared: the columns that go to Tensor Cores.
+        row: bytes of the features of a node.
+        num_cols: rows of the gathered features.
+        mean: entries a row of the graph.
+        dot: a dot of both ends of every edge instead of a sum over them.
+    """
+    costs = _DOT if dot else _SUM
+    short = max(_FULL_ROW / max(row, 1), 1.0)
+    far = max(0.0, 1 - _L2 / max(num_cols * min(row, _SLICE), 1))
+    columns = shared.columns * (1 + costs.far_column * far) * short**costs.short_column
+    rest = 0.0
+    if shared.least > 1:
+        rest = (1 - shared.entries) * (costs.rest + costs.far_rest * far)
+        rest += 0.0 if dot else _ADD / max(mean, 1.0)
+    return columns, shared.entries * short**costs.short_entry, rest
 
 
 @lru_cache(maxsize=4096)
@@ -52,10 +103,12 @@ def choose_launch(
     dtype: torch.dtype,
     width: int,
     num_cols: int,
-    sharing: tuple[float, ...],
+    sharing: tuple[Shared, ...],
     *,
+    mean: float,
     rounded: bool,
     dot: bool = False,
+    alone: bool = False,
 ) -> Launch:
     """Return how to launch a product, and what it would cost.
 
@@ -63,21 +116,34 @@ def choose_launch(
         dtype: of the features.
         width: features a row.
         num_cols: rows of the gathered features.
-        sharing: entries that share a column, by height of the window; nothing if not known.
+        sharing: what rows share; nothing if not known.
+        mean: entries a row.
         rounded: float32 products may be rounded to tf32.
         dot: a dot of both ends of every edge instead of a sum over them.
+        alone: all entries must go to Tensor Cores.
     """
     row = width * dtype.itemsize
-    mode = "16 bit" if dtype.itemsize == 2 else "tf32" if rounded else "exact"
-    rates = (_DOT if dot else _SUM)[mode]
-    times = [1 / (rate * shared) for rate, shared in zip(rates, sharing, strict=False)]
-    ratio, best = min(zip(times, HEIGHTS, strict=False), default=(math.inf, HEIGHTS[0]))
-    ratio *= (_SIMPLE_DOT[mode] if dot else _SIMPLE) * _DOUBT
-    ratio *= _SHORT ** max(math.log2(_SHORT_ROW / max(row, 1)), 0)
-    if num_cols * row > _LARGE:
-        ratio *= _FAR
+    prices = _prices()["dot" if dot else "sum"][mode_of(dtype, rounded=rounded)]
+
+    def ratio_of(shared: Shared) -> float:
+        columns, entries, rest = terms(shared, row, num_cols, mean, dot=dot)
+        column, entry = prices[str(shared.window)]
+        return columns * column + entries * entry + rest
+
+    able = [shared for shared in sharing if shared.least == 1 or not alone]
+    best = min(able, key=ratio_of, default=None)
+    window, least = (best.window, best.least) if best else (HEIGHTS[0], 1)
+    ratio = ratio_of(best) * (_DOT if dot else _SUM).doubt if best else math.inf
     needed = -(-row // WARP_BYTES)
     blocks = -(-needed // MOST_WARPS)
     step = 64 // dtype.itemsize
     piece = min(-(-width // step) * step, MOST_SLICE // dtype.itemsize)
-    return Launch(best, max(1, -(-needed // blocks)) if blocks else 1, max(piece, step), ratio)
+    warps = max(1, -(-needed // blocks)) if blocks else 1
+    return Launch(window, least, warps, max(piece, step), ratio)
+
+
+@cache
+def _prices() -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
+    """Prices of a column and of an entry, by product, mode and window."""
+    found: dict[str, dict[str, dict[str, tuple[float, float]]]] = json.loads(FILE.read_text())
+    return found

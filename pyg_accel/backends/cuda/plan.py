@@ -1,4 +1,8 @@
-"""A graph's tiles as the kernels want them: 32-bit arrays, and a list of what each block sums."""
+"""A graph's tiles as the kernels want them: 32-bit arrays, and a list of what each block sums.
+
+And the rest of the graph: entries whose column no other row of the window has, or few, gain nothing
+from a tile. They stay a CSR matrix, for kernels on CUDA cores.
+"""
 
 from dataclasses import dataclass
 
@@ -24,14 +28,16 @@ class Plan:
         window: rows of a tile.
         tile_ptr: [T + 1] int32.
         tile_col: [T * TILE] int32.
-        slot: [E] int16.
-        entry: [E] int32, the CSR entry of every slot.
+        slot: [S] int16.
+        entry: [S] int32, the CSR entry of every slot.
         rowptr: [num_rows + 1] int32, of the CSR matrix.
         col: [E] int32, of the CSR matrix.
         items: [I * 4] int32: window, first tile, one past the last, place of the partial sum or -1.
         splits: [S * 3] int32, divided windows: window, first partial sum, how many.
         num_partials: partial sums.
         num_columns: rows of the features that one pass over all tiles fetches.
+        rest: the entries that are in no tile, numbered anew; None if all are in tiles.
+        rest_entry: [E - S] int32, the CSR entry of each of those.
     """
 
     window: int
@@ -45,18 +51,28 @@ class Plan:
     splits: Tensor
     num_partials: int
     num_columns: int
+    rest: CSR | None
+    rest_entry: Tensor | None
 
 
 _plans = Kept()
 
 
-def plan_of(csr: CSR, window: int) -> Plan:
-    """Return the plan of a graph, made once and kept for as long as its arrays live."""
-    return _plans.get(csr.col, (id(csr.rowptr), csr.num_cols, window), lambda: _build(csr, window))
+def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
+    """Return the plan of a graph, made once and kept for as long as its arrays live.
+
+    Args:
+        csr: the graph.
+        window: rows of a tile.
+        least: entries of a column in a window for which it is in a tile.
+    """
+    key = (id(csr.rowptr), csr.num_cols, window, least)
+    return _plans.get(csr.col, key, lambda: _build(csr, window, least))
 
 
-def _build(csr: CSR, window: int) -> Plan:
-    tiles = tiles_of(csr, window, TILE)
+def _build(csr: CSR, window: int, least: int) -> Plan:
+    tiles = tiles_of(csr, window, TILE, least)
+    rest, rest_entry = _rest(csr, tiles.entry) if least > 1 else (None, None)
     items, splits, partials = divide(tiles.window_ptr.long(), SHORTEST, BLOCKS)
     return Plan(
         window=window,
@@ -70,7 +86,21 @@ def _build(csr: CSR, window: int) -> Plan:
         splits=splits.flatten(),
         num_partials=partials,
         num_columns=tiles.num_columns,
+        rest=rest,
+        rest_entry=rest_entry,
     )
+
+
+def _rest(csr: CSR, entry: Tensor) -> tuple[CSR | None, Tensor | None]:
+    """The matrix without some of its entries, and which entries it still has."""
+    if entry.numel() == csr.col.numel():
+        return None, None
+    stays = torch.ones_like(csr.col, dtype=torch.bool)
+    stays[entry.long()] = False
+    before = torch.zeros(stays.numel() + 1, dtype=csr.rowptr.dtype, device=stays.device)
+    torch.cumsum(stays, 0, out=before[1:])
+    rest = CSR(before[csr.rowptr.long()], csr.col[stays], None, csr.num_cols, csr.sorted)
+    return rest, stays.nonzero().flatten().to(torch.int32)
 
 
 def divide(window_ptr: Tensor, shortest: int, blocks: int) -> tuple[Tensor, Tensor, int]:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.cuda import rest
 from pyg_accel.backends.cuda.plan import plan_of
 from pyg_accel.backends.cuda.spmm import aligned
 from pyg_accel.graph import CSR
@@ -12,7 +13,14 @@ __all__ = ["run"]
 
 
 def run(
-    csr: CSR, target: Tensor, source: Tensor, *, window: int, slice: int, exact: bool
+    csr: CSR,
+    target: Tensor,
+    source: Tensor,
+    *,
+    window: int,
+    slice: int,
+    exact: bool,
+    least: int = 1,
 ) -> Tensor:
     """Return the dot product of the features of both ends of every edge, [E] by ``csr.eid``.
 
@@ -23,13 +31,25 @@ def run(
         window: rows of a tile: 16, 32 or 64.
         slice: features of a pass over all edges; at most 1024 bytes of them.
         exact: products of float32 to about 2^-21, instead of rounding factors to tf32.
+        least: entries of a column in a window for which they go to Tensor Cores.
     """
-    plan, library = plan_of(csr, window), cuda_library()
-    order = plan.entry
-    if csr.eid is not None:
-        order = library.take(csr.eid.to(torch.int32), order, None)
-    out: Tensor = library.sddmm(
-        plan.items, plan.tile_ptr, plan.tile_col, plan.slot, order, aligned(target),
-        aligned(source), source.size(1), window, slice, exact,
+    plan, library = plan_of(csr, window, least), cuda_library()
+    order, others = (_edges(entry, csr.eid) for entry in (plan.entry, plan.rest_entry))
+    to, given = aligned(target), aligned(source)
+    passes = given.size(1) > slice
+    out = source.new_empty(csr.col.numel(), dtype=torch.float32 if passes else source.dtype)
+    library.sddmm(
+        plan.items, plan.tile_ptr, plan.tile_col, plan.slot, order, to, given, source.size(1),
+        window, slice, exact, out,
     )  # fmt: skip
+    if plan.rest is not None:
+        library.put(rest.dot(plan.rest, target, source).to(out.dtype), others, out)
     return out.to(source.dtype)
+
+
+def _edges(entry: Tensor | None, eid: Tensor | None) -> Tensor | None:
+    """The edges of entries, both int32."""
+    if entry is None or eid is None:
+        return entry
+    edges: Tensor = cuda_library().take(eid.to(torch.int32), entry, None)
+    return edges

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.cuda import rest
 from pyg_accel.backends.cuda.plan import plan_of
 from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
@@ -22,6 +23,7 @@ def run(
     warps: int,
     exact: bool,
     mean: bool,
+    least: int = 1,
 ) -> Tensor:
     """Sum ``weight_ij * x[j]`` over the entries of each row.
 
@@ -33,34 +35,59 @@ def run(
         warps: of a block, each with 128 bytes of a row.
         exact: products of float32 to about 2^-21, instead of rounding factors to tf32.
         mean: divide by the number of entries.
+        least: entries of a column in a window for which they go to Tensor Cores; the sums of the
+            others are computed first, and theirs added to them.
     """
-    plan, library = plan_of(csr, window), cuda_library()
+    plan, library = plan_of(csr, window, least), cuda_library()
     value = eid = None
     if weight is not None:
         weight = weight.contiguous()
         eid = None if csr.eid is None else csr.eid.to(torch.int32)  # itself, mostly
         value = reordered(weight, plan.entry, eid)
-    out: Tensor = library.spmm(
+    if plan.rest is None or plan.rest_entry is None:
+        out = x.new_empty(csr.num_rows, x.size(1))
+    else:
+        others = None if weight is None else reordered(weight, plan.rest_entry, eid)
+        out = rest.sum(plan.rest, x, others)
+    library.spmm(
         plan.items, plan.splits, plan.tile_ptr, plan.tile_col, plan.slot, value, plan.rowptr,
         plan.col, eid, weight, aligned(x), x.size(1), window, warps, plan.num_partials, exact, mean,
+        plan.rest is not None, out,
     )  # fmt: skip
     return out
 
 
 def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
-    """Return weights in an order, such as that of tiles, remembered for those used again.
+    """Return weights in another order of entries, remembered for those that are used again.
 
     The normalisation of a graph is the same in every step, and bringing it in order would cost a
-    tenth of a sum. A learned weight is a new tensor every time, and not kept.
+    tenth of a sum. A learned weight is a new tensor every time, and not kept. A CUDA graph reads
+    the weights anew in every replay, whatever they are by then.
     """
-    key = (id(order), id(eid))
-    found = _values.find(weight, key)
+    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _taken(weight, order, eid)
+    owner, key = _owner(weight), (id(order), id(eid))
+    found = _values.find(owner, key)
     if isinstance(found, tuple) and found[1] is order and found[2] is eid:
         kept: Tensor = found[0]
         return kept
-    value: Tensor = cuda_library().take(weight, order, eid)
-    _values.put(weight, key, "once" if found is None else (value, order, eid))
+    value = _taken(weight, order, eid)
+    _values.put(owner, key, "once" if found is None else (value, order, eid))
     return value
+
+
+def _taken(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
+    value: Tensor = cuda_library().take(weight, order, eid)
+    return value
+
+
+def _owner(weight: Tensor) -> Tensor:
+    """The tensor that a caller has: what comes here is a view of all of it, new in every call."""
+    base = weight._base
+    if base is None or not base.is_contiguous():
+        return weight
+    whole = (base.data_ptr(), base.numel(), base.dtype)
+    return base if whole == (weight.data_ptr(), weight.numel(), weight.dtype) else weight
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from pyg_accel import ops
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
-from pyg_accel.rewrite.matrices import Matrix, looped
+from pyg_accel.rewrite.matrices import Matrix, derived, looped
 from pyg_accel.rewrite.rules.common import Parts, add, edges, need_sum
 
 Projected = Tensor | tuple[Tensor, Tensor]  # features [N, heads, H], or [N, F] and a weight
@@ -23,8 +24,6 @@ Projected = Tensor | tuple[Tensor, Tensor]  # features [N, heads, H], or [N, F] 
 def _matrix(parts: Parts, conv: Any, call: Call) -> Leaf:
     if call.given.get("return_attention_weights") is not None:
         raise NotLifted("attention weights that are returned")
-    if call.given.get("edge_attr") is not None:
-        raise NotLifted("attention over edge attributes")
     if not getattr(conv, "add_self_loops", False):
         return edges(parts, call, "")
     if call.bipartite or call.given.get("size") is not None:
@@ -33,6 +32,38 @@ def _matrix(parts: Parts, conv: Any, call: Call) -> Leaf:
         Leaf("A", "N", "N", "sparse"),
         lambda call: looped(call.edge_index, None, call.num_rows, call.target, 1.0),
     )
+
+
+def _takes_edge_attr(parts: Parts, conv: Any, call: Call) -> bool:
+    """Whether scores are made of attributes of the edges too."""
+    attr = call.given.get("edge_attr")
+    if attr is None:
+        return False
+    if conv.lin_edge is None:
+        raise NotLifted("edge attributes without edge_dim")
+    if not isinstance(attr, Tensor) or not attr.is_floating_point() or attr.dim() not in (1, 2):
+        raise NotLifted("edge attributes that are not [E, D]")
+    # Those of the loops are means, say, of the others, once the loops that are there are left out.
+    parts.compiles = not conv.add_self_loops
+    return True
+
+
+def _edge_attr(call: Call, matrix: Matrix) -> Tensor:
+    """[entries of the matrix, D]: attributes in its order, with those of self-loops."""
+    conv, perm = call.conv, matrix.graph.perm
+    given: Tensor = call.given["edge_attr"]
+
+    def stored() -> Tensor:
+        attr = given.view(-1, 1) if given.dim() == 1 else given
+        if conv.add_self_loops:
+            rest, attr = remove_self_loops(call.edge_index, attr)
+            attr = add_self_loops(rest, attr, conv.fill_value, call.num_rows)[1]
+        return attr if perm is None else attr.index_select(0, perm)
+
+    if given.requires_grad:
+        return stored()
+    key = ("edge_attr", conv.add_self_loops, str(conv.fill_value))
+    return derived(matrix.graph, key, (given,), stored)
 
 
 def _finish(parts: Parts, conv: Any, call: Call, out: Expr) -> Expr:
@@ -72,13 +103,25 @@ def gat(conv: GATConv, call: Call) -> Algebra:
             v = parts.linear("W'", conv.lin, y.cols, heads=conv.heads)
         args = (theta, y @ v)
     alpha = Attend("softmax", a, args, conv.heads, folds=True)
-    parts.scores["softmax"] = _gat_scores
+    attributed = conv.lin_edge is not None and _takes_edge_attr(parts, conv, call)
+    parts.scores["softmax"] = _gat_scores_of_edges if attributed else _gat_scores
     return parts.algebra(_finish(parts, conv, call, alpha @ x @ w))
 
 
+def _gat_scores_of_edges(call: Call, matrix: Matrix, *features: Projected) -> Tensor:
+    weight = _folded(call.conv.lin_edge.weight.t(), call.conv.att_edge)
+    return _gat_scores(call, matrix, *features, e=_edge_attr(call, matrix) @ weight)
+
+
 def _gat_scores(
-    call: Call, matrix: Matrix, source: Projected, target: Projected | None = None
+    call: Call,
+    matrix: Matrix,
+    source: Projected,
+    target: Projected | None = None,
+    *,
+    e: Tensor | None = None,
 ) -> Tensor:
+    """Scores from both ends, and ``e`` from the edge itself."""
     conv = call.conv
     if target is None and isinstance(source, tuple):  # both of them in one product
         x, w = source
@@ -87,8 +130,10 @@ def _gat_scores(
     else:
         left = _scores(source, conv.att_src)
         right = _scores(source if target is None else target, conv.att_dst)
-    formula = f"leaky_relu(add(u0,v1),{float(conv.negative_slope)!r})"
-    scores = ops.gspmm(matrix.graph, formula, [left, matrix.targets(right)], reduce="none")
+    operands = [left, matrix.targets(right), *(() if e is None else (e,))]
+    ends = "add(u0,v1)" if e is None else "add(add(u0,v1),e2)"
+    formula = f"leaky_relu({ends},{float(conv.negative_slope)!r})"
+    scores = ops.gspmm(matrix.graph, formula, operands, reduce="none")
     return _normalised(conv, matrix, scores)
 
 
@@ -124,6 +169,7 @@ def gatv2(conv: GATv2Conv, call: Call) -> Algebra:
     if not conv.share_weights:
         args = (theta, parts.affine("V", conv.lin_r, parts.targets(call), conv.heads))
     alpha = Attend("softmax", a, args, conv.heads)
+    _takes_edge_attr(parts, conv, call)
     parts.scores["softmax"] = _gatv2_scores
     return parts.algebra(_finish(parts, conv, call, alpha @ theta))
 
@@ -135,18 +181,24 @@ def _gatv2_scores(
     shape = conv.att.shape[1:]
     left = source.reshape(source.size(0), *shape)
     right = matrix.targets(left if target is None else target.reshape(target.size(0), *shape))
-    att = conv.att.expand(graph.num_rows, *shape)
-    formula = f"sum(mul(leaky_relu(add(u0,v1),{float(conv.negative_slope)!r}),v2))"
-    scores = ops.gspmm(graph, formula, [left, right, att], reduce="none")
+    operands = [left, right, conv.att.expand(graph.num_rows, *shape)]
+    ends = "add(u0,v1)"
+    if call.given.get("edge_attr") is not None:
+        operands.append(conv.lin_edge(_edge_attr(call, matrix)).view(-1, *shape))
+        ends = "add(add(u0,v1),e3)"
+    formula = f"sum(mul(leaky_relu({ends},{float(conv.negative_slope)!r}),v2))"
+    scores = ops.gspmm(graph, formula, operands, reduce="none")
     return _normalised(conv, matrix, scores)
 
 
 @lifts(TransformerConv)
 def transformer(conv: TransformerConv, call: Call) -> Algebra:
-    """α (X W + p), α from keys and queries: the attention of GaAN, without its gate."""
+    """α (X W + p), α from keys and queries, and a gate behind it: the attention of GaAN."""
     need_sum(conv)
-    if conv.beta:
-        raise NotLifted("a gate between the result and the features of the node")
+    if call.given.get("edge_attr") is not None:
+        raise NotLifted("edge attributes that are a part of what is summed up")
+    if conv.lin_edge is not None:
+        raise NotLifted("edge_dim without edge attributes")
     if call.x_dst is None:
         raise NotLifted("attention without targets")
     parts = Parts()
@@ -157,10 +209,21 @@ def transformer(conv: TransformerConv, call: Call) -> Algebra:
     alpha = Attend("softmax", a, (keys, queries), conv.heads)
     parts.scores["softmax"] = _dot_scores
     out = _finish(parts, conv, call, alpha @ parts.affine("W", conv.lin_value, x, conv.heads))
-    if conv.root_weight:
+    if conv.lin_beta is not None:
+        parts.calls["gate"] = _gated
+        out = Map("gate", out)
+    elif conv.root_weight:
         skip = conv.lin_skip
         out = add(out + y @ parts.linear("S", skip, y.cols, "O"), *parts.bias("s", skip, "O"))
     return parts.algebra(out)
+
+
+def _gated(call: Call, out: Tensor) -> Tensor:
+    """What comes between the result and the features of the node."""
+    conv, x = call.conv, call.conv.lin_skip(call.x_dst)
+    beta = conv.lin_beta(torch.cat([out, x, out - x], dim=-1)).sigmoid()
+    gated: Tensor = beta * x + (1 - beta) * out
+    return gated
 
 
 def _dot_scores(call: Call, matrix: Matrix, keys: Tensor, queries: Tensor) -> Tensor:

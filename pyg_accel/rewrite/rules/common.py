@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_accel import ops
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
@@ -14,6 +15,7 @@ from pyg_accel.rewrite.matrices import Matrix, degree_of, derived, inverse_root,
 __all__ = [
     "Parts",
     "add",
+    "cached",
     "check_weight",
     "edges",
     "inverse_count",
@@ -195,6 +197,33 @@ def inverse_count(parts: Parts) -> Leaf:
         return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
 
     return parts.leaf(Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A"), value)
+
+
+def cached(parts: Parts, conv: Any, call: Call) -> Callable[[Expr], Expr]:
+    """Add the normalised adjacency that a layer with ``cached=True`` keeps, in its own place.
+
+    As in the layer it is that of the first call, whatever graph comes later.
+    """
+    weight = call.given.get("edge_weight")
+    if call.bipartite or (weight is not None and weight.requires_grad):
+        raise NotLifted("cached=True on a bipartite graph or with edge weights that are learned")
+    parts.compiles = False  # it may have to be made, which looks for self-loops
+
+    def value(call: Call) -> Matrix:
+        if conv._cached_edge_index is None:
+            conv._cached_edge_index = gcn_norm(
+                call.edge_index, call.given.get("edge_weight"), call.num_rows,
+                getattr(conv, "improved", False), conv.add_self_loops, conv.flow, call.x.dtype,
+            )  # fmt: skip
+        edge_index, values = conv._cached_edge_index
+        graph = plain(edge_index, call.num_rows, call.num_cols, call.target)
+        perm = graph.perm
+        if perm is None:
+            return Matrix(graph, values)
+        stored = derived(graph, "weights", (values,), lambda: values.index_select(0, perm))
+        return Matrix(graph, stored)
+
+    return parts.leaf(Leaf("Â", "N", "N", "weighted"), value).__matmul__
 
 
 def symmetric(

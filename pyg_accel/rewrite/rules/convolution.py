@@ -5,10 +5,11 @@ from torch_geometric.nn import GCNConv, GraphConv, LGConv, SAGEConv
 
 from pyg_accel.layers import MaxKGCNConv, MaxKSAGEConv
 from pyg_accel.rewrite.ir import Broadcast, Expr, Map
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
+from pyg_accel.rewrite.lift import Algebra, Call, lifts
 from pyg_accel.rewrite.rules.common import (
     Parts,
     add,
+    cached,
     edges,
     inverse_count,
     need_sum,
@@ -21,10 +22,10 @@ from pyg_accel.rewrite.rules.common import (
 def gcn(conv: GCNConv, call: Call) -> Algebra:
     """D A D X W + b, with self-loops in A; of X through MaxK."""
     need_sum(conv)
-    if conv.cached:
-        raise NotLifted("cached=True (a rewritten layer remembers its graph without it)")
     parts = Parts()
-    if conv.normalize:
+    if conv.normalize and conv.cached:
+        aggregate = cached(parts, conv, call)
+    elif conv.normalize:
         fill = 2.0 if conv.improved else 1.0
         aggregate = symmetric(parts, call, loops=conv.add_self_loops, fill=fill)
     else:

@@ -11,7 +11,15 @@ from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.rewrite.ir import Expr, Leaf
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
 from pyg_accel.rewrite.matrices import Matrix, derived
-from pyg_accel.rewrite.rules.common import Parts, add, check_weight, edges, need_sum, symmetric
+from pyg_accel.rewrite.rules.common import (
+    Parts,
+    add,
+    cached,
+    check_weight,
+    edges,
+    need_sum,
+    symmetric,
+)
 
 MOST_TERMS = 8  # of a Chebyshev polynomial: its terms are written out
 
@@ -70,10 +78,10 @@ def appnp(conv: APPNP, call: Call) -> Algebra:
     need_sum(conv)
     if conv.dropout > 0:
         raise NotLifted("dropout of edges")
-    if conv.cached:
-        raise NotLifted("cached=True (a rewritten layer remembers its graph without it)")
     parts = Parts()
-    if conv.normalize:
+    if conv.normalize and conv.cached:
+        hop = cached(parts, conv, call)
+    elif conv.normalize:
         hop = symmetric(parts, call, loops=conv.add_self_loops)
     else:
         hop = edges(parts, call).__matmul__

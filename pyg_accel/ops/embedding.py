@@ -1,0 +1,103 @@
+"""Rows of a table, and their gradient as an aggregation over the places that took each row.
+
+torch sums up the dense gradient of ``nn.Embedding`` on a CPU one row after the other, and each of
+its threads looks at every id. It is the copy-reduce of a graph from places to words, which the DGL
+paper on x86 (section 3.4) gives to its sparse kernels.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.graph import Graph
+from pyg_accel.ops.csr import GRAPHS
+from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.spmm import spmm
+
+__all__ = ["embedding"]
+
+
+def embedding(
+    weight: Tensor, ids: Tensor, *, padding_idx: int = -1, scale_grad_by_freq: bool = False
+) -> Tensor:
+    """Look rows up, as ``torch.embedding`` does; the gradient is a sum over a graph.
+
+    The ids are sorted in the first backward pass, and remembered with the tensor that holds them.
+
+    Args:
+        weight: [words, F], floating point.
+        ids: of any shape, int32 or int64, within the words.
+        padding_idx: a word that gets no gradient; -1 for none.
+        scale_grad_by_freq: divide the gradient of a word by how often it was looked up.
+
+    Returns:
+        [*ids.shape, F].
+
+    Raises:
+        IndexError: for ids outside of the table.
+    """
+    out: Tensor = call("embedding", weight, ids, padding_idx, scale_grad_by_freq)
+    return out
+
+
+def _embedding(weight: Tensor, ids: Tensor, padding_idx: int, by_freq: bool) -> Tensor:
+    return torch.embedding(weight, ids, padding_idx, by_freq, False)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    weight, ids, *ctx.how = inputs
+    ctx.words = weight.size(0)
+    ctx.save_for_backward(ids)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    (ids,) = ctx.saved_tensors
+    return call("embedding_backward", grad, ids, ctx.words, *ctx.how), None, None, None
+
+
+def _backward(grad: Tensor, ids: Tensor, words: int, padding_idx: int, by_freq: bool) -> Tensor:
+    graph = GRAPHS.find(ids, ("words", words))
+    if graph is None:
+        flat = ids.reshape(-1)
+        places = torch.arange(flat.numel(), dtype=flat.dtype, device=flat.device)
+        graph = Graph.from_edge_index(torch.stack([places, flat]), (flat.numel(), words))
+        GRAPHS.keep(ids, ("words", words), graph)
+    rows = grad.reshape(ids.numel(), grad.size(-1))
+    out: Tensor = spmm(graph, rows, reduce="mean" if by_freq else "sum")
+    if padding_idx >= 0:
+        out[padding_idx] = 0
+    return out
+
+
+def _setup_twice(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ids, ctx.words, ctx.padding_idx, ctx.by_freq = inputs
+    ctx.save_for_backward(ids)
+
+
+def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
+    """Of a sum over the places of a word each place gets the word's; of a mean, its share."""
+    (ids,) = ctx.saved_tensors
+    if ctx.padding_idx >= 0:
+        seed = seed.index_fill(0, ids.new_tensor([ctx.padding_idx]).long(), 0)
+    if ctx.by_freq:
+        often = torch.bincount(ids.reshape(-1), minlength=ctx.words).clamp(min=1)
+        seed = seed / often.to(seed.dtype).unsqueeze(1)
+    return call("embedding", seed, ids, -1, False), None, None, None, None
+
+
+define(
+    "embedding(Tensor weight, Tensor ids, int padding_idx, bool by_freq) -> Tensor",
+    _embedding,
+    lambda weight, ids, *_: weight.new_empty(*ids.shape, weight.size(1)),
+    _differentiate,
+    _setup,
+)
+define(
+    "embedding_backward(Tensor grad, Tensor ids, SymInt words, int padding_idx, bool by_freq) "
+    "-> Tensor",
+    _backward,
+    lambda grad, ids, words, *_: grad.new_empty(words, grad.size(-1)),
+    _differentiate_twice,
+    _setup_twice,
+)
