@@ -45,6 +45,12 @@ inline void check_vector(const Tensor& t, const char* name, int64_t size, const 
                   " elements on the device of the others");
 }
 
+inline const int32_t* int32s(const Tensor& t, const char* name, int64_t size, const Tensor& like) {
+  check_vector(t, name, size, like);
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int, "expected '", name, "' to be int32");
+  return static_cast<const int32_t*>(t.const_data_ptr());
+}
+
 inline int element_bytes(const Tensor& t) {
   return static_cast<int>(t.element_size());
 }
