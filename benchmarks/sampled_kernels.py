@@ -11,6 +11,8 @@ over the sample that the definition writes out. `--tune` tries launch parameters
 import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from tqdm import tqdm
 
 from benchmarks import gpu_machine, graphs, machine, results
 from pyg_accel import Graph, ops, sampling_rates
-from pyg_accel.backends.sampling import STRATEGIES, Sample, Sampling, take
+from pyg_accel.backends.sampling import STRATEGIES, Sample, Sampling, edge_factors, take
 
 NAME = "sampled_kernels"
 GRAPHS = {
@@ -33,6 +35,8 @@ FEATURES = 128
 WIDTHS = {"cuda": (16, 32, 64, 128, 256), "cpu": (16, 64, 256)}
 TARGETS = {16: 25.0, 32: 15.0, 64: 9.0}  # times cuSPARSE on reddit-like
 TUNED_WIDTHS = (16, 64)
+PEERS = {"sampled_spmm": "spmm, sampled before",
+         "weighted, rescaled as gcn": "weighted spmm, sampled before"}  # fmt: skip
 CHECKED = {"cuda": 2000, "cpu": 200}
 SEED = 1
 
@@ -52,7 +56,7 @@ class Inputs:
         longest = self.graph.degree.topk(min(CHECKED[device] // 100, self.nodes)).indices
         self.rows = torch.cat([self.rows, longest])
 
-    def truth(self, graph: Graph, x: Tensor) -> Tensor:
+    def truth(self, graph: Graph, x: Tensor, weight: Tensor | None) -> Tensor:
         """[rows, F] float64, sums over the entries of a graph."""
         starts, stops = graph.rowptr[self.rows].long(), graph.rowptr[self.rows + 1].long()
         counts = stops - starts
@@ -60,14 +64,19 @@ class Inputs:
         first = counts.cumsum(0) - counts
         entry = torch.arange(local.numel(), device=x.device) - first[local] + starts[local]
         total = torch.zeros(len(counts), x.size(1), dtype=torch.float64, device=x.device)
-        return total.index_add_(0, local, x[graph.col[entry].long()].double())
+        terms = x[graph.col[entry].long()].double()
+        if weight is not None:
+            terms = terms * weight[entry].unsqueeze(1)
+        return total.index_add_(0, local, terms)
 
-    def error(self, out: Tensor, graph: Graph, x: Tensor, allowed: float = 2e-5) -> float:
+    def error(
+        self, out: Tensor, graph: Graph, x: Tensor, weight: Tensor | None = None, *,
+        allowed: float = 2e-5,
+    ) -> float:  # fmt: skip
         """The largest error in units of what is allowed: relative to the sum of magnitudes."""
-        scale = self.truth(graph, x.abs()) + 1e-6
-        return (
-            float(((out[self.rows].double() - self.truth(graph, x)).abs() / scale).max()) / allowed
-        )
+        scale = self.truth(graph, x.abs(), weight) + 1e-6
+        off = (out[self.rows].double() - self.truth(graph, x, weight)).abs()
+        return float((off / scale).max()) / allowed
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -140,35 +149,38 @@ def measure(inputs: Inputs) -> Iterator[dict[str, Any]]:
     rates = sampling_rates(graph, WIDTHS[device])
     for strategy, width in itertools.product(STRATEGIES, WIDTHS[device]):
         case = {**facts, "strategy": strategy, "width": width, "rate": rates[width]}
-        before = sampled_graph(graph, strategy, width, x.device)
-        for storage, features in storages(x, strategy).items():
-            seed = torch.tensor([SEED], device=x.device)
+        for row in one_case(inputs, strategy, width):
+            yield {**case, **row}
 
-            def ours(features: Any = features, strategy: str = strategy, width: int = width,
-                     seed: Tensor = seed) -> Tensor:  # fmt: skip
-                return ops.sampled_spmm(graph, features, width=width, strategy=strategy, seed=seed)
 
-            exact = features.dequantize() if scaled(features) else features
-            allowed = 5e-3 if storage == "bf16" else 2e-5
-            check(inputs.error(ours(), before, exact, allowed), f"{strategy} {width} {storage}")
-            yield {**case, "storage": storage, "backend": "sampled_spmm", **time_of(ours, device)}
-        if device == "cpu" and strategy == "fastrand":
-            sampling = Sampling(width, strategy, "none")
-            yield {**case, "storage": "fp32", "backend": "sampling by itself, torch",
-                   **time_of(lambda s=sampling: take(graph.csr(), s, torch.tensor([SEED])),
-                             device)}  # fmt: skip
+def one_case(inputs: Inputs, strategy: str, width: int) -> Iterator[dict[str, Any]]:
+    """Rows of one strategy and width."""
+    graph, x, device = inputs.graph, inputs.x, inputs.x.device.type
+    before, weights = sampled_graph(graph, strategy, width, x.device)
+    seed = torch.tensor([SEED], device=x.device)
+    how = {"width": width, "strategy": strategy, "seed": seed}
+    for storage, features in storages(x, strategy).items():
+        ours = partial(ops.sampled_spmm, graph, features, **how)
+        exact = features.dequantize() if scaled(features) else features
+        allowed = 5e-3 if storage == "bf16" else 2e-5
+        error = inputs.error(ours(), before, exact, allowed=allowed)
+        check(error, f"{strategy} {width} {storage}")
+        yield {"storage": storage, "backend": "sampled_spmm", **time_of(ours, device)}
+    if device == "cpu" and strategy == "fastrand":
+        sampling = partial(take, graph.csr(), Sampling(width, strategy, "none"), seed)
+        yield {"storage": "fp32", "backend": "sampling by itself, torch",
+               **time_of(sampling, device)}  # fmt: skip
 
-        weight = torch.ones(graph.num_edges, device=x.device)
-        time = time_of(lambda s=strategy, w=width, by=weight, key=seed: ops.sampled_spmm(
-            graph, x, by, width=w, strategy=s, rescale="gcn", seed=key), device)  # fmt: skip
-        yield {**case, "storage": "fp32", "backend": "weighted, rescaled as gcn", **time}
-
-        def presampled(before: Graph = before) -> Tensor:
-            return ops.spmm(before, x)
-
-        check(inputs.error(presampled(), before, x), "presampled")
-        yield {**case, "storage": "fp32", "backend": "spmm, sampled before",
-               **time_of(presampled, device)}  # fmt: skip
+    ones, narrow = torch.ones(graph.num_edges, device=x.device), weights.float()
+    calls = {
+        "weighted, rescaled as gcn": (weights, lambda: ops.sampled_spmm(
+            graph, x, ones, rescale="gcn", **how)),
+        "spmm, sampled before": (None, lambda: ops.spmm(before, x)),
+        "weighted spmm, sampled before": (weights, lambda: ops.spmm(before, x, narrow)),
+    }  # fmt: skip
+    for backend, (weight, call) in calls.items():
+        check(inputs.error(call(), before, x, weight), f"{backend}, {strategy} {width}")
+        yield {"storage": "fp32", "backend": backend, **time_of(call, device)}
 
 
 def storages(x: Tensor, strategy: str) -> dict[str, Any]:
@@ -183,12 +195,19 @@ def storages(x: Tensor, strategy: str) -> dict[str, Any]:
     }
 
 
-def sampled_graph(graph: Graph, strategy: str, width: int, device: torch.device) -> Graph:
-    """A graph of the same edges, sampled before, as somebody would who keeps it: sorted."""
-    sampling = Sampling(width, strategy, "none")
-    sample: Sample = take(graph.csr(), sampling, torch.tensor([SEED], device=device))
+def sampled_graph(
+    graph: Graph, strategy: str, width: int, device: torch.device
+) -> tuple[Graph, Tensor]:
+    """A graph of the same edges, sampled before, as somebody would who keeps it: sorted.
+
+    With it the weights that a GCN would give its edges, if they were 1 before: [S] float64.
+    """
+    sampling, csr = Sampling(width, strategy, "gcn"), graph.csr()
+    sample: Sample = take(csr, sampling, torch.tensor([SEED], device=device))
     order = torch.argsort(sample.row * graph.num_cols + sample.col)
-    return Graph.from_csr(sample.rowptr, sample.col[order].contiguous(), num_cols=graph.num_cols)
+    weights = edge_factors(csr, sample, sampling)[order]
+    col = sample.col[order].contiguous()
+    return Graph.from_csr(sample.rowptr, col, num_cols=graph.num_cols), weights
 
 
 def check(error: float, what: str) -> None:
@@ -208,7 +227,7 @@ def tune(inputs: Inputs) -> Iterator[dict[str, Any]]:
         values, scale = (stored.values, stored.scale) if scaled(stored) else (stored, None)
         exact = stored.dequantize() if scaled(stored) else stored
         sampling = Sampling(width, "fastrand", "none")
-        before = sampled_graph(graph, "fastrand", width, inputs.x.device)
+        before, _ = sampled_graph(graph, "fastrand", width, inputs.x.device)
         for columns, rows, unroll in itertools.product((32, 64, 128), (1, 2, 4, 8), (4, 8, 16)):
             if not 32 <= rows * columns * values.element_size() // 16 <= 64:
                 continue
@@ -220,7 +239,7 @@ def tune(inputs: Inputs) -> Iterator[dict[str, Any]]:
                 return sampled.run(graph.csr(), wide, scale, None, sampling, None, tile).squeeze(1)
 
             allowed = 5e-3 if storage == "bf16" else 2e-5
-            check(inputs.error(call(), before, exact, allowed), f"{storage} {tile}")
+            check(inputs.error(call(), before, exact, allowed=allowed), f"{storage} {tile}")
             time = gpu_machine.timed(call, budget=0.01).median
             yield {
                 "graph": inputs.name, "strategy": "fastrand", "width": width, "storage": storage,
@@ -238,16 +257,18 @@ def summarise(frame: pd.DataFrame) -> None:
     for name, rows in frame.groupby("graph", sort=False):
         whole = rows[rows.strategy == "all"].set_index("backend")["device_ms"]
         library = whole.drop("pyg_accel spmm").iloc[0]
-        ours = rows[(rows.backend == "sampled_spmm")]
-        before = rows[rows.backend == "spmm, sampled before"].set_index(["strategy", "width"])
+        ours = rows[rows.backend.isin(PEERS)]
+        others = rows[rows.backend.isin(PEERS.values())]
+        others = others.set_index(["strategy", "width", "backend"])["device_ms"]
         table = ours.assign(
+            weighted=ours.backend != "sampled_spmm",
             times_library=library / ours.device_ms,
             times_presampled=[
-                row.device_ms / before.loc[(row.strategy, row.width), "device_ms"]
+                row.device_ms / others.get((row.strategy, row.width, PEERS[row.backend]), nan)
                 for row in ours.itertuples()
             ],
-        )[["strategy", "width", "storage", "rate", "ms", "device_ms", "times_library",
-           "times_presampled"]]  # fmt: skip
+        )[["strategy", "width", "storage", "weighted", "rate", "ms", "device_ms",
+           "times_library", "times_presampled"]]  # fmt: skip
         print(f"\n{name}: {whole.round(4).to_dict()}\n{table.round(3).to_string(index=False)}")
 
 

@@ -18,7 +18,7 @@ import torch
 from benchmarks import gpu_machine
 from benchmarks.gpu_kernels import Inputs
 from pyg_accel import ops
-from pyg_accel.backends.triton import gspmm, launch
+from pyg_accel.backends.triton import launch, plan
 
 GRAPHS = {
     "tiny": ("molecules-like/ordered",),
@@ -58,7 +58,7 @@ def parameters(kind: str, changed: dict[str, int]) -> Iterator[None]:
 
 def _forget() -> None:
     launch.choose_tile.cache_clear()
-    gspmm._recipe.cache_clear()
+    plan.make_plan.cache_clear()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -52,26 +52,26 @@ def describe(
     """A line for each kernel of a call: that of the rows, that of pieces, their combination."""
     from dataclasses import replace
 
-    from pyg_accel.backends.triton import gspmm
+    import torch
+
     from pyg_accel.backends.triton.codegen import combine_kernel, kernel
     from pyg_accel.backends.triton.launch import Device
+    from pyg_accel.backends.triton.plan import GraphFacts, Seen, make_plan
     from pyg_accel.backends.triton.recipe import states_of
     from pyg_accel.formula import parse
 
     text, kinds, reduces, winners = CALLS[name]
     shape = COMMUNITY_SHAPES[graph]
-    size = 4 if dtype == "float32" else 2
-    unit = next(u for u in (16 // size, 4, 2, 1) if features % u == 0)
-    shapes = tuple(
-        gspmm.OperandShape(kind, unit if kind == "full" else 0, True, size) for kind in kinds
+    widths = [features if kind == "full" else 1 for kind in kinds]
+    operands = tuple(
+        Seen((shape.num_nodes, 1, width), width, getattr(torch, dtype)) for width in widths
     )
-    sizes = (shape.num_nodes, shape.num_nodes, shape.num_entries)
     device = Device("NVIDIA H200", H200_L2, 132)
-    numbered = "sel" in text
-    kernels = gspmm._recipe(
-        parse(text), shapes, reduces, winners, (1, features), sizes,
-        (numbered, "float32", "int32"), device, name == "dot",
-    )  # fmt: skip
+    graph_facts = GraphFacts(
+        shape.num_nodes, shape.num_nodes, shape.num_entries, False, "sel" in text, device
+    )
+    plan = make_plan(parse(text), operands, reduces, winners, graph_facts, name == "dot")
+    kernels = plan.kernels
     recipe = kernels.recipe
     versions = {"rows": (kernel, replace(recipe, tasks="order", hubs=True))}
     if graph == "arxiv-like":

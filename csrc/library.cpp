@@ -33,6 +33,9 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def(
       "cbsr_dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor values, "
       "Tensor indices, Tensor x) -> Tensor");
+  m.def("cbsr_mm(Tensor values, Tensor indices, int width, Tensor dense) -> Tensor");
+  m.def("cbsr_sddmm(Tensor x, Tensor indices, Tensor dense) -> Tensor");
+  m.def("cbsr_mm_t(Tensor values, Tensor indices, int width, Tensor x) -> Tensor");
   m.def(
       "sampled(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor x, Tensor? scale, "
       "Tensor? weight, int limit, int strategy, int rescale, Tensor? seed, Tensor? steps) -> "

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pyg_accel
 
@@ -133,26 +134,34 @@ def run_script(script: str, args: Sequence[str]) -> int:
 def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
     """Print what ``optimize()`` would do to a model that a script makes."""
     script, colon, name = target.rpartition(":")
-    if not colon or not Path(script).is_file():
-        print(
-            f"python -m pyg_accel explain: expected SCRIPT:MODEL (got '{target}')", file=sys.stderr
-        )
+    problem = "" if colon and name else f"expected SCRIPT:MODEL (got '{target}')"
+    if not problem and not Path(script).is_file():
+        problem = f"there is no script '{script}'"
+    if problem:
+        print(f"python -m pyg_accel explain: {problem}", file=sys.stderr)
         return 2
     sys.path.insert(0, str(Path(script).resolve().parent))
     known = runpy.run_path(script, run_name="pyg_accel_explain")
-    found = []
-    for wanted in (name, *inputs.split(",")):
-        first, *rest = wanted.strip().split(".")
-        if first not in known:
-            print(f"python -m pyg_accel explain: {script} has no '{first}' (see --inputs)",
-                  file=sys.stderr)  # fmt: skip
-            return 2
-        value = known[first]
-        for part in rest:
-            value = getattr(value, part)
-        found.append(value)
-    pyg_accel.explain(*found, train=train, format=format)
+    try:
+        found = [_value_of(known, path.strip(), script) for path in (name, *inputs.split(","))]
+        pyg_accel.explain(*found, train=train, format=format)
+    except ValueError as error:
+        print(f"python -m pyg_accel explain: {error} (--inputs {inputs})", file=sys.stderr)
+        return 2
     return 0
+
+
+def _value_of(known: dict[str, Any], path: str, script: str) -> Any:
+    """What a script calls ``path``, which may name an attribute."""
+    first, *rest = path.split(".")
+    if first not in known:
+        raise ValueError(f"{script} has no '{first}' outside of its functions")
+    value = known[first]
+    for part in rest:
+        if not hasattr(value, part):
+            raise ValueError(f"'{path}': a {type(value).__name__} has no '{part}'")
+        value = getattr(value, part)
+    return value
 
 
 def run_bench(device: str, suite: str, args: Sequence[str]) -> int:

@@ -58,6 +58,21 @@ UNARY = [
 PARAMETRIC = ("leaky_relu", "pow")
 
 
+class _Tree:
+    """What has parts knows its hash: plans are looked up by formula in every call."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            parts = tuple(getattr(self, name) for name in self.__match_args__)  # type: ignore[attr-defined]
+            object.__setattr__(self, "_hash", hash((type(self), *parts)))
+            return self._hash
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """Operand number ``index``, read at the source (u), the target (v) or the edge (e)."""
@@ -84,12 +99,13 @@ class Const:
 
 
 @dataclass(frozen=True, slots=True)
-class Unary:
+class Unary(_Tree):
     """An elementwise function of one argument."""
 
     op: str
     arg: "Formula"
     value: float = 0.0
+    __hash__ = _Tree.__hash__
 
     def __post_init__(self) -> None:
         if self.op not in UNARY:
@@ -101,7 +117,7 @@ class Unary:
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(_Tree):
     """An elementwise function of two arguments.
 
     ``sel(x, a)`` is x where the index operand a names this edge and 0 elsewhere: how the gradient
@@ -111,6 +127,7 @@ class Binary:
     op: str
     left: "Formula"
     right: "Formula"
+    __hash__ = _Tree.__hash__
 
     def __post_init__(self) -> None:
         if self.op not in BINARY:
@@ -123,10 +140,11 @@ class Binary:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(_Tree):
     """The sum over the width, head by head: ``sum(mul(u0,v1))`` is a dot product."""
 
     arg: "Formula"
+    __hash__ = _Tree.__hash__
 
     def __str__(self) -> str:
         return f"sum({self.arg})"

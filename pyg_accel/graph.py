@@ -163,7 +163,8 @@ class Graph:
             except RuntimeError as error:
                 if "outside of" not in str(error):
                     raise
-                raise IndexError(str(error).splitlines()[0]) from None
+                line = str(error).splitlines()[0]
+                raise IndexError(line[line.index("found") :]) from None  # without the place in C++
             rowptr, col, perm = arrays
             return cls(rowptr, col, perm, num_cols, sorted=True)
         for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):

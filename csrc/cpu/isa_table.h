@@ -9,6 +9,8 @@ namespace PYG_ACCEL_ISA {
 
 #include "cbsr_kernel.h"
 #include "dot_kernel.h"
+
+#include "cbsr_linear_kernel.h"
 #include "scratch.h"
 
 #include "machine.h"
@@ -40,6 +42,13 @@ namespace PYG_ACCEL_ISA {
       PYG_ACCEL_ISA::fn<double, int32_t>, PYG_ACCEL_ISA::fn<double, int64_t>  \
     }                                                                         \
   }
+// Float and double, each with columns of CBSR in 8 and in 16 bits.
+#define PYG_ACCEL_EACH_COLUMN(fn)                                              \
+  {                                                                            \
+    {PYG_ACCEL_ISA::fn<float, uint8_t>, PYG_ACCEL_ISA::fn<float, uint16_t>}, { \
+      PYG_ACCEL_ISA::fn<double, uint8_t>, PYG_ACCEL_ISA::fn<double, uint16_t>  \
+    }                                                                          \
+  }
 
 const KernelTable PYG_ACCEL_TABLE = {
     PYG_ACCEL_STRING(PYG_ACCEL_ISA),
@@ -64,6 +73,9 @@ const KernelTable PYG_ACCEL_TABLE = {
     PYG_ACCEL_EACH_WIDE(cbsr_sspmm_cols),
     PYG_ACCEL_EACH_WIDE(cbsr_dot_rows),
     PYG_ACCEL_EACH_WIDE(cbsr_dot_piece),
+    PYG_ACCEL_EACH_COLUMN(cbsr_mm_rows),
+    PYG_ACCEL_EACH_COLUMN(cbsr_sddmm_rows),
+    PYG_ACCEL_EACH_COLUMN(cbsr_mm_t_rows),
     {{PYG_ACCEL_ISA::sampled_rows<float, int32_t>, PYG_ACCEL_ISA::sampled_rows<float, int64_t>},
      {PYG_ACCEL_ISA::sampled_rows<double, int32_t>, PYG_ACCEL_ISA::sampled_rows<double, int64_t>},
      {PYG_ACCEL_ISA::sampled_rows<bf16, int32_t>, PYG_ACCEL_ISA::sampled_rows<bf16, int64_t>},

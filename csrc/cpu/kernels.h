@@ -194,6 +194,22 @@ struct CbsrArgs {
   bool mean;
 };
 
+// Products of CBSR rows V, [rows, k] in float or double, with dense ones:
+//   mm      out[row] = sum over s of values[row, s] * dense[indices[row, s]]
+//   sddmm   out[row, s] = x[row] . dense[indices[row, s]]
+//   mm_t    out[c] = sum over rows and s with indices[row, s] = c of values[row, s] * x[row]
+struct CbsrLinearArgs {
+  const void* values;   // [rows, k]
+  const void* indices;  // [rows, k], uint8 or, if `wide`, uint16
+  bool wide;
+  int64_t k;
+  int64_t width;
+  const void* dense;  // [width, columns]
+  const void* x;      // [rows, columns]
+  int64_t columns;
+  void* out;
+};
+
 enum class Strategy : int { kBucket = 0, kFastRand = 1, kRandom = 2 };
 enum class Rescale : int { kNone = 0, kMean = 1, kRow = 2, kGcn = 3 };
 
@@ -265,6 +281,14 @@ struct KernelTable {
   void (*cbsr_sspmm_cols[2][2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
   void (*cbsr_dot_rows[2][2])(const CbsrArgs&, int64_t begin, int64_t end);
   void (*cbsr_dot_piece[2][2])(const CbsrArgs&, const Piece&);
+  // By double and by 16-bit columns. `sums` and `run`: width * columns numbers each.
+  void (*cbsr_mm_rows[2][2])(const CbsrLinearArgs&, int64_t begin, int64_t end);
+  void (*cbsr_sddmm_rows[2][2])(const CbsrLinearArgs&, int64_t begin, int64_t end);
+  void (*cbsr_mm_t_rows[2][2])(const CbsrLinearArgs&,
+                               int64_t begin,
+                               int64_t end,
+                               void* sums,
+                               void* run);
   // `scratch` holds 3 * args.most numbers.
   void (*sampled_rows[kStorages][2])(const SampledArgs&, const Range&, int64_t* scratch);
 };

@@ -1,4 +1,6 @@
-// MaxK and the products of a graph with its result.
+// MaxK, and the products of a graph and of dense matrices with its result.
+#include <memory>
+
 #include "config.h"
 #include "schedule.h"
 
@@ -168,6 +170,96 @@ Tensor cbsr_dot(const Tensor& rowptr,
   return out;
 }
 
+// The columns of CBSR rows, what they select from, and the dtype: of the sizes that all products
+// with a dense matrix share.
+CbsrLinearArgs linear_args(const Tensor& indices, int64_t width, int64_t columns) {
+  check_indices(indices, width);
+  CbsrLinearArgs args{};
+  args.indices = indices.const_data_ptr();
+  args.wide = wide_indices(width);
+  args.k = indices.size(1);
+  args.width = width;
+  args.columns = columns;
+  return args;
+}
+
+// run(begin, end) over rows, of which each takes k * columns multiplications.
+template <class Run>
+void parallel_products(const CbsrLinearArgs& a, int64_t rows, const Run& run) {
+  const int64_t some = std::max<int64_t>(1, 8 * kSerialElements / (a.k * a.columns + 1));
+  parallel_tasks((rows + some - 1) / some, rows <= some,
+                 [&](int64_t i) { run(i * some, std::min(rows, (i + 1) * some)); });
+}
+
+Tensor cbsr_mm(const Tensor& values, const Tensor& indices, int64_t width, const Tensor& dense) {
+  CbsrLinearArgs args = linear_args(indices, width, dense.size(1));
+  const int64_t rows = indices.size(0);
+  const bool d = check_matrix(values, "values", rows, args.k);
+  STD_TORCH_CHECK(check_matrix(dense, "dense", width, args.columns) == d,
+                  "expected 'dense' of the dtype of 'values'");
+  args.values = values.const_data_ptr();
+  args.dense = dense.const_data_ptr();
+  Tensor out = new_result(values, {rows, args.columns});
+  args.out = out.mutable_data_ptr();
+  parallel_products(args, rows, [&](int64_t begin, int64_t end) {
+    kernels().cbsr_mm_rows[d][args.wide](args, begin, end);
+  });
+  return out;
+}
+
+Tensor cbsr_sddmm(const Tensor& x, const Tensor& indices, const Tensor& dense) {
+  CbsrLinearArgs args = linear_args(indices, dense.size(0), dense.size(1));
+  const int64_t rows = indices.size(0);
+  const bool d = check_matrix(x, "x", rows, args.columns);
+  STD_TORCH_CHECK(check_matrix(dense, "dense", args.width, args.columns) == d,
+                  "expected 'dense' of the dtype of 'x'");
+  args.x = x.const_data_ptr();
+  args.dense = dense.const_data_ptr();
+  Tensor out = new_result(x, {rows, args.k});
+  args.out = out.mutable_data_ptr();
+  parallel_products(args, rows, [&](int64_t begin, int64_t end) {
+    kernels().cbsr_sddmm_rows[d][args.wide](args, begin, end);
+  });
+  return out;
+}
+
+// Rows are cut into pieces that depend on sizes alone, each with sums of its own, and these are
+// added up in order: the result does not depend on the threads.
+Tensor cbsr_mm_t(const Tensor& values, const Tensor& indices, int64_t width, const Tensor& x) {
+  constexpr int64_t most_pieces = 16, least_rows = 512, most_bytes = int64_t{1} << 25;
+  CbsrLinearArgs args = linear_args(indices, width, x.size(1));
+  const int64_t rows = indices.size(0);
+  const bool d = check_matrix(values, "values", rows, args.k);
+  STD_TORCH_CHECK(check_matrix(x, "x", rows, args.columns) == d,
+                  "expected 'x' of the dtype of 'values'");
+  args.values = values.const_data_ptr();
+  args.x = x.const_data_ptr();
+  Tensor out = new_result(values, {width, args.columns});
+  const int64_t size = width * args.columns;
+  if (size == 0)
+    return out;
+  const int64_t number = element_bytes(values.scalar_type());
+  const int64_t fit = std::min(most_pieces, most_bytes / (size * number));
+  const int64_t pieces = std::max<int64_t>(1, std::min(fit, rows / least_rows));
+  const int64_t some = (rows + pieces - 1) / pieces;
+  const auto sums = std::make_unique_for_overwrite<char[]>(2 * pieces * size * number);
+  parallel_tasks(pieces, pieces == 1, [&](int64_t i) {
+    char* own = &sums[2 * i * size * number];
+    kernels().cbsr_mm_t_rows[d][args.wide](
+        args, std::min(rows, i * some), std::min(rows, (i + 1) * some), own, own + size * number);
+  });
+  auto add_up = [&]<class A>(A* total) {
+    const A* parts = reinterpret_cast<const A*>(sums.get());
+    std::copy(parts, parts + size, total);
+    for (int64_t i = 1; i < pieces; ++i)
+      for (int64_t e = 0; e < size; ++e)
+        total[e] += parts[2 * i * size + e];
+  };
+  d ? add_up(static_cast<double*>(out.mutable_data_ptr()))
+    : add_up(static_cast<float*>(out.mutable_data_ptr()));
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
@@ -175,6 +267,9 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
   m.impl("cbsr_spmm", TORCH_BOX(&cbsr_spmm));
   m.impl("cbsr_sspmm", TORCH_BOX(&cbsr_sspmm));
   m.impl("cbsr_dot", TORCH_BOX(&cbsr_dot));
+  m.impl("cbsr_mm", TORCH_BOX(&cbsr_mm));
+  m.impl("cbsr_sddmm", TORCH_BOX(&cbsr_sddmm));
+  m.impl("cbsr_mm_t", TORCH_BOX(&cbsr_mm_t));
 }
 
 }  // namespace pyg_accel

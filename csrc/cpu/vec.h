@@ -32,8 +32,6 @@ using mask_t = typename Simd<A>::M;
 
 typedef uint16_t Half16 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 2)));
 typedef uint32_t Word32 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES)));
-typedef int8_t Signed8 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 4)));
-typedef uint8_t Byte8 __attribute__((vector_size(PYG_ACCEL_VEC_BYTES / 4)));
 
 // Not std::min: a template of the standard library, instantiated here, might reach other
 // processors.
@@ -80,6 +78,48 @@ inline T from_acc(acc_t<T> x) {
   }
 }
 
+// One vector of bytes, with their signs in 32 bits or in 16 each. GCC takes a conversion from bytes
+// apart, lane by lane, so it is said with intrinsics.
+inline mask_t<float> widen_bytes(const int8_t* p) {
+#if PYG_ACCEL_VEC_BYTES == 64
+  return (mask_t<float>)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif PYG_ACCEL_VEC_BYTES == 32
+  return (mask_t<float>)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  mask_t<float> words;
+  for (int i = 0; i < kLanes<float>; ++i)
+    words[i] = p[i];
+  return words;
+#endif
+}
+
+inline Half16 widen_bytes_to_halves(const fp8* p) {
+#if PYG_ACCEL_VEC_BYTES == 64
+  return (Half16)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif PYG_ACCEL_VEC_BYTES == 32
+  return (Half16)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  Half16 halves;
+  for (int i = 0; i < kLanes<float>; ++i)
+    halves[i] = static_cast<uint16_t>(static_cast<int8_t>(p[i].bits));
+  return halves;
+#endif
+}
+
+// float16 -> float.
+inline vec_t<float> from_halves(Half16 halves) {
+#if PYG_ACCEL_VEC_BYTES == 64
+  return (vec_t<float>)_mm512_cvtph_ps((__m256i)halves);
+#elif PYG_ACCEL_VEC_BYTES == 32
+  return (vec_t<float>)_mm256_cvtph_ps((__m128i)halves);
+#else
+  vec_t<float> v;
+  for (int i = 0; i < kLanes<float>; ++i)
+    v[i] = half_to_float(halves[i]);
+  return v;
+#endif
+}
+
 // One vector of L = kLanes consecutive elements, converted to the accumulation type.
 template <class T>
 inline vec_t<acc_t<T>> load(const T* p) {
@@ -92,29 +132,16 @@ inline vec_t<acc_t<T>> load(const T* p) {
     __builtin_memcpy(&h, p, sizeof(h));
     return as<vec_t<float>>(__builtin_convertvector(h, Word32) << 16);
   } else if constexpr (std::is_same_v<T, int8_t>) {
-    Signed8 bytes;
-    __builtin_memcpy(&bytes, p, sizeof(bytes));
-    return __builtin_convertvector(bytes, vec_t<float>);
+    return __builtin_convertvector(widen_bytes(p), vec_t<float>);
   } else if constexpr (std::is_same_v<T, fp8>) {
-    Byte8 bytes;
-    __builtin_memcpy(&bytes, p, sizeof(bytes));
-    const Word32 words = __builtin_convertvector(bytes, Word32);
-    const Word32 body = words & 0x7f;
-    // Multiplying by 2^120 moves the exponent bias from 7 to 127 and renormalises subnormals.
-    const Word32 size = as<Word32>(as<vec_t<float>>(body << 20) * 0x1p120f);
-    const Word32 nan = as<Word32>(body == 0x7f) & 0x7fc00000u;
-    return as<vec_t<float>>(((words & 0x80) << 24) | size | nan);
+    // Shifted to where float16 has its exponent, whose bias is 15 for 7: a factor of 2^8. NaN, all
+    // ones behind the sign, carries into the exponent's first bit.
+    const Half16 halves = (widen_bytes_to_halves(p) << 7) & 0xbf80;
+    return from_halves(halves | ((halves + 0x80) & 0x4000)) * 256.0f;
   } else {
-#if PYG_ACCEL_VEC_BYTES == 64
-    return (vec_t<float>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif PYG_ACCEL_VEC_BYTES == 32
-    return (vec_t<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
-    vec_t<float> v;
-    for (int i = 0; i < kLanes<float>; ++i)
-      v[i] = to_acc(p[i]);
-    return v;
-#endif
+    Half16 halves;
+    __builtin_memcpy(&halves, p, sizeof(halves));
+    return from_halves(halves);
   }
 }
 

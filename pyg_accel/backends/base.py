@@ -260,6 +260,20 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
+    # Products of CBSR rows V [N, F], as above, with dense matrices; contiguous, and of one dtype.
+
+    def cbsr_mm(self, values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
+        """Compute V D for ``dense`` [F, H]: [N, H]."""
+        raise NotImplementedError
+
+    def cbsr_sddmm(self, x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
+        """Compute ``out[i, s] = x[i] . dense[indices[i, s]]`` for x [N, H], dense [F, H]."""
+        raise NotImplementedError
+
+    def cbsr_mm_t(self, values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
+        """Compute the transpose of V times x [N, H]: [F, H]."""
+        raise NotImplementedError
+
     def segment_matmul(self, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
         """Multiply rows ptr[r] to ptr[r + 1] of x [N, K] by weight[r], [K, M]; ptr on the CPU."""
         raise NotImplementedError

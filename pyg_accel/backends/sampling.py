@@ -97,6 +97,10 @@ class Sample(NamedTuple):
     entry: Tensor
     row: Tensor
 
+    def beyond(self) -> Tensor:
+        """Return [S], which edges are padding."""
+        return torch.arange(self.col.numel(), device=self.col.device) >= self.rowptr[-1]
+
 
 @lru_cache(maxsize=8)
 def primes(device: torch.device) -> Tensor:
@@ -163,18 +167,30 @@ def starts_and_steps(
     return start, torch.where(long, choice % modulus, 1)
 
 
-def take(csr: CSR, sampling: Sampling, seed: Tensor | None) -> Sample:
-    """Write a sample out; waits for the device, which alone knows its size."""
+def take(csr: CSR, sampling: Sampling, seed: Tensor | None, *, padded: bool = False) -> Sample:
+    """Write a sample out.
+
+    Args:
+        csr: the graph.
+        sampling: how to sample.
+        seed: [1] int64, for ``random``.
+        padded: leave room for as many edges as there can be, min(num_rows * width, E); behind
+            ``rowptr[-1]`` then are edges that do not count. Otherwise there are none, and the call
+            waits for the device, which alone knows how many edges are taken.
+    """
     degree = csr.rowptr.diff().long()
     start, step = starts_and_steps(degree, sampling, seed)
+    counts = degree.clamp(max=sampling.width)
     rowptr = torch.zeros_like(csr.rowptr, dtype=torch.int64)
-    rowptr[1:] = degree.clamp(max=sampling.width).cumsum(0)
-    total = int(rowptr[-1])
-    rows = torch.arange(degree.numel(), device=degree.device)
-    row = rows.repeat_interleave(rowptr.diff(), output_size=total)
+    rowptr[1:] = counts.cumsum(0)
+    entries, last = csr.col.numel(), max(degree.numel() - 1, 0)
+    total = min(degree.numel() * sampling.width, entries) if padded else int(rowptr[-1])
+    rows = torch.arange(degree.numel() + 1, device=degree.device)
+    counts = torch.cat([counts, total - rowptr[-1:]])
+    row = rows.repeat_interleave(counts, output_size=total).clamp(max=last)
     number = torch.arange(total, device=degree.device) - rowptr[row]
-    position = (start[row] + number * step[row]) % degree[row]
-    entry = csr.rowptr[row].long() + position
+    position = (start[row] + number * step[row]) % degree.clamp(min=1)[row]
+    entry = (csr.rowptr[row].long() + position).clamp(max=max(entries - 1, 0))
     return Sample(rowptr.to(csr.rowptr.dtype), csr.col[entry], entry, row)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
+from torch.nn.functional import linear
+from torch_geometric.nn import Linear, MessagePassing
 
 from pyg_accel import ops
 from pyg_accel.backends.dispatch import record_choices
@@ -26,9 +27,13 @@ __all__ = [
     "aggregate",
     "compress",
     "compress_both",
+    "is_plain",
+    "linear_map",
     "multiplies_first",
+    "num_edges",
     "num_nodes",
     "pyg_reasons",
+    "transformed",
     "written_out",
 ]
 
@@ -36,8 +41,13 @@ Features = Tensor | CBSR
 
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean"}
 # To aggregate k stored entries a row takes about as long as this many times k columns with zeros:
-# on a CPU 8 was measured where all features fit into the last cache; out of it, bytes say 1.25.
-_COLUMNS_AN_ENTRY = 4
+# on a CPU 8 was measured where all features fit into the last cache; out of it, bytes say 1.25. On
+# a GPU 1.5 to 2.4, the more the larger k.
+_COLUMNS_AN_ENTRY = {"cpu": 4.0, "cuda": 2.5}
+# What one multiplication of a dense product on a CPU takes, as measured: to add up one column of an
+# edge this many times as long, and an entry in a compressed product (gradients included).
+_PRODUCTS_A_COLUMN = 4
+_PRODUCTS_AN_ENTRY = 2
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
@@ -48,12 +58,19 @@ def compress(x: Features, k: int) -> Features:
     """
     if isinstance(x, CBSR):
         return x
-    pays = x.dim() == 2 and k * _COLUMNS_AN_ENTRY < x.size(1)
+    pays = x.dim() == 2 and k * _columns_an_entry(x) < x.size(1)
     return maxk(x, k) if pays else dense_maxk(x, k)
+
+
+def _columns_an_entry(x: Tensor) -> float:
+    return _COLUMNS_AN_ENTRY.get(x.device.type, _COLUMNS_AN_ENTRY["cpu"])
 
 
 def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, width: int) -> bool:
     """Return whether ``A (h W)``, with h the features, costs less than ``(A h) W``.
+
+    The second aggregates compressed features and multiplies dense ones, the first the other way
+    round, if there is a compressed product; else their products cost the same.
 
     Args:
         conv: the layer.
@@ -63,9 +80,42 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
     """
     if pyg_reasons(conv, features, edge_index):
         return False
+    if not isinstance(features, CBSR):
+        return width <= features.size(1)
+    more = width - features.k * _columns_an_entry(features.values)  # columns that an edge adds up
+    if more <= 0 or not ops.multiplies_compressed(features, width):
+        return more <= 0
+    fewer = (features.width - features.k * _PRODUCTS_AN_ENTRY) * width  # multiplications a node
+    edges = num_edges(edge_index) * more * _PRODUCTS_A_COLUMN
+    return edges <= num_nodes(features) * fewer
+
+
+def num_edges(edge_index: Any) -> int:
+    """Return how many edges an adjacency stores."""
+    if not isinstance(edge_index, Tensor):
+        return int(edge_index.nnz())
+    return edge_index.size(1) if edge_index.layout == torch.strided else edge_index._nnz()
+
+
+def linear_map(features: Features, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Apply a linear map, without writing compressed features out where that pays."""
     if isinstance(features, CBSR):
-        return width <= features.k * _COLUMNS_AN_ENTRY
-    return width <= features.size(1)
+        return ops.cbsr_linear(features, weight, bias)
+    return linear(features, weight, bias)
+
+
+def transformed(lin: Linear, features: Features) -> Tensor:
+    """Apply a linear layer to features."""
+    if is_plain(lin):
+        return linear_map(features, lin.weight, lin.bias)
+    out: Tensor = lin(written_out(features))
+    return out
+
+
+def is_plain(lin: Linear) -> bool:
+    """Return whether a linear layer is its weight and bias, and nothing else."""
+    hooked = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks
+    return type(lin) is Linear and lin.in_channels > 0 and not (hooked or lin._backward_pre_hooks)
 
 
 def compress_both(x: Any, k: int) -> Any:

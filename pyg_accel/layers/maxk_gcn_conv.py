@@ -16,7 +16,7 @@ from pyg_accel.layers.aggregation import (
     multiplies_first,
     num_nodes,
     pyg_reasons,
-    written_out,
+    transformed,
 )
 from pyg_accel.memo import MEMO, is_sparse_tensor
 
@@ -90,7 +90,7 @@ class MaxKGCNConv(GCNConv):
             edge_index, edge_weight = self._normalized(features, edge_index, edge_weight)
         by_pyg = pyg_reasons(self, features, edge_index)  # in PyG's order, as hooks expect
         if by_pyg or multiplies_first(self, features, edge_index, self.out_channels):
-            product = self.lin(written_out(features))
+            product = transformed(self.lin, features)
             out = aggregate(self, product, edge_index, edge_weight=edge_weight)
         else:
             out = aggregate(self, features, edge_index, edge_weight=edge_weight)

@@ -3,8 +3,8 @@
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import linear, normalize
-from torch_geometric.nn import Linear, SAGEConv
+from torch.nn.functional import normalize
+from torch_geometric.nn import SAGEConv
 
 from pyg_accel.cbsr import CBSR
 from pyg_accel.layers.activation import check_k
@@ -12,7 +12,10 @@ from pyg_accel.layers.aggregation import (
     aggregate,
     compress,
     compress_both,
+    is_plain,
+    linear_map,
     multiplies_first,
+    transformed,
     written_out,
 )
 
@@ -27,8 +30,8 @@ class MaxKSAGEConv(SAGEConv):
     ``project=True`` it takes the place of the layer's own ReLU instead, between projection and
     aggregation, and the root's features stay as they are.
 
-    Where the outputs are few, the neighbours' features are multiplied before they are aggregated:
-    ``A (h W)`` for ``(A h) W``.
+    The matrix products are bracketed as costs less: ``(A h) W`` sums up compressed features,
+    ``A (h W)`` multiplies them, which pays where outputs are few, and on a CPU where edges are.
 
     Other aggregations than sum and mean are right too, but PyG's, on features with their zeros;
     ``pyg_accel.report()`` says so.
@@ -85,22 +88,17 @@ class MaxKSAGEConv(SAGEConv):
         else:
             x = compress_both(x, self.k)
         side = 0 if self.flow == "source_to_target" else 1
-        if self._is_plain() and multiplies_first(self, x[side], edge_index, self.out_channels):
-            product = linear(written_out(x[side]), self.lin_l.weight)
+        lin = self.lin_l
+        if is_plain(lin) and multiplies_first(self, x[side], edge_index, self.out_channels):
+            product = linear_map(x[side], lin.weight)
             out = aggregate(self, (product, x[1]) if side == 0 else (x[0], product),
                             edge_index, size)  # fmt: skip
-            out = out if self.lin_l.bias is None else out + self.lin_l.bias
+            out = out if lin.bias is None else out + lin.bias
         else:
-            out = self.lin_l(aggregate(self, x, edge_index, size))
+            out = lin(aggregate(self, x, edge_index, size))
         if self.root_weight and x[1] is not None:
-            out = out + self.lin_r(written_out(x[1]))
+            out = out + transformed(self.lin_r, x[1])
         return normalize(out, p=2.0, dim=-1) if self.normalize else out
-
-    def _is_plain(self) -> bool:
-        """Whether the map behind the aggregation is its weight and bias, and nothing else."""
-        lin = self.lin_l
-        hooked = lin._forward_hooks or lin._forward_pre_hooks
-        return type(lin) is Linear and lin.in_channels > 0 and not hooked
 
     def __repr__(self) -> str:
         return super().__repr__()[:-1] + f", k={self.k})"

@@ -127,14 +127,19 @@ def _csr_transposed(
 def _fake(
     edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(edge_index, num_rows + loops, edge_index.size(1) + loops * num_rows)
+    return _empty(edge_index, num_rows + int(loops), _entries(edge_index, num_rows, loops=loops))
 
 
 def _fake_transposed(
     edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False,
     edge_order: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _empty(edge_index, num_cols, edge_index.size(1) + loops * num_rows)
+    return _empty(edge_index, num_cols, _entries(edge_index, num_rows, loops=loops))
+
+
+def _entries(edge_index: Tensor, num_rows: int, *, loops: bool) -> int:
+    # torch 2.11 multiplies no bool by a symbolic number.
+    return edge_index.size(1) + num_rows if loops else edge_index.size(1)
 
 
 def _empty(like: Tensor, rows: int, entries: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
@@ -21,7 +22,7 @@ from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import shapes_of
-from pyg_accel.sharing import usual_sharing
+from pyg_accel.sharing import Shared, usual_sharing
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 
@@ -65,15 +66,19 @@ def gspmm(
     text = formula if isinstance(formula, str) else str(formula)
     reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
     operands = list(operands)
-    for index, t in enumerate(operands):
-        if not isinstance(t, Tensor):
-            raise ValueError(f"expected operand {index} to be a tensor (got {type(t).__name__})")
+    ordinary = all(type(t) is Tensor or type(t) is Parameter for t in operands)
+    if not ordinary:
+        for index, t in enumerate(operands):
+            if not isinstance(t, Tensor):
+                raise ValueError(
+                    f"expected operand {index} to be a tensor (got {type(t).__name__})"
+                )
     if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = tuple((t.shape, t.dtype, t.device) for t in operands)
-    symbolic = any(type(n) is not int for t in operands for n in t.shape)  # no key of a cache
-    make = _make_plan if symbolic or torch.compiler.is_compiling() else _plan
+    # Others may have symbolic sizes, which are no key of a cache.
+    make = _plan if ordinary and not torch.compiler.is_compiling() else _make_plan
     plan = make(text, reduces, sizes, graph.device, facts)
 
     folded = [plan.layout.fold(t.to(plan.dtype)) for t in operands]
@@ -202,19 +207,32 @@ def _gspmm(
     want_arg: bool,
 ) -> list[Tensor]:
     csr = CSR(rowptr, col, eid, num_cols, sorted)
-    message = parse(formula)
-    heads, width = 1, 1
-    shapes = tuple(shapes_of(operands))
-    for h, f in shapes:
-        heads, width = max(heads, h), max(width, f)
     dtype = next(t.dtype for t in operands if t.is_floating_point())
     on_gpu = rowptr.is_cuda
-    spec = OpSpec("gspmm", rowptr.device.type, dtype, rowptr.dtype, csr.num_rows, num_cols,
-                  col.numel(), heads, width, formula, tuple(reduces), shapes=shapes,
-                  sharing=usual_sharing(csr) if on_gpu else (),
-                  rounded=on_gpu and torch.get_float32_matmul_precision() != "highest")  # fmt: skip
+    spec = _spec(
+        rowptr.device.type, dtype, rowptr.dtype, (rowptr.numel() - 1, num_cols, col.numel()),
+        formula, tuple(reduces), shapes_of(operands), usual_sharing(csr) if on_gpu else (),
+        on_gpu and torch.get_float32_matmul_precision() != "highest",
+    )  # fmt: skip
     backend = choose(spec).backend
-    return backend.gspmm(csr, message, operands, reduces, want_arg=want_arg)
+    return backend.gspmm(csr, parse(formula), operands, reduces, want_arg=want_arg)
+
+
+@lru_cache(maxsize=4096)
+def _spec(
+    device: str,
+    dtype: torch.dtype,
+    index_dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+    formula: str,
+    reduces: tuple[str, ...],
+    shapes: tuple[tuple[int, int], ...],
+    sharing: tuple[Shared, ...],
+    rounded: bool,
+) -> OpSpec:
+    heads, width = (max((1, *each)) for each in zip(*shapes, strict=True))
+    return OpSpec("gspmm", device, dtype, index_dtype, *sizes, heads, width, formula, reduces,
+                  shapes=shapes, sharing=sharing, rounded=rounded)  # fmt: skip
 
 
 def _gspmm_fake(

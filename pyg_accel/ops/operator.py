@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
 
@@ -88,10 +89,11 @@ def call(name: str, *args: Any) -> Any:
     needs = False
     for argument in args:
         for item in argument if type(argument) is list else (argument,):
-            if isinstance(item, Tensor):
-                if type(item) is not Tensor and type(item) is not torch.nn.Parameter:
-                    return getattr(torch.ops.pyg_accel, name)(*args)
+            kind = type(item)
+            if kind is Tensor or kind is Parameter:
                 needs = needs or item.requires_grad
+            elif isinstance(item, Tensor):
+                return getattr(torch.ops.pyg_accel, name)(*args)
     operator = _operators[name]
     if not needs or operator.differentiate is None or not torch.is_grad_enabled():
         return operator.run(*args)

@@ -8,7 +8,9 @@ differentiated any number of times; A is the matrix of the sampled edges, weight
 * ``sampled_sddmm``: the dot of g and x at the sampled edges, 0 at others, the gradient of weights.
 
 The last two write the sample out (:func:`pyg_accel.backends.sampling.take`), the same one for the
-same seed, and run :func:`pyg_accel.ops.gspmm` on it: no float is added atomically.
+same seed, and run :func:`pyg_accel.ops.gspmm` on it: no float is added atomically. On a GPU it gets
+room for as many edges as there can be, so that nothing has to wait for the device to count them and
+a CUDA graph can hold the backward pass too.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.sampling import Sampling, edge_factors, take
+from pyg_accel.backends.sampling import Sample, Sampling, edge_factors, take
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
@@ -51,11 +53,10 @@ def _transposed(
     weight: Tensor | None, width: int, strategy: str, rescale: str, seed: Tensor | None,
 ) -> Tensor:  # fmt: skip
     csr, sampling = CSR(rowptr, col, eid, num_cols, False), Sampling(width, strategy, rescale)
-    sample = take(csr, sampling, seed)
+    sample = take(csr, sampling, seed, padded=_padded(csr))
     wide = torch.promote_types(grad.dtype, torch.float32)
     values = _values(csr, sample.entry, weight, edge_factors(csr, sample, sampling), wide)
-    graph = Graph(sample.rowptr, sample.col, None, num_cols, sorted=False)
-    back = graph.transposed()
+    back = _transpose(sample, num_cols)
     if values is None:
         operands, text, order = [grad.to(wide)], "u0", None
     else:
@@ -65,6 +66,20 @@ def _transposed(
     (out,) = call("gspmm", *arrays, operands, text, ["sum"], False)
     result: Tensor = out.to(grad.dtype)
     return result
+
+
+def _padded(csr: CSR) -> bool:
+    return csr.col.is_cuda
+
+
+def _transpose(sample: Sample, num_cols: int) -> CSR:
+    """The transpose of a sample; its padding is one more row of one more column, which is cut."""
+    rowptr, col = sample.rowptr, sample.col
+    end = torch.full_like(rowptr[:1], col.numel())
+    col = col.where(~sample.beyond(), num_cols)
+    back = Graph(torch.cat([rowptr, end]), col, None, num_cols + 1, sorted=False).transposed()
+    rows = rowptr.numel() - 1
+    return CSR(back.rowptr[:-1].contiguous(), back.col, back.eid, rows, back.sorted)
 
 
 def _transposed_fake(
@@ -79,7 +94,7 @@ def _dots(
     width: int, strategy: str, rescale: str, seed: Tensor | None,
 ) -> Tensor:  # fmt: skip
     csr, sampling = CSR(rowptr, col, eid, num_cols, False), Sampling(width, strategy, rescale)
-    sample = take(csr, sampling, seed)
+    sample = take(csr, sampling, seed, padded=_padded(csr))
     wide = torch.promote_types(grad.dtype, torch.float32)
     operands = [contiguous_rows(t.to(wide)) for t in (x, grad)]
     arrays = (sample.rowptr, sample.col, None, None, None, None, num_cols, False)
@@ -89,8 +104,9 @@ def _dots(
     if factors is not None:
         dots = dots * factors.to(wide).unsqueeze(-1)
     place = sample.entry if eid is None else eid[sample.entry].long()
-    out = grad.new_zeros(col.numel(), grad.size(1))
-    return out.index_copy_(0, place, dots.to(grad.dtype))
+    place = place.where(~sample.beyond(), col.numel())  # padding goes overboard
+    out = grad.new_zeros(col.numel() + 1, grad.size(1))
+    return out.index_copy_(0, place, dots.to(grad.dtype))[:-1]
 
 
 def _dots_fake(

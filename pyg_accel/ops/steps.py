@@ -87,7 +87,7 @@ def run_steps(
     """
     found: dict[int, Tensor] = {}
     alone = list(steps)
-    if not torch.is_grad_enabled():  # several formulas at once have no derivative
+    if len(steps) > 1 and not torch.is_grad_enabled():  # together they have no derivative
         for group in _groups(steps, tensors):
             transposed = any(step.side == "u" for step in group)
             arrays = backward if transposed else forward

@@ -20,7 +20,7 @@ from torch import Tensor
 from pyg_accel import ops
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.ops.layout import Layout
+from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_tensors import Waiting, plain_shape
 from pyg_accel.patching.typed import with_pairs_as_sources
@@ -251,7 +251,7 @@ def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:
     """How messages [E, ...] become heads, one weight each, times width."""
     own = tuple(weights.shape[1:])
     try:
-        full = tuple(torch.broadcast_shapes(own, *(tuple(t.shape[1:]) for t in operands)))
+        full = broadcast(own, *(t.shape[1:] for t in operands))
     except RuntimeError:
         return None
     own = (1,) * (len(full) - len(own)) + own

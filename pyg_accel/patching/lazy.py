@@ -27,7 +27,7 @@ from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, attend
-from pyg_accel.patching.edge_tensors import EdgeTensor, Waiting, plain_shape
+from pyg_accel.patching.edge_tensors import EdgeTensor, Waiting, name_of, plain_shape
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.typed import with_pairs_as_sources
 
@@ -138,11 +138,14 @@ class LazyTensor(EdgeTensor):
 
 
 class Watch(TorchFunctionMode):
-    """Sees every torch function of one accelerated call.
+    """Sees the torch functions of one accelerated call.
 
     Attributes:
+        watched: names of the functions that it looks at; the others just run.
         formulas: what has been run, for the report.
     """
+
+    watched: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,10 +158,12 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return self.see(func, args, kwargs or {})
+        if name_of(func) in self.watched:
+            return self.see(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a torch function, or something in its place."""
+        """Run a function that is watched, or something in its place."""
         raise NotImplementedError
 
     @staticmethod
@@ -191,6 +196,11 @@ class Trace(Watch):
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
+
+    watched = frozenset({
+        "index_select", "__getitem__", "unbind", "view", "reshape", "expand", "expand_as",
+        "unsqueeze", "contiguous",
+    })  # fmt: skip
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Find gathers, follow views of edge_index."""

@@ -12,6 +12,7 @@ from pyg_accel import ops
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.formula import Binary, Formula, Operand
 from pyg_accel.graph import Graph
+from pyg_accel.ops.layout import broadcast
 from pyg_accel.patching import seam
 
 __all__ = ["aggregate", "in_force", "refuse_training", "sampled", "state"]
@@ -169,6 +170,6 @@ def _meet(
     if weight is not None and weight.shape[1:].numel() != 1:
         return (x, weight.squeeze(-1)), shape
     if weight is not None:
-        shape = tuple(torch.broadcast_shapes(shape, weight.shape[1:]))
+        shape = broadcast(shape, weight.shape[1:])
         weight = weight.reshape(weight.size(0))
     return (x.reshape(x.size(0), x.shape[1:].numel()), weight), shape

@@ -35,6 +35,8 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "m
 class SparseTrace(Watch):
     """One accelerated call of a layer that multiplies: takes the products over."""
 
+    watched = frozenset({torch.sparse.mm.__name__})
+
     def __init__(self, memo: Memo) -> None:
         super().__init__()
         self._memo = memo

@@ -116,6 +116,8 @@ class _Run:
         owners = [given[n] for n in names if isinstance(given.get(n), Tensor)]
         if _reads(node, "X"):
             owners.append(self.call.x)
+        if _reads(node, "Y") and self.call.x_dst is not None:
+            owners.append(self.call.x_dst)
         key = (str(node), self.call.x.dtype, self.program._algebra.facts)
         return derived(matrix.graph, key, tuple(owners), lambda: self.compute(number, node))
 

@@ -66,6 +66,8 @@ def optimize(
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
+    if any(isinstance(m, Associated) for m in model.modules()):
+        raise ValueError("expected a model that is not rewritten yet: optimize the original again")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
     if isinstance(static, str):

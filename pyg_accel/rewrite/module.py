@@ -107,9 +107,7 @@ def _placeholders(
     args: list[fx.Node] = []
     kwargs: dict[str, fx.Node] = {}
     late: list[tuple[str, Parameter]] = []
-    for name, parameter in signature(type(model).forward).parameters.items():
-        if name == "self":
-            continue
+    for name, parameter in list(signature(type(model).forward).parameters.items())[1:]:
         if parameter.kind is Parameter.VAR_POSITIONAL:
             args += [graph.placeholder(f"{name}_{i}") for i in range(len(given.get(name, ())))]
         elif parameter.kind is Parameter.VAR_KEYWORD:

@@ -123,6 +123,31 @@ def test_a_cuda_graph_draws_anew_for_another_seed():
         assert torch.equal(out, run())
 
 
+@pytest.mark.parametrize("strategy", ["fastrand", "random"])
+def test_a_cuda_graph_holds_the_backward_pass_too(strategy):
+    graph, seed = random_graph(), torch.tensor([1], device="cuda")
+    x = torch.randn(3004, 16).cuda().requires_grad_()
+    weight = torch.rand(graph.num_edges).cuda().requires_grad_()
+
+    def run() -> list[torch.Tensor]:
+        out = ops.sampled_spmm(graph, x, weight, width=20, strategy=strategy, seed=seed)
+        return [out, *torch.autograd.grad(out.square().sum(), (x, weight))]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        recorded = run()
+    for number in (1, 2):
+        seed.fill_(number)
+        captured.replay()
+        for found, right in zip(recorded, run(), strict=True):
+            assert float((found - right).abs().max()) <= 1e-5 * float(right.abs().max())
+
+
 def test_it_compiles_to_a_whole_graph():
     graph, x = random_graph(), torch.randn(3004, 16).cuda()
     run = lambda x: ops.sampled_spmm(graph, x.relu(), width=20).relu()  # noqa: E731

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU, not interpreted"),
 ]
 if not REASONS:
-    from pyg_accel.backends.triton import gspmm, launch, schedule
+    from pyg_accel.backends.triton import launch, plan, schedule
     from pyg_accel.backends.triton.expression import keeps_zero, per_target
     from pyg_accel.backends.triton.launch import Device, Tile, choose_tile
 
@@ -62,10 +62,10 @@ TILES = {
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, lanes, columns, unroll = TILES[request.param]
     chosen = Tile(rows, lanes, columns, unroll, split=6, piece=3)
-    monkeypatch.setattr(gspmm, "choose_tile", lambda *_: chosen)
-    gspmm._recipe.cache_clear()
+    monkeypatch.setattr(plan, "choose_tile", lambda *_: chosen)
+    plan.make_plan.cache_clear()
     yield
-    gspmm._recipe.cache_clear()
+    plan.make_plan.cache_clear()
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod", "sqsum", "none"])

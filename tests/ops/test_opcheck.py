@@ -77,6 +77,9 @@ CALLS = {
         "plain": lambda: (*arrays(False), operand(5, 6), COLUMNS, None),
     },
     "cbsr_dot": {"some": lambda: (*arrays(True), operand(4, 2), COLUMNS, operand(5, 6))},
+    "cbsr_mm": {"some": lambda: (operand(4, 2), COLUMNS, 6, operand(6, 3))},
+    "cbsr_sddmm": {"some": lambda: (operand(4, 3), COLUMNS, operand(6, 3))},
+    "cbsr_mm_t": {"some": lambda: (operand(4, 2), COLUMNS, 6, operand(4, 3))},
     "sampled_spmm": {
         "plain": sampled(operand_at("u", 2, 3), None, None),
         "weighted": sampled(operand_at("u", 2, 3), None, operand_at("e", 2)),

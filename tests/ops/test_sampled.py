@@ -9,6 +9,7 @@ from torch import Tensor
 from pyg_accel import Graph, ops, sampling_rates, use_backend
 from pyg_accel.backends import Backend, backends, get_backend
 from pyg_accel.backends.sampling import Sampling, philox, primes, starts_and_steps, take
+from pyg_accel.ops import sampled_backward
 from pyg_accel.testing import zoo
 
 STRATEGIES = ("bucket", "fastrand", "random")
@@ -304,6 +305,39 @@ def test_gradients_agree_between_backends(backend):
         expected = torch.autograd.grad(right.square().sum(), (leaf, weight))
     torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: "-".join(s.values()) or "sum")
+@pytest.mark.parametrize("width", [1, 5, 40])
+def test_room_for_more_edges_changes_no_gradient(strategy, scaling, width, monkeypatch):
+    """On a GPU samples are written out with padding behind them."""
+    lengths = torch.tensor([3, 0, 30, 5, 41, 1, 0, 9, 7, 0])  # the last row has no edges
+    target = torch.arange(10).repeat_interleave(lengths)
+    graph = Graph.from_edge_index(torch.stack([torch.randint(10, target.shape), target]), (10, 10))
+    x = torch.randn(10, 2, 3, requires_grad=True)
+    for shape in ((graph.num_edges, 2), (graph.num_edges,)):
+        weight, found = torch.randn(shape, requires_grad=True), []
+        for padded in (False, True):
+            monkeypatch.setattr(sampled_backward, "_padded", lambda csr, padded=padded: padded)
+            out = ops.sampled_spmm(graph, x, weight, width=width, strategy=strategy, seed=SEED,
+                                   edge_order=True, **scaling)  # fmt: skip
+            found.append(torch.autograd.grad(out.square().sum(), (x, weight)))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_padding_comes_behind_the_sample():
+    graph = rows_of_length(3, 9, 0, 30, 0, sources=30)
+    for strategy in STRATEGIES:
+        sampling, seed = Sampling(8, strategy, "none"), torch.tensor([SEED])
+        exact = take(graph.csr(), sampling, seed)
+        padded = take(graph.csr(), sampling, seed, padded=True)
+        count = exact.col.numel()
+        assert torch.equal(exact.rowptr, padded.rowptr)
+        assert padded.col.numel() == min(5 * 8, 42) > count
+        assert not exact.beyond().any() and int(padded.beyond().sum()) == 40 - count
+        for whole, part in zip(padded[1:], exact[1:], strict=True):
+            assert torch.equal(whole[:count], part)
 
 
 def test_gradients_of_weights_beside_8_bit_features():

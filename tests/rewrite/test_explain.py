@@ -132,8 +132,17 @@ def test_from_the_command_line(tmp_path, capsys):
     assert "D A D X W + b" in capsys.readouterr().out
     assert program.main(["explain", f"{script}:model"]) == 2
     assert "has no 'x'" in capsys.readouterr().err
-    assert program.main(["explain", f"{script}:net", *names]) == 2
-    assert program.main(["explain", str(script)]) == 2
+    mistakes = {
+        (f"{script}:net", *names): "has no 'net'",
+        (f"{script}:data", *names): "torch.nn.Module",
+        (f"{script}:model", "--inputs", "data.x"): "do not fit GCNConv",
+        (f"{script}:model", "--inputs", "data.x,data.edges"): "a Data has no 'edges'",
+        (str(script),): "expected SCRIPT:MODEL",
+        ("nothing.py:model",): "no script 'nothing.py'",
+    }
+    for arguments, told in mistakes.items():
+        assert program.main(["explain", *arguments]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_rich_is_not_needed(monkeypatch):

@@ -168,7 +168,9 @@ def test_a_subclass_with_its_own_message_is_left_alone():
      lambda: nn.ChebConv(6, 4, K=1), lambda: nn.ChebConv(6, 4, K=2),
      lambda: nn.ChebConv(6, 4, K=4, normalization="rw"),
      lambda: nn.ARMAConv(6, 4), lambda: nn.ARMAConv(6, 4, num_layers=2, act=None),
-     lambda: nn.ARMAConv(6, 4, num_layers=2, shared_weights=True, bias=False)],
+     lambda: nn.ARMAConv(6, 4, num_layers=2, shared_weights=True, bias=False),
+     lambda: nn.ARMAConv(6, 4, num_stacks=2), lambda: nn.ARMAConv(6, 4, 3, 2, dropout=0.0),
+     lambda: nn.ARMAConv(6, 4, 2, 2, act=None, bias=False)],
 )  # fmt: skip
 def test_several_hops(make, weighted):
     extra = (weights(),) if weighted else ()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as nn
 
 import pyg_accel
+from pyg_accel import layers as layers_of_maxk
 from pyg_accel import optimize
 from pyg_accel.errors import VerificationError
 from pyg_accel.rewrite import lower
@@ -44,6 +45,18 @@ class Branching(Net):
         if self.training:
             x = F.dropout(x, 0.2)
         return super().forward(x, edge_index)
+
+
+class Short(Net):
+    def forward(s, x, edge_index, batch=None):
+        return s.second(s.norm(s.first(x, edge_index)).relu(), edge_index)
+
+
+class ShortBranching(Branching):
+    def forward(s, x, edge_index, scale=None):
+        if s.training:
+            x = F.dropout(x, 0.2)
+        return Short.forward(s, x, edge_index)
 
 
 class Nested(torch.nn.Module):
@@ -91,6 +104,8 @@ MODELS = {
     "branching": Branching,
     "nested": Nested,
     "layer": lambda: nn.GCNConv(12, 4),
+    "self is s": Short,
+    "branching s": ShortBranching,
     "sequential": lambda: nn.Sequential("x, edge_index", [
         (torch.nn.Dropout(0.5), "x -> x"),
         (nn.GCNConv(12, 8), "x, edge_index -> x1"),
@@ -213,6 +228,25 @@ def test_static_features_are_aggregated_once_until_they_change():
     same(model, fast, x, edge_index)
 
 
+def test_static_features_of_two_sets_of_nodes():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = layers_of_maxk.MaxKSAGEConv((12, 9), 4, k=3)
+
+        def forward(self, x, y, edge_index):
+            return self.conv((x, y), edge_index)
+
+    model, (x, edge_index) = Net(), inputs()
+    y = torch.randn(50, 9)
+    args = (x, y, edge_index % 50)
+    fast = optimize(model, *args, train=True, static=("x", "y"))
+    same(model, fast, *args)
+    for tensor in (y, x):
+        tensor.mul_(-1)
+        same(model, fast, *args)
+
+
 def test_what_is_kept_for_a_graph_belongs_to_one_kind_of_matrix():
     class Net(torch.nn.Module):
         def __init__(self):
@@ -274,11 +308,12 @@ def test_other_constants_than_those_of_the_example_are_refused():
     [
         (lambda: optimize(torch.nn.Linear(2, 2), torch.ones(2, 2)), "no message passing layer"),
         (lambda: optimize(lambda x: x), "torch.nn.Module"),
+        (lambda: optimize(optimize(Net(), *inputs()), *inputs()), "not rewritten yet"),
         (lambda: optimize(Net(), *inputs(), static=("y",)), "static"),
         (lambda: optimize(Net(), inputs()[0]), "do not fit Net"),
         (lambda: optimize(Net(), *inputs(), choose="(X·X)"), r"no association '\(X·X\)'"),
     ],
-    ids=["no layers", "no module", "static", "examples", "choose"],
+    ids=["no layers", "no module", "twice", "static", "examples", "choose"],
 )
 def test_mistakes_are_told(call, reason):
     with pytest.raises(ValueError, match=reason):

@@ -1,10 +1,13 @@
-"""The CUDA backend: sparse products on Tensor Cores, after TC-GNN.
+"""The CUDA backend: sparse products on Tensor Cores, after TC-GNN, and those with CBSR features.
 
 Rows of a graph are taken in windows and the columns of a window are condensed into tiles
 (:mod:`pyg_accel.tiles`); a tile times the rows of features that its columns name is a dense
 product. That pays where the rows of a window share neighbours, so that a fetched row is used
 several times. How much they share is a fact of every call on a graph that is used often
 (``OpSpec.sharing``), and :mod:`.choice` has what was measured about when it wins.
+
+MaxK and its products (:mod:`.cbsr`) need no Tensor Cores but shared memory that threads scatter
+into, which Triton does not have.
 """
 
 from typing import Any
@@ -13,8 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, Tolerance
-from pyg_accel.backends.cuda.attention import MOST, dot_attention
-from pyg_accel.backends.cuda.attention import run as run_attention
+from pyg_accel.backends.cuda import attention, cbsr
 from pyg_accel.backends.cuda.choice import Launch, attention_ratio, choose_launch
 from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.spec import OpSpec
@@ -30,7 +32,7 @@ _MOST = 2**31 - 1
 
 
 class CudaBackend(Backend):
-    """Tensor-Core kernels in CUDA C++ for compute capability 8.0 and later."""
+    """Kernels in CUDA C++ for compute capability 8.0 and later."""
 
     name = "cuda"
 
@@ -49,18 +51,22 @@ class CudaBackend(Backend):
         if spec.dtype not in _DTYPES:
             reasons.append(f"features are {spec.dtype}")
         if max(spec.num_rows, spec.num_cols, spec.num_edges) >= _MOST:
-            reasons.append("tiles have 32-bit indices, and the graph is larger")
+            reasons.append("indices are of 32 bits, and the graph is larger")
+        if spec.op == "maxk" and spec.width > cbsr.MAXK_WIDTH:
+            reasons.append(f"rows of {spec.width} features (at most {cbsr.MAXK_WIDTH})")
         if (
             spec.op == "gspmm"
             and product_of(parse(spec.formula), spec.shapes, spec.reduces) is None
         ):
             reasons.append("not a sum or mean of sources with at most a weight an edge, nor a dot")
         if spec.op == "attention":
-            reasons += attention_reasons(spec)
+            reasons += attention.reasons(spec)
         return reasons
 
     def cost(self, spec: OpSpec) -> float:
         """As the others reckon, times what was measured of their ratio; see :mod:`.choice`."""
+        if spec.op in cbsr.OPS:
+            return cbsr.cost(spec)
         bytes_gathered = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
         if spec.op == "attention":
             return 3e-5 + 2.5e-13 * bytes_gathered * attention_ratio(spec.width, spec.sharing)
@@ -104,21 +110,35 @@ class CudaBackend(Backend):
     ) -> list[Tensor]:
         """See :meth:`Backend.attention`."""
         shapes = tuple((t.size(1), t.size(2)) for t in operands)
-        how = dot_attention(score, value, shapes)
+        how = attention.dot_attention(score, value, shapes)
         assert how is not None  # `not_supported_reasons` has asked
-        return run_attention(csr, how, operands)
+        return attention.run(csr, how, operands)
 
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Backend.maxk`."""
+        return cbsr.maxk(x, k)
 
-def attention_reasons(spec: OpSpec) -> list[str]:
-    """Return why attention is not for the kernel."""
-    reasons = []
-    if dot_attention(parse(spec.score), parse(spec.formula), spec.shapes) is None:
-        reasons.append("not attention by dot products of targets and sources")
-    if spec.dtype.itemsize != 2:
-        reasons.append(f"features are {spec.dtype}, not of 16 bits")
-    if spec.width > MOST:
-        reasons.append(f"a head of {spec.width} features (at most {MOST})")
-    return reasons
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """See :meth:`Backend.cbsr_spmm`."""
+        return cbsr.spmm(csr, values, indices, width, weight, reduce)
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """See :meth:`Backend.sspmm`."""
+        return cbsr.sspmm(csr, transposed, x, indices, weight)
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_dot`."""
+        return cbsr.dot(csr, values, indices, x)
 
 
 def _sum(csr: CSR, x: Tensor, weight: Tensor | None, *, mean: bool) -> Tensor:

@@ -7,15 +7,16 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.cuda.plan import TILE, Plan, plan_of
-from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, parse
 from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library
 
-__all__ = ["MOST", "WINDOW", "DotAttention", "dot_attention", "run"]
+__all__ = ["WINDOW", "DotAttention", "dot_attention", "reasons", "run"]
 
 WINDOW = 64  # rows of a tile: kAttentionWindow in csrc/cuda/attention.h
-MOST = 128  # features of a head
+_MOST = 128  # features of a head
 Shapes = tuple[tuple[int, int], ...]
 
 
@@ -77,6 +78,18 @@ def _factors(
             scale, operands, dot = _factors(left)
             return scale / number, operands, dot
     return 1.0, (Operand("v", -1), Operand("v", -1)), None  # something else
+
+
+def reasons(spec: OpSpec) -> list[str]:
+    """Return why a call is not for the kernel."""
+    found = []
+    if dot_attention(parse(spec.score), parse(spec.formula), spec.shapes) is None:
+        found.append("not attention by dot products of targets and sources")
+    if spec.dtype.itemsize != 2:
+        found.append(f"features are {spec.dtype}, not of 16 bits")
+    if spec.width > _MOST:
+        found.append(f"a head of {spec.width} features (at most {_MOST})")
+    return found
 
 
 def run(csr: CSR, how: DotAttention, operands: list[Tensor]) -> list[Tensor]:

@@ -208,6 +208,18 @@ class ReferenceBackend(Backend):
         """See :meth:`Backend.cbsr_dot`."""
         return cbsr.dot(csr, values, indices, x)
 
+    def cbsr_mm(self, values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_mm`."""
+        return cbsr.mm(values, indices, width, dense)
+
+    def cbsr_sddmm(self, x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_sddmm`."""
+        return cbsr.sddmm(x, indices, dense)
+
+    def cbsr_mm_t(self, values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_mm_t`."""
+        return cbsr.mm_t(values, indices, width, x)
+
 
 def places_of(csr: CSR) -> dict[str, Tensor]:
     """Where every entry reads operands of each side."""

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.reference.rows import rows_of
-from pyg_accel.cbsr import index_dtype
+from pyg_accel.cbsr import CBSR, index_dtype
 from pyg_accel.graph import CSR
 
-__all__ = ["dot", "maxk", "spmm", "sspmm"]
+__all__ = ["dot", "maxk", "mm", "mm_t", "sddmm", "spmm", "sspmm"]
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -45,6 +45,21 @@ def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     if csr.eid is not None:
         found = torch.empty_like(found).index_copy_(0, csr.eid.long(), found)
     return found.to(values.dtype)
+
+
+def mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.cbsr_mm`."""
+    return CBSR(values, indices, width).dense() @ dense
+
+
+def sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.cbsr_sddmm`."""
+    return (x @ dense.t()).gather(1, indices.long())
+
+
+def mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.cbsr_mm_t`."""
+    return CBSR(values, indices, width).dense().t() @ x
 
 
 def _wide(features: Tensor) -> Tensor:

@@ -7,17 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton.attention_codegen import (
     attention_combine_kernel,
     attention_kernel,
     stays_finite,
 )
 from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
-from pyg_accel.backends.triton.gspmm import OperandShape, device_facts, operand_shape
 from pyg_accel.backends.triton.kernel_set import KernelSet
 from pyg_accel.backends.triton.launch import Device, Tile, attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch
-from pyg_accel.backends.triton.schedule import schedule_of
+from pyg_accel.backends.triton.plan import (
+    INT32_ENTRIES,
+    OperandShape,
+    device_facts,
+    operand_shape,
+    seen,
+)
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -33,7 +39,6 @@ from pyg_accel.graph import CSR
 __all__ = ["MAX_WIDTH", "run", "run_backward", "run_several"]
 
 MAX_WIDTH = 512  # of a head: a program holds it whole
-_INT32_ENTRIES = 2**31 - 2**16
 Shapes = tuple[tuple[int, int], ...]
 
 
@@ -234,10 +239,10 @@ class _Call:
         read = [f for f in (score, value, *sums, *stores) if f is not None]
         by_edge = bool(stores) or any(o.side == "e" for f in read for o in operands_of(f))
         numbered = csr.eid is not None and by_edge
-        position = csr.rowptr.dtype == torch.int64 or entries >= _INT32_ENTRIES
+        position = csr.rowptr.dtype == torch.int64 or entries >= INT32_ENTRIES
         accumulate = str(_accumulate(operands[0].dtype)).removeprefix("torch.")
         facts = _Facts(
-            tuple(operand_shape(t, heads, width) for t in operands),
+            tuple(operand_shape(seen(t), heads, width) for t in operands),
             tuple((t.size(1), t.size(2)) for t in operands), (heads, width),
             (csr.num_rows, csr.num_cols, entries), numbered, accumulate,
             "int64" if position else "int32", infinite, device_facts(csr.rowptr),

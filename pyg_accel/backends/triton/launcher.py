@@ -49,16 +49,16 @@ def _launch(
     if where.type != "cuda" or constants:
         kernel[grid](*arguments, num_warps=warps, num_stages=1, **constants)
         return
-    key = (kernel, where.index, warps, *map(_looked_at, arguments))
+    # What of an argument the compiled code depends on.
+    looked_at = [
+        (a.dtype, a.data_ptr() % 16 == 0)
+        if isinstance(a, Tensor)
+        else None if a is None else -(2**31) <= a < 2**31
+        for a in arguments
+    ]  # fmt: skip
+    key = (kernel, where.index, warps, *looked_at)
     compiled = _compiled.get(key)
     if compiled is None:
         _compiled[key] = kernel[grid](*arguments, num_warps=warps, num_stages=1)
     else:
         compiled[(*grid, 1, 1)[:3]](*arguments)
-
-
-def _looked_at(argument: Any) -> Any:
-    """What of an argument the compiled code depends on."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return None if argument is None else -(2**31) <= argument < 2**31

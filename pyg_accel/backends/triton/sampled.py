@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.sampling import Sampling, primes
-from pyg_accel.backends.triton.gspmm import device_facts
 from pyg_accel.backends.triton.kernels.sampled import choose_kernel, sum_kernel
 from pyg_accel.backends.triton.launch import Device
 from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.plan import device_facts
 from pyg_accel.graph import CSR
 
 __all__ = ["SampledTile", "choose_sampled_tile", "run"]

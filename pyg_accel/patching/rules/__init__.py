@@ -32,8 +32,6 @@ __all__ = ["apply", "intercept", "reduce_over_targets"]
 def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
-    if name not in _FOLLOWED:
-        return func(*args, **kwargs)
     if name == "index_select" and len(args) + len(kwargs) == 3:
         source, dim, index = (*args, *kwargs.values())
         row = trace.row_of(index)
@@ -57,7 +55,7 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
         for row, index in enumerate(rows):
             trace.follow(index, row)
         return rows
-    elif name in _VIEWS and args and (row := trace.row_of(args[0])) is not None:
+    elif args and (row := trace.row_of(args[0])) is not None:
         if len(args) > 1 and isinstance(args[1], LazyTensor):  # index.expand_as(messages)
             result = args[0].expand(plain_shape(args[1]))
         else:
@@ -71,8 +69,6 @@ _VIEWS_OF_MESSAGES = {
     "__getitem__", "select", "narrow", "chunk", "split", "unbind", "view", "reshape", "transpose",
     "t", "permute", "movedim", "diagonal", "flatten", "unflatten", "squeeze", "unsqueeze", "detach",
 }  # fmt: skip
-_VIEWS = {"view", "reshape", "expand", "expand_as", "unsqueeze", "contiguous"}
-_FOLLOWED = {"index_select", "__getitem__", "unbind", *_VIEWS}
 
 
 def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:

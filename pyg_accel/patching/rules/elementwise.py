@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
-from pyg_accel.ops.layout import Layout
+from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, is_single_side
 from pyg_accel.patching.lazy import real as ordinary
@@ -135,7 +135,7 @@ def _combine(op: str, left: Any, right: Any) -> LazyTensor:
     a, b = _as_lazy(trace, left, lead), _as_lazy(trace, right, lead)
     shapes = [plain_shape(t) for t in (a, b) if isinstance(t, LazyTensor)]
     try:
-        shape = torch.broadcast_shapes(*shapes)
+        shape = torch.Size(broadcast(*shapes))
     except RuntimeError:
         raise Unrecognised("shapes that do not broadcast", sticky=False) from None
     edge_dim = len(shape) - (len(plain_shape(lead)) - lead.edge_dim)

@@ -52,7 +52,8 @@ def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered
     """Return the schedule of a graph.
 
     Waits for the device once a graph, for the length of its longest row, and once for each way to
-    cut its long rows.
+    cut its long rows. Where it cannot, because a CUDA graph is recorded and this graph is new,
+    rows are taken as they come and none is cut.
 
     Args:
         rowptr: [num_rows + 1].
@@ -73,7 +74,13 @@ def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered
             _cut(rowptr, split, piece) if longest > split else None,
         )
 
-    return _schedules.get(rowptr, (split, piece, ordered), make)
+    key = (split, piece, ordered)
+    found: Schedule | None = _schedules.find(rowptr, key)
+    if found is not None:
+        return found
+    if rowptr.is_cuda and torch.cuda.is_current_stream_capturing():
+        return Schedule(None, None)
+    return _schedules.get(rowptr, key, make)
 
 
 def _order(rowptr: Tensor, split: int, longest: int) -> Tensor:

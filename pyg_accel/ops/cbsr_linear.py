@@ -1,0 +1,157 @@
+"""Linear maps of CBSR features: each row has k numbers to multiply, in place of F.
+
+With V a CBSR matrix [N, F] with columns c, and M and Y dense:
+
+- ``cbsr_mm``: V M, dense [N, H];
+- ``cbsr_sddmm``: Y M^T at the columns c alone, [N, k];
+- ``cbsr_mm_t``: V^T Y, dense [F, H].
+
+They are one another's gradients, so that any of them can be differentiated any number of times.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends.dispatch import is_fast
+from pyg_accel.cbsr import CBSR, index_dtype
+from pyg_accel.ops.operator import call, define
+
+__all__ = ["cbsr_linear", "multiplies_compressed"]
+
+
+def cbsr_linear(cbsr: CBSR, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Apply a linear map: ``torch.nn.functional.linear(cbsr.dense(), weight, bias)``.
+
+    What the zeros of MaxK save beyond the aggregation that the MaxK-GNN paper is about.
+    Differentiable for the stored values, the weight and the bias.
+
+    Args:
+        cbsr: features [N, F].
+        weight: [H, F].
+        bias: [H].
+
+    Returns:
+        [N, H]. Features are written out and multiplied with their zeros where
+        :func:`multiplies_compressed` says so.
+
+    Raises:
+        ValueError: for arguments that do not fit.
+    """
+    if not isinstance(cbsr, CBSR):
+        raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
+    values, indices, width = cbsr
+    if values.dim() != 2 or values.shape != indices.shape or not values.is_floating_point():
+        raise ValueError(
+            f"expected values [N, k] in floating point and indices of that shape (got "
+            f"{list(values.shape)} {values.dtype} and {list(indices.shape)})"
+        )
+    if indices.dtype != index_dtype(width):
+        raise ValueError(f"expected indices in {index_dtype(width)} (got {indices.dtype})")
+    if weight.dim() != 2 or weight.size(1) != width:
+        raise ValueError(f"expected 'weight' to be [H, {width}] (got {list(weight.shape)})")
+    if not multiplies_compressed(cbsr, weight.size(0)):
+        return linear(cbsr.dense(), weight, bias)
+    if values.dtype != weight.dtype:
+        raise ValueError(f"expected one dtype (got {values.dtype} and {weight.dtype})")
+    dense = weight.t().contiguous()
+    out: Tensor = call("cbsr_mm", values.contiguous(), indices.contiguous(), width, dense)
+    return out if bias is None else out + bias
+
+
+def multiplies_compressed(cbsr: CBSR, columns: int) -> bool:
+    """Return whether a backend maps CBSR features to ``columns`` without writing them out.
+
+    Not in compiled code and not under autocast, where the dense product is compiled or narrowed.
+    """
+    values = cbsr.values
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(values.device.type):
+        return False
+    return is_fast(_spec("cbsr_mm", values, cbsr.width, cbsr.k, columns))
+
+
+def _spec(op: str, like: Tensor, width: int, k: int, columns: int) -> OpSpec:
+    return OpSpec(op, like.device.type, like.dtype, torch.int32, like.size(0), width, 0, 1, columns,
+                  k=k)  # fmt: skip
+
+
+def _mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
+    spec = _spec("cbsr_mm", values, width, values.size(1), dense.size(1))
+    return choose(spec).backend.cbsr_mm(values, indices, width, dense)
+
+
+def _sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
+    spec = _spec("cbsr_sddmm", x, dense.size(0), indices.size(1), x.size(1))
+    return choose(spec).backend.cbsr_sddmm(x, indices, dense)
+
+
+def _mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
+    spec = _spec("cbsr_mm_t", values, width, values.size(1), x.size(1))
+    return choose(spec).backend.cbsr_mm_t(values, indices, width, x)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*(item for item in inputs if isinstance(item, Tensor)))
+    ctx.width = next((item for item in inputs if not isinstance(item, Tensor)), None)
+
+
+def _mm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    values, indices, dense = ctx.saved_tensors
+    grad = grad.contiguous()
+    wants_values, _, _, wants_dense = ctx.needs_input_grad[-4:]
+    return (
+        call("cbsr_sddmm", grad, indices, dense) if wants_values else None,
+        None,
+        None,
+        call("cbsr_mm_t", values, indices, ctx.width, grad) if wants_dense else None,
+    )
+
+
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, indices, dense = ctx.saved_tensors
+    grad = grad.contiguous()
+    wants_x, _, wants_dense = ctx.needs_input_grad[-3:]
+    width = dense.size(0)
+    return (
+        call("cbsr_mm", grad, indices, width, dense) if wants_x else None,
+        None,
+        call("cbsr_mm_t", grad, indices, width, x) if wants_dense else None,
+    )
+
+
+def _mm_t_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    values, indices, x = ctx.saved_tensors
+    grad = grad.contiguous()
+    wants_values, _, _, wants_x = ctx.needs_input_grad[-4:]
+    return (
+        call("cbsr_sddmm", x, indices, grad) if wants_values else None,
+        None,
+        None,
+        call("cbsr_mm", values, indices, ctx.width, grad) if wants_x else None,
+    )
+
+
+define(
+    "cbsr_mm(Tensor values, Tensor indices, SymInt width, Tensor dense) -> Tensor",
+    _mm,
+    lambda values, indices, width, dense: values.new_empty(values.size(0), dense.size(1)),
+    _mm_backward,
+    _keep,
+)
+define(
+    "cbsr_sddmm(Tensor x, Tensor indices, Tensor dense) -> Tensor",
+    _sddmm,
+    lambda x, indices, dense: x.new_empty(indices.shape),
+    _sddmm_backward,
+    _keep,
+)
+define(
+    "cbsr_mm_t(Tensor values, Tensor indices, SymInt width, Tensor x) -> Tensor",
+    _mm_t,
+    lambda values, indices, width, x: values.new_empty(width, x.size(1)),
+    _mm_t_backward,
+    _keep,
+)
