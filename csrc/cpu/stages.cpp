@@ -166,19 +166,18 @@ StagesArgs read_stages(const Recipe& recipe, const Csr& csr, int64_t begin, int6
   return args;
 }
 
-// Heads that are worked on at a time: all of them, or as many as the last-level cache holds of what
-// is gathered from sources, if that is read several times.
-int64_t heads_at_a_time(const StagesArgs& args, int64_t element) {
-  const Config& config = current_config();
-  int64_t width = 0;
-  for (int i = 0; i < args.num_terms; ++i)
-    width = std::max(width, args.outputs[args.terms[i].output].width);
+// Heads that are worked on at a time: as many as a step has room for, or as a configured width of
+// blocks says. A slice of fewer heads for the sake of the cache would be read with all its numbers
+// again.
+int64_t heads_at_a_time(const StagesArgs& args) {
+  const int64_t block = current_config().block_width;
+  int64_t width = 1;
+  for (int i = 0; i < args.num_outputs; ++i)
+    width = std::max(width, args.outputs[i].width);
   for (int i = 0; i < args.num_sums; ++i)
     width = std::max(width, args.sums[i].width);
-  int64_t heads = std::min(args.heads, kMaxStepHeads);
-  if (config.block_width > 0 && width > 0)
-    heads = std::min(heads, std::max<int64_t>(1, config.block_width / width));
-  return heads;
+  const int64_t most = block > 0 ? std::max<int64_t>(1, block / width) : kMaxStepHeads;
+  return std::min({args.heads, most, kMaxStepHeads});
 }
 
 void* advance(const Tensor& t, int64_t elements) {
@@ -222,7 +221,7 @@ std::vector<Tensor> stages(const Tensor& rowptr,
     results.push_back(new_result(like, {csr.num_rows, heads}, wide));
 
   const KernelTable& table = kernels();
-  const int64_t pass = heads_at_a_time(whole, element_bytes(like.scalar_type()));
+  const int64_t pass = heads_at_a_time(whole);
   for (int64_t begin = 0; begin < heads; begin += pass) {
     StagesArgs args = read_stages(recipe, csr, begin, std::min(pass, heads - begin));
     args.num_given = static_cast<int>(given.size());

@@ -24,10 +24,11 @@ from pyg_accel.formula import (
     shape_of,
 )
 
-__all__ = ["MAX_GIVEN", "Stages", "compile_stages", "stages_reasons"]
+__all__ = ["Shape", "Stages", "compile_stages", "stages_reasons"]
 
 # The limits and numbers of csrc/cpu/stages.h and kernels.h.
-MAX_GIVEN, MAX_SUMS, MAX_RESULTS, MAX_TERMS, MAX_OUTPUTS = 2, 4, 8, 8, 6
+MAX_GIVEN, MAX_SUMS, MAX_RESULTS = 2, 4, 8
+MAX_TERMS, MAX_OUTPUTS, MAX_STORES = 8, 6, 2
 FIRST_SUM, FIRST_RESULT = MAX_GIVEN, MAX_GIVEN + MAX_SUMS
 MAX_OPERANDS, MAX_INSTRUCTIONS = 12, 48
 
@@ -76,18 +77,18 @@ def compile_stages(
     stores: tuple[Formula, ...],
     shapes: tuple[Shape, ...],
     score: Formula | None = None,
-    given: int = 0,
 ) -> Stages:
     """Take formulas apart.
+
+    Operands beyond the shapes are numbers that are given, one a source and head.
 
     Args:
         sums: to be added up over each row.
         stores: of one number an edge and head, to be kept.
         shapes: (heads, width) of the operands.
         score: the softmax of it over a row multiplies the sums.
-        given: so many numbers of every source follow the operands, by index.
     """
-    return _Builder(sums, stores, shapes, score, given).stages()
+    return _Builder(sums, stores, shapes, score).stages()
 
 
 class _Builder:
@@ -97,9 +98,8 @@ class _Builder:
         stores: tuple[Formula, ...],
         shapes: tuple[Shape, ...],
         score: Formula | None,
-        given: int,
     ) -> None:
-        self.shapes, self.count, self.given = shapes, len(shapes), given
+        self.count = len(shapes)
         everything = (*sums, *stores, *(() if score is None else (score,)))
         self.heads = max((h for h, _ in shapes), default=1)
         self.sizes = dict(enumerate(shapes))
@@ -126,14 +126,9 @@ class _Builder:
             width = self.widths[output]
             code += [output, coefficient, *self.program(parts, width)]
         code += [len(self.stores), *self.stores]
-        for n, most, what in (
-            (len(self.wide_sums), MAX_SUMS, "sums over the width"),
-            (len(self.results), MAX_RESULTS, "numbers an edge"),
-            (len(self.terms), MAX_TERMS, "terms"),
-            (len(self.widths), MAX_OUTPUTS, "results"),
-        ):
-            if n > most:
-                raise _TooMuch(f"more than {most} {what}")
+        _limit(self.terms, MAX_TERMS, "terms")
+        _limit(self.widths, MAX_OUTPUTS, "results")
+        _limit(self.stores, MAX_STORES, "results an edge")
         sides = tuple(SIDES.index(self.sides.get(i, "e")) for i in range(self.count))
         return Stages(tuple(code), sides, self.heads, self.scores)
 
@@ -159,6 +154,7 @@ class _Builder:
         """The number that a formula of numbers is."""
         if formula not in self.results:
             self.results.append(formula)
+            _limit(self.results, MAX_RESULTS, "numbers an edge")
         return FIRST_RESULT + self.results.index(formula)
 
     def pulled(self, formula: Formula) -> Formula:
@@ -180,6 +176,7 @@ class _Builder:
             return times(coefficient, Const(sign * width))
         if rest not in self.wide_sums:
             self.wide_sums.append(rest)
+            _limit(self.wide_sums, MAX_SUMS, "sums over the width")
         number = Operand("e", self.count + FIRST_SUM + self.wide_sums.index(rest))
         return times(times(coefficient, Const(sign)), number)
 
@@ -223,6 +220,11 @@ class _Builder:
             case Binary(op=op, left=left, right=right):
                 return Binary(op, self.inner(left, early=early), self.inner(right, early=early))
         return formula
+
+
+def _limit(parts: Sequence[object], most: int, what: str) -> None:
+    if len(parts) > most:
+        raise _TooMuch(f"more than {most} {what}")
 
 
 def addends(formula: Formula, sign: float = 1.0) -> Iterator[tuple[float, Formula]]:
