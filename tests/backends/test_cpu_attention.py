@@ -166,6 +166,13 @@ def test_a_product_is_split_into_a_number_and_rows():
     assert stages.scores == -1
 
 
+def test_rows_for_every_edge_are_not_kept():
+    wide = parse("mul(u0,relu(sum(mul(u0,v1))))")
+    (found,) = stages_reasons((), (wide,), ((2, 8), (2, 8)))
+    assert "every edge" in found
+    assert not stages_reasons((wide,), (), ((2, 8), (2, 8)))
+
+
 @pytest.mark.parametrize(
     ("formula", "reason"),
     [

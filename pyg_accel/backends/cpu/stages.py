@@ -113,6 +113,8 @@ class _Builder:
         self.scores = -1 if score is None else self.number(self.pulled(score))
         self.terms = [(o, *term) for o, f in enumerate(sums) for term in self.terms_of(f)]
         self.widths = [self.width(f) for f in sums]
+        if any(self.width(f) > 1 for f in stores):
+            raise _TooMuch("rows of features that are kept for every edge")
         self.stores = [self.number(self.pulled(f)) for f in stores]
 
     def stages(self) -> Stages:
