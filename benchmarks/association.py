@@ -295,16 +295,20 @@ def lap(run: Callable[[], Any], device: str) -> float:
 
 
 def laps_of(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, tuple[float, int]]:
-    """The median of calls in milliseconds, and of how many; the trees in turns."""
-    if not runs:
-        return {}
-    slowest = max(lap(run, device) for run in runs.values())
-    rounds = int(min(100, max(3, (150 if device == "cuda" else 300) / slowest / len(runs))))
+    """The median of calls in milliseconds, and of how many; the trees in turns.
+
+    A tree that has used up its share of the time drops out once it has three laps, so that a slow
+    one does not leave the others with as few.
+    """
+    share = (150 if device == "cuda" else 300) / max(len(runs), 1)
     times: dict[str, list[float]] = {tree: [] for tree in runs}
-    for _ in range(rounds):
+    for run in runs.values():  # once more behind what ran last
+        lap(run, device)
+    for _ in range(100):
         for tree, run in runs.items():
-            times[tree].append(lap(run, device))
-    return {tree: (sorted(found)[rounds // 2], rounds) for tree, found in times.items()}
+            if len(times[tree]) < 3 or sum(times[tree]) < share:
+                times[tree].append(lap(run, device))
+    return {tree: (sorted(found)[len(found) // 2], len(found)) for tree, found in times.items()}
 
 
 if __name__ == "__main__":

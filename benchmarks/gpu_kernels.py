@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from benchmarks import gpu_machine, graphs
 from pyg_accel import Graph, ops
-from pyg_accel.backends.triton import schedule
+from pyg_accel.backends import schedule
 
 NAME = "gpu_kernels"
 GRAPHS = (

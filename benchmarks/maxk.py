@@ -6,7 +6,8 @@ For each graph and k, with F = 256 in fp32: `maxk` against torch.topk and agains
 scattered mask that a plain implementation of the paper uses; `cbsr_spmm` and its gradient `sspmm`,
 weighted, by every backend that has them, against our dense SpMM and that of torch (cuSPARSE, MKL)
 on the masked matrix. The dense gradients leave out the selection that would follow. `auto` is what
-dispatch chooses where there is a choice, `atomics` what it chooses with PYG_ACCEL_ATOMICS=1.
+dispatch chooses where there is a choice; on a GPU gradients are taken with atomic additions, and
+without (`deterministic`, PYG_ACCEL_ATOMICS=0); `packed` is PYG_ACCEL_PACKED=1.
 
 Every result is first held against float64 on the longest rows and a sample of the others; a wrong
 one of ours ends the run.
@@ -101,10 +102,10 @@ def measure(name: str, device: str, budget: float) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def able(op: str, graph: Graph, k: int) -> list[str]:
+def able(op: str, graph: Graph, k: int, *, atomics: bool = False) -> list[str]:
     """Backends that have an operator for these tensors; the reference writes E x k terms out."""
     spec = OpSpec(op, graph.device.type, torch.float32, graph.rowptr.dtype, graph.num_rows,
-                  graph.num_cols, graph.num_edges, 1, FEATURES, k=k)  # fmt: skip
+                  graph.num_cols, graph.num_edges, 1, FEATURES, k=k, atomics=atomics)  # fmt: skip
     names = [
         name
         for name, backend in backends().items()
@@ -119,6 +120,17 @@ def on(backend: str, call: Call) -> Call:
     def run() -> Any:
         with use_backend("auto" if backend.startswith("auto") else backend):
             return call()
+
+    return run
+
+
+def with_setting(name: str, value: bool, call: Call) -> Call:
+    def run() -> Any:
+        setattr(settings, name, value)
+        try:
+            return call()
+        finally:
+            setattr(settings, name, None)
 
     return run
 
@@ -143,6 +155,8 @@ def products(graph: Graph, cbsr: CBSR, weight: Tensor) -> dict[str, Call]:
         name: on(name, lambda: ops.cbsr_spmm(graph, cbsr, weight))
         for name in able("cbsr_spmm", graph, cbsr.k)
     }
+    if "cuda" in calls:
+        calls["cuda, packed"] = with_setting("packed", True, calls["cuda"])
     calls["our dense SpMM"] = lambda: ops.spmm(graph, dense, weight)
     calls["torch CSR"] = lambda: matrix @ dense
     return calls
@@ -156,17 +170,16 @@ def gradients(graph: Graph, cbsr: CBSR, weight: Tensor, y: Tensor) -> dict[str, 
         found: Tensor = torch.ops.pyg_accel.sspmm(*arrays, y, cbsr.indices, weight)
         return found
 
-    def with_atomics() -> Tensor:
-        settings.atomics = True
-        try:
-            return run()
-        finally:
-            settings.atomics = None
-
-    calls: dict[str, Call] = {name: on(name, run) for name in able("sspmm", graph, cbsr.k)}
-    if y.is_cuda:
-        calls |= {f"{name}, atomics": on(name, with_atomics)
-                  for name in able("sspmm", graph, cbsr.k)}  # fmt: skip
+    if not y.is_cuda:
+        calls: dict[str, Call] = {name: on(name, run) for name in able("sspmm", graph, cbsr.k)}
+    else:
+        calls = {
+            name if atomics else f"{name}, deterministic": with_setting(
+                "atomics", atomics, on(name, run)
+            )
+            for atomics in (True, False)
+            for name in able("sspmm", graph, cbsr.k, atomics=atomics)
+        }
     back = Graph(turned.rowptr, turned.col, None, graph.num_rows, sorted=True)
     assert turned.eid is not None
     turned_weight = weight[turned.eid.long()]

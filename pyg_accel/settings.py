@@ -49,13 +49,14 @@ class Setting:
 SETTINGS = (
     Setting("always", False, "accelerate whatever can be, whatever its size (tests, experiments)"),
     Setting(
-        "atomics", False, "allow float atomics where faster: last bits of sums vary from run to run"
+        "atomics", True, "allow float atomics where faster: last bits of sums vary from run to run"
     ),
     Setting("backend", "auto", "the only backend to use, by name; `auto` chooses"),
     Setting("cost_models", "", "a folder of cost models to use before the shipped ones"),
     Setting("disable", "", "comma-separated names of backends that must not be chosen"),
     Setting("graph_cache", 64, "how many graphs are kept, each only while its edge_index lives"),
     Setting("isa", "", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest"),
+    Setting("packed", False, "MaxK sums on a GPU read float32 in 24 bits: faster, off by 2^-16"),
     Setting("thresholds", "", "a JSON file of size thresholds in place of the measured one"),
     Setting("verify", False, "run PyG's own path beside every call and raise on a difference"),
 )

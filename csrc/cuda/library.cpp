@@ -50,12 +50,6 @@ const T* pointer(const std::optional<Tensor>& t) {
   return t ? static_cast<const T*>(t->const_data_ptr()) : nullptr;
 }
 
-const int32_t* int32s(const Tensor& t, const char* name, int64_t size, const Tensor& like) {
-  check_vector(t, name, size, like);
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int, "expected '", name, "' to be int32");
-  return static_cast<const int32_t*>(t.const_data_ptr());
-}
-
 // Features [rows, F] that the kernels read as 16-byte vectors.
 void check_features(const Tensor& t, const char* name, const Tensor& like) {
   const int64_t vector = 16 / element_bytes(t);

@@ -31,6 +31,7 @@ class OpSpec:
         sharing: what the rows of a graph share; nothing until it was used often enough for that to
             be worth knowing.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
+        atomics: float atomics are allowed (asked for gradients of sums of CBSR features alone).
         score: text of the formula of scores (attention).
     """
 
@@ -49,6 +50,7 @@ class OpSpec:
     shapes: tuple[tuple[int, int], ...] = ()
     sharing: tuple[Shared, ...] = ()
     rounded: bool = False
+    atomics: bool = False
     score: str = ""
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import Backend, OpSpec, choose
+from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.cbsr import CBSR, index_dtype
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.operator import call, define
@@ -96,7 +97,8 @@ def _check(graph: Graph, cbsr: CBSR, weight: Tensor | None, reduce: str) -> None
 
 def _chosen(op: str, csr: CSR, values: Tensor, width: int, k: int) -> Backend:
     spec = OpSpec(op, csr.col.device.type, values.dtype, csr.rowptr.dtype, csr.num_rows,
-                  csr.num_cols, csr.col.numel(), 1, width, k=k)  # fmt: skip
+                  csr.num_cols, csr.col.numel(), 1, width, k=k,
+                  atomics=op == "sspmm" and atomics_allowed())  # fmt: skip
     return choose(spec).backend
 
 

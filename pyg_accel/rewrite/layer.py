@@ -82,10 +82,10 @@ class Associated(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
+        if torch.compiler._is_exporting_flag or torch.jit.is_tracing():
+            return self.conv(*args, **kwargs)  # an export is to run without this package
         if not torch.compiler.is_compiling():
             return self._run(*args, **kwargs)
-        if torch.compiler._is_exporting_flag:  # an export is to run without this package
-            return self.conv(*args, **kwargs)
         given = dict(self._defaults)
         for (name, _), value in zip(self._defaults, args, strict=False):
             given[name] = value

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel import Graph, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
-from pyg_accel.backends.cuda import plan, rest, spmm
+from pyg_accel.backends.cuda import cbsr, plan, rest, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import Product, product_of
 from pyg_accel.backends.dispatch import forget_decisions
@@ -191,15 +191,15 @@ def test_weights_that_are_used_again_are_brought_in_order_once(monkeypatch):
     weight, order = torch.arange(6.0), torch.tensor([5, 0, 3, 1, 2, 4])
     for number in (1, 2, 2, 2):  # what a single step used is not worth keeping
         view = weight.view(-1, 1, 1).flatten()  # as it comes from the operator
-        assert torch.equal(spmm._in_order(view, order, None), weight[order])
+        assert torch.equal(spmm.reordered(view, order, None), weight[order])
         assert len(taken) == number
-    assert torch.equal(spmm._in_order(weight[:5], order[1:], None), weight[order[1:]])
+    assert torch.equal(spmm.reordered(weight[:5], order[1:], None), weight[order[1:]])
     assert len(taken) == 3
     weight.mul_(2.0)
-    assert torch.equal(spmm._in_order(weight, order, None), weight[order])
+    assert torch.equal(spmm.reordered(weight, order, None), weight[order])
     assert len(taken) == 4
     other = weight.view(torch.int32)
-    assert torch.equal(spmm._in_order(other, order, None), other[order])
+    assert torch.equal(spmm.reordered(other, order, None), other[order])
 
 
 @pytest.mark.parametrize("shortest", [1, 4, 64])
@@ -219,3 +219,64 @@ def test_long_windows_are_divided_evenly_and_nothing_is_lost(shortest):
         assert count == -(-int(counts[window]) // most)
     alone = [w for w in range(8) if w not in splits[:, 0].tolist()]
     assert all(places[items[:, 0] == w].tolist() == [-1] for w in alone)
+
+
+def of_cbsr(op: str, k: int, **changes: Any) -> OpSpec:
+    return spec(op=op, k=k, formula="", reduces=(), shapes=(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        (of_cbsr("cbsr_spmm", 32), "cuda"),
+        (of_cbsr("cbsr_spmm", 32, dtype=torch.float64), "triton"),
+        (of_cbsr("cbsr_spmm", 200), "triton"),  # dense rows are read faster
+        (of_cbsr("sspmm", 64, atomics=True), "cuda"),
+        (of_cbsr("sspmm", 32), "cuda"),
+        (of_cbsr("sspmm", 128), "triton"),
+        (of_cbsr("cbsr_dot", 32), "cuda"),
+        (of_cbsr("maxk", 32), "cuda"),
+        (of_cbsr("maxk", 32, width=2000), "triton"),
+        (of_cbsr("maxk", 32, dtype=torch.float64), "triton"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else f"{case.op}-{case.k}",
+)
+def test_what_runs_maxk_and_its_products(both, asked, name):
+    assert choose(asked).backend.name == name
+
+
+@pytest.mark.parametrize(
+    ("k", "width", "mean", "lanes", "columns"),
+    [(16, 256, 500, 4, 256), (16, 256, 50, 8, 256), (32, 256, 500, 8, 256), (5, 20, 9, 8, 128),
+     (40, 257, 9, 8, 512), (64, 1000, 9, 32, 1024), (300, 60_000, 9, 32, 4096)],
+)  # fmt: skip
+def test_a_row_in_shared_memory_has_room_for_its_columns(k, width, mean, lanes, columns):
+    layout = cbsr.layout_of(k, width, mean)
+    assert (layout.lanes, layout.lanes << layout.shift) == (lanes, columns)
+    assert columns >= min(width, 4096)
+
+
+def cycles(banks: torch.Tensor) -> float:
+    """What an access takes on average, given the bank that each of 32 lanes [N, 32] asks for."""
+    counts = torch.zeros(banks.size(0), 32, dtype=torch.long)
+    return float(counts.scatter_add_(1, banks, torch.ones_like(banks)).amax(1).double().mean())
+
+
+def test_slots_that_are_dealt_out_meet_in_fewer_banks_than_neighbouring_ones():
+    columns = torch.rand(4000, 256).argsort(1)[:, :32].sort(1).values
+    assert cycles(columns % 32) > 3.2
+    layout = cbsr.layout_of(32, 256, 50)
+    edges = columns.view(-1, 32 // layout.lanes, layout.lanes, 4)  # of a warp, by lane and step
+    first = torch.arange(0, 32, layout.lanes)[:, None, None]  # bank of a group of lanes
+    banks = (edges >> layout.shift) + first
+    assert cycles(banks.permute(0, 3, 1, 2).reshape(-1, 32)) < 2.15
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "passes"),
+    [(233_000, 32, 1), (233_000, 64, 2), (233_000, 128, 4), (233_000, 66, 1), (2_450_000, 64, 1)],
+)
+def test_gradients_are_pushed_in_passes_where_each_then_fits_the_cache(rows, k, passes):
+    assert cbsr.passes_of(rows, k) == passes
+    parts = cbsr.apart(torch.arange(k).expand(2, -1), passes)
+    assert torch.equal(torch.stack(parts, 2).flatten(1)[0], torch.arange(k))

@@ -182,6 +182,17 @@ def test_a_compiled_decision_counts_what_is_kept_for_eager_calls():
     assert layer._compiled
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_exports_and_traces_run_without_this_package():
+    model, (x, edge_index) = nn.GraphSAGE(F, 8, 2).eval(), next(batches())
+    x = x.detach()
+    fast = optimize(model, x, edge_index)
+    exported = torch.export.export(fast, (x, edge_index))
+    assert not any("pyg_accel" in str(node.target) for node in exported.graph.nodes)
+    for run in (exported.module(), torch.jit.trace(fast, (x, edge_index))):
+        torch.testing.assert_close(run(x, edge_index), model(x, edge_index))
+
+
 @pytest.mark.parametrize("target", [0, 1])
 def test_loops_that_are_there_get_a_row_of_their_own(target):
     edges = torch.tensor([[0, 1, 1, 2, 2], [1, 1, 0, 2, 2]])

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as nn
 
 import pyg_accel
+from pyg_accel import layers as layers_of_maxk
 from pyg_accel import optimize
 from pyg_accel.errors import VerificationError
 from pyg_accel.rewrite import lower
@@ -225,6 +226,25 @@ def test_static_features_are_aggregated_once_until_they_change():
     same(model, fast, x, edge_index)
     x.mul_(2)
     same(model, fast, x, edge_index)
+
+
+def test_static_features_of_two_sets_of_nodes():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = layers_of_maxk.MaxKSAGEConv((12, 9), 4, k=3)
+
+        def forward(self, x, y, edge_index):
+            return self.conv((x, y), edge_index)
+
+    model, (x, edge_index) = Net(), inputs()
+    y = torch.randn(50, 9)
+    args = (x, y, edge_index % 50)
+    fast = optimize(model, *args, train=True, static=("x", "y"))
+    same(model, fast, *args)
+    for tensor in (y, x):
+        tensor.mul_(-1)
+        same(model, fast, *args)
 
 
 def test_what_is_kept_for_a_graph_belongs_to_one_kind_of_matrix():

@@ -1,10 +1,13 @@
-"""The CUDA backend: sparse products on Tensor Cores, after TC-GNN.
+"""The CUDA backend: sparse products on Tensor Cores, after TC-GNN, and those with CBSR features.
 
 Rows of a graph are taken in windows and the columns of a window are condensed into tiles
 (:mod:`pyg_accel.tiles`); a tile times the rows of features that its columns name is a dense
 product. That pays where the rows of a window share neighbours, so that a fetched row is used
 several times. How much they share is a fact of every call on a graph that is used often
 (``OpSpec.sharing``), and :mod:`.choice` has what was measured about when it wins.
+
+MaxK and its products (:mod:`.cbsr`) need no Tensor Cores but shared memory that threads scatter
+into, which Triton does not have.
 """
 
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, Tolerance
+from pyg_accel.backends.cuda import cbsr
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.spec import OpSpec
@@ -28,7 +32,7 @@ _MOST = 2**31 - 1
 
 
 class CudaBackend(Backend):
-    """Tensor-Core kernels in CUDA C++ for compute capability 8.0 and later."""
+    """Kernels in CUDA C++ for compute capability 8.0 and later."""
 
     name = "cuda"
 
@@ -47,7 +51,9 @@ class CudaBackend(Backend):
         if spec.dtype not in _DTYPES:
             reasons.append(f"features are {spec.dtype}")
         if max(spec.num_rows, spec.num_cols, spec.num_edges) >= _MOST:
-            reasons.append("tiles have 32-bit indices, and the graph is larger")
+            reasons.append("indices are of 32 bits, and the graph is larger")
+        if spec.op == "maxk" and spec.width > cbsr.MAXK_WIDTH:
+            reasons.append(f"rows of {spec.width} features (at most {cbsr.MAXK_WIDTH})")
         if (
             spec.op == "gspmm"
             and product_of(parse(spec.formula), spec.shapes, spec.reduces) is None
@@ -57,6 +63,8 @@ class CudaBackend(Backend):
 
     def cost(self, spec: OpSpec) -> float:
         """As the others reckon, times what was measured of their ratio; see :mod:`.choice`."""
+        if spec.op in cbsr.OPS:
+            return cbsr.cost(spec)
         dot = spec.reduces == ("none",)
         launch = choose_launch(
             spec.dtype, spec.heads * spec.width, spec.num_cols, spec.sharing,
@@ -92,6 +100,32 @@ class CudaBackend(Backend):
             return [_dot(csr, operands[product.target], operands[product.source])]
         weight = None if product.weight is None else operands[product.weight]
         return [_sum(csr, operands[product.source], weight, mean=reduces == ["mean"])]
+
+    def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See :meth:`Backend.maxk`."""
+        return cbsr.maxk(x, k)
+
+    def cbsr_spmm(
+        self,
+        csr: CSR,
+        values: Tensor,
+        indices: Tensor,
+        width: int,
+        weight: Tensor | None,
+        reduce: str,
+    ) -> Tensor:
+        """See :meth:`Backend.cbsr_spmm`."""
+        return cbsr.spmm(csr, values, indices, width, weight, reduce)
+
+    def sspmm(
+        self, csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """See :meth:`Backend.sspmm`."""
+        return cbsr.sspmm(csr, transposed, x, indices, weight)
+
+    def cbsr_dot(self, csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+        """See :meth:`Backend.cbsr_dot`."""
+        return cbsr.dot(csr, values, indices, x)
 
 
 def _sum(csr: CSR, x: Tensor, weight: Tensor | None, *, mean: bool) -> Tensor:

@@ -9,7 +9,7 @@ from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library
 
-__all__ = ["aligned", "run"]
+__all__ = ["aligned", "reordered", "run"]
 
 _values = Kept()
 
@@ -43,11 +43,11 @@ def run(
     if weight is not None:
         weight = weight.contiguous()
         eid = None if csr.eid is None else csr.eid.to(torch.int32)  # itself, mostly
-        value = _in_order(weight, plan.entry, eid)
+        value = reordered(weight, plan.entry, eid)
     if plan.rest is None or plan.rest_entry is None:
         out = x.new_empty(csr.num_rows, x.size(1))
     else:
-        others = None if weight is None else _in_order(weight, plan.rest_entry, eid)
+        others = None if weight is None else reordered(weight, plan.rest_entry, eid)
         out = rest.sum(plan.rest, x, others)
     library.spmm(
         plan.items, plan.splits, plan.tile_ptr, plan.tile_col, plan.slot, value, plan.rowptr,
@@ -57,7 +57,7 @@ def run(
     return out
 
 
-def _in_order(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
+def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
     """Return weights in another order of entries, remembered for those that are used again.
 
     The normalisation of a graph is the same in every step, and bringing it in order would cost a

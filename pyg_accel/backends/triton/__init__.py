@@ -1,8 +1,9 @@
 """The Triton backend: GPU kernels generated from message formulas.
 
 A formula becomes one kernel that gathers, computes and reduces (:mod:`.codegen`); rows are divided
-among programs by their lengths and columns by the L2 cache (:mod:`.launch`, :mod:`.schedule`).
-No float is added atomically, so results are the same in every run. Under Triton's interpreter the
+among programs by their lengths and columns by the L2 cache (:mod:`.launch`, and
+:mod:`pyg_accel.backends.schedule`). No float is added atomically but in gradients of CBSR features,
+where that is allowed, so other results are the same in every run. Under Triton's interpreter the
 same kernels run on CPU tensors, slowly: for tests, and only when asked for by name.
 """
 

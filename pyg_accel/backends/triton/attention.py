@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton.attention_codegen import (
     attention_combine_kernel,
     attention_kernel,
@@ -23,7 +24,6 @@ from pyg_accel.backends.triton.plan import (
     operand_shape,
     seen,
 )
-from pyg_accel.backends.triton.schedule import schedule_of
 from pyg_accel.formula import (
     Binary,
     Formula,

@@ -5,6 +5,8 @@ neighbours of the reddit-like graph (115 million edges, F = 256, k = 32; 13.3 ms
 columns in registers that fetch their values by rank 16.8 ms, dense rows without their empty sectors
 23 ms, gathering the stored columns of a gradient 21 ms. So sums go over dense rows, and what gains
 from the format is what reads from a row: atomic additions of a gradient, and products along edges.
+The kernels in CUDA C++ (:mod:`pyg_accel.backends.cuda.cbsr`) are faster at all of it; these are for
+float64, and where there is no CUDA compiler.
 """
 
 from typing import Any
@@ -13,10 +15,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton import gspmm
 from pyg_accel.backends.triton.kernels.cbsr import dot_kernel, sspmm_push_kernel
 from pyg_accel.backends.triton.launcher import launch
-from pyg_accel.backends.triton.schedule import schedule_of
 from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import parse
 from pyg_accel.graph import CSR

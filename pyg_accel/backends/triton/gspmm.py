@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
+from pyg_accel.backends.schedule import Pieces, schedule_of
 from pyg_accel.backends.triton import gather
 from pyg_accel.backends.triton.launch import Tile
 from pyg_accel.backends.triton.launcher import launch
@@ -18,7 +19,6 @@ from pyg_accel.backends.triton.plan import (
     make_plan,
     seen,
 )
-from pyg_accel.backends.triton.schedule import Pieces, schedule_of
 from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, has_sum
 from pyg_accel.graph import CSR
 

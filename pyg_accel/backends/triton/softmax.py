@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton.kernels.softmax import softmax_combine_kernel, softmax_kernel
 from pyg_accel.backends.triton.launcher import launch
-from pyg_accel.backends.triton.schedule import schedule_of
 from pyg_accel.graph import CSR
 
 __all__ = ["run"]

@@ -1,0 +1,251 @@
+"""Launches the products with CBSR features: what lies in ``csrc/cuda/cbsr*.cu``."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pyg_accel.backends.base import atomics_allowed
+from pyg_accel.backends.cuda.spmm import reordered
+from pyg_accel.backends.schedule import schedule_of
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.graph import CSR
+from pyg_accel.kept import Kept
+from pyg_accel.native import cuda_library
+from pyg_accel.settings import settings
+
+__all__ = ["MAXK_WIDTH", "OPS", "cost", "dot", "maxk", "spmm", "sspmm"]
+
+OPS = ("maxk", "cbsr_spmm", "sspmm", "cbsr_dot")
+# What an edge takes, and a slot of it, in the measure of Triton's cost: 2.5e-13 a byte of a dense
+# row. The ratios are those of the reddit-like graph on an H200.
+SECONDS = {"cbsr_spmm": (0, 2.4e-12), "push": (0, 3e-12), "pull": (1.4e-10, 2.3e-12),
+           "cbsr_dot": (0, 2e-12)}  # fmt: skip
+
+SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
+MAXK_WIDTH = 1024  # features that a warp has in registers
+LONG = 128  # entries of a row that pay for 8 copies of its features to set up instead of 4
+QUAD = 4  # slots that a thread reads at once
+L2_BYTES = 40 << 20  # what stays in the L2 cache of an H200 at its full rate
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A graph as the kernels want it.
+
+    Attributes:
+        rowptr: [num_rows + 1] int32.
+        col: [E] int32.
+        pieces: [3 * P] int32, of every piece of a long row the row, its first entry and one past
+            its last; None where no row is long.
+        long: [L] int32, the rows that were cut.
+        first: [L + 1] int32, where the pieces of each begin.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    pieces: Tensor | None
+    long: Tensor
+    first: Tensor
+
+    @property
+    def mean(self) -> float:
+        """Entries of a row."""
+        return self.col.numel() / (self.rowptr.numel() - 1)
+
+    @property
+    def limit(self) -> int:
+        """Entries of the longest row that is not cut."""
+        return 2**31 - 1 if self.pieces is None else SPLIT
+
+    def partial(self, x: Tensor, width: int) -> Tensor | None:
+        """Return room for the sums of pieces."""
+        if self.pieces is None:
+            return None
+        return x.new_empty(self.pieces.numel() // 3, width, dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a row of features lies in shared memory; see ``csrc/cuda/cbsr.cuh``.
+
+    Attributes:
+        lanes: of an edge.
+        shift: the columns of a bank, as a power of two.
+    """
+
+    lanes: int
+    shift: int
+
+
+_plans = Kept()
+
+
+def cost(spec: OpSpec) -> float:
+    """Return the seconds of a call, in the measure of the other backends of a GPU."""
+    if spec.op == "maxk":
+        return 1e-5
+    edge, slot = SECONDS[("push" if spec.atomics else "pull") if spec.op == "sspmm" else spec.op]
+    return 3e-5 + spec.num_edges * (edge + slot * spec.k)
+
+
+def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.maxk`."""
+    values, indices = cuda_library().maxk(aligned(x), k, _first_guess(k, x.size(1)))
+    return values, indices
+
+
+@lru_cache(maxsize=256)
+def _first_guess(k: int, width: int) -> float:
+    """Return where the k-th largest of normal numbers lies between the smallest and the largest."""
+    quantile = NormalDist().inv_cdf
+    return 0.5 + quantile(1 - (k - 0.5) / width) / quantile(1 - 0.5 / width) / 2
+
+
+def plan_of(csr: CSR) -> Plan:
+    """Return the plan of a graph, made once and kept for as long as its arrays live."""
+    return _plans.get(csr.col, id(csr.rowptr), lambda: _build(csr))
+
+
+def _build(csr: CSR) -> Plan:
+    rowptr, col = csr.rowptr.to(torch.int32), csr.col.to(torch.int32)
+    cut = schedule_of(csr.rowptr, csr.col.numel(), SPLIT, PIECE, ordered=False).pieces
+    if cut is None:
+        return Plan(rowptr, col, None, rowptr[:0], rowptr[:1])
+    pieces = torch.cat([cut.row, cut.begin, cut.end]).to(torch.int32)
+    return Plan(rowptr, col, pieces, cut.rows.to(torch.int32), cut.first.to(torch.int32))
+
+
+def layout_of(k: int, width: int, mean: float) -> Layout:
+    """Return the layout for k of `width` columns in rows of `mean` entries."""
+    lanes = 8 if width <= 512 else 32
+    if k <= 16 and width <= 256 and mean > LONG:
+        lanes = 4
+    depth = max(-(-width // lanes), 4 * 32 // lanes)  # a lane writes quads of consecutive columns
+    return Layout(lanes, min((depth - 1).bit_length(), 7))
+
+
+def in_quads(t: Tensor) -> Tensor:
+    """Return rows of whole quads of slots, aligned."""
+    short = -t.size(1) % QUAD
+    if short:
+        t = pad(t.view(torch.int16) if t.dtype == torch.uint16 else t, (0, short)).view(t.dtype)
+    return t if t.data_ptr() % (QUAD * t.element_size()) == 0 else t.clone()
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return contiguous rows that begin where 16 bytes do."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def in_order(csr: CSR, weight: Tensor | None) -> Tensor | None:
+    """Return weights as ``csr.col`` numbers edges, in float32."""
+    if weight is None or csr.eid is None:
+        return weight if weight is None else weight.float()
+    return reordered(weight, csr.eid.to(torch.int32), None).float()
+
+
+def spmm(
+    csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
+) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.cbsr_spmm`."""
+    out = values.new_empty(csr.num_rows, width)
+    if out.numel() == 0 or csr.col.numel() == 0:
+        return out.zero_()
+    plan, library, k, mean = plan_of(csr), cuda_library(), values.size(1), reduce == "mean"
+    layout, partial = layout_of(k, width, plan.mean), plan.partial(values, width)
+    stored, columns = in_quads(values), in_quads(indices)
+    packed = settings.packed and stored.dtype == torch.float32 and columns.dtype == torch.uint8
+    if packed:
+        stored = library.pack(stored, columns)
+    library.cbsr_spmm(
+        plan.rowptr, plan.col, plan.pieces, plan.limit, in_order(csr, weight), stored,
+        None if packed else columns, k, layout.shift, layout.lanes, mean, partial, out,
+    )  # fmt: skip
+    if partial is not None:
+        library.combine(partial, plan.long, plan.first, plan.rowptr if mean else None, out)
+    return out
+
+
+def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.sspmm`."""
+    if indices.numel() == 0 or csr.col.numel() == 0:
+        return x.new_zeros(indices.shape)
+    if atomics_allowed():
+        return _push(csr, x, indices, weight)
+    return _pull(transposed, x, indices, weight)
+
+
+def _pull(transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
+    """Gather the stored columns: the same bits in every run."""
+    plan, library, out = plan_of(transposed), cuda_library(), x.new_empty(indices.shape)
+    partial = plan.partial(x, indices.size(1))
+    library.cbsr_pull(
+        plan.rowptr, plan.col, plan.pieces, plan.limit, in_order(transposed, weight), x, indices,
+        slice_of(x), partial, out,
+    )  # fmt: skip
+    if partial is not None:
+        library.combine(partial, plan.long, plan.first, None, out)
+    return out
+
+
+def slice_of(x: Tensor) -> int:
+    """Return how many columns of x are read at a time."""
+    slice = x.size(1)
+    while slice > 32 and x.size(0) * slice * x.element_size() > L2_BYTES:
+        slice = -(-slice // 2)
+    return slice if x.size(0) * slice * x.element_size() <= L2_BYTES else x.size(1)
+
+
+def _push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
+    """Add every row to its neighbours atomically, in float32."""
+    plan, (rows, k) = plan_of(csr), indices.shape
+    passes = passes_of(rows, k)
+    weight, source = in_order(csr, weight), aligned(x.float())
+    layout = layout_of(k // passes, x.size(1), plan.mean)
+    outs = []
+    for part in apart(indices, passes):
+        part = in_quads(part)
+        out = torch.zeros(part.shape, dtype=torch.float32, device=x.device)
+        cuda_library().cbsr_push(
+            plan.rowptr, plan.col, plan.pieces, plan.limit, weight, source, part, k // passes,
+            layout.shift, layout.lanes, out,
+        )  # fmt: skip
+        outs.append(out[:, : k // passes])
+    whole = outs[0].contiguous() if passes == 1 else torch.stack(outs, 2).view(rows, k)
+    return whole.to(x.dtype)
+
+
+def passes_of(rows: int, k: int) -> int:
+    """Return into how many parts the slots are taken, so that what is added to stays in the L2."""
+    passes, size = 1, 4 * rows * k
+    while size > passes * L2_BYTES and k % (8 * passes) == 0 and k >= 16 * passes:
+        passes *= 2
+    return passes if size <= passes * L2_BYTES else 1
+
+
+def apart(indices: Tensor, passes: int) -> list[Tensor]:
+    """Return every so-many-th slot: as spread over the columns as all of them."""
+    if passes == 1:
+        return [indices]
+    wide = indices.view(torch.int16) if indices.dtype == torch.uint16 else indices
+    return [wide[:, i::passes].contiguous().view(indices.dtype) for i in range(passes)]
+
+
+def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+    """See :meth:`pyg_accel.backends.Backend.cbsr_dot`."""
+    out = torch.empty(csr.col.numel(), dtype=torch.float32, device=x.device)
+    if out.numel() == 0 or values.numel() == 0:
+        return out.zero_().to(values.dtype)
+    plan, k = plan_of(csr), values.size(1)
+    eid = None if csr.eid is None else csr.eid.to(torch.int32)
+    layout = layout_of(k, x.size(1), plan.mean)
+    cuda_library().cbsr_dot(
+        plan.rowptr, plan.col, eid, plan.pieces, plan.limit, aligned(x.float()),
+        in_quads(values.float()), in_quads(indices), k, layout.shift, layout.lanes,
+        out,
+    )  # fmt: skip
+    return out.to(values.dtype)
