@@ -229,6 +229,13 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         side_by_side(["graph", "model", "shape"], "case", "epoch_ms"),
     ),
     (
+        "Products of MaxK on a GPU",
+        "gpu_maxk",
+        "Milliseconds, F = 256, fp32; products with weights. `sspmm` is the gradient of "
+        "`cbsr_spmm`.",
+        side_by_side(["graph", "op", "k"], "backend", "ms"),
+    ),
+    (
         "MaxK on a CPU",
         "maxk_epochs_cpu",
         "The same.",
