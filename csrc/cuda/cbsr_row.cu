@@ -82,25 +82,21 @@ __global__ void cbsr_row_kernel(CbsrRowArgs args) {
             if (live <= 0)
               continue;
             const Places at = places_of(columns[a], copy, args.shift, first, depth * kLanes);
-            float term[kQuad];
+            float term[kQuad] = {};
             bool any = false;
 #pragma unroll
             for (int i = 0; i < kQuad; ++i) {
-              const bool here = i < live && (sizeof(Column) == 1 || at.address[i] != kNowhere);
-              term[i] = here ? load_shared(at.address[i]) : 0.f;
-              any |= here;
+              if (i >= live || (sizeof(Column) > 1 && at.address[i] == kNowhere))
+                continue;
+              any = true;
+              if constexpr (kWhat == What::kDot)
+                dot[a] =
+                    fmaf(float_of<float>(values[a].bits(i)), load_shared(at.address[i]), dot[a]);
+              else
+                term[i] = load_shared(at.address[i]) * factor[a];
             }
-            if constexpr (kWhat == What::kDot) {
-#pragma unroll
-              for (int i = 0; i < kQuad; ++i)
-                if (i < live && (sizeof(Column) == 1 || at.address[i] != kNowhere))
-                  dot[a] = fmaf(float_of<float>(values[a].bits(i)), term[i], dot[a]);
-            } else if (any) {
-#pragma unroll
-              for (int i = 0; i < kQuad; ++i)
-                term[i] *= factor[a];
+            if (kWhat == What::kPush && any)
               add_four(args.out + static_cast<uint64_t>(source[a]) * args.stride + slot, term);
-            }
           }
         }
         if constexpr (kWhat == What::kDot) {

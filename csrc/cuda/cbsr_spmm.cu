@@ -57,14 +57,13 @@ __global__ void cbsr_spmm_kernel(CbsrSpmmArgs args) {
   float* sum = reinterpret_cast<float*>(shared);
   const uint32_t copy = address_of(sum + group * kLanes);
 
-  const auto* weight = static_cast<const float*>(args.weight);
   const int chunks = (args.stride / kQuad + kLanes - 1) / kLanes;
   uint32_t next_node = 0;  // or any that exists
   float next_scale = 1;
   const auto read = [&](int32_t at) {
     next_node = at < task.end ? args.rows.col[at] : 0;
-    if (weight && at < task.end)
-      next_scale = weight[at];
+    if (args.weight && at < task.end)
+      next_scale = args.weight[at];
   };
   read(task.begin + lane);
   for (int32_t base = task.begin; base < task.end; base += 32) {
@@ -91,8 +90,7 @@ __global__ void cbsr_spmm_kernel(CbsrSpmmArgs args) {
           const Places at =
               places_of(features[a].columns(), copy, args.shift, first, depth * kLanes);
           if (live == kQuad && !kBlocks) {
-            float
-                before[kQuad];  // columns of a row are distinct: all are read before any is written
+            float before[kQuad];  // columns are distinct: all are read before any is written
 #pragma unroll
             for (int i = 0; i < kQuad; ++i)
               before[i] = load_shared(at.address[i]);

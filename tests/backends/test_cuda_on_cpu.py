@@ -134,6 +134,18 @@ def test_a_row_that_does_not_fit_is_taken_block_by_block():
     close(found, matrix @ dense, matrix @ dense.abs())
 
 
+@pytest.mark.parametrize("atomics", [False, True])
+def test_an_infinite_weight_stays_where_it_belongs(atomics):
+    settings.atomics = atomics
+    rowptr, col = torch.tensor([0, 1]).int(), torch.tensor([1]).int()
+    graph = Graph.from_csr(rowptr, col, num_cols=2)
+    indices = torch.arange(0, 9000, 180, dtype=torch.int16).view(torch.uint16).expand(2, -1)
+    x, weight = torch.ones(1, 9000), torch.tensor([torch.inf])
+    found = cbsr.sspmm(graph.csr(), graph.transposed(), x, indices.contiguous(), weight)
+    assert found[0].eq(0).all()
+    assert found[1].eq(torch.inf).all()
+
+
 @pytest.mark.parametrize("k", [5, 32])
 def test_packed_features_are_off_by_no_more_than_they_may_be(k):
     case = CASES["hub"]
