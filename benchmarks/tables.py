@@ -146,14 +146,26 @@ def _lines(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
-# Title, CSV file, what the figures are, how they become lines.
+def maxk_accuracy(frame: pd.DataFrame) -> list[str]:
+    """A row a data set and model: mean and standard deviation over the seeds, by k."""
+    frame = frame.assign(k=frame["k"].map(lambda k: "ReLU" if pd.isna(k) else f"MaxK {k:g}"))
+    shown = dict.fromkeys(frame["k"])
+    lines = [f"| data set | model | {' | '.join(shown)} |", "|---|---|" + "--:|" * len(shown)]
+    for (dataset, model), group in frame.groupby(["dataset", "model"], sort=False):
+        found = group.groupby("k")["accuracy"].agg(["mean", "std"])
+        figures = [f"{found.loc[k, 'mean']:.1f} ± {found.loc[k, 'std']:.1f}" for k in shown]
+        lines.append(f"| {dataset} | {model} | {' | '.join(figures)} |")
+    return lines
+
+
 def sampled(frame: pd.DataFrame) -> list[str]:
     """A row a graph and width: fastrand, against the full graph and one sampled beforehand."""
     library = "cuSPARSE" if "gpu" in frame else "MKL"
     lines = [
         f"| graph | width | edges | {library} ms, all edges | ours, all edges | sampled | ratio to "
-        f"{library} | to ours, sampled before | bf16 ms | int8 | fp8 |",
-        "|---|--:|" + "--:|" * 9,
+        f"{library} | to ours, sampled before | bf16 ms | int8 | fp8 | weighted | to ours, "
+        "weighted and sampled before |",
+        "|---|--:|" + "--:|" * 11,
     ]
     for (graph, width), group in frame[frame["strategy"] == "fastrand"].groupby(
         ["graph", "width"], sort=False
@@ -169,6 +181,10 @@ def sampled(frame: pd.DataFrame) -> list[str]:
         figures += [f"{times['fp32']:.4g}", f"{theirs / times['fp32']:.2f}x"]
         figures += [f"{before / times['fp32']:.2f}x"]
         figures += [f"{times[storage]:.4g}" for storage in ("bf16", "int8", "fp8")]
+        weighted = by_backend.loc["weighted, rescaled as gcn", "device_ms"]
+        figures += [f"{weighted:.4g}"]
+        peer = by_backend["device_ms"].get("weighted spmm, sampled before")
+        figures += ["" if peer is None else f"{peer / weighted:.2f}x"]
         lines.append(f"| {graph} | {width} | {' | '.join(figures)} |")
     return lines
 
@@ -187,6 +203,7 @@ def sampled_models(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
+# Title, CSV file, what the figures are, how they become lines.
 SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
     (
         "Epochs on a CPU",
@@ -229,10 +246,30 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         side_by_side(["graph", "model", "shape"], "case", "epoch_ms"),
     ),
     (
+        "Products of MaxK on a GPU",
+        "gpu_maxk",
+        "Milliseconds, F = 256, fp32; products with weights. `sspmm` is the gradient of "
+        "`cbsr_spmm`.",
+        side_by_side(["graph", "op", "k"], "backend", "ms"),
+    ),
+    (
         "MaxK on a CPU",
         "maxk_epochs_cpu",
         "The same.",
         side_by_side(["graph", "model", "shape"], "case", "epoch_ms"),
+    ),
+    (
+        "Accuracy with MaxK",
+        "maxk_training",
+        "Test nodes, %, mean ± standard deviation of 5 seeds; 3 layers, 64 hidden; community: 3000 "
+        "nodes.",
+        maxk_accuracy,
+    ),
+    (
+        "Epochs with MaxK on these data sets",
+        "maxk_training_epochs",
+        "Milliseconds of a training epoch of the same networks.",
+        side_by_side(["dataset", "model"], "case", "epoch_ms"),
     ),
     (
         "Orders of the nodes on a GPU",

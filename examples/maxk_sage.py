@@ -27,6 +27,7 @@ from benchmarks import maxk_plot, maxk_training
 def main() -> None:
     options = parse_options()
     console = Console()
+    console.width = max(console.width, 100)  # of the table, also where it goes into a file
     if options.root:
         os.environ["PYG_ACCEL_DATA"] = options.root
     names = maxk_training.available(options.datasets, console.print)
@@ -68,6 +69,8 @@ def shown(frame: pd.DataFrame) -> Table:
     """The table, with what MaxK loses in red."""
     title = "accuracy of test nodes, mean ± standard deviation; limit: Amdahl's"
     table = Table(*frame.columns, title=title, box=SIMPLE_HEAD, collapse_padding=True)
+    for column in table.columns:
+        column.no_wrap = True
     for row in frame.itertuples(index=False):
         table.add_row(*map(str, row), style="red" if row.loses else None)
     return table

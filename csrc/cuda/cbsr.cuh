@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "cuda/cbsr.h"
+#include "cuda/warp.cuh"
 
 namespace pyg_accel {
 
@@ -83,21 +84,6 @@ __device__ inline void store_quad(T* out, const float (&x)[kQuad]) {
   for (int i = 0; i < kQuad; ++i)
     quad.at[i] = rounded<T>(x[i]);
   *reinterpret_cast<Rounded<T>*>(out) = quad;
-}
-
-// Shared memory by its address, without the sum of a base and an offset at every access.
-__device__ inline uint32_t address_of(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
-
-__device__ inline float load_shared(uint32_t address) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-  return x;
-}
-
-__device__ inline void store_shared(uint32_t address, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
 
 // The addresses of a quad's columns in shared memory, given where the copy of the lane's

@@ -26,7 +26,7 @@ struct Rows {
 // are padded to whole quads of slots.
 struct CbsrSpmmArgs {
   Rows rows;
-  const void* weight;   // [E] float32 in the order of `col`, or null for 1
+  const float* weight;  // [E] in the order of `col`, or null for 1
   const void* values;   // [num_cols, stride]
   const void* indices;  // likewise, uint8 or uint16; null with packed values
   void* out;            // [num_rows, width] like the values (float32 for packed ones)

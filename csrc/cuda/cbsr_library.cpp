@@ -27,7 +27,7 @@ Rows rows_of(const Tensor& rowptr,
 
 // The sums of pieces [P, width].
 float* partial_of(const std::optional<Tensor>& partial, const Rows& rows, int64_t width) {
-  STD_TORCH_CHECK(partial ? partial->is_contiguous() && partial->is_cuda() &&
+  STD_TORCH_CHECK(partial ? partial->is_contiguous() && is_on_device(*partial) &&
                                 partial->scalar_type() == ScalarType::Float &&
                                 partial->numel() == rows.pieces * width
                           : rows.pieces == 0,
@@ -51,7 +51,7 @@ Stored stored_as(const Tensor& t, const char* name) {
 }
 
 void check_slots(const Tensor& t, const char* name, const Tensor& like) {
-  STD_TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.dim() == 2 && t.size(1) % 4 == 0 &&
+  STD_TORCH_CHECK(is_on_device(t) && t.is_contiguous() && t.dim() == 2 && t.size(1) % 4 == 0 &&
                       t.get_device_index() == like.get_device_index() &&
                       reinterpret_cast<uintptr_t>(t.const_data_ptr()) % (4 * t.element_size()) == 0,
                   "expected '", name, "' to be rows of whole, aligned quads");
@@ -106,14 +106,15 @@ void cbsr_spmm(const Tensor& rowptr,
   args.shift = static_cast<int>(shift);
   args.lanes = static_cast<int>(lanes);
   args.mean = mean;
-  STD_TORCH_CHECK(out.is_cuda() && out.is_contiguous() && out.dim() == 2, "expected a dense 'out'");
+  STD_TORCH_CHECK(is_on_device(out) && out.is_contiguous() && out.dim() == 2,
+                  "expected a dense 'out'");
   STD_TORCH_CHECK(out.size(0) == rowptr.numel() - 1 &&
                       out.scalar_type() == (args.stored == Stored::kPacked ? ScalarType::Float
                                                                            : values.scalar_type()),
                   "expected 'out' to have the rows and the dtype of the result");
   args.out = out.mutable_data_ptr();
   args.partial = partial_of(partial, args.rows, args.width);
-  const torch::stable::accelerator::DeviceGuard guard(values.get_device_index());
+  const auto guard = guard_of(values);
   cbsr_spmm_cuda(args, stream_of(values));
 }
 
@@ -133,7 +134,7 @@ void combine(const Tensor& partial,
   args.stored = stored_as(out, "out");
   STD_TORCH_CHECK(partial.size(1) == out.size(1) && partial.scalar_type() == ScalarType::Float,
                   "expected partial sums of the width of 'out', in float32");
-  const torch::stable::accelerator::DeviceGuard guard(out.get_device_index());
+  const auto guard = guard_of(out);
   combine_cuda(args, stream_of(out));
 }
 
@@ -148,7 +149,7 @@ CbsrRowArgs row_args(const Tensor& rowptr,
                      int64_t k,
                      int64_t shift,
                      int64_t lanes) {
-  STD_TORCH_CHECK(x.is_cuda() && x.is_contiguous() && x.dim() == 2 &&
+  STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 &&
                       x.scalar_type() == ScalarType::Float && x.size(0) == rowptr.numel() - 1 &&
                       reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0,
                   "expected 'x' to be contiguous float32 rows, aligned");
@@ -183,7 +184,7 @@ void cbsr_push(const Tensor& rowptr,
   STD_TORCH_CHECK(out.scalar_type() == ScalarType::Float && out.numel() == indices.numel(),
                   "expected 'out' in float32 and like indices");
   args.out = static_cast<float*>(out.mutable_data_ptr());
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const auto guard = guard_of(x);
   cbsr_push_cuda(args, stream_of(x));
 }
 
@@ -197,7 +198,7 @@ void cbsr_pull(const Tensor& rowptr,
                int64_t slice,
                std::optional<Tensor> partial,
                Tensor out) {
-  STD_TORCH_CHECK(x.is_cuda() && x.is_contiguous() && x.dim() == 2 && indices.is_cuda() &&
+  STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 && is_on_device(indices) &&
                       indices.is_contiguous() && out.is_contiguous() &&
                       out.scalar_type() == x.scalar_type() && out.numel() == indices.numel() &&
                       indices.size(0) == rowptr.numel() - 1 && slice > 0,
@@ -214,7 +215,7 @@ void cbsr_pull(const Tensor& rowptr,
   args.width = static_cast<int>(x.size(1));
   args.slice = static_cast<int>(slice);
   args.stored = stored_as(x, "x");
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const auto guard = guard_of(x);
   cbsr_pull_cuda(args, stream_of(x));
 }
 
@@ -225,7 +226,7 @@ Tensor pack(const Tensor& values, const Tensor& indices) {
                       indices.scalar_type() == ScalarType::Byte &&
                       values.numel() == indices.numel(),
                   "expected values in float32 and as many indices in uint8");
-  const torch::stable::accelerator::DeviceGuard guard(values.get_device_index());
+  const auto guard = guard_of(values);
   Tensor out = torch::stable::new_empty(values, {values.size(0), values.size(1)}, ScalarType::Int);
   pack_cuda(static_cast<const float*>(values.const_data_ptr()),
             static_cast<const uint8_t*>(indices.const_data_ptr()),
@@ -234,10 +235,11 @@ Tensor pack(const Tensor& values, const Tensor& indices) {
 }
 
 std::vector<Tensor> maxk(const Tensor& x, int64_t k, double first) {
-  STD_TORCH_CHECK(x.is_cuda() && x.is_contiguous() && x.dim() == 2 && x.size(1) <= 1024 && k >= 1 &&
-                      k < x.size(1) && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0,
+  STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 && x.size(1) <= 1024 &&
+                      k >= 1 && k < x.size(1) &&
+                      reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0,
                   "expected aligned, contiguous rows of up to 1024 features, and 1 <= k < F");
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const auto guard = guard_of(x);
   Tensor values = torch::stable::new_empty(x, {x.size(0), k});
   Tensor indices = torch::stable::new_empty(
       x, {x.size(0), k}, x.size(1) <= 256 ? ScalarType::Byte : ScalarType::UInt16);
@@ -270,7 +272,7 @@ void cbsr_dot(const Tensor& rowptr,
   args.eid = eid ? int32s(*eid, "eid", col.numel(), x) : nullptr;
   args.values = static_cast<const float*>(values.const_data_ptr());
   args.out = static_cast<float*>(out.mutable_data_ptr());
-  const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const auto guard = guard_of(x);
   cbsr_dot_cuda(args, stream_of(x));
 }
 
@@ -296,7 +298,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
   m.def("combine(Tensor partial, Tensor row, Tensor first, Tensor? rowptr, Tensor(a!) out) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, CUDA, m) {
+STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, PYG_ACCEL_DEVICE, m) {
   m.impl("cbsr_spmm", TORCH_BOX(&cbsr_spmm));
   m.impl("cbsr_push", TORCH_BOX(&cbsr_push));
   m.impl("cbsr_pull", TORCH_BOX(&cbsr_pull));

@@ -1,7 +1,6 @@
 // A float32 and its column in one word: the upper 24 bits of the float, rounded to nearest, ties to
 // even, and 8 bits of column. The float is then off by at most 2^-16 of itself.
 #include "cuda/cbsr.cuh"
-#include "cuda/check.cuh"
 
 namespace pyg_accel {
 namespace {
@@ -34,8 +33,7 @@ void pack_cuda(const float* values,
   if (count == 0)
     return;
   const unsigned blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
-  pack_kernel<<<blocks, kThreads, 0, stream>>>(values, indices, out, count);
-  check_launch("pack");
+  launch_kernel("pack", pack_kernel, blocks, kThreads, 0, stream, values, indices, out, count);
 }
 
 }  // namespace pyg_accel

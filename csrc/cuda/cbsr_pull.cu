@@ -2,7 +2,6 @@
 // and gathers the columns that the row stores, a slice of columns at a time, so that what all warps
 // read stays in the L2 cache. Sums have a fixed order.
 #include "cuda/cbsr.cuh"
-#include "cuda/check.cuh"
 
 namespace pyg_accel {
 namespace {
@@ -95,11 +94,9 @@ __global__ void cbsr_pull_kernel(CbsrPullArgs args) {
 template <typename Value>
 void launch(const CbsrPullArgs& args, cudaStream_t stream) {
   const dim3 blocks(blocks_of(args.rows, kWarps), (args.width + args.slice - 1) / args.slice);
-  if (args.wide_columns)
-    cbsr_pull_kernel<Value, uint16_t><<<blocks, kWarps * 32, 0, stream>>>(args);
-  else
-    cbsr_pull_kernel<Value, uint8_t><<<blocks, kWarps * 32, 0, stream>>>(args);
-  check_launch("cbsr_pull");
+  const auto kernel =
+      args.wide_columns ? cbsr_pull_kernel<Value, uint16_t> : cbsr_pull_kernel<Value, uint8_t>;
+  launch_kernel("cbsr_pull", kernel, blocks, kWarps * 32, 0, stream, args);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // CBSR features (the MaxK-GNN paper's SSpMM, section 4.2) and products along edges. A warp copies
 // its row into shared memory as cbsr.cuh says, once for every group of lanes.
 #include "cuda/cbsr.cuh"
-#include "cuda/check.cuh"
 
 namespace pyg_accel {
 namespace {
@@ -10,18 +9,6 @@ namespace {
 constexpr int kAhead = 4;  // edges of a group of lanes whose columns are under way
 
 enum class What { kPush, kDot };
-
-__device__ inline void add_quad(float* to, const float (&x)[kQuad]) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-#else
-#pragma unroll
-  for (int i = 0; i < kQuad; ++i)
-    atomicAdd(to + i, x[i]);
-#endif
-}
 
 // Copy columns [first, first + kLanes << shift) of a row, each lane those of its own bank.
 __device__ inline void copy_row(const CbsrRowArgs& args, const float* x, uint32_t bank, int first) {
@@ -46,7 +33,7 @@ __device__ inline void copy_row(const CbsrRowArgs& args, const float* x, uint32_
 template <typename Column, int kLanes, What kWhat>
 __global__ void cbsr_row_kernel(CbsrRowArgs args) {
   constexpr int kGroups = 32 / kLanes;
-  extern __shared__ float4 shared[];
+  float4* shared = shared_memory();
   const int lane = threadIdx.x, group = lane / kLanes, member = lane % kLanes;
   Task task;
   if (!task.find(args.rows, blockIdx.x))
@@ -95,25 +82,21 @@ __global__ void cbsr_row_kernel(CbsrRowArgs args) {
             if (live <= 0)
               continue;
             const Places at = places_of(columns[a], copy, args.shift, first, depth * kLanes);
-            float term[kQuad];
+            float term[kQuad] = {};
             bool any = false;
 #pragma unroll
             for (int i = 0; i < kQuad; ++i) {
-              const bool here = i < live && (sizeof(Column) == 1 || at.address[i] != kNowhere);
-              term[i] = here ? load_shared(at.address[i]) : 0.f;
-              any |= here;
+              if (i >= live || (sizeof(Column) > 1 && at.address[i] == kNowhere))
+                continue;
+              any = true;
+              if constexpr (kWhat == What::kDot)
+                dot[a] =
+                    fmaf(float_of<float>(values[a].bits(i)), load_shared(at.address[i]), dot[a]);
+              else
+                term[i] = load_shared(at.address[i]) * factor[a];
             }
-            if constexpr (kWhat == What::kDot) {
-#pragma unroll
-              for (int i = 0; i < kQuad; ++i)
-                if (i < live && (sizeof(Column) == 1 || at.address[i] != kNowhere))
-                  dot[a] = fmaf(float_of<float>(values[a].bits(i)), term[i], dot[a]);
-            } else if (any) {
-#pragma unroll
-              for (int i = 0; i < kQuad; ++i)
-                term[i] *= factor[a];
-              add_quad(args.out + static_cast<uint64_t>(source[a]) * args.stride + slot, term);
-            }
+            if (kWhat == What::kPush && any)
+              add_four(args.out + static_cast<uint64_t>(source[a]) * args.stride + slot, term);
           }
         }
         if constexpr (kWhat == What::kDot) {
@@ -137,13 +120,10 @@ __global__ void cbsr_row_kernel(CbsrRowArgs args) {
 template <typename Column, int kLanes, What kWhat>
 void launch(const CbsrRowArgs& args, cudaStream_t stream) {
   const int depth = 1 << args.shift, bytes = depth * 32 * 4;
-  const auto kernel = cbsr_row_kernel<Column, kLanes, kWhat>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "shared memory of a row");
   const unsigned slices =
       kWhat == What::kDot ? 1 : (args.width + depth * kLanes - 1) / (depth * kLanes);
-  kernel<<<dim3(blocks_of(args.rows, 1), slices), 32, bytes, stream>>>(args);
-  check_launch("a product with CBSR features");
+  launch_kernel("cbsr_row", cbsr_row_kernel<Column, kLanes, kWhat>,
+                dim3(blocks_of(args.rows, 1), slices), 32, bytes, stream, args);
 }
 
 template <typename Column, What kWhat>

@@ -1,7 +1,6 @@
 // A sparse matrix times CBSR features: a warp has a row and adds up in shared memory, without
 // atomics (the MaxK-GNN paper's SpGEMM, section 4.1; see cbsr.cuh for where its columns lie).
 #include "cuda/cbsr.cuh"
-#include "cuda/check.cuh"
 
 namespace pyg_accel {
 namespace {
@@ -45,7 +44,7 @@ template <typename Value, typename Column, int kLanes>
 __global__ void cbsr_spmm_kernel(CbsrSpmmArgs args) {
   constexpr int kGroups = 32 / kLanes;
   constexpr bool kBlocks = kLanes == 32;  // of columns, where they do not all fit
-  extern __shared__ float4 shared[];
+  float4* shared = shared_memory();
   const int lane = threadIdx.x, group = lane / kLanes, member = lane % kLanes;
   Task task;
   if (!task.find(args.rows, blockIdx.x))
@@ -58,14 +57,13 @@ __global__ void cbsr_spmm_kernel(CbsrSpmmArgs args) {
   float* sum = reinterpret_cast<float*>(shared);
   const uint32_t copy = address_of(sum + group * kLanes);
 
-  const auto* weight = static_cast<const float*>(args.weight);
   const int chunks = (args.stride / kQuad + kLanes - 1) / kLanes;
   uint32_t next_node = 0;  // or any that exists
   float next_scale = 1;
   const auto read = [&](int32_t at) {
     next_node = at < task.end ? args.rows.col[at] : 0;
-    if (weight && at < task.end)
-      next_scale = weight[at];
+    if (args.weight && at < task.end)
+      next_scale = args.weight[at];
   };
   read(task.begin + lane);
   for (int32_t base = task.begin; base < task.end; base += 32) {
@@ -92,8 +90,7 @@ __global__ void cbsr_spmm_kernel(CbsrSpmmArgs args) {
           const Places at =
               places_of(features[a].columns(), copy, args.shift, first, depth * kLanes);
           if (live == kQuad && !kBlocks) {
-            float
-                before[kQuad];  // columns of a row are distinct: all are read before any is written
+            float before[kQuad];  // columns are distinct: all are read before any is written
 #pragma unroll
             for (int i = 0; i < kQuad; ++i)
               before[i] = load_shared(at.address[i]);
@@ -172,12 +169,9 @@ __global__ void combine_kernel(CombineArgs args) {
 template <typename Value, typename Column, int kLanes>
 void launch(const CbsrSpmmArgs& args, cudaStream_t stream) {
   const int depth = 1 << args.shift, bytes = depth * 32 * 4;
-  const auto kernel = cbsr_spmm_kernel<Value, Column, kLanes>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "shared memory of cbsr_spmm");
   const unsigned slices = (args.width + depth * kLanes - 1) / (depth * kLanes);
-  kernel<<<dim3(blocks_of(args.rows, 1), slices), 32, bytes, stream>>>(args);
-  check_launch("cbsr_spmm");
+  launch_kernel("cbsr_spmm", cbsr_spmm_kernel<Value, Column, kLanes>,
+                dim3(blocks_of(args.rows, 1), slices), 32, bytes, stream, args);
 }
 
 template <typename Value, typename Column>
@@ -216,14 +210,10 @@ void cbsr_spmm_cuda(const CbsrSpmmArgs& args, cudaStream_t stream) {
 void combine_cuda(const CombineArgs& args, cudaStream_t stream) {
   if (args.count == 0)
     return;
-  const int threads = args.width < 256 ? 64 : 256;
-  if (args.stored == Stored::kBFloat16)
-    combine_kernel<__nv_bfloat16><<<args.count, threads, 0, stream>>>(args);
-  else if (args.stored == Stored::kHalf)
-    combine_kernel<__half><<<args.count, threads, 0, stream>>>(args);
-  else
-    combine_kernel<float><<<args.count, threads, 0, stream>>>(args);
-  check_launch("combine");
+  const auto kernel = args.stored == Stored::kBFloat16 ? combine_kernel<__nv_bfloat16>
+                      : args.stored == Stored::kHalf   ? combine_kernel<__half>
+                                                       : combine_kernel<float>;
+  launch_kernel("combine", kernel, args.count, args.width < 256 ? 64 : 256, 0, stream, args);
 }
 
 }  // namespace pyg_accel

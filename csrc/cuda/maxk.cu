@@ -2,7 +2,6 @@
 // searches for the k-th largest by counting how many elements reach a threshold. (The MaxK-GNN
 // paper, section 5.4, bisects on 8-bit features and keeps approximately the largest.)
 #include "cuda/cbsr.cuh"
-#include "cuda/check.cuh"
 
 namespace pyg_accel {
 namespace {
@@ -20,27 +19,13 @@ __device__ inline float float_of_key(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-__device__ inline float log2_of(int count) {
-  float out;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(static_cast<float>(count)));
-  return out;
-}
-
-__device__ inline float inverse_of(float x) {
-  float out;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
-// How many of a lane's keys reach `least`: two instructions each, where C++ makes three.
+// How many of a lane's keys reach `least`.
 template <int kItems>
 __device__ inline int count_here(const uint32_t* key, uint32_t least) {
   int count[2] = {};
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
-    asm("{ .reg .pred p; setp.ge.u32 p, %1, %2; @p add.s32 %0, %0, 1; }"
-        : "+r"(count[i % 2])
-        : "r"(key[i]), "r"(least));
+    count_if(key[i], least, count[i % 2]);
   return count[0] + count[1];
 }
 
@@ -121,24 +106,10 @@ __device__ inline void settle_ties(uint32_t (&key)[kItems], uint32_t low, int ro
   }
 }
 
-// Store {bits, column} at an address and move on if `key` reaches `low`.
-__device__ inline void store_if(uint32_t key,
-                                uint32_t low,
-                                uint32_t bits,
-                                int column,
-                                uint32_t& address) {
-  asm volatile(
-      "{ .reg .pred p; setp.ge.u32 p, %1, %2; @p st.shared.v2.b32 [%0], {%3, %4};\n\t"
-      "@p add.u32 %0, %0, 8; }"
-      : "+r"(address)
-      : "r"(key), "r"(low), "r"(bits), "r"(column)
-      : "memory");
-}
-
 template <typename Value, typename Column, int kQuads>
 __global__ void maxk_kernel(MaxkArgs args) {
   constexpr int kItems = kQuads * kQuad;
-  extern __shared__ float4 shared[];
+  float4* shared = shared_memory();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= args.rows)
     return;
@@ -218,8 +189,8 @@ template <typename Value, typename Column, int kQuads>
 void launch(const MaxkArgs& args, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>((args.rows + kWarps - 1) / kWarps);
   const int bytes = kWarps * args.k * static_cast<int>(sizeof(uint2));
-  maxk_kernel<Value, Column, kQuads><<<blocks, kWarps * 32, bytes, stream>>>(args);
-  check_launch("maxk");
+  launch_kernel("maxk", maxk_kernel<Value, Column, kQuads>, blocks, kWarps * 32, bytes, stream,
+                args);
 }
 
 template <typename Value>

@@ -1,8 +1,6 @@
 // Checks and conversions between torch's stable tensors and the kernels' plain structs.
 #pragma once
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -13,22 +11,13 @@
 #include <optional>
 #include <vector>
 
+#include "cuda/device.h"
 #include "cuda/kernels.h"
-
-// Declared by torch's header only where torch itself was built with CUDA.
-extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
 
 namespace pyg_accel {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-inline cudaStream_t stream_of(const Tensor& t) {
-  void* stream = nullptr;
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream) == 0,
-                  "cannot tell the current CUDA stream");
-  return static_cast<cudaStream_t>(stream);
-}
 
 inline bool is_wide(const Tensor& t, const char* name) {
   const ScalarType type = t.scalar_type();
@@ -39,7 +28,7 @@ inline bool is_wide(const Tensor& t, const char* name) {
 
 // A contiguous vector on the device of `like`.
 inline void check_vector(const Tensor& t, const char* name, int64_t size, const Tensor& like) {
-  STD_TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.dim() == 1 && t.numel() == size &&
+  STD_TORCH_CHECK(is_on_device(t) && t.is_contiguous() && t.dim() == 1 && t.numel() == size &&
                       t.get_device_index() == like.get_device_index(),
                   "expected '", name, "' to be a contiguous vector of ", size,
                   " elements on the device of the others");

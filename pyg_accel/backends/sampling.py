@@ -27,6 +27,7 @@ in a sample drawn without replacement.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -72,8 +73,10 @@ class Sampling:
     rescale: str
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"expected 'width' to be at least 1 (got {self.width})")
+        if not isinstance(self.width, Integral) or self.width < 1:
+            raise ValueError(
+                f"expected 'width' to be a whole number of at least 1 (got {self.width!r})"
+            )
         if self.strategy not in STRATEGIES:
             known = ", ".join(STRATEGIES)
             raise ValueError(f"expected a strategy of {known} (got '{self.strategy}')")

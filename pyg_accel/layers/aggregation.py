@@ -58,7 +58,7 @@ def compress(x: Features, k: int) -> Features:
     """
     if isinstance(x, CBSR):
         return x
-    pays = x.dim() == 2 and k * _columns_an_entry(x) < x.size(1)
+    pays = x.dim() == 2 and k * _columns_an_entry(x) <= x.size(1)
     return maxk(x, k) if pays else dense_maxk(x, k)
 
 

@@ -106,8 +106,19 @@ def sampling_rates(
 
     Returns:
         A share in [0, 1] by width; 1 for a graph without edges.
+
+    Raises:
+        ValueError: for something else than a graph or degrees, or widths below 1.
     """
     degree = graph.degree if isinstance(graph, Graph) else graph
+    if not isinstance(degree, Tensor) or degree.dim() != 1:
+        got = list(degree.shape) if isinstance(degree, Tensor) else type(degree).__name__
+        raise ValueError(
+            f"expected a Graph or the degrees [N] of its targets (got {got}); of an edge_index, "
+            "Graph.from_edge_index(edge_index) makes a graph"
+        )
+    if any(width < 1 for width in widths):
+        raise ValueError(f"expected widths of at least 1 (got {list(widths)})")
     kept = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
     return {w: n / kept[-1] if kept[-1] else 1.0 for w, n in zip(widths, kept, strict=False)}
 

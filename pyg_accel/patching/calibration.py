@@ -131,12 +131,21 @@ def calibrate_sampling(
         progress: show a progress bar.
 
     Raises:
-        ValueError: for a mask that selects nothing, or widths below 1.
+        ValueError: for a mask that selects nothing or is not of these nodes, data without classes,
+            a negative drop, or widths below 1.
     """
     from pyg_accel.patching import patched
 
     if mask.dtype != torch.bool or not bool(mask.any()):
         raise ValueError("expected 'mask' to be bool and to select at least one node")
+    if getattr(data, "y", None) is None:
+        raise ValueError("expected 'data' to have the classes of its nodes, 'y'")
+    if mask.shape != data.y.shape[:1]:
+        raise ValueError(
+            f"expected 'mask' to be [{data.y.size(0)}], one a node (got {list(mask.shape)})"
+        )
+    if not max_drop >= 0:
+        raise ValueError(f"expected 'max_drop' to be at least 0 (got {max_drop})")
     degree = _degrees(data)
     if widths is None:
         most = int(degree.max()) if degree.numel() else 1

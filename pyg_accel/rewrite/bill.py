@@ -77,11 +77,11 @@ class Work:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        inner = f"x{self.inner}" if self.inner not in ("", "k") and not self.graph else ""
         heads = f"·{self.heads}" if self.heads > 1 else ""
         graph = f" {self.graph}{'ᵀ' if self.transposed else ''}" if self.graph else ""
-        of = f"{self.inner} of " if self.inner == "k" else ""
+        of = f"{self.inner} of " if self.inner == "k" and self.name != "cbsr_mm" else ""
         cols = "" if self.name in ("scale_edges", "edge_softmax") else f" {of}{self.cols}{heads}"
+        inner = f"x{self.inner}" if self.inner and not of else ""
         rows = "" if self.graph else f" {self.rows}{inner}x{of}{self.cols}{heads}"
         return f"{self.name}{graph}{cols if self.graph else rows}"
 
@@ -151,7 +151,7 @@ def bill_of(tree: Tree, given: Given) -> Bill:
             backward += _backward(node, needs, sampled=given.sampled)
             if node.op == "gemm" and needs(node.args[1]) and isinstance(node.args[0], Node):
                 data = node.args[0]
-                kept[data] = (data.rows, data.cols, data.heads)
+                kept[data] = (data.rows, "k" if data.kind == "cbsr" else data.cols, data.heads)
             if node.op == "spmm" and needs(node.args[0]) and node.args[1] not in fused:
                 data_ = node.args[1]
                 if isinstance(data_, Node):
@@ -177,7 +177,8 @@ def _projected(tree: Tree) -> set[Tree]:
 
 def _addends(node: Node) -> list[Tree]:
     """The last products of a sum: they are accumulated, not added."""
-    return [a for a in node.args if isinstance(a, Node) and a.op == "gemm"]
+    gemms = [a for a in node.args if isinstance(a, Node) and a.op == "gemm"]
+    return [a for a in gemms if a.args[0] is not None and a.args[0].kind != "cbsr"]
 
 
 def _forward(node: Node, *, sampled: bool = False) -> list[Work]:
@@ -186,6 +187,8 @@ def _forward(node: Node, *, sampled: bool = False) -> list[Work]:
     match node.op:
         case "gemm":
             assert a[0] is not None
+            if a[0].kind == "cbsr":
+                return [Work("cbsr_mm", rows, "k", cols, heads)]
             return [Work("gemm", rows, a[0].cols, cols, heads)]
         case "spmm":
             return [_spmm(node, sampled=sampled)]
@@ -271,6 +274,8 @@ def _gemm_gradients(
     data, weight = node.args
     assert data is not None
     cols, heads = ("1", 2 * node.heads) if scores else (node.cols, node.heads)
+    if data.kind == "cbsr":  # as many multiplications each as forward
+        return _forward(node) * (needs(weight) + needs(data))
     work = []
     if needs(weight):
         work.append(Work("gemm_tn", data.cols, data.rows, cols, heads))

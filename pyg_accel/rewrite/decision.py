@@ -1,6 +1,6 @@
 """What a layer does with calls of some kind and size, and why."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.rewrite.bill import Given
-from pyg_accel.rewrite.cost import CostModel, GraphFeatures, cost_model
+from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Primitive, cost_model
 from pyg_accel.rewrite.decide import Choice, Choose, decide, seconds_of, source_for
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.ir import Expr, leaves_of
@@ -90,13 +90,38 @@ class Decision:
         return all(a == b or max(a, b) <= DRIFT * min(a, b) for a, b in pairs)
 
     def afresh(self, choose: Choose | None) -> Program:
-        """Return what to run where nothing is kept from one call to the next."""
+        """Return what to run in compiled code, which keeps nothing from one call to the next."""
 
         def graphs(name: str, transposed: bool) -> GraphFeatures:
             return self.features[name, transposed]
 
-        choice = decide(self.pruned, self.sizes, graphs, self.cost, fresh=True, choose=choose)
+        cost = _Fused(self.cost)
+        choice = decide(self.pruned, self.sizes, graphs, cost, fresh=True, choose=choose)
         return Program(choice.tree, self.algebra)
+
+
+class _Fused:
+    """A cost model for compiled code: what is done element by element joins its neighbours."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+
+    @property
+    def source(self) -> str:
+        return self._model.source
+
+    @property
+    def learned(self) -> Collection[str]:
+        return self._model.learned
+
+    def seconds(self, primitive: Primitive) -> float:
+        return self.many([primitive])[0]
+
+    def many(self, primitives: Iterable[Primitive]) -> list[float]:
+        asked = list(primitives)
+        found = self._model.many(asked)
+        return [0.0 if p.name in ("scale_rows", "elementwise") else seconds
+                for p, seconds in zip(asked, found, strict=True)]  # fmt: skip
 
 
 def make_decision(

@@ -83,9 +83,11 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
         case Sum(terms=terms):
             return tuple(Node("add", parts, _rows(parts), _cols(parts), heads=_heads(parts))
                          for parts in _combinations(terms, scaling))  # fmt: skip
-        case Map(name=name, arg=arg, keeps=True):
-            args = _trees(arg, scaling)
-            kept = [Node("select", (t,), t.rows, t.cols, "cbsr", name=name) for t in args]
+        case Map(name=name, arg=arg, keeps=True, multiplies=multiplies):
+            kept = [
+                Node("select", (t,), t.rows, t.cols, "cbsr", name=name, multiplies=multiplies)
+                for t in _trees(arg, scaling)
+            ]
             written = [Node("map", (t,), t.rows, t.cols, name=WRITTEN) for t in kept]
             return (*kept, *written)
         case Map(name=name, arg=arg, free=free):
@@ -186,9 +188,12 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
     heads = max(left.heads, right.heads)
     shape = (left.rows, right.cols)
     if left.kind == "diagonal" and right.kind in ("data", "cbsr"):
-        return Node("scale_rows", (left, right), *shape, right.kind, heads)
+        compressed = isinstance(right, Node) and right.multiplies
+        return Node("scale_rows", (left, right), *shape, right.kind, heads, multiplies=compressed)
     if is_sparse(left) and right.kind in ("data", "cbsr"):
         return Node("spmm", (left, right), *shape, heads=heads)
+    if isinstance(left, Node) and left.multiplies and right.kind == "weight":
+        return Node("gemm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)
     if scaling == "any" and _is_vector(left) and _is_matrix(right):

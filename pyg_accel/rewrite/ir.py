@@ -129,6 +129,7 @@ class Map(_Operators):
         cols_out: symbol of its columns, if they are not those of the argument.
         free: it is a view, and costs nothing.
         keeps: it leaves only ``k`` columns of each row, and the others zero (MaxK).
+        multiplies: what it keeps is multiplied with weights as it is stored, where a backend can.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Map(_Operators):
     cols_out: str = ""
     free: bool = False
     keeps: bool = False
+    multiplies: bool = False
 
     @property
     def rows(self) -> str:

@@ -164,7 +164,7 @@ class _Run:
                     total = row if total is None else total + row
                     continue
                 data = self.value(left)
-                if data.dim() == 2:
+                if isinstance(data, Tensor) and data.dim() == 2:
                     products.append((data, self.value(right)))
                 else:
                     others.append(self.value(a))
@@ -200,17 +200,19 @@ def _reads(tree: Tree | None, name: str) -> bool:
     return tree is not None and tree.name == name
 
 
-def gemm(data: Tensor, weight: Tensor, heads: int = 1) -> Tensor:
+def gemm(data: Tensor | CBSR, weight: Tensor, heads: int = 1) -> Tensor:
     """Multiply features with a weight.
 
     Args:
-        data: [N, F], or [N, heads, F] with each head its own part of the weight.
+        data: [N, F], also as CBSR, or [N, heads, F] with each head its own part of the weight.
         weight: [F, heads x H].
         heads: heads.
 
     Returns:
         [N, H], or [N, heads, H] for several heads.
     """
+    if isinstance(data, CBSR):
+        return ops.cbsr_linear(data, weight.t())
     if data.dim() == 3:
         parts = weight.view(weight.size(0), heads, -1)
         return torch.einsum("nhf,fhc->nhc", data, parts)

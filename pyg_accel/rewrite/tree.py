@@ -29,6 +29,7 @@ class Node:
         mean: of an spmm: a mean over each row.
         folds: of attention (:class:`~pyg_accel.rewrite.ir.Attend`).
         free: of a map: a view.
+        multiplies: of a selection (:class:`~pyg_accel.rewrite.ir.Map`).
     """
 
     op: str
@@ -41,6 +42,7 @@ class Node:
     mean: bool = False
     folds: bool = False
     free: bool = False
+    multiplies: bool = False
 
     def __str__(self) -> str:
         args = [str(a) for a in self.args if a is not None]

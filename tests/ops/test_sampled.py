@@ -392,6 +392,11 @@ def test_sampling_rates_are_those_of_the_degrees():
     assert sampling_rates(degree, (10, 20, 100)) == {10: 0.3, 20: 0.5, 100: 1.0}
     assert sampling_rates(rows_of_length(0, 10, 20, 70), (10,)) == {10: 0.3}
     assert sampling_rates(torch.zeros(3, dtype=torch.int64), (16,)) == {16: 1.0}
+    for wrong in (torch.zeros(2, 5, dtype=torch.int64), "Cora"):
+        with pytest.raises(ValueError, match="from_edge_index"):
+            sampling_rates(wrong)
+    with pytest.raises(ValueError, match="at least 1"):
+        sampling_rates(degree, (16, 0))
 
 
 @pytest.mark.parametrize(

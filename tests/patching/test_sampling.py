@@ -147,7 +147,13 @@ def test_nothing_patched_is_an_error():
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [({"width": 0}, "at least 1"), ({"strategy": "x"}, "bucket"), ({"rescale": "mean"}, "row")],
+    [
+        ({"width": 0}, "at least 1"),
+        ({"width": "8"}, "whole number"),
+        ({"width": 1.5}, "whole number"),
+        ({"strategy": "x"}, "bucket"),
+        ({"rescale": "mean"}, "row"),
+    ],
 )
 def test_what_does_not_fit_is_refused(how, words):
     with pyg_accel.patched(), pytest.raises(ValueError, match=words), pyg_accel.sampled(**how):
@@ -277,10 +283,16 @@ def test_calibration_takes_weights_metrics_and_matrices():
     assert found.rows[1].rate < 0.2
 
 
-def test_calibration_refuses_an_empty_mask():
+def test_calibration_refuses_what_does_not_fit():
     data = noisy_task()
     with pytest.raises(ValueError, match="mask"):
         pyg_accel.calibrate_sampling(Mean(), data, torch.zeros(400, dtype=torch.bool))
+    with pytest.raises(ValueError, match="one a node"):
+        pyg_accel.calibrate_sampling(Mean(), data, torch.ones(7, dtype=torch.bool))
+    with pytest.raises(ValueError, match="max_drop"):
+        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, max_drop=-0.1)
+    with pytest.raises(ValueError, match="'y'"):
+        pyg_accel.calibrate_sampling(Mean(), Data(x=data.x), data.val_mask)
     with pytest.raises(ValueError, match="at least 1"):
         pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, widths=(0,), progress=False)
 

@@ -7,6 +7,7 @@ from torch_geometric import nn
 
 from pyg_accel import Graph, layers, optimize
 from pyg_accel.ops.csr import GRAPHS, looped_graph_of
+from pyg_accel.rewrite.cost import Roofline
 from pyg_accel.rewrite.layer import Associated
 
 pytestmark = pytest.mark.slow
@@ -180,6 +181,20 @@ def test_a_compiled_decision_counts_what_is_kept_for_eager_calls():
     assert not any(program._kept)
     whole(fast)(x, edge_index)
     assert layer._compiled
+
+
+def test_compiled_code_scales_rows_of_features_and_not_edges_in_each_call():
+    class Kept(Roofline):  # scaled edges, which are kept, save more than they cost
+        def many(self, primitives):
+            return [{"scale_rows": 2.0, "spmm": 5.0, "spmm_weighted": 5.5}.get(p.name, 1.0)
+                    for p in primitives]  # fmt: skip
+
+    cost = Kept(Roofline.of("cpu").machine, "")
+    x, edge_index = next(batches())
+    fast = optimize(nn.GCNConv(F, F), x, edge_index, cost=cost)
+    (decision,) = (d for m in fast.modules() if isinstance(m, Associated) for d in m.decisions)
+    assert "D·A·D" in str(decision.choice.tree)
+    assert "D·A·D" not in str(decision.afresh(None).tree)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

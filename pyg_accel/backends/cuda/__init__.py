@@ -28,7 +28,7 @@ from pyg_accel.sharing import sharing_of
 __all__ = ["CudaBackend"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MOST = 2**31 - 1
+_MOST = 2**31 - 64  # a warp looks up to 63 entries ahead
 
 
 class CudaBackend(Backend):

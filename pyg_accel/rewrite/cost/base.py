@@ -21,7 +21,8 @@ class Primitive:
             ``sddmm`` one dot product of ``cols`` features an edge, ``scale_edges`` a diagonal (or
             two) times the matrix, ``edge_softmax``; ``sampled_spmm``, which takes ``inner`` entries
             of a row. Of features of which ``inner`` columns are kept: ``maxk`` (dense) selects,
-            ``cbsr_spmm`` sums them up, and ``sspmm`` is its gradient.
+            ``cbsr_spmm`` sums them up, ``sspmm`` is its gradient, and ``cbsr_mm`` multiplies them
+            with a weight, as do both of its gradients.
         rows: rows of the result.
         inner: inner dimension of a product, or how much of a row is read, else 0.
         cols: columns of the result; heads times features where there are heads.

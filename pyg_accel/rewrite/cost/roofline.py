@@ -129,6 +129,8 @@ class Roofline:
             return self._with_call(max(work / m.flops, VALUE * moved / m.memory), m.call)
         if p.name in ("scale_rows", "elementwise"):
             return self._with_call(2 * VALUE * p.rows * p.cols / m.memory, m.call)
+        if p.name == "cbsr_mm":  # an entry's products take twice as long as those of a dense row
+            return self._with_call(4 * p.rows * p.inner * p.cols / m.flops, m.call)
         if p.name == "maxk":  # a few passes over each row
             return self._with_call(4 * VALUE * p.rows * p.cols / m.memory, m.call)
         if p.graph is None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_accel import ops
+from pyg_accel.cbsr import CBSR
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf, Map
 from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, Value
@@ -93,7 +94,7 @@ class Parts:
             return ()
         return (self.leaf(Leaf(name, "1", cols, "bias"), lambda call: holder.bias),)
 
-    def selected(self, conv: Any, x: Expr) -> Expr:
+    def selected(self, conv: Any, call: Call, x: Expr) -> Expr:
         """Return features as a layer aggregates them: through MaxK, if it is one of those."""
         if not isinstance(conv, (MaxKGCNConv, MaxKGINConv, MaxKSAGEConv)):
             return x
@@ -101,7 +102,10 @@ class Parts:
         self.sizes["k"] = conv.k
         self.facts += (conv.k,)
         self.sampled = False  # nor does it apply to the layers themselves
-        return Map("maxk", x, keeps=True)
+        like = CBSR(call.x[:, : conv.k], call.x, call.x.size(1))  # for what it is, not what it has
+        width = getattr(conv, "out_channels", call.x.size(1))
+        able = call.x.device.type != "meta" and ops.multiplies_compressed(like, width)
+        return Map("maxk", x, keeps=True, multiplies=able)
 
     def sources(self, call: Call) -> Leaf:
         """Add the features of the sources."""

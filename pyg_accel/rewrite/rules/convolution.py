@@ -31,7 +31,7 @@ def gcn(conv: GCNConv, call: Call) -> Algebra:
     else:
         a = edges(parts, call)
         aggregate = a.__matmul__
-    x = parts.selected(conv, parts.sources(call))
+    x = parts.selected(conv, call, parts.sources(call))
     product = aggregate(x @ parts.linear("W", conv.lin))
     return parts.algebra(add(product, *parts.bias("b", conv)))
 
@@ -59,12 +59,12 @@ def sage(conv: SAGEConv, call: Call) -> Algebra:
         x = x @ parts.linear("P", conv.lin, "F", "F")
         x = add(x, *parts.bias("p", conv.lin, "F"))
         if isinstance(conv, MaxKSAGEConv):
-            x = parts.selected(conv, x)
+            x = parts.selected(conv, call, x)
         else:
             x = Map("relu", x)
             parts.maps["relu"] = F.relu
     else:
-        x, y = parts.selected(conv, x), parts.selected(conv, y)
+        x, y = parts.selected(conv, call, x), parts.selected(conv, call, y)
     out: Expr = edges(parts, call, "") @ x
     if mean:
         out = Broadcast(inverse_count(parts), out)

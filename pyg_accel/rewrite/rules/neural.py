@@ -21,13 +21,13 @@ def gin(conv: GINConv, call: Call) -> Algebra:
     """nn((A X + (1 + ε) X)): the first linear layer of nn takes part; of X through MaxK."""
     need_sum(conv)
     parts = Parts()
-    x: Expr = parts.selected(conv, parts.sources(call))
+    x: Expr = parts.selected(conv, call, parts.sources(call))
     out: Expr = edges(parts, call, "") @ x
     if call.x_dst is not None:
         y: Expr = x
         if call.bipartite:
             y = parts.leaf(Leaf("Y", "N", "F", "data"), lambda call: _need(call.x_dst))
-            y = parts.selected(conv, y)
+            y = parts.selected(conv, call, y)
         one = Leaf("(1+ε)", "N", "N", "diagonal", number=True)
         out = out + parts.leaf(one, lambda call: 1 + call.conv.eps) @ y
     first, rest = _split(conv.nn)
