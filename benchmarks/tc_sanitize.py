@@ -9,7 +9,7 @@ Reads no results: the tests do.
 import torch
 
 from pyg_accel import Graph
-from pyg_accel.backends.cuda import plan, sddmm, spmm
+from pyg_accel.backends.cuda import attention, plan, sddmm, spmm
 from pyg_accel.testing import zoo
 
 
@@ -30,6 +30,11 @@ def main() -> None:
                     spmm.run(csr, x, weight, window=window, warps=warps, exact=exact, mean=True,
                              least=least)  # fmt: skip
                     sddmm.run(csr, y, x, window=window, slice=64, exact=exact, least=least)
+            if dtype.itemsize == 2:
+                for width in (7, 64, 128):
+                    nodes = (csr.num_rows, csr.num_cols, csr.num_cols)
+                    operands = [torch.randn(n, 2, width, device="cuda").to(dtype) for n in nodes]
+                    attention.run(csr, attention.DotAttention(0, 1, 2), operands)
     torch.cuda.synchronize()
     print("done")
 

@@ -19,6 +19,10 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor target, Tensor source) -> "
       "Tensor");
   m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
+  m.def(
+      "stages(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor[] operands, "
+      "int[] sides, Tensor[] given, int[] code, int heads, int scores) -> Tensor[]");
+  m.def("row_dots(Tensor a, Tensor b) -> Tensor");
   m.def("maxk(Tensor x, int k) -> Tensor[]");
   m.def(
       "cbsr_spmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor values, "

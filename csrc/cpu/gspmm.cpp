@@ -1,46 +1,34 @@
 // Binary-reduce for any message formula (program_kernel.h).
+#include "program.h"
 #include "schedule.h"
 
 namespace pyg_accel {
-namespace {
 
-constexpr int kFields = 6;  // op, a, b, bits of the value, wide, invariant
+Operand operand_of(const Tensor& t, int64_t side, DType dtype, int64_t heads, int64_t width) {
+  const bool index = t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long;
+  if (!index)
+    check_features(t, "operands", dtype);
+  STD_TORCH_CHECK(t.dim() == 3 && (t.size(1) == 1 || t.size(1) == heads) &&
+                      (t.size(2) == 1 || t.size(2) == width),
+                  "expected every operand to be [rows, 1 or H, 1 or F]");
+  return Operand{t.const_data_ptr(),
+                 t.stride(0),
+                 static_cast<int>(side),
+                 t.size(1) == heads && heads > 1,
+                 t.size(2) == width && width > 1,
+                 index};
+}
 
-ProgramArgs program_of(const std::vector<Tensor>& operands,
-                       const std::vector<int64_t>& sides,
-                       const std::vector<int64_t>& code,
-                       DType dtype,
-                       int64_t heads,
-                       int64_t width) {
-  ProgramArgs args{};
-  STD_TORCH_CHECK(operands.size() <= kMaxOperands && operands.size() == sides.size(),
-                  "a message formula has at most ", kMaxOperands, " operands");
-  STD_TORCH_CHECK(code.size() % kFields == 0 && code.size() / kFields <= kMaxInstructions,
+void set_instructions(ProgramArgs& args, const int64_t* code, int64_t fields) {
+  STD_TORCH_CHECK(fields % kFields == 0 && fields / kFields <= kMaxInstructions,
                   "a message formula has at most ", kMaxInstructions, " operations");
-  args.heads = heads;
-  args.width = width;
-  args.num_operands = static_cast<int>(operands.size());
-  for (int i = 0; i < args.num_operands; ++i) {
-    const Tensor& t = operands[i];
-    const bool index = t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long;
-    if (!index)
-      check_features(t, "operands", dtype);
-    STD_TORCH_CHECK(t.dim() == 3 && (t.size(1) == 1 || t.size(1) == heads) &&
-                        (t.size(2) == 1 || t.size(2) == width),
-                    "expected every operand to be [rows, 1 or H, 1 or F]");
-    args.operands[i] = Operand{t.const_data_ptr(),
-                               t.stride(0),
-                               static_cast<int>(sides[i]),
-                               t.size(1) == heads && heads > 1,
-                               t.size(2) == width && width > 1,
-                               index};
-  }
-  args.num_instructions = static_cast<int>(code.size()) / kFields;
+  args.num_instructions = static_cast<int>(fields) / kFields;
   for (int i = 0; i < args.num_instructions; ++i) {
-    const int64_t* field = code.data() + i * kFields;
-    args.instructions[i] = Instruction{static_cast<Op>(field[0]),  static_cast<int>(field[1]),
-                                       static_cast<int>(field[2]), std::bit_cast<double>(field[3]),
-                                       field[4] != 0 && width > 1, field[5] != 0};
+    const int64_t* field = code + i * kFields;
+    args.instructions[i] =
+        Instruction{static_cast<Op>(field[0]),       static_cast<int>(field[1]),
+                    static_cast<int>(field[2]),      std::bit_cast<double>(field[3]),
+                    field[4] != 0 && args.width > 1, field[5] != 0};
     // Arguments of functions without one are 0; only the second of `select` may be an index.
     const Op op = args.instructions[i].op;
     const bool binary = op <= Op::kSelect;
@@ -52,12 +40,12 @@ ProgramArgs program_of(const std::vector<Tensor>& operands,
       STD_TORCH_CHECK(input >= 0 && input < args.num_operands + std::max(i, 1),
                       "a message formula may only use what it has computed");
   }
-  return args;
 }
 
-void check_rows(const Csr& csr,
-                const std::vector<Tensor>& operands,
-                const std::vector<int64_t>& sides) {
+void check_sides(const Csr& csr,
+                 const std::vector<Tensor>& operands,
+                 const std::vector<int64_t>& sides) {
+  STD_TORCH_CHECK(operands.size() == sides.size(), "expected a side for every operand");
   for (size_t i = 0; i < operands.size(); ++i) {
     const int64_t rows = sides[i] == Operand::kSource   ? csr.num_cols
                          : sides[i] == Operand::kTarget ? csr.num_rows
@@ -66,6 +54,8 @@ void check_rows(const Csr& csr,
                     " to have ", rows, " rows");
   }
 }
+
+namespace {
 
 std::vector<Tensor> gspmm(const Tensor& rowptr,
                           const Tensor& col,
@@ -85,9 +75,17 @@ std::vector<Tensor> gspmm(const Tensor& rowptr,
                           bool arg_is_col) {
   const DType dtype = dtype_of(like);
   const int d = static_cast<int>(dtype);
-  ProgramArgs args = program_of(operands, sides, code, dtype, heads, width);
+  ProgramArgs args{};
   args.csr = csr_of(rowptr, col, eid, num_cols, false);
-  check_rows(args.csr, operands, sides);
+  check_sides(args.csr, operands, sides);
+  STD_TORCH_CHECK(operands.size() <= kMaxOperands, "a message formula has at most ", kMaxOperands,
+                  " operands");
+  args.heads = heads;
+  args.width = width;
+  args.num_operands = static_cast<int>(operands.size());
+  for (int i = 0; i < args.num_operands; ++i)
+    args.operands[i] = operand_of(operands[i], sides[i], dtype, heads, width);
+  set_instructions(args, code.data(), static_cast<int64_t>(code.size()));
   args.result = static_cast<int>(result);
   args.sum_result = sum_result;
   args.arg_is_col = arg_is_col;

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <new>
 #include <type_traits>
 #include <utility>
 
 #include "kernels.h"
+#include "stages.h"

@@ -11,11 +11,16 @@ namespace PYG_ACCEL_ISA {
 #include "dot_kernel.h"
 
 #include "cbsr_linear_kernel.h"
+#include "scratch.h"
+
 #include "machine.h"
 #include "maxk_kernel.h"
 #include "program_kernel.h"
 #include "sampled_kernel.h"
 #include "spmm_kernel.h"
+#include "stages_kernel.h"
+
+#include "stages_rows.h"
 
 }  // namespace PYG_ACCEL_ISA
 
@@ -56,6 +61,10 @@ const KernelTable PYG_ACCEL_TABLE = {
     PYG_ACCEL_EACH(dot_rows),
     PYG_ACCEL_EACH(dot_piece),
     PYG_ACCEL_EACH(softmax_rows),
+    PYG_ACCEL_EACH(stages_rows),
+    PYG_ACCEL_EACH(stages_piece),
+    PYG_ACCEL_EACH(stages_combine),
+    PYG_ACCEL_EACH(row_dots),
     {PYG_ACCEL_ISA::maxk_rows<float>, PYG_ACCEL_ISA::maxk_rows<double>,
      PYG_ACCEL_ISA::maxk_rows<bf16>, PYG_ACCEL_ISA::maxk_rows<fp16>},
     PYG_ACCEL_EACH_WIDE(cbsr_spmm_rows),

@@ -72,9 +72,9 @@ struct SpmmArgs {
 
 // One operand of a message formula, seen as [rows, heads | 1, width | 1].
 struct Operand {
-  enum Side : int { kSource = 0, kTarget = 1, kEdge = 2 };
+  enum Side : int { kSource = 0, kTarget = 1, kEdge = 2, kNumber = 3 };
   const void* data;
-  int64_t stride;  // elements between rows; 0 repeats one row
+  int64_t stride;  // elements between rows; 0 repeats one row; which number (kNumber)
   int side;
   bool per_head;  // else one value or row shared by all heads
   bool wide;      // `width` columns, else one
@@ -123,6 +123,7 @@ struct Instruction {
 inline constexpr int kMaxOperands = 12;
 inline constexpr int kMaxInstructions = 48;
 inline constexpr int kMaxReduces = 6;
+inline constexpr int kMaxResults = 8;
 
 struct ProgramArgs {
   Csr csr;
@@ -131,6 +132,8 @@ struct ProgramArgs {
   int num_instructions;
   Instruction instructions[kMaxInstructions];
   int result;       // register that holds the message
+  int num_results;  // further registers that are asked for
+  int results[kMaxResults];
   bool sum_result;  // the message is the sum of that register over the width (a dot product)
   int64_t heads;
   int64_t width;
@@ -247,6 +250,8 @@ struct Piece {
   int64_t k_end;
 };
 
+struct StagesArgs;  // see stages.h
+
 struct KernelTable {
   const char* name;
   void (*spmm_rows[kDTypes][2])(const SpmmArgs&, const Range&);
@@ -261,6 +266,11 @@ struct KernelTable {
   void (*dot_rows[kDTypes][2])(const DotArgs&, const Range&);
   void (*dot_piece[kDTypes][2])(const DotArgs&, const Piece&);
   void (*softmax_rows[kDTypes][2])(const SoftmaxArgs&, const Range&);
+  // `scratch` and `partial` hold `args.accumulators` numbers.
+  void (*stages_rows[kDTypes][2])(const StagesArgs&, const Range&, void* scratch);
+  void (*stages_piece[kDTypes][2])(const StagesArgs&, const Piece&, void* partial);
+  void (*stages_combine[kDTypes][2])(const StagesArgs&, int64_t row, void* partials, int64_t count);
+  void (*row_dots[kDTypes][2])(const DotArgs&, const Range&);
   // `scratch`: width + 64 keys of the size of an accumulator.
   void (*maxk_rows[kDTypes])(const MaxkArgs&, int64_t begin, int64_t end, void* scratch);
   // By double and by int64. `scratch` and `partial`: width and 2 * width numbers.

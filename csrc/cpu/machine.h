@@ -3,8 +3,6 @@
 // cost of dispatch is shared by up to kTile elements, and every intermediate stays in the
 // first-level cache. Included once per instruction set.
 
-inline constexpr int kTile = 256;
-
 // A register holds the values of `count` entries: [count, columns] if wide, else [count].
 template <class T, class I>
 class Machine {
@@ -13,12 +11,19 @@ class Machine {
   using V = vec_t<A>;
   static constexpr int L = kLanes<A>;
 
-  explicit Machine(const ProgramArgs& a)
-      : a_(a), col_(static_cast<const I*>(a.csr.col)), eid_(static_cast<const I*>(a.csr.eid)) {
+  Machine(const ProgramArgs& a, Scratch<T, I>& scratch)
+      : a_(a),
+        col_(static_cast<const I*>(a.csr.col)),
+        eid_(static_cast<const I*>(a.csr.eid)),
+        scratch_(scratch.values),
+        spread_scratch_(scratch.spread),
+        index_scratch_(scratch.indices) {
     for (int o = 0; o < a.num_operands; ++o) {
       wide_[o] = a.operands[o].wide;
       invariant_[o] = a.operands[o].side == Operand::kTarget;
-      if (!invariant_[o])
+      if (a.operands[o].side == Operand::kNumber)
+        numbered_ = true;
+      else if (!invariant_[o])
         moving_[num_moving_++].number = o;
     }
     for (int i = 0; i < a.num_instructions; ++i) {
@@ -31,7 +36,12 @@ class Machine {
         per_entry_[input] |= !in.invariant;
     }
     per_entry_[a.result] = true;
+    for (int i = 0; i < a.num_results; ++i)
+      per_entry_[a.results[i]] = true;
   }
+
+  // What operands of side kNumber are read from in the next calls.
+  void use(const Numbers<A>& numbers) { numbers_ = numbers; }
 
   // The next calls of `evaluate` are about columns [f, f + n), n <= kTile, of head h of `row`, and
   // at most `entries` of it. Returns how many of them fit a tile.
@@ -80,21 +90,18 @@ class Machine {
       else
         gather(moving, k);
     }
+    if (numbered_)
+      bind_numbers(k);
     execute(false);
-    return wide_[a_.result] || columns_ == 1 ? registers_[a_.result] : spread(a_.result);
+    return value_of(a_.result);
   }
+
+  // What a register holds after `evaluate`, [count, columns].
+  const A* value_of(int r) { return wide_[r] || columns_ == 1 ? registers_[r] : spread(r); }
 
   const int64_t* edges() const { return edges_; }
 
  private:
-  // An operand that is read at the source or the edge, and so moves from entry to entry.
-  struct Moving {
-    int number;
-    bool by_source;
-    bool index;
-    int64_t stride;
-    const void* base;
-  };
   static constexpr int64_t kAhead = 24;  // at most so many entries ahead operands are prefetched
 
   int size_of(int r) const { return wide_[r] ? count_ * columns_ : count_; }
@@ -129,6 +136,22 @@ class Machine {
     }
   }
 
+  void bind_numbers(int64_t k) {
+    const int64_t heads = numbers_.heads;
+    for (int o = 0; o < a_.num_operands; ++o) {
+      if (a_.operands[o].side != Operand::kNumber)
+        continue;
+      const A* from = numbers_.data + a_.operands[o].stride * kStepNumbers;
+      from += (k - numbers_.begin) * heads;
+      registers_[o] = from;
+      if (wide_[o] || heads == 1)
+        continue;
+      for (int j = 0; j < count_; ++j)
+        scratch_[o][j] = from[j * heads + head_];
+      registers_[o] = scratch_[o];
+    }
+  }
+
   void gather(const Moving& moving, int64_t k) {
     const int o = moving.number;
     const T* base = static_cast<const T*>(moving.base);
@@ -156,7 +179,8 @@ class Machine {
       copy(base + row_of(moving, k, j) * moving.stride, n, to + j * n);
   }
 
-  void prefetch(const Moving& moving, int64_t k, int n) const {
+  // Inlined by force: the compiler thinks a function that only prefetches does nothing.
+  __attribute__((always_inline)) void prefetch(const Moving& moving, int64_t k, int n) const {
     const int64_t last = a_.csr.num_entries - 1;
     const T* base = static_cast<const T*>(moving.base);
     const int bytes = n * static_cast<int>(sizeof(T));
@@ -350,8 +374,6 @@ class Machine {
     }
   }
 
-  static constexpr int kRegisters = kMaxOperands + kMaxInstructions;
-
   const ProgramArgs& a_;
   const I* col_;
   const I* eid_;
@@ -367,8 +389,9 @@ class Machine {
   bool wide_[kRegisters] = {};
   bool invariant_[kRegisters] = {};
   bool per_entry_[kRegisters] = {};  // wanted for every entry of a tile
-  // A vector more than a tile: the last store of a loop may reach over its end.
-  alignas(64) A scratch_[kRegisters][kTile + 16];
-  alignas(64) A spread_scratch_[kRegisters][kTile + 16];
-  alignas(64) I index_scratch_[kMaxOperands][kTile];
+  bool numbered_ = false;
+  Numbers<A> numbers_;
+  A (*scratch_)[kTile + 16];
+  A (*spread_scratch_)[kTile + 16];
+  I (*index_scratch_)[kTile];
 };

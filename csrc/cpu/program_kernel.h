@@ -12,7 +12,7 @@ class Reducer {
  public:
   explicit Reducer(const ProgramArgs& a)
       : a_(a),
-        machine_(a),
+        machine_(a, scratch_),
         rowptr_(static_cast<const I*>(a.csr.rowptr)),
         col_(static_cast<const I*>(a.csr.col)),
         eid_(static_cast<const I*>(a.csr.eid)) {}
@@ -250,6 +250,7 @@ class Reducer {
   }
 
   const ProgramArgs& a_;
+  Scratch<T, I> scratch_;
   Machine<T, I> machine_;
   const I* rowptr_;
   const I* col_;

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Formula, Operand
+from pyg_accel.formula import Formula, Operand, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.settings import settings
 
-__all__ = ["Backend", "Tolerance", "atomics_allowed", "winners_are_columns"]
+__all__ = ["Backend", "Tolerance", "atomics_allowed", "shares_rows", "winners_are_columns"]
 
 Tolerance = tuple[float, float]  # relative, absolute
 
@@ -29,6 +29,15 @@ def winners_are_columns(formula: Formula, reduces: Sequence[str]) -> bool:
     Its gradient is then a scatter of N x F elements that needs no edges.
     """
     return isinstance(formula, Operand) and formula.side == "u" and len(reduces) == 1
+
+
+def shares_rows(spec: OpSpec) -> bool:
+    """Whether the scores and the values of attention read the same rows of source features."""
+    score, value = (
+        {o.index for o in operands_of(parse(text)) if o.side == "u"}
+        for text in (spec.score, spec.formula)
+    )
+    return any(spec.shapes[index][1] > 1 for index in score & value)
 
 
 class Backend(ABC):
@@ -62,6 +71,10 @@ class Backend(ABC):
     @abstractmethod
     def cost(self, spec: OpSpec) -> float:
         """Return the expected time of the call in seconds; only the order of backends matters."""
+
+    def prefers_parts(self, spec: OpSpec) -> bool:
+        """Whether it was measured to be faster by several operators that do the same together."""
+        return False
 
     def tolerance(self, dtype: torch.dtype) -> Tolerance:
         """Return how far a result may be from the float64 truth, relative to the sum of |terms|."""

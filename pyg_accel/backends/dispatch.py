@@ -116,13 +116,18 @@ def fast_backend_reasons(device: str) -> list[str]:
 
 
 def is_fast(spec: OpSpec) -> bool:
-    """Return whether the backend that was asked for, or any but the reference, runs a call."""
+    """Return whether the backend that was asked for, or any but the reference, runs a call.
+
+    False too where that backend would rather run the parts of the operator.
+    """
     try:
         decision = _decide(spec)
     except BackendNotSupported:
         return False
     name, named = decision.backend.name, asked_for()
-    return name != "reference" if named == "auto" else name == named
+    if name == "reference" if named == "auto" else name != named:
+        return False
+    return not decision.backend.prefers_parts(spec)
 
 
 def choose(spec: OpSpec) -> Decision:

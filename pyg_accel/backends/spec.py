@@ -27,12 +27,13 @@ class OpSpec:
         reduces: reductions asked for (gspmm).
         k: features kept a row (MaxK, CBSR), edges kept a row (sampling; 0 where all are), or
             features of a row of the left matrix (segments, of which there are num_cols).
-        shapes: (heads, width) of every operand (gspmm).
+        shapes: (heads, width) of every operand (gspmm, attention).
         sharing: what the rows of a graph share; nothing until it was used often enough for that to
             be worth knowing.
         rounded: float32 products may be rounded, as ``torch.set_float32_matmul_precision`` allows.
         atomics: float atomics are allowed (asked for gradients of sums of CBSR features alone).
         score: text of the formula of scores (attention).
+        formulas: texts of several formulas (gspmm_several, the backward pass of attention).
     """
 
     op: str
@@ -52,6 +53,7 @@ class OpSpec:
     rounded: bool = False
     atomics: bool = False
     score: str = ""
+    formulas: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""

@@ -24,13 +24,14 @@ from pyg_accel.formula import (
     shape_of,
 )
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.ops.attention_backward import backward, setup_context
+from pyg_accel.ops.attention_backward import backward, backward_spec, setup_context
 from pyg_accel.ops.gspmm import check_operands, gspmm
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.messages import messages
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.softmax import edge_softmax
 from pyg_accel.ops.steps import renumber, shapes_of
+from pyg_accel.sharing import Shared, usual_sharing
 
 __all__ = ["attention", "unfused"]
 
@@ -82,28 +83,20 @@ def attention(
     heads, width = _extent(score_text, value_text, shapes_of(folded))
     # Without edge operands the order of the CSR will do, in which they are neighbours.
     edge_order = edge_order and (from_edges or graph.in_edge_order)
-    if not _saves_a_gather(score_text, value_text, shapes_of(folded)) or not is_fast(
-        _spec(dtype, graph.device.type, heads, width, score_text, value_text)
-    ):
-        return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
-    needs = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
-    transposed: tuple[Tensor | None, ...] = (None, None, None)
-    if needs:
-        transposed = graph.transposed(edge_order=edge_order)[:3]
     csr = graph.csr(edge_order=edge_order)
+    needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in folded)
+    shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
+    sized = OpSpec("attention", graph.device.type, dtype, torch.int32, 1, 1, 1, int(heads),
+                   int(width), value_text, shapes=shapes, score=score_text,
+                   sharing=() if torch.compiler.is_compiling() else _sharing(csr))  # fmt: skip
+    if not is_fast(sized) or (any(needs) and not is_fast(backward_spec(sized, needs))):
+        return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
+    transposed: tuple[Tensor | None, ...] = (None, None, None)
+    if any(needs):
+        transposed = graph.transposed(edge_order=edge_order)[:3]
     arrays = (*csr[:3], *transposed, csr.num_cols, csr.sorted)
     out: Tensor = call("attention", *arrays, folded, score_text, value_text)[0]
     return out
-
-
-def _saves_a_gather(score: str, value: str, shapes: tuple[tuple[int, int], ...]) -> bool:
-    """Whether scores and values read the same rows of source features.
-
-    Otherwise one pass reads no fewer bytes than two, and computes every score in each of the
-    threads that share a head: measured slower, see docs/explanation/triton_kernels.md.
-    """
-    read = [{o.index for o in operands_of(parse(t)) if o.side == "u"} for t in (score, value)]
-    return any(shapes[i][1] > 1 for i in read[0] & read[1])
 
 
 def unfused(
@@ -150,12 +143,8 @@ def _extent(score: str, value: str, shapes: tuple[tuple[int, int], ...]) -> tupl
     return (own if heads == 1 else heads), width
 
 
-def _spec(
-    dtype: torch.dtype, device: str, heads: int, width: int, score: str, value: str
-) -> OpSpec:
-    """The facts of a call but for the size of its graph."""
-    return OpSpec("attention", device, dtype, torch.int32, 1, 1, 1, int(heads), int(width), value,
-                  score=score)  # fmt: skip
+def _sharing(csr: CSR) -> tuple[Shared, ...]:
+    return usual_sharing(csr) if csr.col.is_cuda else ()
 
 
 def _attention(
@@ -172,9 +161,11 @@ def _attention(
     value: str,
 ) -> list[Tensor]:
     csr = CSR(rowptr, col, eid, num_cols, sorted)
-    heads, width = _extent(score, value, shapes_of(operands))
+    shapes = shapes_of(operands)
+    heads, width = _extent(score, value, shapes)
     spec = OpSpec("attention", rowptr.device.type, operands[0].dtype, rowptr.dtype, csr.num_rows,
-                  num_cols, col.numel(), heads, width, value, score=score)  # fmt: skip
+                  num_cols, col.numel(), heads, width, value, shapes=shapes, score=score,
+                  sharing=_sharing(csr))  # fmt: skip
     return choose(spec).backend.attention(csr, parse(score), parse(value), operands)
 
 

@@ -8,7 +8,7 @@ operands, and leaves ds (and p, if somebody asks) behind, E x heads. Other opera
 sums of formulas that read them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
 
-__all__ = ["backward", "setup_context"]
+__all__ = ["backward", "backward_spec", "setup_context"]
 
 Shapes = tuple[tuple[int, int], ...]
 
@@ -89,6 +89,15 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
         weights = weights or n + 1 in used
         others.append(Step(index, side, map_operands(wanted, partial(renumber, used)), used))
     return _Plan(tuple(sources), tuple(others), weights)
+
+
+def backward_spec(spec: OpSpec, needs: tuple[bool, ...]) -> OpSpec:
+    """Return the facts of the backward pass of a call, but for the size of its graph."""
+    kinds = tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in spec.shapes)
+    plan = _plan(spec.score, spec.formula, needs, kinds)
+    score, value = (str(swap_sides(parse(text))) for text in (spec.score, spec.formula))
+    return replace(spec, op="attention_backward", formula=value, score=score,
+                   formulas=tuple(formula for _, formula in plan.sources))  # fmt: skip
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -178,7 +187,8 @@ def _attention_backward(
     csr = CSR(rowptr, col, eid, num_cols, True)
     spec = OpSpec("attention_backward", rowptr.device.type, grad.dtype, rowptr.dtype, csr.num_rows,
                   num_cols, col.numel(), grad.size(1), grad.size(2), value,
-                  score=score)  # fmt: skip
+                  shapes=shapes_of(operands), score=score,
+                  formulas=tuple(gradients))  # fmt: skip
     backend = choose(spec).backend
     return backend.attention_backward(
         csr, parse(score), parse(value), operands, grad, out, total,

@@ -121,7 +121,21 @@ def _groups(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[list[S
     by_side = {side: [step for step in able if step.side == side] for side in ("u", "v", "e")}
     leader = "u" if by_side["u"] else "v"
     by_side[leader] = by_side[leader] + by_side.pop("e")
-    return [group for group in by_side.values() if len(group) > 1 and group[0].side != "e"]
+    groups = [group for group in by_side.values() if len(group) > 1 and group[0].side != "e"]
+    return [group for group in groups if _runs(group, tensors)]
+
+
+def _runs(group: list[Step], tensors: Mapping[int, Tensor]) -> bool:
+    """Whether a backend runs the steps of a group together."""
+    formulas, used = _together(tuple(group), any(step.side == "u" for step in group))
+    given = [tensors[i] for i in used]
+    reduces = tuple("none" if step.side == "e" else "sum" for step in group)
+    shapes = tuple((int(h), int(f)) for h, f in shapes_of(given))
+    heads, width = (max(each) for each in zip(*shapes, strict=True))
+    like = given[0]
+    return is_fast(OpSpec("gspmm_several", like.device.type, like.dtype, torch.int32, 1, 1, 1,
+                          heads, width, reduces=reduces, shapes=shapes,
+                          formulas=formulas))  # fmt: skip
 
 
 def _extent(step: Step, tensors: Mapping[int, Tensor]) -> tuple[int, int]:
@@ -132,19 +146,14 @@ def _extent(step: Step, tensors: Mapping[int, Tensor]) -> tuple[int, int]:
 
 
 def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:
-    """Whether a step may run together with others: it gathers rows, and a backend says so."""
+    """Whether a step may run together with others: it gathers rows."""
     given = [tensors[i] for i in step.used]
     if any(not t.is_floating_point() for t in given) or selects(step.formula):
         return False
     shapes = shapes_of(given)
-    heads, width = _extent(step, tensors)
-    if width == 1 or min(min(shape) for shape in shapes) == 0:
+    if _extent(step, tensors)[1] == 1 or min(min(shape) for shape in shapes) == 0:
         return False
-    if step.side == "e" and shape_of(step.formula, dict(enumerate(shapes)))[1] != 1:
-        return False
-    like = given[0]
-    return is_fast(OpSpec("gspmm_several", like.device.type, like.dtype, torch.int32, 1, 1, 1,
-                          heads, width, str(step.formula), ("sum",)))  # fmt: skip
+    return step.side != "e" or shape_of(step.formula, dict(enumerate(shapes)))[1] == 1
 
 
 @lru_cache(maxsize=1024)
@@ -179,7 +188,8 @@ def _several(
     heads, width = (max(each) for each in zip(*shapes_of(operands), strict=True))
     spec = OpSpec("gspmm_several", rowptr.device.type, operands[0].dtype, rowptr.dtype,
                   csr.num_rows, num_cols, col.numel(), heads, width,
-                  reduces=tuple(reduces))  # fmt: skip
+                  reduces=tuple(reduces), shapes=shapes_of(operands),
+                  formulas=tuple(formulas))  # fmt: skip
     backend = choose(spec).backend
     return backend.gspmm_several(csr, [parse(text) for text in formulas], reduces, operands)
 

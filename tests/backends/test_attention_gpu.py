@@ -1,12 +1,11 @@
 """Attention and several formulas at once on a GPU, by the Triton backend against float64."""
 
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
+from pyg_accel.backends import get_backend
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,6 +17,7 @@ FORMS = {  # score, value, the operands' sides and shapes
     "gatv2": ("sum(mul(leaky_relu(add(v1,u0),0.2),v2))", "u0", ["uF", "vF", "1F"]),
     "transformer": ("div(sum(mul(v0,u1)),8.0)", "u2", ["vF", "uF", "uF"]),
     "edges": ("sum(mul(v0,add(u1,e2)))", "mul(add(u3,e2),e4)", ["vF", "uF", "eF", "uF", "eH"]),
+    "agnn": ("mul(v2,sum(mul(v0,u1)))", "u3", ["vF", "uF", "1H", "uF"]),
     "given-scores": ("e0", "mul(u1,v2)", ["eH", "uF", "vF"]),
 }
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -61,8 +61,8 @@ def run(graph: Graph, name: str, operands: list[Tensor], backend: str) -> list[T
 
 @pytest.fixture(params=["fused", "parts"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    module = sys.modules["pyg_accel.ops.attention"]
-    monkeypatch.setattr(module, "_saves_a_gather", lambda *_: request.param == "fused")
+    kind = type(get_backend("triton"))
+    monkeypatch.setattr(kind, "prefers_parts", lambda self, spec: request.param == "parts")
     return str(request.param)
 
 

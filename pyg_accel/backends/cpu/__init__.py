@@ -10,12 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend, winners_are_columns
-from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, program_reasons
+from pyg_accel.backends.base import Backend, shares_rows, winners_are_columns
+from pyg_accel.backends.cpu import attention
+from pyg_accel.backends.cpu.program import (
+    COMBINE,
+    REDUCES,
+    SIDES,
+    compile_formula,
+    program_reasons,
+    sums_inside,
+)
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.cbsr import CBSR
-from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
+from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, has_sum, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
 
@@ -46,13 +54,26 @@ class CpuBackend(Backend):
             reasons.append(f"features are {spec.dtype}")
         if spec.op == "cbsr_mm" and spec.k * _ZEROS_A_PRODUCT > spec.num_cols:
             reasons.append(f"dense rows of {spec.num_cols} columns are multiplied faster")
-        if spec.formula:
+        if _in_stages(spec):
+            reasons += attention.reasons(spec)
+        elif spec.formula:
             reasons += program_reasons(parse(spec.formula), spec.reduces)
         return reasons
 
     def cost(self, spec: OpSpec) -> float:
         """Bytes gathered at about 20 GB/s, and what a call costs."""
         return 1e-5 + 2e-10 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize / 4
+
+    def prefers_parts(self, spec: OpSpec) -> bool:
+        """What has a kernel of its own is faster there, unless one pass saves a gather.
+
+        So attention by dot products runs by its parts, unless the values are the keys.
+        """
+        if spec.op == "gspmm_several":
+            return all(_is_product(parse(text)) for text in spec.formulas)
+        if spec.op == "attention":
+            return has_sum(parse(spec.score)) and not shares_rows(spec)
+        return False
 
     def info(self) -> dict[str, Any]:
         """Return the instruction sets, the cache size and the build's facts."""
@@ -80,6 +101,8 @@ class CpuBackend(Backend):
         arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
         arg_is_col = winners_are_columns(formula, reduces)
 
+        if sums_inside(formula):
+            return attention.run_several(csr, [formula] * len(reduces), reduces, operands)
         simple = len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min")
         if simple and (spmm := _as_spmm(formula, operands, (heads, width))) is not None:
             code = REDUCES.index(reduces[0])
@@ -110,6 +133,12 @@ class CpuBackend(Backend):
         )
         return results
 
+    def gspmm_several(
+        self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.gspmm_several`."""
+        return attention.run_several(csr, formulas, reduces, operands)
+
     def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
         """See :meth:`Backend.scatter_arg`; 16-bit gradients are added up in fp32."""
         narrow = grad.dtype in (torch.bfloat16, torch.float16)
@@ -122,6 +151,32 @@ class CpuBackend(Backend):
         grad = None if grad is None else grad.contiguous()
         out: Tensor = cpu_library().softmax(csr.rowptr, csr.eid, scores.contiguous(), grad)
         return out
+
+    def attention(
+        self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention`."""
+        return attention.run(csr, score, value, operands)
+
+    def attention_backward(
+        self,
+        csr: CSR,
+        score: Formula,
+        value: Formula,
+        operands: list[Tensor],
+        grad: Tensor,
+        out: Tensor,
+        total: Tensor,
+        gradients: list[Formula],
+        *,
+        want_scores: bool,
+        want_weights: bool,
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention_backward`."""
+        return attention.run_backward(
+            csr, score, value, operands, grad, out, total, gradients,
+            want_scores=want_scores, want_weights=want_weights,
+        )  # fmt: skip
 
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :meth:`Backend.maxk`."""
@@ -201,6 +256,22 @@ class CpuBackend(Backend):
         scale = None if scale is None else scale.contiguous()
         out: Tensor = cpu_library().sampled(*arrays, x, scale, weight, sampling.width, *how)
         return out
+
+
+def _is_product(formula: Formula) -> bool:
+    """Whether a formula is a product of two operands, or the dot product."""
+    inner = formula.arg if isinstance(formula, Sum) else formula
+    match inner:
+        case Binary(op="mul", left=Operand(), right=Operand()):
+            return True
+    return False
+
+
+def _in_stages(spec: OpSpec) -> bool:
+    """Whether a call is one for csrc/cpu/stages.h; the shapes of its operands are known then."""
+    if spec.op == "gspmm":
+        return bool(spec.shapes) and sums_inside(parse(spec.formula))
+    return spec.op == "gspmm_several" or spec.op.startswith("attention")
 
 
 def _dense_pays(width: int, k: int) -> bool:

@@ -21,7 +21,16 @@ from pyg_accel.formula import (
     shape_of,
 )
 
-__all__ = ["COMBINE", "REDUCES", "SIDES", "Program", "compile_formula", "program_reasons"]
+__all__ = [
+    "COMBINE",
+    "REDUCES",
+    "SIDES",
+    "Program",
+    "compile_formula",
+    "compile_formulas",
+    "program_reasons",
+    "sums_inside",
+]
 
 # The numbers of csrc/cpu/kernels.h: its enumerations list the same names in the same order.
 OPS = (*BINARY, *UNARY, "const")
@@ -41,11 +50,16 @@ class Program:
     sum_result: bool
 
 
+def sums_inside(formula: Formula) -> bool:
+    """Whether a formula sums over the width elsewhere than outermost."""
+    return has_sum(formula.arg if isinstance(formula, Sum) else formula)
+
+
 def program_reasons(formula: Formula, reduces: tuple[str, ...]) -> list[str]:
     """Return why a formula is not for the register machine."""
     reasons = []
     inner = formula.arg if isinstance(formula, Sum) else formula
-    if has_sum(inner):
+    if sums_inside(formula):
         reasons.append("a sum over the width inside the message")
     if len({o.index for o in operands_of(formula)}) > MAX_OPERANDS:
         reasons.append(f"more than {MAX_OPERANDS} operands")
@@ -65,12 +79,19 @@ def compile_formula(formula: Formula, shapes: tuple[tuple[int, int], ...], width
         shapes: (heads, width) of the operands.
         width: width that the message is computed at.
     """
-    sum_result = isinstance(formula, Sum)
     inner = formula.arg if isinstance(formula, Sum) else formula
+    code, results = compile_formulas((inner,), shapes, width)
+    return Program(code, results[0], isinstance(formula, Sum))
+
+
+def compile_formulas(
+    formulas: tuple[Formula, ...], shapes: tuple[tuple[int, int], ...], width: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the code of several formulas without sums, and the register of each."""
     sizes = dict(enumerate(shapes))
     registers: dict[Formula, int] = {}
     code: list[int] = []
-    for node in _instructions(inner):
+    for node in _instructions(*formulas):
         inputs, value = (0, 0), 0.0
         match node:
             case Unary():
@@ -86,15 +107,15 @@ def compile_formula(formula: Formula, shapes: tuple[tuple[int, int], ...], width
         bits = struct.unpack("<q", struct.pack("<d", value))[0]
         registers[node] = len(shapes) + len(code) // 6
         code += [OPS.index(op), *inputs, bits, wide, invariant]
-    return Program(tuple(code), _register(inner, registers), sum_result)
+    return tuple(code), tuple(_register(f, registers) for f in formulas)
 
 
 def _register(node: Formula, registers: dict[Formula, int]) -> int:
     return node.index if isinstance(node, Operand) else registers[node]
 
 
-def _instructions(formula: Formula) -> dict[Formula, None]:
-    """The distinct operations of a formula, inputs before outputs."""
+def _instructions(*formulas: Formula) -> dict[Formula, None]:
+    """The distinct operations of formulas, inputs before outputs."""
     found: dict[Formula, None] = {}
 
     def visit(node: Formula) -> None:
@@ -104,5 +125,6 @@ def _instructions(formula: Formula) -> dict[Formula, None]:
             visit(child)
         found[node] = None
 
-    visit(formula)
+    for formula in formulas:
+        visit(formula)
     return found

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, Tolerance
-from pyg_accel.backends.cuda import cbsr
-from pyg_accel.backends.cuda.choice import Launch, choose_launch
+from pyg_accel.backends.cuda import attention, cbsr
+from pyg_accel.backends.cuda.choice import Launch, attention_ratio, choose_launch
 from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula, parse
@@ -59,18 +59,22 @@ class CudaBackend(Backend):
             and product_of(parse(spec.formula), spec.shapes, spec.reduces) is None
         ):
             reasons.append("not a sum or mean of sources with at most a weight an edge, nor a dot")
+        if spec.op == "attention":
+            reasons += attention.reasons(spec)
         return reasons
 
     def cost(self, spec: OpSpec) -> float:
         """As the others reckon, times what was measured of their ratio; see :mod:`.choice`."""
         if spec.op in cbsr.OPS:
             return cbsr.cost(spec)
+        bytes_gathered = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+        if spec.op == "attention":
+            return 3e-5 + 2.5e-13 * bytes_gathered * attention_ratio(spec.width, spec.sharing)
         dot = spec.reduces == ("none",)
         launch = choose_launch(
             spec.dtype, spec.heads * spec.width, spec.num_cols, spec.sharing,
             mean=spec.num_edges / max(spec.num_rows, 1), rounded=spec.rounded, dot=dot,
         )  # fmt: skip
-        bytes_gathered = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
         return 3e-5 + 2.5e-13 * bytes_gathered * launch.ratio
 
     def tolerance(self, dtype: torch.dtype) -> Tolerance:
@@ -100,6 +104,15 @@ class CudaBackend(Backend):
             return [_dot(csr, operands[product.target], operands[product.source])]
         weight = None if product.weight is None else operands[product.weight]
         return [_sum(csr, operands[product.source], weight, mean=reduces == ["mean"])]
+
+    def attention(
+        self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+    ) -> list[Tensor]:
+        """See :meth:`Backend.attention`."""
+        shapes = tuple((t.size(1), t.size(2)) for t in operands)
+        how = attention.dot_attention(score, value, shapes)
+        assert how is not None  # `not_supported_reasons` has asked
+        return attention.run(csr, how, operands)
 
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :meth:`Backend.maxk`."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from pyg_accel.sharing import HEIGHTS, Shared
+from pyg_accel.sharing import HEIGHTS, Shared, per_column
 
-__all__ = ["FILE", "Launch", "choose_launch", "mode_of", "terms"]
+__all__ = ["FILE", "Launch", "attention_ratio", "choose_launch", "mode_of", "terms"]
 
 FILE = Path(__file__).with_name("choice.json")
 WARP_BYTES, MOST_WARPS = 128, 4  # of a row that a warp has; of a block
@@ -25,6 +25,10 @@ _FULL_ROW = 512  # bytes: what costs the same for shorter rows is a larger part 
 _SLICE, _L2 = 256, 60e6  # bytes of a row that CUDA cores have at a time; of features near by
 # A sum that is done by both reads and writes the output once more: 10 TB/s over the HBM's 4.2.
 _ADD = 2 * 10 / 4.2
+
+# Entries a column at which attention over tiles is as fast as in one kernel on CUDA cores, for
+# heads of 256 bytes; per halving below them; and a win within the spread of both is none.
+_ATTENTION, _WIDE_HEAD, _NARROW, _DOUBT = 2.5, 256, 1.38, 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,19 @@ def choose_launch(
     piece = min(-(-width // step) * step, MOST_SLICE // dtype.itemsize)
     warps = max(1, -(-needed // blocks)) if blocks else 1
     return Launch(window, least, warps, max(piece, step), ratio)
+
+
+def attention_ratio(width: int, sharing: tuple[Shared, ...]) -> float:
+    """Return the time of attention over tiles over that of one kernel on CUDA cores.
+
+    Args:
+        width: features of a head, of 16 bits.
+        sharing: what rows share; nothing if not known.
+    """
+    if not sharing:
+        return 1e6
+    ratio = _DOUBT * _ATTENTION / per_column(sharing)[-1]
+    return float(ratio * _NARROW ** max(math.log2(_WIDE_HEAD / max(2 * width, 1)), 0))
 
 
 @cache

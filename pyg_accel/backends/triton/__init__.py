@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend, atomics_allowed
+from pyg_accel.backends.base import Backend, atomics_allowed, shares_rows
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Formula
+from pyg_accel.formula import Formula, has_sum, parse
 from pyg_accel.graph import CSR
 
 __all__ = ["TritonBackend"]
@@ -58,6 +58,17 @@ class TritonBackend(Backend):
         if spec.device == "cpu":
             return 1e6
         return 3e-5 + 2.5e-13 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+
+    def prefers_parts(self, spec: OpSpec) -> bool:
+        """Attention pays where scores and values read the same source features, or for one head.
+
+        Otherwise one pass reads no fewer bytes than two, and computes every score in each of the
+        threads that share a head. Several heads of dot products were measured slower, one head
+        faster; see docs/explanation/triton_kernels.md.
+        """
+        if spec.op != "attention" or (spec.heads == 1 and has_sum(parse(spec.score))):
+            return False
+        return not shares_rows(spec)
 
     def info(self) -> dict[str, Any]:
         """Return the version of Triton and the devices."""

@@ -1,0 +1,23 @@
+// Message formulas as the register machine takes them, from what pyg_accel/backends/cpu/program.py
+// writes.
+#pragma once
+
+#include "tensors.h"
+
+namespace pyg_accel {
+
+inline constexpr int kFields =
+    6;  // of an instruction: op, a, b, bits of the value, wide, invariant
+
+// An operand [rows, 1 | heads, 1 | width].
+Operand operand_of(const Tensor& t, int64_t side, DType dtype, int64_t heads, int64_t width);
+
+// Fills in the instructions of a program whose operands are known, from `fields` integers.
+void set_instructions(ProgramArgs& args, const int64_t* code, int64_t fields);
+
+// Raises unless the operands have as many rows as the graph says.
+void check_sides(const Csr& csr,
+                 const std::vector<Tensor>& operands,
+                 const std::vector<int64_t>& sides);
+
+}  // namespace pyg_accel

@@ -1,0 +1,33 @@
+// What the register machine (machine.h) works in and on. Included once per instruction set.
+
+inline constexpr int kTile = 256;
+
+inline constexpr int kRegisters = kMaxOperands + kMaxInstructions;
+
+// Where a machine puts what it computes. Machines that take turns may share one.
+template <class T, class I>
+struct Scratch {
+  using A = acc_t<T>;
+  // A vector more than a tile: the last store of a loop may reach over its end.
+  alignas(64) A values[kRegisters][kTile + 16];
+  alignas(64) A spread[kRegisters][kTile + 16];
+  alignas(64) I indices[kMaxOperands][kTile];
+};
+
+// Numbers of the entries from `begin` on, computed before: number n of entry k and head h is
+// data[n * kStepNumbers + (k - begin) * heads + h].
+template <class A>
+struct Numbers {
+  const A* data = nullptr;
+  int64_t begin = 0;
+  int64_t heads = 1;
+};
+
+// An operand that is read at the source or the edge, and so moves from entry to entry.
+struct Moving {
+  int number;
+  bool by_source;
+  bool index;
+  int64_t stride;
+  const void* base;
+};

@@ -1,0 +1,400 @@
+// The steps of stages.h. Included once per instruction set.
+
+template <class T, class I>
+class Stages {
+  using A = acc_t<T>;
+  using V = vec_t<A>;
+  static constexpr int L = kLanes<A>;
+  static constexpr int64_t kAhead = 16;  // entries ahead whose features are prefetched
+
+ public:
+  // `totals` holds the accumulators of a row or piece.
+  Stages(const StagesArgs& a, A* totals)
+      : a_(a),
+        heads_(a.heads),
+        col_(static_cast<const I*>(a.csr.col)),
+        eid_(static_cast<const I*>(a.csr.eid)),
+        totals_(totals),
+        most_(totals + a.accumulators - 2 * a.heads),
+        sum_(totals + a.accumulators - a.heads) {
+    if (a.narrow.num_results > 0)
+      new (machines_[kNarrow]) Machine<T, I>(a.narrow, scratch_);
+    for (int s = 0; s < a.num_sums; ++s)
+      if (a.sums[s].a < 0)
+        new (machines_[kSums + s]) Machine<T, I>(a.sums[s].program, scratch_);
+    for (int t = 0; t < a.num_terms; ++t)
+      if (a.terms[t].plain < 0 && a.terms[t].program.num_operands > 0)
+        new (machines_[kTerms + t]) Machine<T, I>(a.terms[t].program, scratch_);
+  }
+
+  void entries(int64_t row, int64_t k0, int64_t k1) {
+    for (int64_t i = 0; i < a_.accumulators; ++i)
+      totals_[i] = A{};
+    for (int64_t h = 0; h < heads_; ++h)
+      most_[h] = -std::numeric_limits<A>::infinity();
+    const int64_t step = smaller(kStepEntries, kStepNumbers / heads_);
+    for (int64_t k = k0; k < k1; k += step)
+      take(row, k, static_cast<int>(smaller(step, k1 - k)));
+  }
+
+  void finish(int64_t row) {
+    for (int o = 0; o < a_.num_outputs; ++o) {
+      const Output& output = a_.outputs[o];
+      T* out = static_cast<T*>(output.data) + row * output.stride;
+      const A* total = totals_ + output.place;
+      for (int64_t h = 0; h < heads_; ++h) {
+        const bool divide = a_.scores >= 0 && !is_empty(row);
+        for (int64_t f = h * output.width; f < (h + 1) * output.width; ++f)
+          out[f] = from_acc<T>(divide ? total[f] / sum_[h] : total[f]);
+      }
+    }
+    if (a_.scores < 0)
+      return;
+    A* log_sums = static_cast<A*>(a_.totals) + row * a_.totals_stride;
+    for (int64_t h = 0; h < heads_; ++h)
+      log_sums[h] = is_empty(row) ? A{} : most_[h] + std::log(sum_[h]);
+  }
+
+  // Adds the accumulators of another piece of the row.
+  void add(const A* other) {
+    const A* most = other + (most_ - totals_);
+    for (int64_t h = 0; h < heads_; ++h) {
+      A scale = 1;
+      if (a_.scores >= 0) {
+        const A before = most_[h];
+        most_[h] = larger(before, most[h]);
+        rescale(h, before);
+        scale = factor(most[h], most_[h]);
+        sum_[h] += scale * other[sum_ - totals_ + h];
+      }
+      for (int o = 0; o < a_.num_outputs; ++o) {
+        const Output& output = a_.outputs[o];
+        for (int64_t f = 0; f < output.width; ++f) {
+          const int64_t i = output.place + h * output.width + f;
+          totals_[i] += scale * other[i];
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kNarrow = 0, kSums = 1, kTerms = kSums + kMaxSums;
+
+  Machine<T, I>& machine(int i) { return *reinterpret_cast<Machine<T, I>*>(machines_[i]); }
+
+  bool is_empty(int64_t row) const {
+    const I* rowptr = static_cast<const I*>(a_.csr.rowptr);
+    return rowptr[row] == rowptr[row + 1];
+  }
+
+  // NaN is passed over: the sum of exponentials has it.
+  static A larger(A a, A b) { return b > a ? b : a; }
+
+  // By what sums of exponentials change when their largest exponent does.
+  static A factor(A before, A now) { return before == now ? A(1) : std::exp(before - now); }
+
+  void take(int64_t row, int64_t k, int count) {
+    for (int j = 0; j < count; ++j)
+      edges_[j] = eid_ ? static_cast<int64_t>(eid_[k + j]) : k + j;
+    for (int g = 0; g < a_.num_given; ++g) {
+      const A* from = static_cast<const A*>(a_.given[g]);
+      for (int j = 0; j < count; ++j) {
+        __builtin_prefetch(from + static_cast<int64_t>(col_[ahead(k + j)]) * a_.given_stride);
+        for (int64_t h = 0; h < heads_; ++h)
+          numbers_[g][j * heads_ + h] =
+              from[static_cast<int64_t>(col_[k + j]) * a_.given_stride + h];
+      }
+    }
+    for (int s = 0; s < a_.num_sums; ++s) {
+      if (a_.sums[s].a >= 0)
+        dots(a_.sums[s], row, k, count, numbers_[kFirstSum + s]);
+      else
+        sums(s, row, k, count, numbers_[kFirstSum + s]);
+    }
+    compute(row, k, count);
+    if (a_.scores >= 0)
+      exponentiate(numbers_[a_.scores], count);
+    for (int t = 0; t < a_.num_terms; ++t)
+      add_term(t, row, k, count);
+    for (int s = 0; s < a_.num_stores; ++s) {
+      const Store& store = a_.stores[s];
+      T* out = static_cast<T*>(store.data);
+      for (int j = 0; j < count; ++j)
+        for (int64_t h = 0; h < heads_; ++h)
+          out[edges_[j] * store.stride + h] = from_acc<T>(numbers_[store.number][j * heads_ + h]);
+    }
+  }
+
+  int64_t ahead(int64_t k) const { return smaller(k + kAhead, a_.csr.num_entries - 1); }
+
+  // Row of an operand that entry k + j reads.
+  int64_t row_of(const Operand& operand, int64_t row, int64_t k, int j) const {
+    return operand.side == Operand::kSource   ? static_cast<int64_t>(col_[k + j])
+           : operand.side == Operand::kTarget ? row
+                                              : edges_[j];
+  }
+
+  // Inlined by force: the compiler thinks a function that only prefetches does nothing.
+  __attribute__((always_inline)) void prefetch(const Operand& operand,
+                                               int64_t width,
+                                               int64_t k) const {
+    const int64_t next = ahead(k);
+    const int64_t row = operand.side == Operand::kSource ? static_cast<int64_t>(col_[next])
+                        : eid_                           ? static_cast<int64_t>(eid_[next])
+                                                         : next;
+    const char* p =
+        reinterpret_cast<const char*>(static_cast<const T*>(operand.data) + row * operand.stride);
+    const int64_t bytes = (operand.per_head ? heads_ : 1) * width * static_cast<int64_t>(sizeof(T));
+    for (int64_t b = 0; b < bytes; b += 64)
+      __builtin_prefetch(p + b);
+  }
+
+  void dots(const WideSum& sum, int64_t row, int64_t k, int count, A* to) {
+    const Operand &left = sum.program.operands[sum.a], &right = sum.program.operands[sum.b];
+    const int64_t width = sum.width;
+    for (int j = 0; j < count; ++j) {
+      const T* a = static_cast<const T*>(left.data) + row_of(left, row, k, j) * left.stride;
+      const T* b = static_cast<const T*>(right.data) + row_of(right, row, k, j) * right.stride;
+      for (const Operand* operand : {&left, &right})
+        if (operand->side != Operand::kTarget)
+          prefetch(*operand, width, k + j);
+      for (int64_t h = 0; h < heads_; ++h)
+        to[j * heads_ + h] =
+            dot(a + (left.per_head ? h * width : 0), b + (right.per_head ? h * width : 0), width);
+    }
+  }
+
+  void sums(int s, int64_t row, int64_t k, int count, A* to) {
+    const WideSum& sum = a_.sums[s];
+    Machine<T, I>& m = machine(kSums + s);
+    const int64_t segments = sum.flat ? heads_ : 1, columns = sum.program.width;
+    for (int64_t h = 0; h < heads_; h += segments) {
+      for (int64_t f = 0; f < columns; f += kTile) {
+        const int n = static_cast<int>(smaller(columns - f, kTile));
+        const int each = static_cast<int>(n / segments);
+        const int batch = m.start(row, h, f, n, count);
+        for (int done = 0; done < count; done += batch) {
+          const int some = static_cast<int>(smaller(batch, count - done));
+          const A* message = m.evaluate(k + done, some);
+          for (int j = 0; j < some; ++j) {
+            for (int64_t g = h; g < h + segments; ++g, message += each) {
+              V total{};
+              for (int i = 0; i < each; i += L)
+                total += part(message, each, i);
+              A& place = to[(done + j) * heads_ + g];
+              place = (f > 0 ? place : A{}) + horizontal_sum<A>(total);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Numbers from numbers: all heads at once, side by side as columns.
+  void compute(int64_t row, int64_t k, int count) {
+    if (a_.narrow.num_results == 0)
+      return;
+    Machine<T, I>& m = machine(kNarrow);
+    m.use({numbers_[0], k, heads_});
+    const int batch = m.start(row, 0, 0, static_cast<int>(heads_), count);
+    for (int done = 0; done < count; done += batch) {
+      const int some = static_cast<int>(smaller(batch, count - done));
+      m.evaluate(k + done, some);
+      for (int r = 0; r < a_.narrow.num_results; ++r) {
+        const A* from = m.value_of(a_.narrow.results[r]);
+        A* to = numbers_[kFirstResult + r] + done * heads_;
+        for (int64_t i = 0; i < some * heads_; ++i)
+          to[i] = from[i];
+      }
+    }
+  }
+
+  // Scores become exponentials of their distance to the largest one so far.
+  void exponentiate(A* scores, int count) {
+    A shift[kMaxStepHeads];
+    for (int64_t h = 0; h < heads_; ++h) {
+      A most = most_[h];
+      for (int j = 0; j < count; ++j)
+        most = larger(most, scores[j * heads_ + h]);
+      const A before = most_[h];
+      most_[h] = most;
+      rescale(h, before);
+      shift[h] = most == -std::numeric_limits<A>::infinity() ? A{} : most;
+    }
+    for (int j = 0; j < count; ++j)
+      for (int64_t h = 0; h < heads_; ++h)
+        scores[j * heads_ + h] -= shift[h];
+    const int n = count * static_cast<int>(heads_);
+    for (int i = 0; i < n; i += L) {
+      const V v = vexp(part(scores + i, n - i, 0));
+      store_n(scores + i, v, n - i < L ? n - i : L);
+    }
+    for (int j = 0; j < count; ++j)
+      for (int64_t h = 0; h < heads_; ++h)
+        sum_[h] += scores[j * heads_ + h];
+  }
+
+  // Brings what was added up of a head so far to its largest score.
+  void rescale(int64_t h, A before) {
+    if (before == most_[h] || before == -std::numeric_limits<A>::infinity())
+      return;  // nothing but zeros was added to -inf
+    const A scale = factor(before, most_[h]);
+    sum_[h] *= scale;
+    for (int o = 0; o < a_.num_outputs; ++o) {
+      A* total = totals_ + a_.outputs[o].place + h * a_.outputs[o].width;
+      for (int64_t f = 0; f < a_.outputs[o].width; ++f)
+        total[f] *= scale;
+    }
+  }
+
+  void add_term(int t, int64_t row, int64_t k, int count) {
+    const Term& term = a_.terms[t];
+    const int64_t width = a_.outputs[term.output].width;
+    const A* coefficient = coefficients(term, count);
+    A* total = totals_ + a_.outputs[term.output].place;
+    if (term.plain >= 0) {
+      add_rows(term, coefficient, row, k, count, width, total);
+      return;
+    }
+    if (term.program.num_operands > 0) {
+      const int64_t step = term.flat ? heads_ : 1;
+      for (int64_t h = 0; h < heads_; h += step)
+        add_messages(t, coefficient, row, k, count, h, width, total + h * width);
+      return;
+    }
+    for (int64_t h = 0; h < heads_; ++h) {
+      A sum{};
+      for (int j = 0; j < count; ++j)
+        sum += coefficient[j * heads_ + h];
+      total[h] += sum;
+    }
+  }
+
+  // What multiplies the features of every entry and head.
+  const A* coefficients(const Term& term, int count) {
+    const A* own = term.coefficient < 0 ? nullptr : numbers_[term.coefficient];
+    const A* weights = a_.scores < 0 ? nullptr : numbers_[a_.scores];
+    if (own && !weights)
+      return own;
+    if (weights && !own)
+      return weights;
+    for (int64_t i = 0; i < count * heads_; ++i)
+      coefficients_[i] = own ? own[i] * weights[i] : A(1);
+    return coefficients_;
+  }
+
+  void add_rows(const Term& term,
+                const A* coefficient,
+                int64_t row,
+                int64_t k,
+                int count,
+                int64_t width,
+                A* total) {
+    const Operand& operand = term.program.operands[term.plain];
+    for (int j = 0; j < count; ++j) {
+      rows_[j] = static_cast<const T*>(operand.data) + row_of(operand, row, k, j) * operand.stride;
+      if (!term.fetched)
+        prefetch(operand, width, k + j);
+    }
+    if (operand.per_head && width % L == 0) {  // heads side by side are one long row
+      add_columns(0, heads_ * width, width, coefficient, count, total);
+      return;
+    }
+    for (int64_t h = 0; h < heads_; ++h)
+      add_columns(operand.per_head ? h * width : 0, width, width, coefficient + h, count,
+                  total + h * width);
+  }
+
+  // Columns [begin, begin + columns) of the rows, with a coefficient for every `width` of them.
+  void add_columns(int64_t begin,
+                   int64_t columns,
+                   int64_t width,
+                   const A* coefficient,
+                   int count,
+                   A* total) {
+    int64_t f = 0;
+    auto block = [&]<int NV>() {
+      V sum[NV] = {};
+      const A* c[NV];
+      for (int i = 0; i < NV; ++i)
+        c[i] = coefficient + (f + i * L) / width;
+      for (int j = 0; j < count; ++j) {
+        const T* p = rows_[j] + begin + f;
+#pragma GCC unroll 8
+        for (int i = 0; i < NV; ++i)
+          sum[i] += load(p + i * L) * c[i][j * heads_];
+      }
+      for (int i = 0; i < NV; ++i, f += L)
+        store_n(total + f, load(total + f) + sum[i], L);
+    };
+    while (f + 8 * L <= columns)
+      block.template operator()<8>();
+    while (f + 2 * L <= columns)
+      block.template operator()<2>();
+    while (f + L <= columns)
+      block.template operator()<1>();
+    if (f == columns)
+      return;
+    const int left = static_cast<int>(columns - f);
+    V sum{};
+    for (int j = 0; j < count; ++j)
+      sum += load_n(rows_[j] + begin + f, left) * coefficient[j * heads_ + f / width];
+    store_n(total + f, load_n(total + f, left) + sum, left);
+  }
+
+  // Of head h, or of all of them side by side.
+  void add_messages(int t,
+                    const A* coefficient,
+                    int64_t row,
+                    int64_t k,
+                    int count,
+                    int64_t h,
+                    int64_t width,
+                    A* total) {
+    Machine<T, I>& m = machine(kTerms + t);
+    m.use({numbers_[0], k, heads_});
+    const int64_t segments = a_.terms[t].flat ? heads_ : 1, columns = segments * width;
+    alignas(64) A sums[kTile + 16];
+    for (int64_t f = 0; f < columns; f += kTile) {
+      const int n = static_cast<int>(smaller(columns - f, kTile));
+      const int each = static_cast<int>(n / segments);
+      for (int i = 0; i < n + L; ++i)
+        sums[i] = A{};
+      const int batch = m.start(row, h, f, n, count);
+      for (int done = 0; done < count; done += batch) {
+        const int some = static_cast<int>(smaller(batch, count - done));
+        const A* messages = m.evaluate(k + done, some);
+        for (int64_t g = 0; g < segments; ++g) {
+          const A* message = messages + g * each;
+          const A* c = coefficient + done * heads_ + h + g;
+          for (int i = 0; i < each; i += L) {
+            V sum = load(sums + g * each + i);
+            for (int j = 0; j < some; ++j)
+              sum += part(message + j * n, each, i) * c[j * heads_];
+            __builtin_memcpy(sums + g * each + i, &sum, sizeof(sum));
+          }
+        }
+      }
+      for (int i = 0; i < n; ++i)
+        total[f + i] += sums[i];
+    }
+  }
+
+  static V part(const A* p, int n, int i) {
+    return i + L <= n ? load(p + i) : load_n(p + i, n - i);
+  }
+
+  const StagesArgs& a_;
+  const int64_t heads_;
+  const I* col_;
+  const I* eid_;
+  A* totals_;
+  A* most_;
+  A* sum_;
+  int64_t edges_[kStepEntries];
+  const T* rows_[kStepEntries];  // of features, of every entry
+  alignas(64) A coefficients_[kStepNumbers + 16];
+  alignas(64) A numbers_[kMaxNumbers][kStepNumbers];
+  Scratch<T, I> scratch_;
+  alignas(Machine<T, I>) unsigned char machines_[kTerms + kMaxTerms][sizeof(Machine<T, I>)];
+};

@@ -1,0 +1,129 @@
+"""Attention on the CPU: one pass over a row, and one over the transposed graph for its gradient."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from torch import Tensor
+
+from pyg_accel.backends.cpu.stages import Shape, Stages, compile_stages, stages_reasons
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, map_operands, parse, shape_of
+from pyg_accel.graph import CSR
+from pyg_accel.native import cpu_library
+
+__all__ = ["reasons", "run", "run_backward", "run_several"]
+
+
+def reasons(spec: OpSpec) -> list[str]:
+    """Return why a call cannot be run in one pass over a row."""
+    if spec.op.startswith("gspmm"):
+        if not set(spec.reduces) <= {"sum", "none"}:
+            return ["a sum over the width inside of what is not summed up"]
+        formulas = [parse(text) for text in spec.formulas or [spec.formula] * len(spec.reduces)]
+        return stages_reasons(*split(formulas, spec.reduces), spec.shapes)
+    score, value = parse(spec.score), parse(spec.formula)
+    if spec.op == "attention":
+        return stages_reasons((value,), (), spec.shapes, score)
+    gradients = tuple(parse(text) for text in spec.formulas)
+    shapes = (*spec.shapes, (spec.heads, spec.width))
+    return stages_reasons(*_backward(score, value, gradients, (True, True), len(shapes)), shapes)
+
+
+def run_several(
+    csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+) -> list[Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.gspmm_several`."""
+    sums, stores = split(formulas, reduces)
+    shapes = _shapes(operands)
+    if any(0 in shape for shape in shapes):
+        heads = 0 if any(h == 0 for h, _ in shapes) else max(h for h, _ in shapes)
+        sizes, like = dict(enumerate(shapes)), operands[0]
+        rows = {"sum": csr.num_rows, "none": csr.col.numel()}
+        return [like.new_zeros(rows[r], heads, shape_of(f, sizes)[1])
+                for f, r in zip(formulas, reduces, strict=True)]  # fmt: skip
+    results = _run(csr, compile_stages(sums, stores, shapes), operands, [])
+    done = {"sum": iter(results), "none": iter(results[len(sums) :])}
+    each = [next(done[reduce]) for reduce in reduces]
+    return [t.unsqueeze(-1) if t.dim() == 2 else t for t in each]
+
+
+def split(
+    formulas: Sequence[Formula], reduces: Sequence[str]
+) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+    """Return those that are summed up, and those that are kept for every edge."""
+    both = list(zip(formulas, reduces, strict=True))
+    return tuple(f for f, r in both if r == "sum"), tuple(f for f, r in both if r == "none")
+
+
+def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.attention`."""
+    shapes = _shapes(operands)
+    heads, width = max(h for h, _ in shapes), shape_of(value, dict(enumerate(shapes)))[1]
+    if heads * width == 0 or any(0 in shape for shape in shapes):
+        out = operands[0].new_zeros(csr.num_rows, 0 if (0, 1) in shapes else heads, width)
+        total = out.new_zeros(csr.num_rows, out.size(1))
+        return [out, total.float() if out.dtype.itemsize == 2 else total]
+    return _run(csr, compile_stages((value,), (), shapes, score), operands, [])
+
+
+def run_backward(
+    csr: CSR,
+    score: Formula,
+    value: Formula,
+    operands: list[Tensor],
+    grad: Tensor,
+    out: Tensor,
+    total: Tensor,
+    gradients: list[Formula],
+    *,
+    want_scores: bool,
+    want_weights: bool,
+) -> list[Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
+    given = [*operands, grad]
+    wanted = (want_scores, want_weights)
+    sums, stores = _backward(score, value, tuple(gradients), wanted, len(given))
+    shapes, heads = _shapes(given), grad.size(1)
+    if 0 in grad.shape[1:]:
+        sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
+        outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
+        return outs + [grad.new_zeros(csr.col.numel(), heads, 1) for _ in stores]
+    delta = cpu_library().row_dots(grad, out)
+    stages = compile_stages(sums, stores, shapes)
+    results = _run(csr, stages, given, [total, delta])
+    return [t.unsqueeze(-1) if t.dim() == 2 else t for t in results]
+
+
+@lru_cache(maxsize=1024)
+def _backward(
+    score: Formula,
+    value: Formula,
+    gradients: tuple[Formula, ...],
+    wanted: tuple[bool, bool],
+    count: int,
+) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+    """The sums and stores of a backward pass.
+
+    The last of the ``count`` operands is the gradient of the result. Numbers that are given follow
+    them: the logarithms of the sums of exponentials, and the dots of results and their gradients.
+    """
+    total, delta = Operand("u", count), Operand("u", count + 1)
+    weight: Formula = Unary("exp", Binary("sub", score, total))
+    inner = Sum(Binary("mul", Operand("u", count - 1), value))
+    of_score: Formula = Binary("mul", weight, Binary("sub", inner, delta))
+    made = {count: weight, count + 1: of_score}
+    sums = tuple(map_operands(f, lambda o: made.get(o.index, o)) for f in gradients)
+    want_scores, want_weights = wanted
+    return sums, (of_score,) * want_scores + (weight,) * want_weights
+
+
+def _run(csr: CSR, stages: Stages, operands: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+    results: list[Tensor] = cpu_library().stages(
+        csr.rowptr, csr.col, csr.eid, csr.num_cols, operands, list(stages.sides), given,
+        list(stages.code), stages.heads, stages.scores,
+    )  # fmt: skip
+    return results
+
+
+def _shapes(operands: list[Tensor]) -> tuple[Shape, ...]:
+    return tuple((t.size(1), t.size(2)) for t in operands)

@@ -1,0 +1,246 @@
+"""Formulas as the stages of csrc/cpu/stages.h: sums over the width, numbers, rows of features.
+
+A message such as ``exp(sum(mul(u0,v1))) * u2`` has two widths, that of a number and that of a row.
+It is taken apart here into what is summed over the width, what is computed from such numbers alone,
+and rows that are multiplied by one number each.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
+
+from pyg_accel.backends.cpu.program import SIDES, compile_formulas
+from pyg_accel.formula import (
+    Binary,
+    Const,
+    Formula,
+    Operand,
+    Sum,
+    Unary,
+    has_sum,
+    map_operands,
+    operands_of,
+    selects,
+    shape_of,
+)
+
+__all__ = ["Shape", "Stages", "compile_stages", "stages_reasons"]
+
+# The limits and numbers of csrc/cpu/stages.h and kernels.h.
+MAX_GIVEN, MAX_SUMS, MAX_RESULTS = 2, 4, 8
+MAX_TERMS, MAX_OUTPUTS, MAX_STORES = 8, 6, 2
+FIRST_SUM, FIRST_RESULT = MAX_GIVEN, MAX_GIVEN + MAX_SUMS
+MAX_OPERANDS, MAX_INSTRUCTIONS = 12, 48
+
+Shape = tuple[int, int]
+
+
+class _TooMuch(Exception):
+    """The kernel cannot do it."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What the kernel needs.
+
+    Attributes:
+        code: integers, as stages.cpp reads them.
+        sides: of the operands.
+        heads: of the outputs.
+        scores: the number that a softmax is taken of, or -1.
+    """
+
+    code: tuple[int, ...]
+    sides: tuple[int, ...]
+    heads: int
+    scores: int
+
+
+@lru_cache(maxsize=1024)
+def stages_reasons(
+    sums: tuple[Formula, ...],
+    stores: tuple[Formula, ...],
+    shapes: tuple[Shape, ...],
+    score: Formula | None = None,
+) -> list[str]:
+    """Return why :func:`compile_stages` cannot do it."""
+    try:
+        compile_stages(sums, stores, shapes, score)
+    except _TooMuch as error:
+        return [str(error)]
+    return []
+
+
+@lru_cache(maxsize=1024)
+def compile_stages(
+    sums: tuple[Formula, ...],
+    stores: tuple[Formula, ...],
+    shapes: tuple[Shape, ...],
+    score: Formula | None = None,
+) -> Stages:
+    """Take formulas apart.
+
+    Operands beyond the shapes are numbers that are given, one a source and head.
+
+    Args:
+        sums: to be added up over each row.
+        stores: of one number an edge and head, to be kept.
+        shapes: (heads, width) of the operands.
+        score: the softmax of it over a row multiplies the sums.
+    """
+    return _Builder(sums, stores, shapes, score).stages()
+
+
+class _Builder:
+    def __init__(
+        self,
+        sums: tuple[Formula, ...],
+        stores: tuple[Formula, ...],
+        shapes: tuple[Shape, ...],
+        score: Formula | None,
+    ) -> None:
+        self.count = len(shapes)
+        everything = (*sums, *stores, *(() if score is None else (score,)))
+        self.heads = max((h for h, _ in shapes), default=1)
+        self.sizes = dict(enumerate(shapes))
+        for number in range(FIRST_RESULT + MAX_RESULTS):
+            self.sizes[self.count + number] = (self.heads, 1)
+        self.sides = {o.index: o.side for f in everything for o in operands_of(f)}
+        if any(selects(f) for f in everything):
+            raise _TooMuch("winners of a maximum among the operands")
+        self.wide_sums: list[Formula] = []
+        self.results: list[Formula] = []
+        self.scores = -1 if score is None else self.number(self.pulled(score))
+        self.terms = [(o, *term) for o, f in enumerate(sums) for term in self.terms_of(f)]
+        self.widths = [self.width(f) for f in sums]
+        if any(self.width(f) > 1 for f in stores):
+            raise _TooMuch("rows of features that are kept for every edge")
+        self.stores = [self.number(self.pulled(f)) for f in stores]
+
+    def stages(self) -> Stages:
+        code = [len(self.wide_sums)]
+        for formula in self.wide_sums:
+            code += self.program([formula], self.width(formula))
+        code += self.program(self.results, 1, heads_as_columns=True)
+        code += [len(self.widths), *self.widths, len(self.terms)]
+        for output, coefficient, rest in self.terms:
+            parts = [] if rest is None else [rest]
+            width = self.widths[output]
+            code += [output, coefficient, *self.program(parts, width)]
+        code += [len(self.stores), *self.stores]
+        _limit(self.terms, MAX_TERMS, "terms")
+        _limit(self.widths, MAX_OUTPUTS, "results")
+        _limit(self.stores, MAX_STORES, "results an edge")
+        sides = tuple(SIDES.index(self.sides.get(i, "e")) for i in range(self.count))
+        return Stages(tuple(code), sides, self.heads, self.scores)
+
+    def program(
+        self, formulas: Sequence[Formula], width: int, *, heads_as_columns: bool = False
+    ) -> list[int]:
+        """Width, operands, instructions and results of a program."""
+        used = list(dict.fromkeys(o.index for f in formulas for o in operands_of(f)))
+        own = [map_operands(f, lambda o: Operand(o.side, used.index(o.index))) for f in formulas]
+        shapes = tuple(self.sizes[i] for i in used)
+        columns = width
+        if heads_as_columns:
+            shapes, columns = tuple((1, h) for h, _ in shapes), self.heads
+        code, results = compile_formulas(tuple(own), shapes, columns)
+        if len(used) > MAX_OPERANDS or len(code) // 6 > MAX_INSTRUCTIONS:
+            raise _TooMuch("a formula of too many operands or operations")
+        return [width, len(used), *used, len(code), *code, len(results), *results]
+
+    def width(self, formula: Formula) -> int:
+        return shape_of(formula, self.sizes)[1]
+
+    def number(self, formula: Formula) -> int:
+        """The number that a formula of numbers is."""
+        if formula not in self.results:
+            self.results.append(formula)
+            _limit(self.results, MAX_RESULTS, "numbers an edge")
+        return FIRST_RESULT + self.results.index(formula)
+
+    def pulled(self, formula: Formula) -> Formula:
+        """A formula of one number, whose sums are computed before it."""
+        match formula:
+            case Sum(arg=arg):
+                parts = [self.summed(sign, part, self.width(arg)) for sign, part in addends(arg)]
+                return reduce(partial(Binary, "add"), parts)
+            case Unary(op=op, arg=arg, value=value):
+                return Unary(op, self.pulled(arg), value)
+            case Binary(op=op, left=left, right=right):
+                return Binary(op, self.pulled(left), self.pulled(right))
+        return formula
+
+    def summed(self, sign: float, part: Formula, width: int) -> Formula:
+        """The sum over the width of one addend."""
+        coefficient, rest = self.factors(part, early=True)
+        if rest is None:
+            return times(coefficient, Const(sign * width))
+        if rest not in self.wide_sums:
+            self.wide_sums.append(rest)
+            _limit(self.wide_sums, MAX_SUMS, "sums over the width")
+        number = Operand("e", self.count + FIRST_SUM + self.wide_sums.index(rest))
+        return times(times(coefficient, Const(sign)), number)
+
+    def terms_of(self, formula: Formula) -> Iterator[tuple[int, Formula | None]]:
+        """Coefficients and rows that add up to a formula."""
+        for sign, part in addends(formula) if self.width(formula) > 1 else [(1.0, formula)]:
+            coefficient, rest = self.factors(part, early=False)
+            coefficient = times(coefficient, Const(sign))
+            if rest is None and self.width(formula) > 1:
+                raise _TooMuch("a number that is added to rows")
+            alone = coefficient == Const(1.0) and (rest is not None or self.scores >= 0)
+            yield (-1 if alone else self.number(coefficient)), rest
+
+    def factors(self, formula: Formula, *, early: bool) -> tuple[Formula, Formula | None]:
+        """A number, and rows (None for 1), whose product a formula is."""
+        if self.width(formula) == 1:
+            return self.pulled(formula), None
+        match formula:
+            case Unary(op="neg", arg=arg):
+                number, rest = self.factors(arg, early=early)
+                return times(number, Const(-1.0)), rest
+            case Binary(op="mul", left=left, right=right):
+                (a, x), (b, y) = (self.factors(f, early=early) for f in (left, right))
+                return times(a, b), x if y is None else y if x is None else Binary("mul", x, y)
+            case Binary(op="div", left=left, right=right) if self.width(right) == 1:
+                number, rest = self.factors(left, early=early)
+                return Binary("div", number, self.pulled(right)), rest
+        return Const(1.0), self.inner(formula, early=early)
+
+    def inner(self, formula: Formula, *, early: bool) -> Formula:
+        """A formula of rows; what it computes of numbers alone is computed before it."""
+        if self.width(formula) == 1 and not isinstance(formula, Operand | Const):
+            if not early:
+                return Operand("e", self.count + self.number(self.pulled(formula)))
+            if has_sum(formula):
+                raise _TooMuch("a sum over the width inside another")
+            return formula
+        match formula:
+            case Unary(op=op, arg=arg, value=value):
+                return Unary(op, self.inner(arg, early=early), value)
+            case Binary(op=op, left=left, right=right):
+                return Binary(op, self.inner(left, early=early), self.inner(right, early=early))
+        return formula
+
+
+def _limit(parts: Sequence[object], most: int, what: str) -> None:
+    if len(parts) > most:
+        raise _TooMuch(f"more than {most} {what}")
+
+
+def addends(formula: Formula, sign: float = 1.0) -> Iterator[tuple[float, Formula]]:
+    """What is added up at the top of a formula, with signs."""
+    match formula:
+        case Binary(op=("add" | "sub") as op, left=left, right=right):
+            yield from addends(left, sign)
+            yield from addends(right, sign if op == "add" else -sign)
+        case _:
+            yield sign, formula
+
+
+def times(a: Formula, b: Formula) -> Formula:
+    """The product of two, left out where one of them is 1."""
+    if a == Const(1.0):
+        return b
+    return a if b == Const(1.0) else Binary("mul", a, b)

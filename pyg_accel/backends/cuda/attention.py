@@ -1,0 +1,138 @@
+"""Launches dot-product attention over tiles."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.cuda.plan import TILE, Plan, plan_of
+from pyg_accel.backends.spec import OpSpec
+from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, parse
+from pyg_accel.graph import CSR
+from pyg_accel.kept import Kept
+from pyg_accel.native import cuda_library
+
+__all__ = ["WINDOW", "DotAttention", "dot_attention", "reasons", "run"]
+
+WINDOW = 64  # rows of a tile: kAttentionWindow in csrc/cuda/attention.h
+_MOST = 128  # features of a head
+Shapes = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DotAttention:
+    """Operands by index: ``softmax_j(scale * coefficient_i * sum(query_i * key_j)) * value_j``."""
+
+    query: int
+    key: int
+    value: int
+    coefficient: int | None = None
+    scale: float = 1.0
+
+
+@lru_cache(maxsize=1024)
+def dot_attention(score: Formula, value: Formula, shapes: Shapes) -> DotAttention | None:
+    """Return how attention is one of dot products, or None.
+
+    Args:
+        score: one number an edge and head.
+        value: what is added up.
+        shapes: (heads, width) of the operands.
+    """
+    if not isinstance(value, Operand) or value.side != "u":
+        return None
+    scale, coefficient, dot = _factors(score)
+    if dot is None or len(coefficient) > 1:
+        return None
+    query, key = dot
+    heads, width = shapes[query.index]
+    same = {shapes[o.index] for o in (query, key, value)} == {(heads, width)}
+    narrow = all(shapes[o.index][1] == 1 for o in coefficient)
+    if not same or not narrow or width == 1:
+        return None
+    index = coefficient[0].index if coefficient else None
+    return DotAttention(query.index, key.index, value.index, index, scale)
+
+
+def _factors(
+    score: Formula,
+) -> tuple[float, tuple[Operand, ...], tuple[Operand, Operand] | None]:
+    """A constant, operands of the target and the two of a dot product: a score is their product."""
+    match score:
+        case Const(value=number):
+            return number, (), None
+        case Operand(side="v"):
+            return 1.0, (score,), None
+        case Sum(arg=Binary(op="mul", left=Operand() as a, right=Operand() as b)):
+            if {a.side, b.side} == {"u", "v"}:
+                return 1.0, (), (a, b) if a.side == "v" else (b, a)
+        case Unary(op="neg", arg=arg):
+            scale, operands, dot = _factors(arg)
+            return -scale, operands, dot
+        case Binary(op="mul", left=left, right=right):
+            (scale, some, x), (other, more, y) = _factors(left), _factors(right)
+            if x is None or y is None:
+                return scale * other, (*some, *more), x if y is None else y
+        case Binary(op="div", left=left, right=Const(value=number)):
+            scale, operands, dot = _factors(left)
+            return scale / number, operands, dot
+    return 1.0, (Operand("v", -1), Operand("v", -1)), None  # something else
+
+
+def reasons(spec: OpSpec) -> list[str]:
+    """Return why a call is not for the kernel."""
+    found = []
+    if dot_attention(parse(spec.score), parse(spec.formula), spec.shapes) is None:
+        found.append("not attention by dot products of targets and sources")
+    if spec.dtype.itemsize != 2:
+        found.append(f"features are {spec.dtype}, not of 16 bits")
+    if spec.width > _MOST:
+        found.append(f"a head of {spec.width} features (at most {_MOST})")
+    return found
+
+
+def run(csr: CSR, how: DotAttention, operands: list[Tensor]) -> list[Tensor]:
+    """See :meth:`pyg_accel.backends.Backend.attention`."""
+    query, key, value = (_aligned(operands[i]) for i in (how.query, how.key, how.value))
+    heads, width = operands[how.query].shape[1:]
+    if csr.num_rows == 0 or csr.col.numel() == 0 or heads == 0:
+        out = query.new_zeros(csr.num_rows, heads, width)
+        return [out, out.new_zeros(csr.num_rows, heads, dtype=torch.float32)]
+    coefficient = None
+    if how.coefficient is not None:
+        coefficient = operands[how.coefficient].squeeze(-1).float()
+    plan = plan_of(csr, WINDOW)
+    results: list[Tensor] = cuda_library().attention(
+        plan.items, plan.splits, plan.tile_col, _masks(plan), plan.rowptr, plan.col, query, key,
+        value, coefficient, how.scale, width, plan.num_partials,
+    )  # fmt: skip
+    return results
+
+
+_kept_masks = Kept()
+
+
+def _masks(plan: Plan) -> Tensor:
+    """Which columns of a tile each of its rows has, [T * WINDOW] int32: bit c is column c."""
+    return _kept_masks.get(plan.slot, (id(plan.tile_ptr),), lambda: (plan.tile_ptr, _make(plan)))[1]
+
+
+def _make(plan: Plan) -> Tensor:
+    counts = plan.tile_ptr.diff().long()
+    tiles = torch.arange(counts.numel(), device=counts.device)
+    slot = plan.slot.int()
+    place = torch.repeat_interleave(tiles, counts, output_size=slot.numel())
+    place.mul_(WINDOW).add_(slot // TILE)
+    bits = torch.bitwise_left_shift(torch.ones_like(slot), slot % TILE)
+    masks = torch.zeros(counts.numel() * WINDOW, dtype=torch.int32, device=slot.device)
+    return masks.index_add_(0, place, bits)  # slots are distinct: to add is to set
+
+
+def _aligned(t: Tensor) -> Tensor:
+    """Return [N, H, F] with whole, aligned 16-byte vectors in a head: itself, or a copy."""
+    short = -t.size(2) % 8
+    whole = t.stride(0) % 8 == 0 and (t.size(1) == 1 or t.stride(1) % 8 == 0) and t.stride(2) == 1
+    if not short and whole and t.data_ptr() % 16 == 0:
+        return t if t.size(1) > 1 else t.as_strided(t.shape, (t.stride(0), 0, 1))
+    return torch.nn.functional.pad(t, (0, short)).contiguous()
