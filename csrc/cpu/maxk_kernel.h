@@ -26,24 +26,6 @@ inline void maxk_keys(const T* x, int64_t width, typename Simd<acc_t<T>>::Lane* 
   }
 }
 
-// How many keys are at least `least`.
-template <class A>
-inline int64_t maxk_count(const typename Simd<A>::Lane* keys,
-                          int64_t width,
-                          typename Simd<A>::Lane least) {
-  using M = mask_t<A>;
-  M count{};
-  for (int64_t c = 0; c < width; c += kLanes<A>) {
-    M key;
-    __builtin_memcpy(&key, keys + c, sizeof(key));
-    count -= key >= least;  // true is -1
-  }
-  int64_t total = 0;
-  for (int i = 0; i < kLanes<A>; ++i)
-    total += count[i];
-  return total;
-}
-
 // Bit i says whether key i of a vector is at least `least`.
 template <class A>
 inline uint32_t maxk_mask(const typename Simd<A>::Lane* keys, typename Simd<A>::Lane least) {
@@ -58,6 +40,29 @@ inline uint32_t maxk_mask(const typename Simd<A>::Lane* keys, typename Simd<A>::
     mask |= static_cast<uint32_t>(keys[i] >= least) << i;
   return mask;
 #endif
+}
+
+// How many keys are at least `least`.
+template <class A>
+inline int64_t maxk_count(const typename Simd<A>::Lane* keys,
+                          int64_t width,
+                          typename Simd<A>::Lane least) {
+  int64_t total = 0;
+#if PYG_ACCEL_VEC_BYTES == 64
+  for (int64_t c = 0; c < width; c += kLanes<A>)
+    total += __builtin_popcount(maxk_mask<A>(keys + c, least));
+#else
+  using M = mask_t<A>;
+  M count{};
+  for (int64_t c = 0; c < width; c += kLanes<A>) {
+    M key;
+    __builtin_memcpy(&key, keys + c, sizeof(key));
+    count -= key >= least;  // true is -1
+  }
+  for (int i = 0; i < kLanes<A>; ++i)
+    total += count[i];
+#endif
+  return total;
 }
 
 template <class T, class C>
@@ -102,7 +107,34 @@ inline void maxk_row(const MaxkArgs& a, int64_t row, typename Simd<acc_t<T>>::La
   C* indices = static_cast<C*>(a.indices) + row * a.k;
   int64_t kept = 0;
   for (int64_t block = 0; kept < a.k; block += L) {
-    for (uint32_t mask = maxk_mask<A>(keys + block, low); mask; mask &= mask - 1) {
+    uint32_t mask = maxk_mask<A>(keys + block, low);
+#if PYG_ACCEL_VEC_BYTES == 64
+    if constexpr (std::is_same_v<T, float>) {
+      const uint32_t more = low == most ? 0 : maxk_mask<A>(keys + block, low + 1);
+      uint32_t equal = mask ^ more;
+      while (__builtin_popcount(equal) > need)
+        equal &= ~(1u << (31 - __builtin_clz(equal)));
+      need -= __builtin_popcount(equal);
+      mask = more | equal;
+      const int n = static_cast<int>(smaller(L, a.width - block));
+      const __mmask16 chosen = static_cast<__mmask16>(mask & ((1u << n) - 1));
+      const int count = __builtin_popcount(chosen);
+      const __mmask16 room = static_cast<__mmask16>((1u << count) - 1);
+      const __m512 some = (__m512)load_n(x + block, n);
+      _mm512_mask_storeu_ps(values + kept, room, _mm512_maskz_compress_ps(chosen, some));
+      const __m512i columns =
+          _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                           _mm512_set1_epi32(static_cast<int>(block)));
+      const __m512i packed = _mm512_maskz_compress_epi32(chosen, columns);
+      if constexpr (sizeof(C) == 1)
+        _mm512_mask_cvtepi32_storeu_epi8(indices + kept, room, packed);
+      else
+        _mm512_mask_cvtepi32_storeu_epi16(indices + kept, room, packed);
+      kept += count;
+      continue;
+    }
+#endif
+    for (; mask; mask &= mask - 1) {
       const int64_t c = block + __builtin_ctz(mask);
       if (keys[c] == low && need-- <= 0)
         continue;
