@@ -203,9 +203,9 @@ def test_heads_that_do_not_broadcast_are_refused():
 
 
 def spec(op: str, width: int) -> OpSpec:
-    shapes = ((2, width), (2, 1))
-    return OpSpec(op, "cpu", torch.float32, torch.int32, 1, 1, 1, 2, width, "u0", score="u1",
-                  shapes=shapes)  # fmt: skip
+    shapes = ((2, width), (2, width))
+    return OpSpec(op, "cpu", torch.float32, torch.int32, 1, 1, 1, 2, width, "u0",
+                  score="sum(mul(u0,v1))", shapes=shapes)  # fmt: skip
 
 
 def test_who_runs_it_is_a_matter_of_dispatch():

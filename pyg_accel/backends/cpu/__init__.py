@@ -23,7 +23,7 @@ from pyg_accel.backends.cpu.program import (
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.cbsr import CBSR
-from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, has_sum, operands_of, parse
+from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
 
@@ -67,12 +67,12 @@ class CpuBackend(Backend):
     def prefers_parts(self, spec: OpSpec) -> bool:
         """What has a kernel of its own is faster there, unless one pass saves a gather.
 
-        So attention by dot products runs by its parts, unless the values are the keys.
+        So attention runs by its parts, unless scores and values read the same rows (GATv2).
         """
         if spec.op == "gspmm_several":
             return all(_is_product(parse(text)) for text in spec.formulas)
         if spec.op == "attention":
-            return has_sum(parse(spec.score)) and not shares_rows(spec)
+            return not shares_rows(spec)
         return False
 
     def info(self) -> dict[str, Any]:
