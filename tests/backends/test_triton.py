@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU, not interpreted"),
 ]
 if not REASONS:
-    from pyg_accel.backends.triton import launch, plan, schedule
+    from pyg_accel.backends import schedule
+    from pyg_accel.backends.triton import launch, plan
     from pyg_accel.backends.triton.expression import keeps_zero, per_target
     from pyg_accel.backends.triton.launch import Device, Tile, choose_tile
 
