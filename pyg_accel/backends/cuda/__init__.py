@@ -67,7 +67,8 @@ class CudaBackend(Backend):
         """As the others reckon, times what was measured of their ratio; see :mod:`.choice`."""
         if spec.op in cbsr.OPS:
             return cbsr.cost(spec)
-        bytes_gathered = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+        # An infinite ratio means never, also where there is nothing to gather.
+        bytes_gathered = max(spec.num_edges * spec.heads * spec.width, 1) * spec.dtype.itemsize
         if spec.op == "attention":
             return 3e-5 + 2.5e-13 * bytes_gathered * attention_ratio(spec.width, spec.sharing)
         dot = spec.reduces == ("none",)
