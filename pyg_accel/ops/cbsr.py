@@ -67,7 +67,8 @@ def cbsr_spmm(
     return out
 
 
-def _check(graph: Graph, cbsr: CBSR, weight: Tensor | None, reduce: str) -> None:
+def check_cbsr(cbsr: object) -> None:
+    """Raise ValueError for what is no CBSR matrix."""
     if not isinstance(cbsr, CBSR):
         raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
     values, indices, width = cbsr
@@ -76,10 +77,15 @@ def _check(graph: Graph, cbsr: CBSR, weight: Tensor | None, reduce: str) -> None
             f"expected values [N, k] in floating point and indices of that shape (got "
             f"{list(values.shape)} {values.dtype} and {list(indices.shape)})"
         )
-    if values.size(0) != graph.num_cols:
-        raise ValueError(f"expected 'cbsr' to have {graph.num_cols} rows (got {values.size(0)})")
     if indices.dtype != index_dtype(width):
         raise ValueError(f"expected indices in {index_dtype(width)} (got {indices.dtype})")
+
+
+def _check(graph: Graph, cbsr: CBSR, weight: Tensor | None, reduce: str) -> None:
+    check_cbsr(cbsr)
+    values, indices, width = cbsr
+    if values.size(0) != graph.num_cols:
+        raise ValueError(f"expected 'cbsr' to have {graph.num_cols} rows (got {values.size(0)})")
     if not 1 <= cbsr.k <= width:
         raise ValueError(f"expected between 1 and {width} entries a row (got {cbsr.k})")
     for name, t in (("cbsr", values), ("cbsr", indices), ("weight", weight)):

@@ -17,7 +17,8 @@ from torch.nn.functional import linear
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
-from pyg_accel.cbsr import CBSR, index_dtype
+from pyg_accel.cbsr import CBSR
+from pyg_accel.ops.cbsr import check_cbsr
 from pyg_accel.ops.operator import call, define
 
 __all__ = ["cbsr_linear", "multiplies_compressed"]
@@ -41,16 +42,8 @@ def cbsr_linear(cbsr: CBSR, weight: Tensor, bias: Tensor | None = None) -> Tenso
     Raises:
         ValueError: for arguments that do not fit.
     """
-    if not isinstance(cbsr, CBSR):
-        raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
+    check_cbsr(cbsr)
     values, indices, width = cbsr
-    if values.dim() != 2 or values.shape != indices.shape or not values.is_floating_point():
-        raise ValueError(
-            f"expected values [N, k] in floating point and indices of that shape (got "
-            f"{list(values.shape)} {values.dtype} and {list(indices.shape)})"
-        )
-    if indices.dtype != index_dtype(width):
-        raise ValueError(f"expected indices in {index_dtype(width)} (got {indices.dtype})")
     if weight.dim() != 2 or weight.size(1) != width:
         raise ValueError(f"expected 'weight' to be [H, {width}] (got {list(weight.shape)})")
     if not multiplies_compressed(cbsr, weight.size(0)):

@@ -18,7 +18,7 @@ from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.memo import MEMO
 from pyg_accel.patching import compiled, embedding
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.lazy import (
     GRAPHS,
     LazyTensor,
@@ -286,8 +286,7 @@ def _ordinary(value: Any) -> Any:
 
 def _written(value: Any) -> Any:
     """Write out a lazy tensor, attention weights too."""
-    value = _ordinary(value)
-    return value.ordinary() if isinstance(value, Weights) else value
+    return real(_ordinary(value))
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

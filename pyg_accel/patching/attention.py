@@ -22,7 +22,7 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operan
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
-from pyg_accel.patching.edge_tensors import Waiting, plain_shape
+from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
 from pyg_accel.patching.typed import with_pairs_as_sources
 
 if TYPE_CHECKING:
@@ -222,8 +222,7 @@ def attend(
     sides = {o.index: o.side for o in operands_of(score)}
     places: dict[int, int] = {}
     for o in dict.fromkeys(operands_of(value)):
-        t = operands[o.index]
-        t = t.ordinary() if isinstance(t, Waiting) else t
+        t = real(operands[o.index])
         same = [k for k, s in enumerate(names)
                 if s is t and sides.get(k) == o.side and tuple(given[k].shape[1:]) ==
                 (layout.heads, layout.width)]  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["EdgeTensor", "Waiting", "asks", "follow", "name_of", "plain_shape", "replaced"]
+__all__ = ["EdgeTensor", "Waiting", "asks", "follow", "name_of", "plain_shape", "real", "replaced"]
 
 
 class EdgeTensor(Tensor):
@@ -66,6 +66,11 @@ class Waiting(EdgeTensor):
 
         args, kwargs = tree_map_only(Waiting, real, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def real(operand: Tensor) -> Tensor:
+    """Return an operand as an ordinary tensor."""
+    return operand.ordinary() if isinstance(operand, Waiting) else operand
 
 
 def plain_shape(tensor: Tensor) -> torch.Size:

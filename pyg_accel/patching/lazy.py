@@ -27,7 +27,7 @@ from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, attend
-from pyg_accel.patching.edge_tensors import EdgeTensor, Waiting, name_of, plain_shape
+from pyg_accel.patching.edge_tensors import EdgeTensor, name_of, plain_shape, real
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.typed import with_pairs_as_sources
 
@@ -380,11 +380,6 @@ class Trace(Watch):
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)
-
-
-def real(operand: Tensor) -> Tensor:
-    """Return an operand as an ordinary tensor."""
-    return operand.ordinary() if isinstance(operand, Waiting) else operand
 
 
 def is_single_side(lazy: LazyTensor) -> bool:

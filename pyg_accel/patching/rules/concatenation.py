@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operands_of
 from pyg_accel.ops.layout import Layout
-from pyg_accel.patching.edge_tensors import plain_shape
-from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side, real
+from pyg_accel.patching.edge_tensors import plain_shape, real
+from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side
 from pyg_accel.patching.rules.common import (
     NARROW,
     Args,

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.ops.layout import Layout, broadcast
-from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape
+from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape, real
 from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, is_single_side
-from pyg_accel.patching.lazy import real as ordinary
 from pyg_accel.patching.rules.common import (
     RULES,
     Args,
@@ -162,7 +161,7 @@ def _beside_sums(value: "LazyTensor | float", shape: torch.Size) -> "LazyTensor 
     if value.edge_dim != 0 or len(shape) > 2:
         raise Declined
     layout = Layout(tuple(shape[1:]), len(shape) - 1)
-    return map_operands_of(value, lambda t: layout.fold(ordinary(t)), plain_shape(value))
+    return map_operands_of(value, lambda t: layout.fold(real(t)), plain_shape(value))
 
 
 def _formula(value: "LazyTensor | float") -> Formula:
