@@ -172,7 +172,9 @@ def aggregate(
     if is_sparse_matrix(edge_index):
         weight = values if "edge_weight" in given or isinstance(edge_index, Tensor) else None
     if weight is not None:
-        weight = weight.view(-1).to(_stored(features).dtype)
+        if weight.dim() != 1:  # a view of it would be another tensor each time to those that keep
+            weight = weight.view(-1)
+        weight = weight.to(_stored(features).dtype)
     reduce = _REDUCES[str(conv.aggr)]
     if not start:
         return _reduced(graph, features, weight, reduce)
