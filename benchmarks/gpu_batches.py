@@ -2,10 +2,12 @@
 
     python -m benchmarks.gpu_batches [--graph NAME] [--out FOLDER]
 
-2 layers, 256 hidden, fan-outs 15 and 10 from batches of seeds. PyG's `NeighborLoader` needs pyg-lib
-or torch-sparse; so that this runs without them, batches are drawn here, on the GPU, as it draws
-them: each node once, edges in no order. They are drawn before the clock starts, and every step gets
-an edge_index that it has never seen.
+2 layers, 256 hidden, fan-outs 15 and 10 from batches of seeds, drawn by PyG's `NeighborLoader`
+before the clock starts; every step gets an edge_index that it has never seen. `trimmed`: each layer
+is given only the nodes and edges that the seeds still need (PyG's `trim_to_layer`).
+
+`NeighborLoader` needs pyg-lib or torch-sparse. Without them batches are drawn here, on the GPU, as
+it draws them: each node once, edges in no order.
 """
 
 import argparse
@@ -13,13 +15,16 @@ import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from tqdm import tqdm
 
 import pyg_accel
@@ -35,8 +40,41 @@ BATCHES, WARM_UP = 24, 4
 MODELS = {"GraphSAGE": GraphSAGE, "GCN": GCN}
 
 
-def sample(rowptr: Tensor, col: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes of a batch (the seeds first), and its edge_index between their places."""
+class Batch(NamedTuple):
+    """A sampled graph: the seeds come first.
+
+    Attributes:
+        num_nodes: of the batch.
+        edge_index: between places in the batch.
+        hops: numbers of sampled nodes and edges a hop as a model takes them, or nothing.
+    """
+
+    num_nodes: int
+    edge_index: Tensor
+    hops: dict[str, list[int]]
+
+
+def batches_of_loader(edge_index: Tensor, num_nodes: int, ids: list[Tensor]) -> list[Batch]:
+    """What NeighborLoader draws for these seeds, moved to the GPU.
+
+    Args:
+        edge_index: on the CPU, sorted by target.
+        num_nodes: of the graph.
+        ids: seeds, a tensor a batch.
+    """
+    data, batches = Data(edge_index=edge_index, num_nodes=num_nodes), []
+    for seeds in ids:
+        loader = NeighborLoader(data, list(FAN_OUTS), input_nodes=seeds, batch_size=seeds.numel(),
+                                is_sorted=True)  # fmt: skip
+        (batch,) = loader
+        hops = {"num_sampled_nodes_per_hop": batch.num_sampled_nodes,
+                "num_sampled_edges_per_hop": batch.num_sampled_edges}  # fmt: skip
+        batches.append(Batch(batch.num_nodes, batch.edge_index.to("cuda"), hops))
+    return batches
+
+
+def sample(rowptr: Tensor, col: Tensor, seeds: Tensor) -> Batch:
+    """Draw one batch without NeighborLoader."""
     nodes, frontier, sources, targets = seeds, seeds, [], []
     for fan_out in FAN_OUTS:
         degree = (rowptr[frontier + 1] - rowptr[frontier]).unsqueeze(1)
@@ -53,24 +91,25 @@ def sample(rowptr: Tensor, col: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.full((rowptr.numel() - 1,), -1, device="cuda")
     place[nodes] = torch.arange(nodes.numel(), device="cuda")
     edges = torch.stack([place[torch.cat(sources)], place[torch.cat(targets)]])
-    return nodes, edges[:, torch.randperm(edges.size(1), device="cuda")]
+    return Batch(nodes.numel(), edges[:, torch.randperm(edges.size(1), device="cuda")], {})
 
 
-def measure(name: str, batches: list[tuple[Tensor, Tensor]], seeds: int) -> dict[str, Any]:
+def measure(name: str, batches: list[Batch], seeds: int, *, trimmed: bool) -> dict[str, Any]:
     """Milliseconds a step of one model on batches of this many seeds."""
     torch.manual_seed(0)
     model = MODELS[name](FEATURES, HIDDEN, 2, CLASSES).cuda()
     optimizer = torch.optim.Adam(model.parameters())
-    x = [torch.randn(nodes.numel(), FEATURES, device="cuda") for nodes, _ in batches]
+    x = [torch.randn(batch.num_nodes, FEATURES, device="cuda") for batch in batches]
     y = torch.randint(CLASSES, (seeds,), device="cuda")
     events = [torch.cuda.Event(enable_timing=True) for _ in range(len(batches) + 1)]
     loss = torch.zeros(())
     torch.cuda.synchronize()
     events[0].record()
-    for k, (_, edge_index) in enumerate(batches):
+    for k, batch in enumerate(batches):
         optimizer.zero_grad()
         # A copy, so that no graph is known from a run before.
-        loss = cross_entropy(model(x[k], edge_index.clone())[:seeds], y)
+        out = model(x[k], batch.edge_index.clone(), **(batch.hops if trimmed else {}))
+        loss = cross_entropy(out[:seeds], y)
         loss.backward()
         optimizer.step()
         events[k + 1].record()
@@ -88,26 +127,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = options.out or Path(__file__).with_name("results")
     folder.mkdir(parents=True, exist_ok=True)
     rowptr, col = graphs.load(options.graph, device="cuda")
+    num_nodes = rowptr.numel() - 1
+    with_loader = WITH_PYG_LIB or WITH_TORCH_SPARSE
+    edge_index = graphs.edge_list((rowptr, col)).cpu() if with_loader else None
     facts, rows = gpu_machine.facts(), []
-    for seeds in tqdm(SEEDS, unit="batch size"):
-        ids = [torch.randint(rowptr.numel() - 1, (seeds,), device="cuda") for _ in range(BATCHES)]
-        batches = [sample(rowptr, col, torch.unique(some)) for some in ids]
-        seeds = min(torch.unique(some).numel() for some in ids)
-        shape = {"seeds": seeds, "N": int(sum(n.numel() for n, _ in batches) / BATCHES),
-                 "E": int(sum(e.size(1) for _, e in batches) / BATCHES)}  # fmt: skip
-        for name in MODELS:
+    for wanted in tqdm(SEEDS, unit="batch size"):
+        ids = [torch.randint(num_nodes, (wanted,)).unique() for _ in range(BATCHES)]
+        seeds = min(some.numel() for some in ids)
+        if edge_index is not None:
+            batches = batches_of_loader(edge_index, num_nodes, ids)
+        else:
+            batches = [sample(rowptr, col, some.cuda()) for some in ids]
+        shape = {"seeds": seeds, "N": sum(b.num_nodes for b in batches) // BATCHES,
+                 "E": sum(b.edge_index.size(1) for b in batches) // BATCHES,
+                 "drawn_by": "NeighborLoader" if with_loader else "benchmark"}  # fmt: skip
+        for name, trimmed in itertools.product(MODELS, (False, True) if with_loader else (False,)):
             for backend in ("stock", "patched", "patched, always"):
                 settings.always = backend.endswith("always")
                 with pyg_accel.patched() if backend != "stock" else nullcontext():
-                    run = measure(name, batches, seeds)
-                rows.append({"graph": options.graph, "model": name, "backend": backend,
-                             **shape, **run, **facts})  # fmt: skip
+                    run = measure(name, batches, seeds, trimmed=trimmed)
+                rows.append({"graph": options.graph, "model": name, "trimmed": trimmed,
+                             "backend": backend, **shape, **run, **facts})  # fmt: skip
     settings.always = None
     frame = pd.DataFrame(rows)
     frame.to_csv(folder / f"{NAME}.csv", index=False, float_format="%.5g")
-    shown = frame.pivot_table("step_ms", ["model", "seeds", "N", "E"], "backend", sort=False)
+    shown = frame.pivot_table("step_ms", ["model", "trimmed", "seeds", "N", "E"], "backend",
+                              sort=False)  # fmt: skip
     print(shown.round(3).to_string())
-    losses = frame.pivot_table("loss", ["model", "seeds"], "backend")
+    losses = frame.pivot_table("loss", ["model", "trimmed", "seeds"], "backend")
     print("losses agree to", float((losses["stock"] - losses["patched, always"]).abs().max()))
 
 

@@ -4,10 +4,11 @@
 
 Every row is a process of its own that makes a GPU context, one model and one arxiv-like edge_index,
 and then times the first training step and the second one. `cold`: Triton's cache is empty. `warm`:
-it holds what the process before compiled.
+it holds what the process before compiled. Models start side by side, but their steps take turns.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -15,8 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -39,21 +42,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.one:
         print(json.dumps(first_steps(*options.one)))
         return
-    facts, rows = gpu_machine.facts(), []
-    for model in options.models:
-        with tempfile.TemporaryDirectory() as cache:
-            for backend, state in (("stock", ""), ("patched", "cold"), ("patched", "warm")):
-                command = [sys.executable, "-m", "benchmarks.gpu_first_call", "--one"]
-                answer = subprocess.run(
-                    [*command, model, backend], env=os.environ | {"TRITON_CACHE_DIR": cache},
-                    check=True, capture_output=True, text=True,
-                )  # fmt: skip
-                row = {"graph": GRAPH, "model": model, "backend": backend, "kernel_cache": state}
-                rows.append(row | json.loads(answer.stdout.splitlines()[-1]) | facts)
-                print("  ".join(map(str, list(rows[-1].values())[:6])), flush=True)
+    with ThreadPoolExecutor() as pool:
+        rows = [row for found in pool.map(processes, options.models) for row in found]
+    facts = gpu_machine.facts()
     options.out.mkdir(parents=True, exist_ok=True)
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame([row | facts for row in rows])
     frame.to_csv(options.out / f"{NAME}.csv", index=False, float_format="%.5g")
+
+
+def processes(model: str) -> list[dict[str, Any]]:
+    """A row a process, one after the other."""
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        for backend, state in (("stock", ""), ("patched", "cold"), ("patched", "warm")):
+            command = [sys.executable, "-m", "benchmarks.gpu_first_call", "--one"]
+            answer = subprocess.run(
+                [*command, model, backend], env=os.environ | {"TRITON_CACHE_DIR": cache},
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            row = {"graph": GRAPH, "model": model, "backend": backend, "kernel_cache": state}
+            rows.append(row | json.loads(answer.stdout.splitlines()[-1]))
+            print("  ".join(map(str, rows[-1].values())), flush=True)
+    return rows
 
 
 def first_steps(name: str, backend: str) -> dict[str, float]:
@@ -65,6 +75,8 @@ def first_steps(name: str, backend: str) -> dict[str, float]:
     model = gpu_epochs.build(name, x.size(1))
     (x @ x[:128].T).sum().item()  # cuBLAS starts up for everybody
     seconds = []
+    turn = open(Path(tempfile.gettempdir()) / f"{NAME}.lock", "w")
+    fcntl.flock(turn, fcntl.LOCK_EX)  # until the process ends
     with pyg_accel.patched() if backend == "patched" else nullcontext():
         for _ in range(2):
             torch.cuda.synchronize()

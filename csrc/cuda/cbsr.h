@@ -35,7 +35,7 @@ struct CbsrSpmmArgs {
   int k;                // those that count
   int width;
   int shift;  // the columns of a bank, as a power of two
-  int lanes;  // of an edge: 4, 8 or 32
+  int lanes;  // of an edge: 4, 8, 16 or 32
   Stored stored;
   bool wide_columns;  // uint16
   bool mean;

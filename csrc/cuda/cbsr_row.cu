@@ -132,6 +132,8 @@ void launch(const CbsrRowArgs& args, cudaStream_t stream) {
     launch<Column, 4, kWhat>(args, stream);
   else if (args.lanes == 8)
     launch<Column, 8, kWhat>(args, stream);
+  else if (args.lanes == 16)
+    launch<Column, 16, kWhat>(args, stream);
   else
     launch<Column, 32, kWhat>(args, stream);
 }

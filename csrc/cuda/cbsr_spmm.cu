@@ -180,6 +180,8 @@ void launch(const CbsrSpmmArgs& args, cudaStream_t stream) {
     launch<Value, Column, 4>(args, stream);
   else if (args.lanes == 8)
     launch<Value, Column, 8>(args, stream);
+  else if (args.lanes == 16)
+    launch<Value, Column, 16>(args, stream);
   else
     launch<Value, Column, 32>(args, stream);
 }

@@ -87,13 +87,16 @@ def _asked() -> tuple[str, bool]:
 
 @contextmanager
 def record_choices() -> Iterator[dict[str, None]]:
-    """Collect the names of the backends that are chosen inside the block."""
+    """Collect the names of the backends that are chosen inside the block, nested ones included."""
     names: dict[str, None] = {}
+    outer = _chosen.get()
     token = _chosen.set(names)
     try:
         yield names
     finally:
         _chosen.reset(token)
+        if outer is not None:
+            outer.update(names)
 
 
 def fast_backend_reasons(device: str) -> list[str]:

@@ -25,6 +25,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.attention_backward import backward, backward_spec, setup_context
+from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands, gspmm
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.messages import messages
@@ -86,9 +87,11 @@ def attention(
     csr = graph.csr(edge_order=edge_order)
     needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in folded)
     shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
+    # A function that Dynamo does not look into runs with is_compiling() false in torch 2.11.
+    known_by_shape = torch.compiler.is_compiling() or isinstance(graph, CompiledGraph)
     sized = OpSpec("attention", graph.device.type, dtype, torch.int32, 1, 1, 1, int(heads),
                    int(width), value_text, shapes=shapes, score=score_text,
-                   sharing=() if torch.compiler.is_compiling() else _sharing(csr))  # fmt: skip
+                   sharing=() if known_by_shape else _sharing(csr))  # fmt: skip
     if not is_fast(sized) or (any(needs) and not is_fast(backward_spec(sized, needs))):
         return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
     transposed: tuple[Tensor | None, ...] = (None, None, None)

@@ -104,18 +104,18 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
 def operands_of(graph: Graph, sides: str, heads: int, width: int) -> list[Tensor]:
-    rows = {"u": graph.num_cols, "v": graph.num_rows, "1": 1}
+    """Features that make scores of about 1, and for "1" one number a target."""
+    rows = {"u": graph.num_cols, "v": graph.num_rows, "1": graph.num_rows}
     return [torch.randn(rows[s], 1 if s == "1" else heads, 1 if s == "1" else width, device="cuda")
-            for s in sides]  # fmt: skip
+            / (1 if s == "1" else width**0.25) for s in sides]  # fmt: skip
 
 
 def run(graph: Graph, name: str, operands: list[Tensor], backend: str) -> list[Tensor]:
     """The result and the gradients; the forward pass by a backend, the backward by whichever."""
     score, value, _ = FORMS[name]
     leaves = [t.detach().clone().requires_grad_() for t in operands]
-    given = [t.expand(graph.num_rows, -1, -1) if t.size(0) == 1 else t for t in leaves]
     with use_backend(backend):
-        out = ops.attention(graph, score, value, given)
+        out = ops.attention(graph, score, value, leaves)
     torch.manual_seed(1)
     grad = torch.randn(out.shape, device="cuda").to(out.dtype)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]

@@ -248,7 +248,8 @@ def test_what_runs_maxk_and_its_products(both, asked, name):
 @pytest.mark.parametrize(
     ("k", "width", "mean", "lanes", "columns"),
     [(16, 256, 500, 4, 256), (16, 256, 50, 8, 256), (32, 256, 500, 8, 256), (5, 20, 9, 8, 128),
-     (40, 257, 9, 8, 512), (64, 1000, 9, 32, 1024), (300, 60_000, 9, 32, 4096)],
+     (64, 256, 500, 16, 256),
+     (40, 257, 9, 16, 512), (64, 1000, 9, 32, 1024), (300, 60_000, 9, 32, 4096)],
 )  # fmt: skip
 def test_a_row_in_shared_memory_has_room_for_its_columns(k, width, mean, lanes, columns):
     layout = cbsr.layout_of(k, width, mean)

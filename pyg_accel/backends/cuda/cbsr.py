@@ -121,9 +121,12 @@ def _build(csr: CSR) -> Plan:
 
 def layout_of(k: int, width: int, mean: float) -> Layout:
     """Return the layout for k of `width` columns in rows of `mean` entries."""
-    lanes = 8 if width <= 512 else 32
-    if k <= 16 and width <= 256 and mean > LONG:
-        lanes = 4
+    if width > 512:
+        lanes = 32
+    elif k > 32:  # so that all slots of an edge are read, or added to, in one go
+        lanes = 16
+    else:
+        lanes = 4 if k <= 16 and width <= 256 and mean > LONG else 8
     depth = max(-(-width // lanes), 4 * 32 // lanes)  # a lane writes quads of consecutive columns
     return Layout(lanes, min((depth - 1).bit_length(), 7))
 
