@@ -75,9 +75,9 @@ def first_steps(name: str, backend: str) -> dict[str, float]:
     model = gpu_epochs.build(name, x.size(1))
     (x @ x[:128].T).sum().item()  # cuBLAS starts up for everybody
     seconds = []
-    turn = open(Path(tempfile.gettempdir()) / f"{NAME}.lock", "w")
-    fcntl.flock(turn, fcntl.LOCK_EX)  # until the process ends
-    with pyg_accel.patched() if backend == "patched" else nullcontext():
+    turn = Path(tempfile.gettempdir()) / f"{NAME}.lock"
+    with turn.open("w") as file, pyg_accel.patched() if backend == "patched" else nullcontext():
+        fcntl.flock(file, fcntl.LOCK_EX)
         for _ in range(2):
             torch.cuda.synchronize()
             start = time.perf_counter()
