@@ -232,6 +232,7 @@ def of_cbsr(op: str, k: int, **changes: Any) -> OpSpec:
         (of_cbsr("cbsr_spmm", 32, dtype=torch.float64), "triton"),
         (of_cbsr("cbsr_spmm", 200), "triton"),  # dense rows are read faster
         (of_cbsr("sspmm", 64, atomics=True), "cuda"),
+        (of_cbsr("sspmm", 16, atomics=True, num_rows=10**6, num_edges=10**7), "triton"),
         (of_cbsr("sspmm", 32), "cuda"),
         (of_cbsr("sspmm", 128), "triton"),
         (of_cbsr("cbsr_dot", 32), "cuda"),
@@ -274,10 +275,11 @@ def test_slots_that_are_dealt_out_meet_in_fewer_banks_than_neighbouring_ones():
 
 
 @pytest.mark.parametrize(
-    ("rows", "k", "passes"),
-    [(233_000, 32, 1), (233_000, 64, 2), (233_000, 128, 4), (233_000, 66, 1), (2_450_000, 64, 1)],
-)
-def test_gradients_are_pushed_in_passes_where_each_then_fits_the_cache(rows, k, passes):
-    assert cbsr.passes_of(rows, k) == passes
+    ("rows", "k", "mean", "passes"),
+    [(233_000, 32, 492, 1), (233_000, 64, 492, 2), (233_000, 128, 492, 4), (233_000, 66, 492, 1),
+     (2_450_000, 64, 492, 1), (233_000, 64, 12, 1)],
+)  # fmt: skip
+def test_gradients_are_pushed_in_passes_where_each_then_fits_the_cache(rows, k, mean, passes):
+    assert cbsr.passes_of(rows, k, mean) == passes
     parts = cbsr.apart(torch.arange(k).expand(2, -1), passes)
     assert torch.equal(torch.stack(parts, 2).flatten(1)[0], torch.arange(k))
