@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyg_accel.cbsr import CBSR
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
-    from pyg_accel.layers import to_maxk
+    from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, to_maxk
     from pyg_accel.ops import sampling_rates
     from pyg_accel.patching import (
         calibrate_sampling,
@@ -41,6 +41,10 @@ _HOME = {
     "CBSR": "pyg_accel.cbsr",
     "ExtensionNotBuilt": "pyg_accel.errors",
     "Graph": "pyg_accel.graph",
+    "MaxK": "pyg_accel.layers",
+    "MaxKGCNConv": "pyg_accel.layers",
+    "MaxKGINConv": "pyg_accel.layers",
+    "MaxKSAGEConv": "pyg_accel.layers",
     "calibrate_sampling": "pyg_accel.patching",
     "explain": "pyg_accel.rewrite",
     "optimize": "pyg_accel.rewrite",
@@ -63,6 +67,10 @@ __all__ = [
     "BackendNotSupported",
     "ExtensionNotBuilt",
     "Graph",
+    "MaxK",
+    "MaxKGCNConv",
+    "MaxKGINConv",
+    "MaxKSAGEConv",
     "calibrate_sampling",
     "explain",
     "layers",
