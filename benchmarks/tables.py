@@ -226,6 +226,27 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         gpu_models,
     ),
     (
+        "First steps on a GPU",
+        "gpu_first_call",
+        "Seconds of a process's first training step and its second one. `cold`: nothing is in "
+        "Triton's cache; `warm`: everything is.",
+        columns("graph", "model", "backend", "kernel_cache", "first_step_s", "second_step_s"),
+    ),
+    (
+        "Sampled batches on a GPU",
+        "gpu_batches",
+        "Milliseconds of a training step, 2 layers, 256 hidden, fan-outs 15 and 10, a new graph in "
+        "each. `trimmed`: layers get what the seeds still need. `always`: whatever the size.",
+        side_by_side(["graph", "model", "trimmed", "seeds", "E"], "backend", "step_ms"),
+    ),
+    (
+        "Attention by dot products on a GPU",
+        "gpu_dot_attention",
+        "AGNN epochs in fp32; one head of 128 features in fp16. Milliseconds forward and in all, "
+        "MiB.",
+        columns("what", "graph", "by", "forward_ms", "ms", "peak_mib"),
+    ),
+    (
         "SpMM on a GPU",
         "gpu_kernels",
         "Weighted sums: cuSPARSE's time over ours.",

@@ -219,11 +219,10 @@ def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = Fa
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
     device = _device_of(edge_index).type
-    reasons += fast_backend_reasons(device)
     if not (reasons or settings.always or any_size or in_force() is not None):
         edges = num_entries(edge_index) if sparse else edge_index.size(1)
-        reasons += _size_reasons(edges, device)
-    return reasons
+        reasons = _size_reasons(edges, device)
+    return reasons or fast_backend_reasons(device)  # the dearest question comes last
 
 
 def _device_of(edge_index: Any) -> torch.device:
