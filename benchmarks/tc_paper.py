@@ -72,6 +72,9 @@ DATASETS = [
 ]
 REDDIT = Dataset("-", "reddit-like", 232_965, 114_615_892, 602, 41, 41, 0.7, 0.6)
 QUICK = ("Cora", "DD", "artist")
+# In units of what is allowed, 8 roundings of float32: a factor in tf32 is off by 2^-11 where one of
+# float32 is by 2^-24; in two parts by 2^-22, both factors, and low times low is left out.
+LOOSER = {"tf32": 2**11, "3xTF32": 2}
 LARGE = ("PPI", "amazon0505", "artist", "soc-BlogCatalog", "DD")  # of figures 9 and 10
 MORE = ("reddit-like@0.2/ordered", "mycielskian14")  # where tiles are dense
 
@@ -172,8 +175,7 @@ def large(chosen: list[Dataset]) -> Iterator[Inputs]:
 def gflops(inputs: Inputs, x: Tensor, call: Callable[[], Tensor], backend: str) -> dict[str, float]:
     """Time and rate of a weighted SpMM that was checked."""
     error = gate(inputs, x, inputs.weight, "sum")(call())
-    # A factor that is rounded to tf32 is off by 2^-11 where one of float32 is by 2^-24.
-    if error > (2**11 if backend.endswith(", tf32") else 1):
+    if error > LOOSER.get(backend.rpartition(", ")[2], 1):
         raise SystemExit(f"{inputs.name}, {backend}: {error:.3g} times what is allowed")
     try:
         took = gpu_machine.timed(gpu_machine.captured(call))

@@ -138,7 +138,7 @@ void combine(const Tensor& partial,
   combine_cuda(args, stream_of(out));
 }
 
-// What push, fixed and dot have in common.
+// What push and dot have in common.
 CbsrRowArgs row_args(const Tensor& rowptr,
                      const Tensor& col,
                      const std::optional<Tensor>& pieces,

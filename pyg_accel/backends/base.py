@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula, Operand, operands_of, parse
@@ -158,34 +159,8 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
-    def attention_backward(
-        self,
-        csr: CSR,
-        score: Formula,
-        value: Formula,
-        operands: list[Tensor],
-        grad: Tensor,
-        out: Tensor,
-        total: Tensor,
-        gradients: list[Formula],
-        *,
-        want_scores: bool,
-        want_weights: bool,
-    ) -> list[Tensor]:
+    def attention_backward(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
         """Go over the transposed graph and add up gradients of its rows' operands.
-
-        Args:
-            csr: the transposed graph.
-            score: as the transposed graph sees it: what the targets of attention own has side u.
-            value: likewise.
-            operands: of attention.
-            grad: [num_cols, H, F], of the result.
-            out: [num_cols, H, F], the result.
-            total: [num_cols, H], the second result.
-            gradients: formulas to sum over each row. With n operands, operand n is ``grad``,
-                operand n + 1 the weight of an edge and n + 2 the gradient of its score.
-            want_scores: return the gradients of scores.
-            want_weights: return the weights.
 
         Returns:
             [num_rows, H, F | 1] a formula; then what is wanted, [E, H, 1] in the order of

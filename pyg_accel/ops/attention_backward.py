@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -189,11 +190,11 @@ def _attention_backward(
                   num_cols, col.numel(), grad.size(1), grad.size(2), value,
                   shapes=shapes_of(operands), score=score,
                   formulas=tuple(gradients))  # fmt: skip
-    backend = choose(spec).backend
-    return backend.attention_backward(
-        csr, parse(score), parse(value), operands, grad, out, total,
-        [parse(text) for text in gradients], want_scores=want_scores, want_weights=want_weights,
-    )  # fmt: skip
+    formulas = [parse(text) for text in gradients]
+    given = AttentionGradient(
+        parse(score), parse(value), operands, grad, out, total, formulas, want_scores, want_weights
+    )
+    return choose(spec).backend.attention_backward(csr, given)
 
 
 def _attention_backward_fake(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Backend, shares_rows, winners_are_columns
 from pyg_accel.backends.cpu import attention
 from pyg_accel.backends.cpu.program import (
@@ -158,25 +159,9 @@ class CpuBackend(Backend):
         """See :meth:`Backend.attention`."""
         return attention.run(csr, score, value, operands)
 
-    def attention_backward(
-        self,
-        csr: CSR,
-        score: Formula,
-        value: Formula,
-        operands: list[Tensor],
-        grad: Tensor,
-        out: Tensor,
-        total: Tensor,
-        gradients: list[Formula],
-        *,
-        want_scores: bool,
-        want_weights: bool,
-    ) -> list[Tensor]:
+    def attention_backward(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
         """See :meth:`Backend.attention_backward`."""
-        return attention.run_backward(
-            csr, score, value, operands, grad, out, total, gradients,
-            want_scores=want_scores, want_weights=want_weights,
-        )  # fmt: skip
+        return attention.run_backward(csr, call)
 
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :meth:`Backend.maxk`."""

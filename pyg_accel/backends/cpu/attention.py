@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.cpu.stages import Shape, Stages, compile_stages, stages_reasons
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, map_operands, parse, shape_of
@@ -66,31 +67,19 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
     return _run(csr, compile_stages((value,), (), shapes, score), operands, [])
 
 
-def run_backward(
-    csr: CSR,
-    score: Formula,
-    value: Formula,
-    operands: list[Tensor],
-    grad: Tensor,
-    out: Tensor,
-    total: Tensor,
-    gradients: list[Formula],
-    *,
-    want_scores: bool,
-    want_weights: bool,
-) -> list[Tensor]:
+def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
-    given = [*operands, grad]
-    wanted = (want_scores, want_weights)
-    sums, stores = _backward(score, value, tuple(gradients), wanted, len(given))
+    grad, given = call.grad, [*call.operands, call.grad]
+    wanted = (call.want_scores, call.want_weights)
+    sums, stores = _backward(call.score, call.value, tuple(call.gradients), wanted, len(given))
     shapes, heads = _shapes(given), grad.size(1)
     if 0 in grad.shape[1:]:
         sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
         outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
         return outs + [grad.new_zeros(csr.col.numel(), heads, 1) for _ in stores]
-    delta = cpu_library().row_dots(grad, out)
+    delta = cpu_library().row_dots(grad, call.out)
     stages = compile_stages(sums, stores, shapes)
-    results = _run(csr, stages, given, [total, delta])
+    results = _run(csr, stages, given, [call.total, delta])
     return [t.unsqueeze(-1) if t.dim() == 2 else t for t in results]
 
 

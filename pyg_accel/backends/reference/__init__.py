@@ -6,6 +6,7 @@ It is slow and uses E x F memory. It is what the others are tested against, in f
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.reference import cbsr
 from pyg_accel.backends.reference.rows import rows_of
@@ -110,39 +111,27 @@ class ReferenceBackend(Backend):
         out = message.new_zeros(csr.num_rows, *message.shape[1:]).index_add_(0, place["v"], message)
         return [out.to(dtype), (most + sums.log()).squeeze(-1)]
 
-    def attention_backward(
-        self,
-        csr: CSR,
-        score: Formula,
-        value: Formula,
-        operands: list[Tensor],
-        grad: Tensor,
-        out: Tensor,
-        total: Tensor,
-        gradients: list[Formula],
-        *,
-        want_scores: bool,
-        want_weights: bool,
-    ) -> list[Tensor]:
+    def attention_backward(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
         """See :meth:`Backend.attention_backward`."""
-        dtype = grad.dtype
-        wide = [t.float() if dtype.itemsize == 2 else t for t in (*operands, grad, out)]
+        dtype = call.grad.dtype
+        given = (*call.operands, call.grad, call.out)
+        wide = [t.float() if dtype.itemsize == 2 else t for t in given]
         grad, out = wide[-2:]
         place = places_of(csr)
         col, eid = place["u"], place["e"]
-        weights = (evaluate(score, wide, place) - total.unsqueeze(-1)[col]).exp()
-        inner = (grad[col] * evaluate(value, wide, place)).sum(-1, keepdim=True)
+        weights = (evaluate(call.score, wide, place) - call.total.unsqueeze(-1)[col]).exp()
+        inner = (grad[col] * evaluate(call.value, wide, place)).sum(-1, keepdim=True)
         delta = (grad * out).sum(-1, keepdim=True)
         of_scores = weights * (inner - delta[col])
         by_edge = [torch.empty_like(t).index_copy_(0, eid, t) for t in (weights, of_scores)]
         tensors = [*wide[:-1], *by_edge]
         results = []
-        for formula in gradients:
+        for formula in call.gradients:
             part = evaluate(formula, tensors, place)
             part = part.expand(-1, grad.size(1), -1)
             results.append(part.new_zeros(csr.num_rows, *part.shape[1:]).index_add_(
                 0, place["v"], part))  # fmt: skip
-        results += [by_edge[1]] * want_scores + [by_edge[0]] * want_weights
+        results += [by_edge[1]] * call.want_scores + [by_edge[0]] * call.want_weights
         return [t.to(dtype) for t in results]
 
     def sampled_spmm(

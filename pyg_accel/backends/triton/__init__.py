@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Backend, atomics_allowed, shares_rows
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.backends.spec import OpSpec
@@ -122,27 +123,11 @@ class TritonBackend(Backend):
 
         return run(csr, score, value, operands)
 
-    def attention_backward(
-        self,
-        csr: CSR,
-        score: Formula,
-        value: Formula,
-        operands: list[Tensor],
-        grad: Tensor,
-        out: Tensor,
-        total: Tensor,
-        gradients: list[Formula],
-        *,
-        want_scores: bool,
-        want_weights: bool,
-    ) -> list[Tensor]:
+    def attention_backward(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
         """See :meth:`Backend.attention_backward`."""
         from pyg_accel.backends.triton.attention import run_backward
 
-        return run_backward(
-            csr, score, value, operands, grad, out, total, gradients,
-            want_scores=want_scores, want_weights=want_weights,
-        )  # fmt: skip
+        return run_backward(csr, call)
 
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :meth:`Backend.maxk`."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton.attention_codegen import (
     attention_combine_kernel,
@@ -90,29 +91,17 @@ def _several(
     return outs
 
 
-def run_backward(
-    csr: CSR,
-    score: Formula,
-    value: Formula,
-    operands: list[Tensor],
-    grad: Tensor,
-    out: Tensor,
-    total: Tensor,
-    gradients: list[Formula],
-    *,
-    want_scores: bool,
-    want_weights: bool,
-) -> list[Tensor]:
+def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
-    n = len(operands)
-    total, delta = total.unsqueeze(-1), _delta(grad, out).unsqueeze(-1)
+    n, score, value = len(call.operands), call.score, call.value
+    total, delta = call.total.unsqueeze(-1), _delta(call.grad, call.out).unsqueeze(-1)
     weight: Formula = Unary("exp", Binary("sub", score, Operand("u", n + 1)))
     inner = Sum(Binary("mul", Operand("u", n), value))
     of_score: Formula = Binary("mul", weight, Binary("sub", inner, Operand("u", n + 2)))
     made: dict[int, Formula] = {n + 1: weight, n + 2: of_score}
-    formulas = [map_operands(f, lambda o: made.get(o.index, o)) for f in gradients]
-    left: list[Formula] = [of_score] * want_scores + [weight] * want_weights
-    everything = [*operands, grad, total, delta]
+    formulas = [map_operands(f, lambda o: made.get(o.index, o)) for f in call.gradients]
+    left: list[Formula] = [of_score] * call.want_scores + [weight] * call.want_weights
+    everything = [*call.operands, call.grad, total, delta]
     shapes = tuple((t.size(1), t.size(2)) for t in everything)
     reduces = ["sum"] * len(formulas) + ["none"] * len(left)
     infinite = n + 1 if stays_finite(score) and stays_finite(value) else -1

@@ -1,0 +1,191 @@
+"""How the rows of each CSV file become the lines of a table."""
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from benchmarks import cpu_epochs, cpu_kernels, gpu_epochs
+
+Make = Callable[[pd.DataFrame], list[str]]
+
+
+def epochs(frame: pd.DataFrame) -> list[str]:
+    """A row a data set and model."""
+    lines = [
+        "| graph | model | epoch ms, stock | large pages | patched | ratio | peak MiB, stock | "
+        "patched | ratio |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (dataset, model), row in cpu_epochs.side_by_side(frame).iterrows():
+        times, peaks = row["epoch_ms"], row["peak_mib"]
+        figures = [f"{times[backend]:.4g}" for backend in cpu_epochs.BACKENDS]
+        figures += [f"{times['stock'] / times['patched']:.2f}x"]
+        figures += [f"{peaks[backend]:.0f}" for backend in ("stock", "patched")]
+        figures += [f"{peaks['stock'] / peaks['patched']:.2f}x"]
+        lines.append(f"| {dataset} | {model} | {' | '.join(figures)} |")
+    return lines
+
+
+def kernels(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and kind of operation: geometric mean of the ratios to the best peer, worst."""
+    cases = cpu_kernels.best_peers(frame)
+    kind = cases["op"].map({"spmm": "SpMM", "sddmm": "SDDMM"}).fillna("binary-reduce")
+    cases["kind"] = kind + cases["weighted"].map({True: ", weighted", False: ""})
+    lines = [
+        "| graph | kernel | geometric mean | worst case | lost |",
+        "|---|---|--:|---|--:|",
+    ]
+    for (graph, kind), group in cases.groupby(["graph", "kind"], sort=False):
+        worst = group.loc[group["ratio"].idxmin()]
+        what = f"{worst['reduce'] or 'dot'}, F = {worst['F']}, {worst['best_peer']}"
+        mean = cpu_kernels.geometric_mean(group["ratio"])
+        lost = f"{(group['ratio'] < 1).sum()} of {len(group)}"
+        lines.append(
+            f"| {graph} | {kind} | {mean:.2f}x | {worst['ratio']:.2f}x ({what}) | {lost} |"
+        )
+    against_dgl = cpu_kernels.against(frame, "DGL")
+    beyond = against_dgl[against_dgl["op"] != "spmm"]["ratio"]
+    mean = cpu_kernels.geometric_mean(beyond)
+    lines += [
+        "",
+        f"SDDMM and binary-reduce against DGL alone: {mean:.2f}x over {len(beyond)} cases.",
+    ]
+    return lines
+
+
+def gpu_models(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and model: stock PyG, compiled, on torch's CSR; patched."""
+    stocks = gpu_epochs.BACKENDS[:3]
+    lines = [
+        f"| graph | model | epoch ms, {' | '.join(stocks)} | patched | ratio to the best | "
+        "peak GiB, that one | patched |",
+        "|---|---|" + "--:|" * 7,
+    ]
+    for (graph, model), group in frame.groupby(["graph", "model"], sort=False):
+        rows = group.set_index("backend")
+        notes = rows["note"].reindex(stocks).fillna("")
+        times = rows["epoch_ms"].reindex([*stocks, "patched"])
+        shown = [notes.get(b) or ("" if pd.isna(t) else f"{t:.4g}") for b, t in times.items()]
+        peaks, ratio, peak = rows["peak_mib"] / 1024, "", ""
+        if not times[list(stocks)].isna().all():
+            best = times[list(stocks)].idxmin()
+            ratio = f"{times[best] / times['patched']:.2f}x"
+            peak = f"{peaks[best]:.3g}"
+        figures = [*shown, ratio, peak, f"{peaks['patched']:.3g}"]
+        lines.append(f"| {graph} | {model} | {' | '.join(figures)} |")
+    return lines
+
+
+def gpu_kernels(frame: pd.DataFrame) -> list[str]:
+    """Weighted sums: cuSPARSE's time over ours, a row a graph."""
+    sums = frame[frame["op"] == "spmm weighted sum"]
+    table = sums.pivot_table("ms", ["graph", "dtype", "F"], "backend", sort=False)
+    ratio = (table["cuSPARSE"] / table["pyg_accel"]).unstack(["dtype", "F"])
+    head = " | ".join(f"{dtype}, F = {width}" for dtype, width in ratio.columns)
+    lines = [f"| graph | {head} |", "|---|" + "--:|" * len(ratio.columns)]
+    for graph, values in ratio.iterrows():
+        lines.append(f"| {graph} | " + " | ".join(f"{value:.2f}x" for value in values) + " |")
+    means = ratio.T.groupby("dtype").apply(
+        lambda part: cpu_kernels.geometric_mean(part.stack())
+    )  # fmt: skip
+    shown = ", ".join(f"{dtype} {mean:.2f}x" for dtype, mean in means.items())
+    lines += ["", f"Geometric means: {shown}."]
+    return lines
+
+
+def side_by_side(index: list[str], across: str, value: str) -> Make:
+    """A row an index, a column each thing that was measured."""
+
+    def make(frame: pd.DataFrame) -> list[str]:
+        return _lines(frame.pivot_table(value, index, across, sort=False).reset_index())
+
+    return make
+
+
+def columns(*names: str) -> Make:
+    """Some columns as they are."""
+    return lambda frame: _lines(frame[list(names)])
+
+
+def tensor_cores(frame: pd.DataFrame) -> list[str]:
+    """The best window of each case beside the kernels on CUDA cores."""
+    best = frame.loc[frame.groupby(["graph", "F", "mode", "op"], sort=False)["ms"].idxmin()]
+    ratio = (best["cuda_core_ms"] / best["ms"]).map("{:.2f}x".format)
+    shown = ["graph", "F", "mode", "op", "window", "least", "entries", "ms", "cuda_core_ms"]
+    return _lines(best[shown].assign(ratio=ratio))
+
+
+def beside_cusparse(frame: pd.DataFrame) -> list[str]:
+    """What dispatch chooses, both of its candidates, and cuSPARSE."""
+    shown = ["graph", "F", "mode", "op", "chosen", "cuda_ms", "triton_ms", "cusparse_ms"]
+    return _lines(frame[shown])
+
+
+def _lines(frame: pd.DataFrame) -> list[str]:
+    numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
+    lines = [f"| {' | '.join(map(str, frame.columns))} |"]
+    lines.append("|" + "|".join("--:" if number else "---" for number in numeric) + "|")
+    for row in frame.itertuples(index=False):
+        cells = [
+            "" if pd.isna(cell) else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+            for cell in row
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def maxk_accuracy(frame: pd.DataFrame) -> list[str]:
+    """A row a data set and model: mean and standard deviation over the seeds, by k."""
+    frame = frame.assign(k=frame["k"].map(lambda k: "ReLU" if pd.isna(k) else f"MaxK {k:g}"))
+    shown = dict.fromkeys(frame["k"])
+    lines = [f"| data set | model | {' | '.join(shown)} |", "|---|---|" + "--:|" * len(shown)]
+    for (dataset, model), group in frame.groupby(["dataset", "model"], sort=False):
+        found = group.groupby("k")["accuracy"].agg(["mean", "std"])
+        figures = [f"{found.loc[k, 'mean']:.1f} ± {found.loc[k, 'std']:.1f}" for k in shown]
+        lines.append(f"| {dataset} | {model} | {' | '.join(figures)} |")
+    return lines
+
+
+def sampled(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and width: fastrand, against the full graph and one sampled beforehand."""
+    library = "cuSPARSE" if "gpu" in frame else "MKL"
+    lines = [
+        f"| graph | width | edges | {library} ms, all edges | ours, all edges | sampled | ratio to "
+        f"{library} | to ours, sampled before | bf16 ms | int8 | fp8 | weighted | to ours, "
+        "weighted and sampled before |",
+        "|---|--:|" + "--:|" * 11,
+    ]
+    for (graph, width), group in frame[frame["strategy"] == "fastrand"].groupby(
+        ["graph", "width"], sort=False
+    ):
+        whole = frame[(frame["graph"] == graph) & (frame["strategy"] == "all")]
+        theirs, ours = whole.set_index("backend")["device_ms"][
+            [library, "pyg_accel spmm"]
+        ].to_list()
+        by_backend = group.set_index("backend")
+        times = by_backend.loc["sampled_spmm"].set_index("storage")["device_ms"]
+        before = by_backend.loc["spmm, sampled before", "device_ms"]
+        figures = [f"{group['rate'].iloc[0]:.1%}", f"{theirs:.4g}", f"{ours:.4g}"]
+        figures += [f"{times['fp32']:.4g}", f"{theirs / times['fp32']:.2f}x"]
+        figures += [f"{before / times['fp32']:.2f}x"]
+        figures += [f"{times[storage]:.4g}" for storage in ("bf16", "int8", "fp8")]
+        weighted = by_backend.loc["weighted, rescaled as gcn", "device_ms"]
+        figures += [f"{weighted:.4g}"]
+        peer = by_backend["device_ms"].get("weighted spmm, sampled before")
+        figures += ["" if peer is None else f"{peer / weighted:.2f}x"]
+        lines.append(f"| {graph} | {width} | {' | '.join(figures)} |")
+    return lines
+
+
+def sampled_models(frame: pd.DataFrame) -> list[str]:
+    """A row a graph, model, strategy and rescaling: the chosen width, and what it costs."""
+    lines = [
+        "| graph | model | strategy | rescale | width | edges | validation, all | sampled | test, "
+        "all | sampled |",
+        "|---|---|---|---|--:|" + "--:|" * 5,
+    ]
+    for row in frame[frame["chosen"]].itertuples():
+        figures = [f"{v:.4f}" for v in (row.val_all, row.val, row.test_all, row.test)]
+        what = f"{row.graph} | {row.model} | {row.strategy} | {row.rescale} | {row.width}"
+        lines.append(f"| {what} | {row.edges:.1%} | {' | '.join(figures)} |")
+    return lines
