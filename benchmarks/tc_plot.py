@@ -50,6 +50,7 @@ def throughput(frame: pd.DataFrame) -> None:
 def epochs(frame: pd.DataFrame) -> None:
     (axis,) = _panels(1, "stock PyG's epoch / patched")
     _bars(axis, frame.pivot_table("speedup", "graph", "model", sort=False), "")
+    axis.legend(loc="upper left", fontsize="small")  # where the small graphs are
     axis.axhline(1, color="black", linewidth=0.8)
 
 
