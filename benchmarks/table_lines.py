@@ -134,6 +134,15 @@ def _lines(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
+def maxk_products(frame: pd.DataFrame) -> list[str]:
+    """What dispatch chooses, what it replaces, and what else there is."""
+    backend = frame["backend"].str.replace(r"auto \(\w+\)", "chosen", regex=True)
+    shown = frame.assign(backend=backend)[~backend.isin(["cuda", "cuda, deterministic"])]
+    table = shown.pivot_table("ms", ["graph", "op", "k"], "backend", sort=False)
+    first = [name for name in table.columns if name.startswith("chosen")]
+    return _lines(table[[*first, *table.columns.drop(first)]].reset_index())
+
+
 def maxk_accuracy(frame: pd.DataFrame) -> list[str]:
     """A row a data set and model: mean and standard deviation over the seeds, by k."""
     frame = frame.assign(k=frame["k"].map(lambda k: "ReLU" if pd.isna(k) else f"MaxK {k:g}"))

@@ -85,8 +85,8 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "Products of MaxK on a GPU",
         "gpu_maxk",
         "Milliseconds, F = 256, fp32; products with weights. `sspmm` is the gradient of "
-        "`cbsr_spmm`.",
-        side_by_side(["graph", "op", "k"], "backend", "ms"),
+        "`cbsr_spmm`; `chosen` is what dispatch takes of Triton's kernels and the CUDA library's.",
+        table_lines.maxk_products,
     ),
     (
         "MaxK on a CPU",
