@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks import gpu_machine, graphs
 from pyg_accel import Graph, ops
 from pyg_accel.backends.triton import attention, launch
-from pyg_accel.ops.attention import unfused
+from pyg_accel.ops.attention_parts import unfused
 
 FORMS = {
     "GAT": ("leaky_relu(add(u1,v2),0.2)", "u0", "FHH"),

@@ -25,7 +25,7 @@ from benchmarks.tc_paper import AGNN
 from pyg_accel import Graph, ops
 from pyg_accel.backends import get_backend
 from pyg_accel.backends.dispatch import forget_decisions
-from pyg_accel.ops.attention import unfused
+from pyg_accel.ops.attention_parts import unfused
 from pyg_accel.sharing import per_column, sharing_of
 
 NAME = "gpu_dot_attention"

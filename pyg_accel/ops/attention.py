@@ -6,35 +6,24 @@ the operator, :func:`attention` runs its parts.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
-from pyg_accel.formula import (
-    Binary,
-    Formula,
-    Operand,
-    has_sum,
-    map_operands,
-    operands_of,
-    parse,
-    shape_of,
-)
+from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.attention_backward import backward, backward_spec, setup_context
+from pyg_accel.ops.attention_parts import extent, unfused
 from pyg_accel.ops.csr import CompiledGraph
-from pyg_accel.ops.gspmm import check_operands, gspmm
+from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
-from pyg_accel.ops.messages import messages
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.softmax import edge_softmax
-from pyg_accel.ops.steps import renumber, shapes_of
+from pyg_accel.ops.steps import shapes_of
 from pyg_accel.sharing import Shared, usual_sharing
 
-__all__ = ["attention", "unfused"]
+__all__ = ["attention"]
 
 
 def attention(
@@ -81,7 +70,7 @@ def attention(
         if t.dim() > 3:
             raise ValueError(f"expected operands [rows, H, F] (got shape {list(t.shape)})")
     folded = [contiguous_rows(_folded(t.to(dtype))) for t in operands]
-    heads, width = _extent(score_text, value_text, shapes_of(folded))
+    heads, width = extent(score_text, value_text, shapes_of(folded))
     # Without edge operands the order of the CSR will do, in which they are neighbours.
     edge_order = edge_order and (from_edges or graph.in_edge_order)
     csr = graph.csr(edge_order=edge_order)
@@ -102,22 +91,6 @@ def attention(
     return out
 
 
-def unfused(
-    graph: Graph, score: str, value: str, operands: Sequence[Tensor], *, edge_order: bool
-) -> Tensor:
-    """Compute attention by its parts, each an operator that can be differentiated on and on."""
-    heads, width = _extent(score, value, shapes_of(operands))
-    scores = messages(graph, parse(score), operands, edge_order=edge_order)
-    weights = edge_softmax(graph, scores.squeeze(-1), edge_order=edge_order)
-    formula = parse(value)
-    weighted: Formula = Binary("mul", formula, Operand("e", len(operands)))
-    used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
-    given = [*operands, weights.unsqueeze(-1)]
-    weighted = map_operands(weighted, partial(renumber, used))
-    out: Tensor = gspmm(graph, weighted, [given[i] for i in used], edge_order=edge_order)
-    return out.expand(-1, heads, width)
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _read(score: str, value: str) -> tuple[tuple[tuple[str, int], ...], bool]:
     """Return the (side, index) of every operand, and whether an edge operand is among them."""
@@ -130,20 +103,6 @@ def _folded(operand: Tensor) -> Tensor:
     while operand.dim() < 3:
         operand = operand.unsqueeze(-1)
     return operand
-
-
-def _extent(score: str, value: str, shapes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """Return (heads, width) of the result."""
-    sizes = dict(enumerate(shapes))
-    heads, one = shape_of(parse(score), sizes)
-    if one != 1:
-        raise ValueError(f"expected one score an edge and head (got {one} of {score})")
-    if has_sum(parse(value)):
-        raise ValueError(f"expected a value without sums over the width (got {value})")
-    own, width = shape_of(parse(value), sizes)
-    if heads != own and 1 not in (heads, own):
-        raise ValueError(f"scores of {heads} heads and values of {own} do not broadcast")
-    return (own if heads == 1 else heads), width
 
 
 def _sharing(csr: CSR) -> tuple[Shared, ...]:
@@ -165,7 +124,7 @@ def _attention(
 ) -> list[Tensor]:
     csr = CSR(rowptr, col, eid, num_cols, sorted)
     shapes = shapes_of(operands)
-    heads, width = _extent(score, value, shapes)
+    heads, width = extent(score, value, shapes)
     spec = OpSpec("attention", rowptr.device.type, operands[0].dtype, rowptr.dtype, csr.num_rows,
                   num_cols, col.numel(), heads, width, value, shapes=shapes, score=score,
                   sharing=_sharing(csr))  # fmt: skip
@@ -185,7 +144,7 @@ def _attention_fake(
     score: str,
     value: str,
 ) -> list[Tensor]:
-    heads, width = _extent(score, value, shapes_of(operands))
+    heads, width = extent(score, value, shapes_of(operands))
     rows, like = rowptr.size(0) - 1, operands[0]
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     return [like.new_empty(rows, heads, width), like.new_empty(rows, heads, dtype=wide)]

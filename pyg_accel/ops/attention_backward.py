@@ -30,6 +30,7 @@ from pyg_accel.formula import (
     swap_sides,
 )
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.ops.attention_parts import unfused
 from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
@@ -158,8 +159,6 @@ def _unfused_gradients(
     ctx: Any, arrays: list[Any], operands: list[Tensor], grad: Tensor
 ) -> list[Tensor | None]:
     """Gradients through the parts of attention, which have derivatives of every order."""
-    from pyg_accel.ops.attention import unfused
-
     num_cols, sorted_, score, value = ctx.facts
     rowptr, col, eid = arrays[:3]
     graph = Graph(rowptr, col, eid, num_cols, sorted=sorted_)
