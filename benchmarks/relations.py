@@ -1,8 +1,9 @@
-"""RGCNConv over many relations, stock and patched: a step of training.
+"""RGCNConv, and HeteroConv of SAGEConv, over many relations, stock and patched: a training step.
 
     python -m benchmarks.relations [--device cpu] [--quick] [--out FOLDER]
 
 Forward and backward of one layer, 64 features in and out; relations are drawn with a long tail.
+HeteroConv has them as edge types of one type of nodes.
 Outputs are compared with PyG's before anything is timed.
 """
 
@@ -14,7 +15,9 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch_geometric.nn import RGCNConv
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
 
 import pyg_accel
 from benchmarks import gpu_machine, graphs, machine
@@ -50,22 +53,30 @@ def measure(name: str, relations: int, device: str) -> list[dict[str, Any]]:
     edge_index = graphs.edge_list((rowptr, col))
     edge_type = (relations * torch.rand(col.numel(), device=device) ** 2).long()
     x = torch.randn(nodes, WIDTH, device=device)
+    edges = {("node", f"to{r}", "node"): edge_index[:, edge_type == r] for r in range(relations)}
     torch.manual_seed(0)
-    layer = RGCNConv(WIDTH, WIDTH, relations).to(device)
-    expected, rows = layer(x, edge_index, edge_type).detach(), []
-    for backend in ("stock", "patched"):
-        with pyg_accel.patched() if backend == "patched" else nullcontext():
-            out = layer(x, edge_index, edge_type).detach()
-            error = float((out - expected).abs().max() / expected.abs().max())
-            if error > 1e-3:
-                raise SystemExit(f"{backend} on {name}: outputs differ by {error:.3g}")
+    layers: dict[str, tuple[Module, Callable[[Module], Tensor]]] = {
+        "RGCNConv": (RGCNConv(WIDTH, WIDTH, relations), lambda m: m(x, edge_index, edge_type)),
+        "HeteroConv": (HeteroConv({key: SAGEConv(WIDTH, WIDTH) for key in edges}),
+                       lambda m: m({"node": x}, edges)["node"]),
+    }  # fmt: skip
+    rows = []
+    for kind, (layer, call) in layers.items():
+        layer.to(device)
+        expected = call(layer).detach()
+        for backend in ("stock", "patched"):
+            with pyg_accel.patched() if backend == "patched" else nullcontext():
+                error = float((call(layer).detach() - expected).abs().max() / expected.abs().max())
+                if error > 1e-3:
+                    raise SystemExit(f"{kind}, {backend} on {name}: outputs differ by {error:.3g}")
 
-            def step() -> None:
-                layer.zero_grad()
-                layer(x, edge_index, edge_type).square().mean().backward()
+                def step(layer: Module = layer, call: Callable[[Module], Tensor] = call) -> None:
+                    layer.zero_grad()
+                    call(layer).square().mean().backward()
 
-            rows.append({"graph": name, "relations": relations, "backend": backend,
-                         "step_ms": median(step, device), "error": error})  # fmt: skip
+                rows.append({"graph": name, "layer": kind, "relations": relations,
+                             "backend": backend, "step_ms": median(step, device),
+                             "error": error})  # fmt: skip
     return rows
 
 

@@ -14,7 +14,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.calls import Report, report, reset_report
-from pyg_accel.patching import accelerate, relations, seam
+from pyg_accel.patching import accelerate, hetero, relations, seam
 from pyg_accel.patching.calibration import Calibration, calibrate_sampling
 from pyg_accel.patching.reductions import aggregate
 from pyg_accel.patching.sampling import sampled
@@ -41,6 +41,7 @@ _HOOKS = seam.Hooks(
     spmm=accelerate.spmm,
     remember=accelerate._pyg_accel_remember,
     relations=relations.forward,
+    hetero=hetero.forward,
     embedding=accelerate.look_up,
 )
 _ACCELERATED = (MessagePassing, torch.nn.Embedding)

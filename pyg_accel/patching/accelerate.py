@@ -219,9 +219,9 @@ def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = Fa
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
     device = _device_of(edge_index).type
-    if not (reasons or settings.always or any_size or in_force() is not None):
+    if not (reasons or any_size or in_force() is not None):
         edges = num_entries(edge_index) if sparse else edge_index.size(1)
-        reasons = _size_reasons(edges, device)
+        reasons = size_reasons(edges, device)
     return reasons or fast_backend_reasons(device)  # the dearest question comes last
 
 
@@ -254,8 +254,10 @@ def _trace(
     return Trace(plain, module.flow, owner=edge_index), plain, kwargs
 
 
-def _size_reasons(num_edges: int, device: str) -> list[str]:
+def size_reasons(num_edges: int, device: str) -> list[str]:
     """Small graphs stay with PyG, whose calls cost less before the first edge."""
+    if settings.always:
+        return []
     fewest = thresholds(device).min_edges
     return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 

@@ -23,10 +23,10 @@ from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["forward"]
+__all__ = ["MANY", "REDUCES", "forward"]
 
 MANY = 8  # relations from which on the loop costs more than stacking a small graph
-_REDUCES = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
+REDUCES = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
 _OWN = ("message", "aggregate", "update", "message_and_aggregate")
 
 
@@ -45,14 +45,14 @@ def forward(
     sizes = (source.size(0), target.size(0), self.num_relations)
     relations: Relations = MEMO(_stack, edge_index, edge_type, sizes, self.flow)
     with record_choices() as names:
-        out = relational_spmm(relations, source, _weight(self), reduce=_REDUCES[str(self.aggr)])
+        out = relational_spmm(relations, source, _weight(self), reduce=REDUCES[str(self.aggr)])
     if self.root is not None:
         out = out + target @ self.root
     if self.bias is not None:
         out = out + self.bias
     if settings.verify:
         verify(original, self, x, (edge_index, edge_type), {}, out, state)
-    formula = f"{_REDUCES[str(self.aggr)]}_j u0, {self.num_relations} relations"
+    formula = f"{REDUCES[str(self.aggr)]}_j u0, {self.num_relations} relations"
     seconds = time.perf_counter() - start
     record(type(self).__name__, formula, "+".join(names), "", seconds)
     return out
@@ -89,7 +89,7 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[st
             reasons.append("not features of nodes")
         elif side.dtype != self.weight.dtype or side.device != edge_index.device:
             reasons.append("features of another type or device")
-    if not isinstance(self.aggr, str) or self.aggr not in _REDUCES:
+    if not isinstance(self.aggr, str) or self.aggr not in REDUCES:
         reasons.append(f"aggr={self.aggr!r}")
     own = [name for name in _OWN if getattr(type(self), name) is not getattr(RGCNConv, name)]
     reasons += [f"a {name} of its own" for name in own]

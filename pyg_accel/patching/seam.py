@@ -13,7 +13,7 @@ and put back by :func:`uninstall`:
   wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
   :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
-* ``RGCNConv.forward``, which loops over relations.
+* ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
   the functions above by their originals: what it compiles is kept under them, and outlives us.
@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from torch.nn import Embedding
-from torch_geometric.nn import MessagePassing, RGCNConv
+from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 
 __all__ = ["Hooks", "hook_reasons", "install", "installed", "uninstall"]
@@ -81,11 +81,13 @@ class Hooks:
         spmm: Callable[..., Any],
         remember: Callable[..., Any],
         relations: Callable[..., Any],
+        hetero: Callable[..., Any],
         embedding: Callable[..., Any],
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
-        self.remember, self.relations, self.embedding = remember, relations, embedding
+        self.remember, self.embedding = remember, embedding
+        self.relations, self.hetero = relations, hetero
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {"softmax": softmax, "spmm": spmm}
 
 
@@ -113,6 +115,7 @@ def install(hooks: Hooks) -> None:
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
+        _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
         _replace(Embedding, "forward", _wrapped(Embedding.forward, hooks.embedding))
         _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
         _replace_functions(hooks)

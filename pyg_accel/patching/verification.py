@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_map_only
-from torch_geometric.nn import MessagePassing
 
 from pyg_accel.errors import VerificationError
 from pyg_accel.patching.randomness import RandomState, random_state, restore
@@ -20,7 +19,7 @@ MARGIN = 8.0
 
 def verify(
     original: Callable[..., Any],
-    module: MessagePassing,
+    module: torch.nn.Module,
     edge_index: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -75,7 +74,7 @@ def _agree(out: Tensor, expected: Tensor) -> bool:
 
 def _in_double(
     original: Callable[..., Any],
-    module: MessagePassing,
+    module: torch.nn.Module,
     edge_index: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

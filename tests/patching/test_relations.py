@@ -7,6 +7,7 @@ import torch
 from torch_geometric.nn import (
     FastRGCNConv,
     GATConv,
+    GraphConv,
     HeteroConv,
     HGTConv,
     MessagePassing,
@@ -17,6 +18,7 @@ from torch_geometric.nn import (
 
 import pyg_accel
 from pyg_accel.errors import VerificationError
+from pyg_accel.patching import hetero as relations_of_types
 from pyg_accel.patching import relations
 from pyg_accel.settings import settings
 
@@ -79,6 +81,111 @@ def test_a_layer_an_edge_type_equals_stock(same_as_stock, aggr):
     torch.manual_seed(2)
     layers = {edge_type: layer(i) for i, edge_type in enumerate(edges)}
     same_as_stock(HeteroConv(layers, aggr=aggr).double(), x, edges)
+
+
+def hetero(edges: dict[Any, torch.Tensor], make: Any, **options: Any) -> HeteroConv:
+    torch.manual_seed(2)
+    return HeteroConv({edge_type: make() for edge_type in edges}, **options).double()
+
+
+ALIKE = {
+    "SAGE": lambda: SAGEConv(WIDTH, 4),
+    "SAGE-max": lambda: SAGEConv((WIDTH, WIDTH), 4, aggr="max"),
+    "SAGE-bare": lambda: SAGEConv(WIDTH, 4, root_weight=False, bias=False),
+    "GraphConv": lambda: GraphConv(WIDTH, 4),
+}
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("name", ALIKE)
+def test_layers_of_one_shape_for_a_hundred_edge_types_are_one_call(
+    same_as_stock, report_of, name, aggr
+):
+    x, edges = typed_graph()
+    same_as_stock(hetero(edges, ALIKE[name], aggr=aggr), x, edges)
+    (row,) = report_of()
+    assert (row.layer, row.calls) == ("HeteroConv", 1)
+    assert row.formula.endswith(f"_j u0, {RELATIONS} relations")
+
+
+def test_edge_types_without_edges_in_a_call_take_no_part(same_as_stock, report_of):
+    x, edges = typed_graph()
+    layer = hetero(edges, ALIKE["SAGE"])
+    some = {key: edges[key] for number, key in enumerate(edges) if number % 3}
+    same_as_stock(layer, x, some)
+    assert f"{len(some)} relations" in report_of()[0].formula
+
+
+def unlike(edges: dict[Any, torch.Tensor]) -> dict[str, HeteroConv]:
+    shared = SAGEConv(WIDTH, 4, normalize=True)
+    hooked = hetero(edges, ALIKE["SAGE"])
+    next(iter(hooked.convs.values())).lin_l.register_forward_hook(lambda *_: None)
+    widths = iter([5] + [4] * len(edges))
+    return {
+        "aggr": hetero(edges, ALIKE["SAGE"], aggr="max"),
+        "cat": hetero(edges, ALIKE["SAGE"], aggr="cat"),
+        "one layer for all": hetero(edges, lambda: shared),
+        "projected": hetero(edges, lambda: SAGEConv(WIDTH, 4, project=True)),
+        "hooks": hooked,
+        "several aggregations": hetero(edges, lambda: SAGEConv(WIDTH, 4, aggr=["max", "mean"])),
+        "widths": hetero(edges, lambda: SAGEConv(WIDTH, next(widths)), aggr="cat"),
+    }
+
+
+@pytest.mark.parametrize("name", unlike({("a", "to", "a"): None}))
+def test_layers_that_cannot_be_stacked_are_calls_of_their_own(same_as_stock, report_of, name):
+    x, edges = typed_graph()
+    same_as_stock(unlike(edges)[name], x, edges)
+    assert "HeteroConv" not in {row.layer for row in report_of()}
+
+
+def test_ids_of_another_type_are_refused_when_relations_are_stacked():
+    x, edges = typed_graph()
+    key = next(key for key in edges if edges[key].size(1) > 3)
+    edges[key] = edges[key] + x[key[0]].size(0)
+    with pyg_accel.patched(), pytest.raises(IndexError):
+        hetero(edges, ALIKE["SAGE"])(x, edges)
+
+
+def test_stacked_layers_are_verified_when_asked(monkeypatch):
+    x, edges = typed_graph()
+    settings.verify = True
+    layer = hetero(edges, ALIKE["SAGE"])
+    with pyg_accel.patched():
+        layer(x, edges)
+        wrong = relations_of_types.relational_spmm
+        monkeypatch.setattr(
+            relations_of_types, "relational_spmm", lambda *a, **k: wrong(*a, **k) + 1
+        )
+        with pytest.raises(VerificationError):
+            layer(x, edges)
+
+
+@pytest.mark.parametrize(("edges_each", "stacked"), [(40_000, True), (20, False)])
+def test_a_few_relations_are_stacked_where_they_are_large_together(report_of, edges_each, stacked):
+    settings.always = False
+    x = {"a": torch.randn(300, WIDTH), "b": torch.randn(200, WIDTH)}
+    ends = {"a": 300, "b": 200}
+    keys = [("a", "to", "b"), ("b", "of", "a")]
+    edges = {
+        key: torch.stack([torch.randint(ends[name], (edges_each,)) for name in (key[0], key[2])])
+        for key in keys
+    }
+    layer = hetero(edges, ALIKE["SAGE"]).float()
+    right = layer(x, edges)
+    with pyg_accel.patched():
+        ours = layer(x, edges)
+    for name in right:
+        torch.testing.assert_close(ours[name], right[name], rtol=1e-4, atol=1e-4)
+    assert ("HeteroConv" in {row.layer for row in report_of()}) == stacked
+
+
+def test_lazy_layers_find_their_sizes_first(same_as_stock):
+    x, edges = typed_graph()
+    layer = hetero(edges, lambda: SAGEConv((-1, -1), 4))
+    with pyg_accel.patched():
+        layer(x, edges)
+    same_as_stock(layer, x, edges)
 
 
 def test_a_transformer_over_a_hundred_edge_types_equals_stock(same_as_stock):
