@@ -125,9 +125,9 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
     (
         "Relations on a GPU",
         "relations_cuda",
-        "Milliseconds of a training step of `RGCNConv`. `patched` was a loop over the relations at "
+        "Milliseconds of a training step. `patched` was a loop over the relations at "
         "that commit; `patch()` has since run what `RGCNConv of ours` stands for.",
-        side_by_side(["graph", "relations"], "backend", "step_ms"),
+        side_by_side(["graph", "layer", "relations"], "backend", "step_ms"),
     ),
     (
         "Tensor Cores on a GPU",
