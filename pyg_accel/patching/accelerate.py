@@ -70,7 +70,7 @@ def call(
         return original(self, edge_index, *args, **kwargs)
     if torch.compiler.is_dynamo_compiling():
         return compiled.call(original, self, edge_index, args, kwargs)
-    if _torch_records():
+    if torch_records():
         record(type(self).__name__, "", "PyG", "torch records the calls that are made", 0.0)
         return original(self, edge_index, *args, **kwargs)
     refuse_training(self)
@@ -116,7 +116,7 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
     The layer may hold that ``propagate`` since before patch(), so it cannot be caught itself, nor
     timed; one in n decomposed layers is noted n times.
     """
-    if is_active(self) and not _torch_records():
+    if is_active(self) and not torch_records():
         reason = "; ".join(hook_reasons(self)) or "PyG's reference propagate was asked for"
         record(type(self).__name__, "", "PyG", reason, 0.0)
     return original(self, *args, **kwargs)
@@ -124,7 +124,7 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if _torch_records() or not is_active():
+    if torch_records() or not is_active():
         return function(*args, **kwargs)
     return _memo(function, *args, **kwargs)
 
@@ -161,7 +161,7 @@ def look_up(original: Callable[..., Any], self: torch.nn.Embedding, input: Tenso
     return embedding.forward(original, self, input, is_active(self))
 
 
-def _torch_records() -> bool:
+def torch_records() -> bool:
     """Whether the calls now made are those of a compiler or tracer that reads them."""
     return torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing()
 
@@ -200,7 +200,7 @@ def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[s
 
 def takes_part(module: MessagePassing) -> bool:
     """Return whether calls of a layer are accelerated, and nobody reads those it makes."""
-    return is_active(module) and not _torch_records()
+    return is_active(module) and not torch_records()
 
 
 def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = False) -> list[str]:

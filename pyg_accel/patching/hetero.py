@@ -38,7 +38,8 @@ _MATRICES = {SAGEConv: ("lin_l", "lin_r"), GraphConv: ("lin_rel", "lin_root")}
 
 def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``HeteroConv.forward``; where this cannot, a relation is a call of its own."""
-    if len(args) != 2 or kwargs or not all(isinstance(arg, dict) for arg in args):
+    taken = len(args) == 2 and not kwargs and all(isinstance(arg, dict) for arg in args)
+    if accelerate.torch_records() or not taken:
         return original(self, *args, **kwargs)
     xs, edges = args
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}

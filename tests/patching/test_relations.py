@@ -147,6 +147,17 @@ def test_ids_of_another_type_are_refused_when_relations_are_stacked():
         hetero(edges, ALIKE["SAGE"])(x, edges)
 
 
+def test_a_compiled_model_has_a_call_for_each_relation():
+    x, edges = typed_graph()
+    few = dict(list(edges.items())[:3])
+    layer = hetero(few, ALIKE["SAGE"])
+    right = layer(x, few)
+    with pyg_accel.patched():
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for name, out in compiled(x, few).items():
+            torch.testing.assert_close(out, right[name])
+
+
 def test_stacked_layers_are_verified_when_asked(monkeypatch):
     x, edges = typed_graph()
     settings.verify = True
