@@ -2,7 +2,8 @@
 
 Its ``forward`` loops over relations and multiplies a matrix of all nodes for each: a hundred
 relations are a hundred calls of ``propagate``, each too small to be worth a kernel. It is the one
-layer whose loop lies outside of ``propagate``, and so the one whose ``forward`` is replaced.
+layer whose loop lies outside of ``propagate``, and so the one whose ``forward`` is replaced (beside
+that of HeteroConv, a loop over layers: :mod:`.hetero`).
 """
 
 import time
