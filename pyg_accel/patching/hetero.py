@@ -124,8 +124,8 @@ def _reasons(
                 return ["features of several widths"]
             if (x.dtype, x.device) != (weight.dtype, edges[key].device):
                 return ["features of another type or device"]
-    if root is not None and root.weight.shape != weight.shape:
-        return ["another width of the targets"]
+    if root is not None and (root.weight.shape != weight.shape or root.bias is not None):
+        return ["another matrix for the targets than the layer makes"]
     if in_force() is not None or torch.is_autocast_enabled(weight.device.type):
         return ["edges are sampled, or autocast"]
     return _of_every_call(layers, edges)

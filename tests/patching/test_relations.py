@@ -10,6 +10,7 @@ from torch_geometric.nn import (
     GraphConv,
     HeteroConv,
     HGTConv,
+    Linear,
     MessagePassing,
     RGATConv,
     RGCNConv,
@@ -120,6 +121,9 @@ def unlike(edges: dict[Any, torch.Tensor]) -> dict[str, HeteroConv]:
     shared = SAGEConv(WIDTH, 4, normalize=True)
     hooked = hetero(edges, ALIKE["SAGE"])
     next(iter(hooked.convs.values())).lin_l.register_forward_hook(lambda *_: None)
+    replaced = hetero(edges, ALIKE["SAGE"])
+    for conv in replaced.convs.values():
+        conv.lin_r = Linear(WIDTH, 4).double()
     widths = iter([5] + [4] * len(edges))
     return {
         "aggr": hetero(edges, ALIKE["SAGE"], aggr="max"),
@@ -127,6 +131,7 @@ def unlike(edges: dict[Any, torch.Tensor]) -> dict[str, HeteroConv]:
         "one layer for all": hetero(edges, lambda: shared),
         "projected": hetero(edges, lambda: SAGEConv(WIDTH, 4, project=True)),
         "hooks": hooked,
+        "a bias of the root": replaced,
         "several aggregations": hetero(edges, lambda: SAGEConv(WIDTH, 4, aggr=["max", "mean"])),
         "widths": hetero(edges, lambda: SAGEConv(WIDTH, next(widths)), aggr="cat"),
     }
