@@ -164,13 +164,13 @@ def operator(name: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def preferring(backend: str) -> Any:
-    """Attention, forward, in one kernel of this backend whatever it would cost."""
+    """Attention in one kernel of this backend, its gradient in two, whatever they would cost."""
     kinds = {name: type(get_backend(name)) for name in ("cuda", "triton")}
     before = {name: (kind.cost, kind.prefers_parts) for name, kind in kinds.items()}
     for name, kind in kinds.items():
         free = before[name][0]
         kind.cost = lambda self, spec, price=float(name != backend), free=free: (  # type: ignore
-            price if spec.op == "attention" else free(self, spec)
+            price if spec.op.startswith("attention") else free(self, spec)
         )
         kind.prefers_parts = lambda self, spec: False  # type: ignore
     forget_decisions()

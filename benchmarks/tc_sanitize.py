@@ -9,15 +9,20 @@ Reads no results: the tests do.
 import torch
 
 from pyg_accel import Graph
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.cuda import attention, plan, sddmm, spmm
+from pyg_accel.formula import parse
 from pyg_accel.testing import zoo
+
+WAY = parse("sum(mul(v0,u1))"), parse("u2")
 
 
 def main() -> None:
     plan.SHORTEST = 2  # divided windows too
     for case in zoo(hub=600):
         sizes = (case.num_sources, case.num_targets)
-        csr = Graph.from_edge_index(case.edge_index.cuda(), sizes).csr(edge_order=True)
+        both = Graph.from_edge_index(case.edge_index.cuda(), sizes)
+        csr, transposed = both.csr(edge_order=True), both.transposed(edge_order=True)
         if csr.col.numel() == 0:
             continue
         for dtype, exact in ((torch.float32, True), (torch.float32, False), (torch.bfloat16, False),
@@ -34,7 +39,11 @@ def main() -> None:
                 for width in (7, 64, 128):
                     nodes = (csr.num_rows, csr.num_cols, csr.num_cols)
                     operands = [torch.randn(n, 2, width, device="cuda").to(dtype) for n in nodes]
-                    attention.run(csr, attention.DotAttention(0, 1, 2), operands)
+                    how = attention.DotAttention(0, 1, 2)
+                    out, total = attention.run(csr, how, operands)
+                    call = AttentionGradient(*WAY, operands, out, out, total, [], [], False, False)
+                    for sources, graph in ((False, csr), (True, transposed)):
+                        attention.run_backward(graph, how, call, sources=sources)
     torch.cuda.synchronize()
     print("done")
 

@@ -11,7 +11,7 @@ import torch
 from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 
-__all__ = ["HEIGHTS", "LEAST", "Shared", "per_column", "sharing_of", "usual_sharing"]
+__all__ = ["HEIGHTS", "LEAST", "Shared", "gpu_sharing", "per_column", "sharing_of", "usual_sharing"]
 
 # Windows that kernels are written for, and the fewest entries of a column that is worth a tile.
 HEIGHTS = (16, 32, 64)
@@ -77,6 +77,11 @@ def usual_sharing(csr: CSR) -> tuple[Shared, ...]:
     if uses <= _USES or (csr.col.is_cuda and torch.cuda.is_current_stream_capturing()):
         return ()
     return sharing_of(csr)
+
+
+def gpu_sharing(csr: CSR) -> tuple[Shared, ...]:
+    """Return :func:`usual_sharing` for a graph on a GPU: on a CPU nobody asks."""
+    return usual_sharing(csr) if csr.col.is_cuda else ()
 
 
 def _estimate(csr: CSR) -> tuple[Shared, ...]:

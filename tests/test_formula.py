@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyg_accel.backends.reference import evaluate
+from pyg_accel.backends.reference.messages import evaluate
 from pyg_accel.formula import (
     BINARY,
     UNARY,

@@ -14,46 +14,10 @@
 #pragma once
 
 #include "cuda/attention.h"
+#include "cuda/attention_tile.cuh"
 #include "cuda/check.cuh"
-#include "cuda/mma.cuh"
-#include "cuda/pipeline.cuh"
 
 namespace pyg_accel {
-
-constexpr int kAttentionWarps = 4;
-constexpr int kAttentionStages = 3;  // tiles' keys and values in shared memory
-constexpr unsigned kWarp = 0xffffffffu;
-constexpr float kLog2E = 1.4426950408889634f;
-
-__device__ __forceinline__ uint32_t pack(float low, float high, __half) {
-  const __half2 both = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&both);
-}
-__device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&both);
-}
-
-__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void load_transposed(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-
-// Where a 16-byte chunk of row `row` lies in shared memory: eight rows' chunks in eight banks.
-template <int kDepth>
-__device__ __forceinline__ int chunk_place(int row, int chunk) {
-  constexpr int kChunks = kDepth / 8;
-  const int turn = kChunks >= 8 ? row & 7 : (row >> 1) & (kChunks - 1);
-  return (row * kChunks + (chunk ^ turn)) * 16;
-}
 
 // 2 ** x of a score x, of which `most` is the largest: 0 for a row without any so far.
 __device__ __forceinline__ float share(float score, float most) {
@@ -67,19 +31,19 @@ __device__ __noinline__ float repeat_attention(const AttentionArgs& args,
                                                int feature,
                                                float most,
                                                float sum) {
-  const T* q = static_cast<const T*>(args.query) + row * args.query_stride + head * args.query_head;
+  const T* q = row_of<T>(args.query, row, head);
   float scale = args.scale * kLog2E;
   if (args.coefficient)
     scale *= args.coefficient[row * args.coefficient_stride + head * args.coefficient_head];
   float total = 0.0f;
   for (int e = args.rowptr[row]; e < args.rowptr[row + 1]; ++e) {
     const int64_t source = args.csr_col[e];
-    const T* k = static_cast<const T*>(args.key) + source * args.key_stride + head * args.key_head;
-    const T* v = static_cast<const T*>(args.value) + source * args.value_stride;
+    const T* k = row_of<T>(args.key, source, head);
+    const T* v = row_of<T>(args.value, source, head);
     float score = 0.0f;
     for (int f = 0; f < args.width; ++f)
       score += to_float(q[f]) * to_float(k[f]);
-    total += share(score * scale, most) * to_float(v[head * args.value_head + feature]);
+    total += share(score * scale, most) * to_float(v[feature]);
   }
   return total / sum;
 }
@@ -142,9 +106,7 @@ __global__ void __launch_bounds__(32 * kAttentionWarps, kDepth == 128 ? 3 : 4)
   for (int half = 0; half < 2; ++half) {
     const int row = row0 + 8 * half;
     const bool there = row < args.num_rows;
-    const T* from = static_cast<const T*>(args.query) +
-                    static_cast<int64_t>(there ? row : 0) * args.query_stride +
-                    head * args.query_head;
+    const T* from = row_of<T>(args.query, there ? row : 0, head);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
@@ -161,29 +123,14 @@ __global__ void __launch_bounds__(32 * kAttentionWarps, kDepth == 128 ? 3 : 4)
       scale[half] *= args.coefficient[row * args.coefficient_stride + head * args.coefficient_head];
   }
 
-  // Four threads copy a row of keys and one of values.
-  const int copied = threadIdx.x >> 2, part = threadIdx.x & 3;
-  const uint64_t keys =
-      reinterpret_cast<uint64_t>(static_cast<const T*>(args.key) + head * args.key_head + 8 * part);
-  const uint64_t values = reinterpret_cast<uint64_t>(static_cast<const T*>(args.value) +
-                                                     head * args.value_head + 8 * part);
   const auto column_of = [&](int tile) {
-    return args.col[static_cast<int64_t>(min(tile, item.end - 1)) * kTileColumns + copied];
+    return args.col[static_cast<int64_t>(min(tile, item.end - 1)) * kTileColumns + copied_row()];
   };
   const auto copy = [&](int tile, int stage, int column) {
-    if (tile < item.end) {
-      const uint64_t key = keys + static_cast<int64_t>(column) * args.key_stride * sizeof(T);
-      const uint64_t value = values + static_cast<int64_t>(column) * args.value_stride * sizeof(T);
-      const uint32_t to = base + stage * 2 * kRows * static_cast<int>(sizeof(T));
-#pragma unroll
-      for (int c = 0; c < kFeatures; c += 4) {
-        if (8 * (c + part) < args.padded) {
-          const uint32_t place = to + chunk_place<kDepth>(copied, c + part);
-          copy_async(place, key + 16 * c);
-          copy_async(place + kRows * static_cast<int>(sizeof(T)), value + 16 * c);
-        }
-      }
-    }
+    if (tile < item.end)
+      copy_pair<T, kDepth>(base + stage * 2 * kRows * static_cast<int>(sizeof(T)),
+                           row_of<T>(args.key, column, head), row_of<T>(args.value, column, head),
+                           args.padded);
     commit_copies();
   };
   const auto mask_of = [&](int tile, int half) {

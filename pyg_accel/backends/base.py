@@ -168,6 +168,14 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
+    def attention_targets(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
+        """Go over the graph itself likewise, with scores made anew: nothing is kept for an edge.
+
+        Returns:
+            [num_rows, H, F | 1] a formula.
+        """
+        raise NotImplementedError
+
     def sampled_spmm(
         self,
         csr: CSR,

@@ -19,6 +19,7 @@ __all__ = [
     "Decision",
     "asked_for",
     "choose",
+    "decide",
     "fast_backend_reasons",
     "forget_decisions",
     "is_fast",
@@ -35,10 +36,11 @@ _chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", def
 
 @dataclass(frozen=True)
 class Decision:
-    """The backend for a call, and why the others were passed over."""
+    """The backend for a call, what it reckons to take, and why the others were passed over."""
 
     spec: OpSpec
     backend: Backend
+    cost: float
     rejected: dict[str, tuple[str, ...]]
 
     def __str__(self) -> str:
@@ -124,7 +126,7 @@ def is_fast(spec: OpSpec) -> bool:
     False too where that backend would rather run the parts of the operator.
     """
     try:
-        decision = _decide(spec)
+        decision = decide(spec)
     except BackendNotSupported:
         return False
     name, named = decision.backend.name, asked_for()
@@ -139,7 +141,7 @@ def choose(spec: OpSpec) -> Decision:
     Raises:
         BackendNotSupported: with every backend's reasons, if none can, or not the one asked for.
     """
-    decision = _decide(spec)
+    decision = decide(spec)
     names = _chosen.get()
     if names is not None:
         names[decision.backend.name] = None
@@ -151,7 +153,8 @@ def forget_decisions() -> None:
     _choose.cache_clear()
 
 
-def _decide(spec: OpSpec) -> Decision:
+def decide(spec: OpSpec) -> Decision:
+    """Return what :func:`choose` would, for a call that may not be made."""
     name, others = _asked()
     try:
         return _choose(spec, name, settings.disable)
@@ -183,6 +186,6 @@ def _choose(spec: OpSpec, forced: str, disabled: str) -> Decision:
             rejected[name] = (f"slower than {best[1].name} by its own account",)
     if best is None:
         raise BackendNotSupported(spec, rejected)
-    decision = Decision(spec, best[1], rejected)
+    decision = Decision(spec, best[1], best[0], rejected)
     _log.debug("%s", decision)
     return decision

@@ -14,14 +14,14 @@ from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
 from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.ops.attention_backward import backward, backward_spec, setup_context
+from pyg_accel.ops.attention_backward import backward, is_backward_fast, setup_context
 from pyg_accel.ops.attention_parts import extent, unfused
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import shapes_of
-from pyg_accel.sharing import Shared, usual_sharing
+from pyg_accel.sharing import gpu_sharing
 
 __all__ = ["attention"]
 
@@ -80,8 +80,8 @@ def attention(
     known_by_shape = torch.compiler.is_compiling() or isinstance(graph, CompiledGraph)
     sized = OpSpec("attention", graph.device.type, dtype, torch.int32, 1, 1, 1, int(heads),
                    int(width), value_text, shapes=shapes, score=score_text,
-                   sharing=() if known_by_shape else _sharing(csr))  # fmt: skip
-    if not is_fast(sized) or (any(needs) and not is_fast(backward_spec(sized, needs))):
+                   sharing=() if known_by_shape else gpu_sharing(csr))  # fmt: skip
+    if not is_fast(sized) or (any(needs) and not is_backward_fast(sized, needs)):
         return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
     transposed: tuple[Tensor | None, ...] = (None, None, None)
     if any(needs):
@@ -105,10 +105,6 @@ def _folded(operand: Tensor) -> Tensor:
     return operand
 
 
-def _sharing(csr: CSR) -> tuple[Shared, ...]:
-    return usual_sharing(csr) if csr.col.is_cuda else ()
-
-
 def _attention(
     rowptr: Tensor,
     col: Tensor,
@@ -127,7 +123,7 @@ def _attention(
     heads, width = extent(score, value, shapes)
     spec = OpSpec("attention", rowptr.device.type, operands[0].dtype, rowptr.dtype, csr.num_rows,
                   num_cols, col.numel(), heads, width, value, shapes=shapes, score=score,
-                  sharing=_sharing(csr))  # fmt: skip
+                  sharing=gpu_sharing(csr))  # fmt: skip
     return choose(spec).backend.attention(csr, parse(score), parse(value), operands)
 
 

@@ -1,22 +1,26 @@
-"""The gradient of attention: one pass over the transposed graph, then formulas as any other.
+"""The gradient of attention: a pass over the transposed graph, and what is left for its targets.
 
 With ``p`` the weight of an edge and ``g`` the gradient of the result, the gradient of its score is
 ``ds = p * (sum(g * value) - delta)``, where ``delta = sum(g * out)`` is one number a target and
-head: the sum over the target's edges of ``p * sum(g * value)`` never has to be made. So the pass
-computes p anew from the scores and the logarithm of their sum, adds up the gradients of source
-operands, and leaves ds (and p, if somebody asks) behind, E x heads. Other operands' gradients are
-sums of formulas that read them.
+head: the sum over the target's edges of ``p * sum(g * value)`` never has to be made. The pass
+computes p anew from the scores and the logarithm of their sum, and adds up the gradients of source
+operands. Those of targets are added up in either of two ways, the cheaper one:
+
+* the pass leaves ds (and p, if somebody asks) behind, E x heads, and the other gradients are sums
+  of formulas that read them; edge operands have this one alone;
+* a second pass, over the graph itself, computes p once more, and nothing is kept for an edge.
 """
 
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.attention import AttentionGradient
+from pyg_accel.backends.dispatch import asked_for, decide, is_fast
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -35,8 +39,9 @@ from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
+from pyg_accel.sharing import gpu_sharing
 
-__all__ = ["backward", "backward_spec", "setup_context"]
+__all__ = ["backward", "is_backward_fast", "setup_context"]
 
 Shapes = tuple[tuple[int, int], ...]
 
@@ -53,11 +58,19 @@ class _Plan:
             transposed graph and as it sees them.
         others: those of target and edge operands.
         weights: the formulas of others use the weights.
+        targets: (operand, formula) of the others, in a pass over the graph itself; nothing if
+            there is an edge operand among them.
     """
 
     sources: tuple[tuple[int, str], ...]
     others: tuple[Step, ...]
     weights: bool
+    targets: tuple[tuple[int, str], ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The operands, in the order in which the operator returns their gradients."""
+        return (*(index for index, _ in self.sources), *(step.operand for step in self.others))
 
 
 @lru_cache(maxsize=1024)
@@ -69,7 +82,7 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
     sizes[n] = (heads, shape_of(values, sizes)[1])
     sizes[n + 1] = sizes[n + 2] = (heads, 1)
     grad, weight, of_score = Operand("v", n), Operand("e", n + 1), Operand("e", n + 2)
-    sources, others, weights = [], [], False
+    sources, others, targets, weights = [], [], [], False
     sides = {o.index: o.side for o in (*operands_of(scores), *operands_of(values))}
     for index, side in sides.items():
         if not needs[index]:
@@ -89,17 +102,27 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
             continue
         used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
         weights = weights or n + 1 in used
+        targets.append((index, str(wanted)))
         others.append(Step(index, side, map_operands(wanted, partial(renumber, used)), used))
-    return _Plan(tuple(sources), tuple(others), weights)
+    if any(step.side == "e" for step in others):
+        targets = []
+    return _Plan(tuple(sources), tuple(others), weights, tuple(targets))
 
 
-def backward_spec(spec: OpSpec, needs: tuple[bool, ...]) -> OpSpec:
-    """Return the facts of the backward pass of a call, but for the size of its graph."""
+def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
+    """Return whether backends run the backward pass of a call, whatever the size of its graph."""
     kinds = tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in spec.shapes)
     plan = _plan(spec.score, spec.formula, needs, kinds)
     score, value = (str(swap_sides(parse(text))) for text in (spec.score, spec.formula))
-    return replace(spec, op="attention_backward", formula=value, score=score,
-                   formulas=tuple(formula for _, formula in plan.sources))  # fmt: skip
+    turned = replace(spec, op="attention_backward", formula=value, score=score,
+                     formulas=tuple(formula for _, formula in plan.sources))  # fmt: skip
+    left = ("none",) * (bool(plan.others) + plan.weights)
+    sums = ("sum",) * len(plan.sources)
+    if is_fast(replace(turned, reduces=sums + left)):
+        return True
+    targets = replace(spec, op="attention_targets", reduces=("sum",) * len(plan.targets),
+                      formulas=tuple(formula for _, formula in plan.targets))  # fmt: skip
+    return bool(plan.targets) and is_fast(replace(turned, reduces=sums)) and is_fast(targets)
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -126,32 +149,15 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
         return (None,) * 8 + (_unfused_gradients(ctx, arrays, operands, grad), None, None)
     if arrays[3] is None:
         raise RuntimeError("the gradient of attention needs the transposed graph")
-    shapes = shapes_of(operands)
-    plan = _plan(score, value, ctx.needs, kinds_of(operands))
     grad = contiguous_rows(grad)
-    rows = arrays[0].size(0) - 1
+    needs = list(ctx.needs)
     found = call(
-        "attention_backward",
-        *arrays[3:],
-        rows,
-        operands,
-        grad,
-        out,
-        total,
-        str(swap_sides(parse(score))),
-        str(swap_sides(parse(value))),
-        [formula for _, formula in plan.sources],
-        bool(plan.others),
-        plan.weights,
-    )
-    for (index, _), one in zip(plan.sources, found, strict=False):
-        grads[index] = fit(one, shapes[index])
-    left = found[len(plan.sources) :]
-    made = dict(enumerate([*operands, grad, left[1] if plan.weights else None, *left[:1]]))
-    transposed = (*arrays[3:], *arrays[:3], rows, True)
-    done = run_steps(plan.others, made, (*arrays, num_cols, sorted_), transposed)
-    for index, one in done.items():
-        grads[index] = fit(one, shapes[index])
+        "attention_backward", *arrays, num_cols, sorted_, operands, grad, out, total, score, value,
+        needs,
+    )  # fmt: skip
+    plan = _plan(score, value, ctx.needs, kinds_of(operands))
+    for index, one in zip(plan.order, found, strict=True):
+        grads[index] = one
     return (None,) * 8 + (grads, None, None)
 
 
@@ -173,55 +179,120 @@ def _attention_backward(
     rowptr: Tensor,
     col: Tensor,
     eid: Tensor | None,
+    rowptr_t: Tensor,
+    col_t: Tensor,
+    eid_t: Tensor | None,
     num_cols: int,
+    sorted: bool,
     operands: list[Tensor],
     grad: Tensor,
     out: Tensor,
     total: Tensor,
     score: str,
     value: str,
-    gradients: list[str],
-    want_scores: bool,
-    want_weights: bool,
+    needs: list[bool],
 ) -> list[Tensor]:
-    csr = CSR(rowptr, col, eid, num_cols, True)
-    spec = OpSpec("attention_backward", rowptr.device.type, grad.dtype, rowptr.dtype, csr.num_rows,
-                  num_cols, col.numel(), grad.size(1), grad.size(2), value,
-                  shapes=shapes_of(operands), score=score,
-                  formulas=tuple(gradients))  # fmt: skip
-    formulas = [parse(text) for text in gradients]
-    given = AttentionGradient(
-        parse(score), parse(value), operands, grad, out, total, formulas, want_scores, want_weights
-    )
-    return choose(spec).backend.attention_backward(csr, given)
+    csr = CSR(rowptr, col, eid, num_cols, sorted)
+    transposed = CSR(rowptr_t, col_t, eid_t, csr.num_rows, True)
+    plan = _plan(score, value, tuple(needs), kinds_of(operands))
+    given = (operands, grad, out, total)
+    turned = (swap_sides(parse(score)), swap_sides(parse(value)), *given, *_parsed(plan.sources))
+    first = _pass("attention_backward", transposed, *turned, bool(plan.others), plan.weights)
+    if plan.targets and (first.spec.sharing or asked_for() != "auto"):
+        straight = (parse(score), parse(value), *given, *_parsed(plan.targets))
+        alone = _pass("attention_backward", transposed, *turned, False, False)
+        second = _pass("attention_targets", csr, *straight, False, False)
+        steps = [_step_spec(step, operands, grad, csr) for step in plan.others]
+        if _price([alone.spec, second.spec]) < _price([first.spec, *steps]):
+            found = alone.run() + second.run()
+            return _fitted(plan, found, operands)
+    found = first.run()
+    count = len(plan.sources)
+    made = dict(enumerate([*operands, grad]))
+    made |= dict(zip((len(made) + 1, len(made)), found[count:], strict=False))  # scores' come first
+    arrays, turned_arrays = csr[:3], transposed[:3]
+    others = run_steps(
+        plan.others, made, (*arrays, *turned_arrays, num_cols, sorted),
+        (*turned_arrays, *arrays, csr.num_rows, True),
+    )  # fmt: skip
+    left = [others[step.operand] for step in plan.others]
+    return _fitted(plan, found[:count] + left, operands)
+
+
+def _parsed(gradients: tuple[tuple[int, str], ...]) -> tuple[list[Formula], list[int]]:
+    return [parse(text) for _, text in gradients], [index for index, _ in gradients]
+
+
+def _fitted(plan: _Plan, found: list[Tensor], operands: list[Tensor]) -> list[Tensor]:
+    """Gradients in the shapes of their operands."""
+    shapes = shapes_of(operands)
+    return [fit(one, shapes[index]) for index, one in zip(plan.order, found, strict=True)]
+
+
+class _Pass(NamedTuple):
+    """A pass over a graph, on the backend that is chosen for it."""
+
+    spec: OpSpec
+    csr: CSR
+    call: AttentionGradient
+
+    def run(self) -> list[Tensor]:
+        found: list[Tensor] = getattr(choose(self.spec).backend, self.spec.op)(self.csr, self.call)
+        return found
+
+
+def _pass(op: str, csr: CSR, *given: Any) -> _Pass:
+    call = AttentionGradient(*given)
+    kept = call.want_scores + call.want_weights
+    spec = OpSpec(op, csr.rowptr.device.type, call.grad.dtype, csr.rowptr.dtype, csr.num_rows,
+                  csr.num_cols, csr.col.numel(), call.grad.size(1), call.grad.size(2),
+                  str(call.value), ("sum",) * len(call.of) + ("none",) * kept,
+                  shapes=shapes_of(call.operands), sharing=gpu_sharing(csr),
+                  score=str(call.score), formulas=tuple(map(str, call.gradients)))  # fmt: skip
+    return _Pass(spec, csr, call)
+
+
+def _step_spec(step: Step, operands: list[Tensor], grad: Tensor, csr: CSR) -> OpSpec:
+    """The facts of a step by itself."""
+    heads, width = grad.size(1), grad.size(2)
+    shapes = (*shapes_of(operands), (heads, width), (heads, 1), (heads, 1))
+    return OpSpec("gspmm", csr.rowptr.device.type, grad.dtype, csr.rowptr.dtype, csr.num_rows,
+                  csr.num_cols, csr.col.numel(), heads, width, str(step.formula), ("sum",),
+                  shapes=tuple(shapes[i] for i in step.used), sharing=gpu_sharing(csr))  # fmt: skip
+
+
+def _price(specs: list[OpSpec]) -> tuple[int, float]:
+    """How many calls are not for the backend that was asked for, and what they all cost."""
+    decisions, asked = [decide(spec) for spec in specs], asked_for()
+    strange = sum(d.backend.name != asked for d in decisions) if asked != "auto" else 0
+    return strange, sum(d.cost for d in decisions)
 
 
 def _attention_backward_fake(
     rowptr: Tensor,
     col: Tensor,
     eid: Tensor | None,
+    rowptr_t: Tensor,
+    col_t: Tensor,
+    eid_t: Tensor | None,
     num_cols: int,
+    sorted: bool,
     operands: list[Tensor],
     grad: Tensor,
     out: Tensor,
     total: Tensor,
     score: str,
     value: str,
-    gradients: list[str],
-    want_scores: bool,
-    want_weights: bool,
+    needs: list[bool],
 ) -> list[Tensor]:
-    heads = grad.size(1)
-    sizes = dict(enumerate((*shapes_of(operands), (heads, grad.size(2)), (heads, 1), (heads, 1))))
-    rows, edges = rowptr.size(0) - 1, col.size(0)
-    outs = [grad.new_empty(rows, heads, shape_of(parse(text), sizes)[1]) for text in gradients]
-    return outs + [grad.new_empty(edges, heads, 1) for want in (want_scores, want_weights) if want]
+    plan = _plan(score, value, tuple(needs), kinds_of(operands))
+    return [torch.empty_like(operands[index]) for index in plan.order]
 
 
 define(
-    "attention_backward(Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols, "
-    "Tensor[] operands, Tensor grad, Tensor out, Tensor total, str score, str value, "
-    "str[] gradients, bool want_scores, bool want_weights) -> Tensor[]",
+    "attention_backward(Tensor rowptr, Tensor col, Tensor? eid, Tensor rowptr_t, Tensor col_t, "
+    "Tensor? eid_t, SymInt num_cols, bool sorted, Tensor[] operands, Tensor grad, Tensor out, "
+    "Tensor total, str score, str value, bool[] needs) -> Tensor[]",
     _attention_backward,
     _attention_backward_fake,
 )

@@ -22,7 +22,7 @@ from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import shapes_of
-from pyg_accel.sharing import Shared, usual_sharing
+from pyg_accel.sharing import Shared, gpu_sharing
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 
@@ -211,7 +211,7 @@ def _gspmm(
     on_gpu = rowptr.is_cuda
     spec = _spec(
         rowptr.device.type, dtype, rowptr.dtype, (rowptr.numel() - 1, num_cols, col.numel()),
-        formula, tuple(reduces), shapes_of(operands), usual_sharing(csr) if on_gpu else (),
+        formula, tuple(reduces), shapes_of(operands), gpu_sharing(csr),
         on_gpu and torch.get_float32_matmul_precision() != "highest",
     )  # fmt: skip
     backend = choose(spec).backend

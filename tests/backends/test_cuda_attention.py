@@ -63,6 +63,9 @@ def spec(**changes: object) -> OpSpec:
         ({"dtype": torch.float32}, "not of 16 bits"),
         ({"score": "sum(mul(relu(v0),u1))"}, "by dot products"),
         ({"width": 160, "shapes": ((1, 160),) * 3}, "at most 128"),
+        ({"op": "attention_targets"}, None),
+        ({"op": "attention_backward", "formula": "v2", "reduces": ("sum", "sum")}, None),
+        ({"op": "attention_backward", "formula": "v2", "reduces": ("sum", "none")}, "left behind"),
     ],
 )
 def test_what_the_kernel_cannot_do_is_said(changes, reason):
@@ -76,6 +79,23 @@ def test_it_is_chosen_where_rows_share_their_neighbours():
     for sharing in ((), shared(1.1)):
         assert cuda.cost(spec(sharing=sharing)) > triton.cost(spec(sharing=sharing))
     assert attention_ratio(32, shared(2.1)) > attention_ratio(128, shared(2.1))
+
+
+def test_its_gradient_is_chosen_where_they_share_more():
+    cuda, triton = get_backend("cuda"), get_backend("triton")
+
+    def costs(entries: float) -> tuple[float, float]:
+        """Of two passes over tiles; of one on CUDA cores and the sum that it leaves to do."""
+        known = {"sharing": shared(entries)}
+        turned = spec(op="attention_backward", formula="v2", reduces=("sum", "sum"), **known)
+        targets = spec(op="attention_targets", **known)
+        rest = spec(op="gspmm", formula="mul(u0,e1)", reduces=("sum",), score="")
+        return cuda.cost(turned) + cuda.cost(targets), triton.cost(turned) + triton.cost(rest)
+
+    over_tiles, otherwise = costs(7.4)
+    assert over_tiles < otherwise
+    over_tiles, otherwise = costs(2.1)
+    assert over_tiles > otherwise
 
 
 def graph_of(kind: str) -> Graph:
@@ -95,6 +115,7 @@ def graph_of(kind: str) -> Graph:
 FORMS = {
     "transformer": ("div(sum(mul(v0,u1)),4.0)", "u2", "vuu"),
     "agnn": ("mul(v2,sum(mul(v0,u1)))", "u3", "vu1u"),
+    "keys-are-values": ("sum(mul(v0,u1))", "u1", "vu"),
 }
 GPU = [
     pytest.mark.gpu,
@@ -111,7 +132,7 @@ def operands_of(graph: Graph, sides: str, heads: int, width: int) -> list[Tensor
 
 
 def run(graph: Graph, name: str, operands: list[Tensor], backend: str) -> list[Tensor]:
-    """The result and the gradients; the forward pass by a backend, the backward by whichever."""
+    """The result and the gradients, by a backend where it can."""
     score, value, _ = FORMS[name]
     leaves = [t.detach().clone().requires_grad_() for t in operands]
     with use_backend(backend):
@@ -140,10 +161,36 @@ class TestOnTheGpu:
             kind, "cost", lambda self, s: 0.0 if s.op == "attention" else free(self, s)
         )
 
-    def check(self, kind: str, name: str, heads: int, width: int, dtype: torch.dtype) -> None:
+    @pytest.fixture
+    def passes(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The passes of gradients that tiles have run."""
+        kind, seen = type(get_backend("cuda")), []
+
+        def watch(op: str) -> None:
+            plain = getattr(kind, op)
+
+            def watched(self: object, *args: object) -> object:
+                seen.append(op)
+                return plain(self, *args)
+
+            monkeypatch.setattr(kind, op, watched)
+
+        for op in ("attention_backward", "attention_targets"):
+            watch(op)
+        return seen
+
+    def check(
+        self,
+        kind: str,
+        name: str,
+        heads: int,
+        width: int,
+        dtype: torch.dtype,
+        backend: str = "auto",
+    ) -> None:
         graph = graph_of(kind)
         operands = [t.to(dtype) for t in operands_of(graph, FORMS[name][2], heads, width)]
-        ours = run(graph, name, operands, "auto")
+        ours = run(graph, name, operands, backend)
         right = run(graph, name, [t.double() for t in operands], "reference")
         for mine, good in zip(ours, right, strict=True):
             assert mine.dtype == dtype
@@ -159,6 +206,53 @@ class TestOnTheGpu:
     @pytest.mark.parametrize(("heads", "width"), [(1, 128), (3, 32), (1, 7), (4, 100), (1, 33)])
     def test_every_width_equals_the_truth(self, heads, width):
         self.check("hubs", "transformer", heads, width, torch.float16)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("name", FORMS)
+    @pytest.mark.parametrize("kind", ["tiny", "short", "hubs"])
+    def test_gradients_over_tiles_equal_the_truth(self, passes, kind, name, dtype):
+        self.check(kind, name, 2, 64, dtype, "cuda")
+        assert passes == ["attention_backward", "attention_targets"]
+
+    @pytest.mark.parametrize(("heads", "width"), [(1, 128), (3, 32), (1, 7), (4, 100), (1, 33)])
+    def test_gradients_of_every_width_equal_the_truth(self, passes, heads, width):
+        for name in FORMS:
+            self.check("hubs", name, heads, width, torch.float16, "cuda")
+        assert len(passes) == 2 * len(FORMS)
+
+    @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]], ids=str)
+    def test_gradients_that_are_asked_for(self, wanted):
+        graph = graph_of("short")
+        operands = [t.half() for t in operands_of(graph, "vuu", 2, 32)]
+        everything = run(graph, "transformer", operands, "cuda")[1:]
+        leaves = [t.requires_grad_(i in wanted) for i, t in enumerate(operands)]
+        with use_backend("cuda"):
+            out = ops.attention(graph, *FORMS["transformer"][:2], leaves)
+        torch.manual_seed(1)
+        grad = torch.randn(out.shape, device="cuda").half()
+        found = torch.autograd.grad(out, [leaves[i] for i in wanted], grad)
+        for i, mine in zip(wanted, found, strict=True):
+            assert torch.equal(mine, everything[i])
+
+    @pytest.mark.parametrize("where", ["value", "grad"])
+    def test_infinite_gradients_stay_with_their_neighbours(self, passes, where):
+        graph = graph_of("short")
+        operands = [t.half() for t in operands_of(graph, "vuu", 1, 32)]
+        grad = torch.randn(graph.num_rows, 1, 32, device="cuda").half()
+        (operands[2] if where == "value" else grad)[::1000] = float("inf")
+        found = []
+        for backend, dtype in (("cuda", torch.float16), ("reference", torch.float64)):
+            leaves = [t.to(dtype).requires_grad_() for t in operands]
+            with use_backend(backend):
+                out = ops.attention(graph, "sum(mul(v0,u1))", "u2", leaves)
+            found.append(torch.autograd.grad(out, leaves, grad.to(dtype)))
+        assert len(passes) == 2
+        for ours, right in zip(*found, strict=True):
+            finite = right.isfinite()
+            assert bool(finite.any())
+            assert torch.equal(ours.isfinite(), finite)
+            error = (ours.double() - right)[finite].abs().max() / right[finite].abs().max()
+            assert float(error) <= 1e-2
 
     @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "fp32"])
     @pytest.mark.parametrize("name", ["AGNN", "Transformer"])
@@ -211,5 +305,5 @@ class TestOnTheGpu:
     def test_the_same_bits_in_every_run(self):
         graph = graph_of("hubs")
         operands = [t.half() for t in operands_of(graph, "vuu", 2, 64)]
-        first, again = (run(graph, "transformer", operands, "auto") for _ in range(2))
+        first, again = (run(graph, "transformer", operands, "cuda") for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

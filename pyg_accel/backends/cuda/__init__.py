@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Backend, Tolerance
 from pyg_accel.backends.cuda import attention, cbsr
-from pyg_accel.backends.cuda.choice import Launch, attention_ratio, choose_launch
+from pyg_accel.backends.cuda.choice import Launch, attention_ratio, choose_launch, gradient_ratio
 from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Formula, parse
+from pyg_accel.formula import Formula, parse, swap_sides
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cuda_unavailable_reasons
 from pyg_accel.sharing import sharing_of
@@ -59,7 +60,7 @@ class CudaBackend(Backend):
             and product_of(parse(spec.formula), spec.shapes, spec.reduces) is None
         ):
             reasons.append("not a sum or mean of sources with at most a weight an edge, nor a dot")
-        if spec.op == "attention":
+        if spec.op.startswith("attention"):
             reasons += attention.reasons(spec)
         return reasons
 
@@ -69,8 +70,9 @@ class CudaBackend(Backend):
             return cbsr.cost(spec)
         # An infinite ratio means never, also where there is nothing to gather.
         bytes_gathered = max(spec.num_edges * spec.heads * spec.width, 1) * spec.dtype.itemsize
-        if spec.op == "attention":
-            return 3e-5 + 2.5e-13 * bytes_gathered * attention_ratio(spec.width, spec.sharing)
+        if spec.op.startswith("attention"):
+            ratio = attention_ratio if spec.op == "attention" else gradient_ratio
+            return 3e-5 + 2.5e-13 * bytes_gathered * ratio(spec.width, spec.sharing)
         dot = spec.reduces == ("none",)
         launch = choose_launch(
             spec.dtype, spec.heads * spec.width, spec.num_cols, spec.sharing,
@@ -114,6 +116,23 @@ class CudaBackend(Backend):
         how = attention.dot_attention(score, value, shapes)
         assert how is not None  # `not_supported_reasons` has asked
         return attention.run(csr, how, operands)
+
+    def attention_backward(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
+        """See :meth:`Backend.attention_backward`."""
+        turned = call._replace(score=swap_sides(call.score), value=swap_sides(call.value))
+        return self._attention_gradient(csr, turned, sources=True)
+
+    def attention_targets(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
+        """See :meth:`Backend.attention_targets`."""
+        return self._attention_gradient(csr, call, sources=False)
+
+    def _attention_gradient(
+        self, csr: CSR, call: AttentionGradient, *, sources: bool
+    ) -> list[Tensor]:
+        shapes = tuple((t.size(1), t.size(2)) for t in call.operands)
+        how = attention.dot_attention(call.score, call.value, shapes)
+        assert how is not None  # `not_supported_reasons` has asked
+        return attention.run_backward(csr, how, call, sources=sources)
 
     def maxk(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See :meth:`Backend.maxk`."""

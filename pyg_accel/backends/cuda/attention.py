@@ -1,4 +1,4 @@
-"""Launches dot-product attention over tiles."""
+"""Launches dot-product attention over tiles, and its gradient."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -6,14 +6,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.cuda.plan import TILE, Plan, plan_of
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, parse
+from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, parse, swap_sides
 from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library
 
-__all__ = ["WINDOW", "DotAttention", "dot_attention", "reasons", "run"]
+__all__ = ["WINDOW", "DotAttention", "dot_attention", "reasons", "run", "run_backward"]
 
 WINDOW = 64  # rows of a tile: kAttentionWindow in csrc/cuda/attention.h
 _MOST = 128  # features of a head
@@ -83,7 +84,12 @@ def _factors(
 def reasons(spec: OpSpec) -> list[str]:
     """Return why a call is not for the kernel."""
     found = []
-    if dot_attention(parse(spec.score), parse(spec.formula), spec.shapes) is None:
+    score, value = parse(spec.score), parse(spec.formula)
+    if spec.op == "attention_backward":
+        score, value = swap_sides(score), swap_sides(value)
+        if "none" in spec.reduces:
+            found.append("nothing is left behind for every edge")
+    if dot_attention(score, value, spec.shapes) is None:
         found.append("not attention by dot products of targets and sources")
     if spec.dtype.itemsize != 2:
         found.append(f"features are {spec.dtype}, not of 16 bits")
@@ -99,15 +105,46 @@ def run(csr: CSR, how: DotAttention, operands: list[Tensor]) -> list[Tensor]:
     if csr.num_rows == 0 or csr.col.numel() == 0 or heads == 0:
         out = query.new_zeros(csr.num_rows, heads, width)
         return [out, out.new_zeros(csr.num_rows, heads, dtype=torch.float32)]
-    coefficient = None
-    if how.coefficient is not None:
-        coefficient = operands[how.coefficient].squeeze(-1).float()
     plan = plan_of(csr, WINDOW)
     results: list[Tensor] = cuda_library().attention(
         plan.items, plan.splits, plan.tile_col, _masks(plan), plan.rowptr, plan.col, query, key,
-        value, coefficient, how.scale, width, plan.num_partials,
+        value, _coefficient(how, operands), how.scale, width, plan.num_partials,
     )  # fmt: skip
     return results
+
+
+def run_backward(
+    csr: CSR, how: DotAttention, call: AttentionGradient, *, sources: bool
+) -> list[Tensor]:
+    """Return the gradients that a pass is asked for: of sources, or of targets.
+
+    See :meth:`pyg_accel.backends.Backend.attention_backward` and ``attention_targets``.
+    """
+    operands = call.operands
+    heads, width = call.grad.shape[1:]
+    if csr.num_rows == 0 or csr.col.numel() == 0 or heads == 0:
+        return [t.new_zeros(csr.num_rows, heads, t.size(2)) for t in (operands[i] for i in call.of)]
+    query, key, value = (_aligned(operands[i]) for i in (how.query, how.key, how.value))
+    plan = plan_of(csr, WINDOW)
+    first, second = cuda_library().attention_backward(
+        plan.items, plan.splits, plan.tile_col, _masks(plan), plan.rowptr, plan.col, query, key,
+        value, _coefficient(how, operands), _aligned(call.grad), call.out, call.total, how.scale,
+        width, plan.num_partials, sources,
+    )  # fmt: skip
+    if sources:
+        found = {how.key: first, how.value: second}
+        if how.key == how.value:
+            found = {how.key: first + second}
+    else:
+        found = {how.query: first}
+        if how.coefficient is not None:
+            found[how.coefficient] = second.mul_(how.scale).unsqueeze(-1).to(first.dtype)
+    return [found[index] for index in call.of]
+
+
+def _coefficient(how: DotAttention, operands: list[Tensor]) -> Tensor | None:
+    """The coefficients of targets [rows, 1 | H], in float32."""
+    return None if how.coefficient is None else operands[how.coefficient].squeeze(-1).float()
 
 
 _kept_masks = Kept()

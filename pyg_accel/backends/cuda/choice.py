@@ -16,7 +16,15 @@ import torch
 
 from pyg_accel.sharing import HEIGHTS, Shared, per_column
 
-__all__ = ["FILE", "Launch", "attention_ratio", "choose_launch", "mode_of", "terms"]
+__all__ = [
+    "FILE",
+    "Launch",
+    "attention_ratio",
+    "choose_launch",
+    "gradient_ratio",
+    "mode_of",
+    "terms",
+]
 
 FILE = Path(__file__).with_name("choice.json")
 WARP_BYTES, MOST_WARPS = 128, 4  # of a row that a warp has; of a block
@@ -29,6 +37,9 @@ _ADD = 2 * 10 / 4.2
 # Entries a column at which attention over tiles is as fast as in one kernel on CUDA cores, for
 # heads of 256 bytes; per halving below them; and a win within the spread of both is none.
 _ATTENTION, _WIDE_HEAD, _NARROW, _DOUBT = 2.5, 256, 1.38, 1.05
+# Of a pass of its gradient, over one gather on CUDA cores: with a column for every entry, for heads
+# of 256 bytes; per halving below them. (Both ways are alike at 5.6 entries a column.)
+_PASS, _NARROW_PASS = 5.2, 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +166,23 @@ def attention_ratio(width: int, sharing: tuple[Shared, ...]) -> float:
     """
     if not sharing:
         return 1e6
-    ratio = _DOUBT * _ATTENTION / per_column(sharing)[-1]
-    return float(ratio * _NARROW ** max(math.log2(_WIDE_HEAD / max(2 * width, 1)), 0))
+    return float(_DOUBT * _ATTENTION / per_column(sharing)[-1] * _NARROW ** _halvings(width))
+
+
+def gradient_ratio(width: int, sharing: tuple[Shared, ...]) -> float:
+    """Return the time of a pass of its gradient over that of one gather on CUDA cores.
+
+    Args:
+        width: features of a head, of 16 bits.
+        sharing: what rows share; nothing if not known.
+    """
+    if not sharing:
+        return 1e6
+    return float(_DOUBT * _PASS / per_column(sharing)[-1] * _NARROW_PASS ** _halvings(width))
+
+
+def _halvings(width: int) -> float:
+    return max(math.log2(_WIDE_HEAD / max(2 * width, 1)), 0.0)
 
 
 @cache

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Backend, winners_are_columns
-from pyg_accel.backends.reference import cbsr
+from pyg_accel.backends.reference import attention, cbsr
+from pyg_accel.backends.reference.messages import evaluate, places_of
 from pyg_accel.backends.reference.rows import rows_of
 from pyg_accel.backends.sampling import Sampling, edge_factors, take
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
+from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
 
 __all__ = ["ReferenceBackend"]
@@ -96,43 +97,15 @@ class ReferenceBackend(Backend):
         self, csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
     ) -> list[Tensor]:
         """See :meth:`Backend.attention`."""
-        dtype = operands[0].dtype
-        wide = [t.float() if dtype.itemsize == 2 else t for t in operands]
-        place = places_of(csr)
-        scores = evaluate(score, wide, place)
-        values = evaluate(value, wide, place)
-        heads = max(scores.size(1), values.size(1))
-        scores, index = scores.expand(-1, heads, 1), place["v"].view(-1, 1, 1).expand(-1, heads, 1)
-        zeros = scores.new_zeros(csr.num_rows, heads, 1)
-        most = zeros.scatter_reduce(0, index, scores, "amax", include_self=False)
-        shares = (scores - most.gather(0, index)).exp()
-        sums = zeros.scatter_add(0, index, shares)
-        message = shares / sums.gather(0, index) * values
-        out = message.new_zeros(csr.num_rows, *message.shape[1:]).index_add_(0, place["v"], message)
-        return [out.to(dtype), (most + sums.log()).squeeze(-1)]
+        return attention.run(csr, score, value, operands)
 
     def attention_backward(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
         """See :meth:`Backend.attention_backward`."""
-        dtype = call.grad.dtype
-        given = (*call.operands, call.grad, call.out)
-        wide = [t.float() if dtype.itemsize == 2 else t for t in given]
-        grad, out = wide[-2:]
-        place = places_of(csr)
-        col, eid = place["u"], place["e"]
-        weights = (evaluate(call.score, wide, place) - call.total.unsqueeze(-1)[col]).exp()
-        inner = (grad[col] * evaluate(call.value, wide, place)).sum(-1, keepdim=True)
-        delta = (grad * out).sum(-1, keepdim=True)
-        of_scores = weights * (inner - delta[col])
-        by_edge = [torch.empty_like(t).index_copy_(0, eid, t) for t in (weights, of_scores)]
-        tensors = [*wide[:-1], *by_edge]
-        results = []
-        for formula in call.gradients:
-            part = evaluate(formula, tensors, place)
-            part = part.expand(-1, grad.size(1), -1)
-            results.append(part.new_zeros(csr.num_rows, *part.shape[1:]).index_add_(
-                0, place["v"], part))  # fmt: skip
-        results += [by_edge[1]] * call.want_scores + [by_edge[0]] * call.want_weights
-        return [t.to(dtype) for t in results]
+        return attention.gradients(csr, call, "u")
+
+    def attention_targets(self, csr: CSR, call: AttentionGradient) -> list[Tensor]:
+        """See :meth:`Backend.attention_targets`."""
+        return attention.gradients(csr, call, "v")
 
     def sampled_spmm(
         self,
@@ -208,57 +181,6 @@ class ReferenceBackend(Backend):
     def cbsr_mm_t(self, values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
         """See :meth:`Backend.cbsr_mm_t`."""
         return cbsr.mm_t(values, indices, width, x)
-
-
-def places_of(csr: CSR) -> dict[str, Tensor]:
-    """Where every entry reads operands of each side."""
-    col = csr.col.long()
-    eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()
-    return {"u": col, "v": rows_of(csr), "e": eid}
-
-
-def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor]) -> Tensor:
-    """Write out the messages [E, H, F] of a formula."""
-    match formula:
-        case Operand(side=side, index=index):
-            return operands[index].index_select(0, place[side])
-        case Const(value=value):
-            like = next(t for t in operands if t.is_floating_point())
-            return torch.full((1, 1, 1), value, dtype=like.dtype, device=like.device)
-        case Sum(arg=arg):
-            return evaluate(arg, operands, place).sum(-1, keepdim=True)
-        case Unary(op=op, arg=arg, value=value):
-            return _unary(op, evaluate(arg, operands, place), value)
-    left = evaluate(formula.left, operands, place)
-    right = evaluate(formula.right, operands, place)
-    match formula.op:
-        case "add":
-            return left + right
-        case "sub":
-            return left - right
-        case "mul":
-            return left * right
-        case "div":
-            return left / right
-    return torch.where(right == place["e"].view(-1, 1, 1), left, 0)
-
-
-def _unary(op: str, x: Tensor, value: float) -> Tensor:
-    match op:
-        case "neg" | "abs" | "exp" | "log" | "sqrt" | "relu" | "sigmoid" | "tanh" | "sign":
-            result: Tensor = getattr(torch, op)(x)
-            return result
-        case "leaky_relu":
-            return torch.nn.functional.leaky_relu(x, value)
-        case "softplus":
-            return torch.logaddexp(x, torch.zeros_like(x))
-        case "pow":
-            return x.pow(value)
-        case "step":
-            return (x > 0).to(x.dtype)
-        case "iszero":
-            return (x == 0).to(x.dtype)
-    return torch.where(x == 0, 1, x)  # nonzero
 
 
 def _reduce(message: Tensor, row: Tensor, eid: Tensor, num_rows: int, reduce: str) -> Tensor:

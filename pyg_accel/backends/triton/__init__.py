@@ -58,7 +58,10 @@ class TritonBackend(Backend):
         """Bytes gathered at 4 TB/s, and what a launch costs; interpreted, slower than anything."""
         if spec.device == "cpu":
             return 1e6
-        return 3e-5 + 2.5e-13 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+        # Two rows an edge, of which one is often near.
+        rows = 1.5 if spec.op == "attention_backward" else 1.0
+        row = rows * spec.heads * spec.width * spec.dtype.itemsize
+        return 3e-5 + 2.5e-13 * spec.num_edges * row
 
     def prefers_parts(self, spec: OpSpec) -> bool:
         """Attention pays where scores and values read the same source features, or for one head.

@@ -168,13 +168,15 @@ def attention_tile(
 
     Several heads share a program where one would leave threads without work, where the features of
     one do not stay in the L2 anyway, and where edges read or leave a few numbers of all heads
-    (``by_edge``), which lie side by side. The other arguments are those of :func:`choose_tile`.
+    (``by_edge``), which lie side by side. Long rows find what half stays. The other arguments are
+    those of :func:`choose_tile`.
     """
     mean = num_edges / max(num_rows, 1)
     kind = degree_class(mean)
     entry = table(device.name)[f"{kind}-{min(itemsize, 4)}"]
     columns = _ceil_power(width)
-    stays = num_cols * itemsize * resident * columns <= device.l2_bytes
+    near = device.l2_bytes * (2 if kind == "long" else 1)
+    stays = num_cols * itemsize * resident * columns <= near
     most = 64 if stays and not (by_edge and gathers == 1) else ATTENTION_COLUMNS
     block = min(_ceil_power(heads), max(most // columns, 1))
     vector = max(16 // itemsize, 1)

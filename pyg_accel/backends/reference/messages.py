@@ -1,0 +1,61 @@
+"""Messages of formulas, written out in full."""
+
+import torch
+from torch import Tensor
+
+from pyg_accel.backends.reference.rows import rows_of
+from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
+from pyg_accel.graph import CSR
+
+__all__ = ["evaluate", "places_of"]
+
+
+def places_of(csr: CSR) -> dict[str, Tensor]:
+    """Where every entry reads operands of each side."""
+    col = csr.col.long()
+    eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()
+    return {"u": col, "v": rows_of(csr), "e": eid}
+
+
+def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor]) -> Tensor:
+    """Write out the messages [E, H, F] of a formula."""
+    match formula:
+        case Operand(side=side, index=index):
+            return operands[index].index_select(0, place[side])
+        case Const(value=value):
+            like = next(t for t in operands if t.is_floating_point())
+            return torch.full((1, 1, 1), value, dtype=like.dtype, device=like.device)
+        case Sum(arg=arg):
+            return evaluate(arg, operands, place).sum(-1, keepdim=True)
+        case Unary(op=op, arg=arg, value=value):
+            return _unary(op, evaluate(arg, operands, place), value)
+    left = evaluate(formula.left, operands, place)
+    right = evaluate(formula.right, operands, place)
+    match formula.op:
+        case "add":
+            return left + right
+        case "sub":
+            return left - right
+        case "mul":
+            return left * right
+        case "div":
+            return left / right
+    return torch.where(right == place["e"].view(-1, 1, 1), left, 0)
+
+
+def _unary(op: str, x: Tensor, value: float) -> Tensor:
+    match op:
+        case "neg" | "abs" | "exp" | "log" | "sqrt" | "relu" | "sigmoid" | "tanh" | "sign":
+            result: Tensor = getattr(torch, op)(x)
+            return result
+        case "leaky_relu":
+            return torch.nn.functional.leaky_relu(x, value)
+        case "softplus":
+            return torch.logaddexp(x, torch.zeros_like(x))
+        case "pow":
+            return x.pow(value)
+        case "step":
+            return (x > 0).to(x.dtype)
+        case "iszero":
+            return (x == 0).to(x.dtype)
+    return torch.where(x == 0, 1, x)  # nonzero
