@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a small graph only")
     parser.add_argument("--graphs", nargs="+", default=list(FEATURES))
     parser.add_argument("--models", nargs="+", default=[*BASIC, *ATTENTION])
+    parser.add_argument("--backends", nargs="+", default=BACKENDS)
     parser.add_argument("--out", type=Path, help="folder of the CSV")
     parser.add_argument("--minutes", type=float, default=30.0, help="stop before the next model")
     options = parser.parse_args(arguments)
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if time.monotonic() > deadline:
                 print(f"out of time before {model} on {graph}")
                 break
-            for row in measure(graph, rowptr, col, model):
+            for row in measure(graph, rowptr, col, model, options.backends):
                 rows.append({"graph": graph, "model": model, **row, **facts})
                 print("  ".join(f"{value:.5g}" if isinstance(value, float) else f"{value:<14}"
                                 for value in list(rows[-1].values())[:9]), flush=True)  # fmt: skip
@@ -91,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.cuda.empty_cache()
 
 
-def measure(graph: str, rowptr: Tensor, col: Tensor, name: str) -> Iterator[dict[str, Any]]:
+def measure(
+    graph: str, rowptr: Tensor, col: Tensor, name: str, backends: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """A row a backend, those that agree; the first that ran is the truth of the others."""
     nodes, entries = rowptr.numel() - 1, col.numel()
     edge_index = graphs.edge_list((rowptr, col), shuffled=True)
@@ -99,7 +102,7 @@ def measure(graph: str, rowptr: Tensor, col: Tensor, name: str) -> Iterator[dict
     y = torch.randint(CLASSES, (nodes,), device="cuda")
 
     def cases() -> Iterator[Case]:
-        for backend in BACKENDS:
+        for backend in backends:
             if backend == "torch CSR" and name not in BASIC:
                 continue
             given: Any = edge_index

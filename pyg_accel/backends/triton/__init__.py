@@ -24,6 +24,7 @@ __all__ = ["TritonBackend"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
+_WIDE_ROW = 1024  # bytes
 
 
 class TritonBackend(Backend):
@@ -64,15 +65,15 @@ class TritonBackend(Backend):
         return 3e-5 + 2.5e-13 * spec.num_edges * row
 
     def prefers_parts(self, spec: OpSpec) -> bool:
-        """Attention pays where scores and values read the same source features, or for one head.
+        """Attention is one kernel, but for dot products of rows too wide to be gathered twice.
 
-        Otherwise one pass reads no fewer bytes than two, and computes every score in each of the
-        threads that share a head. Several heads of dot products were measured slower, one head
-        faster; see docs/explanation/triton_kernels.md.
+        One pass reads no fewer bytes than its parts where scores and values read different rows,
+        and slices of narrow columns, which the L2 keeps, are not for whole heads. See
+        ``benchmarks/gpu_attention.py`` and docs/explanation/triton_kernels.md.
         """
-        if spec.op != "attention" or (spec.heads == 1 and has_sum(parse(spec.score))):
+        if spec.op != "attention" or shares_rows(spec) or not has_sum(parse(spec.score)):
             return False
-        return not shares_rows(spec)
+        return spec.heads * spec.width * spec.dtype.itemsize >= _WIDE_ROW
 
     def info(self) -> dict[str, Any]:
         """Return the version of Triton and the devices."""
