@@ -18,6 +18,7 @@ from torch_geometric.nn import (
     GINConv,
     GINEConv,
     GraphConv,
+    HeteroConv,
     HGTConv,
     PNAConv,
     ResGatedGraphConv,
@@ -62,6 +63,19 @@ class Relations(Module):
         return self.conv(x, edge_index, edge_index.sum(0) % 3)
 
 
+class Stacked(Module):
+    """HeteroConv of layers of one shape: all relations in one call."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        relations = [("a", "to", "a"), ("a", "at", "b"), ("b", "of", "a")]
+        self.conv = HeteroConv({relation: SAGEConv(width, 16) for relation in relations})
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges = dict.fromkeys(self.conv.convs, edge_index)
+        return torch.cat(list(self.conv({"a": x, "b": x.flip(0)}, edges).values()))
+
+
 class Types(Module):
     """HGTConv on two types of nodes and three of edges, those of the second type renamed."""
 
@@ -99,6 +113,7 @@ LAYERS: dict[str, Callable[[int], Module]] = {
     "AGNN": lambda f: AGNNConv(),
     "RGAT": Relations,
     "HGT": Types,
+    "Hetero": Stacked,
 }
 WITH_EDGES = {"GINE", "CG", "GAT-edges", "GATv2-edges", "Transformer"}
 MODELS: dict[str, Callable[[], Module]] = {
