@@ -68,11 +68,11 @@ class Stacked(Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        relations = [("a", "to", "a"), ("a", "at", "b"), ("b", "of", "a")]
-        self.conv = HeteroConv({relation: SAGEConv(width, 16) for relation in relations})
+        self.relations = [("a", "to", "a"), ("a", "at", "b"), ("b", "of", "a")]
+        self.conv = HeteroConv({relation: SAGEConv(width, 16) for relation in self.relations})
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        edges = dict.fromkeys(self.conv.convs, edge_index)
+        edges = dict.fromkeys(self.relations, edge_index)
         return torch.cat(list(self.conv({"a": x, "b": x.flip(0)}, edges).values()))
 
 
