@@ -62,6 +62,22 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         columns("what", "graph", "by", "forward_ms", "ms", "peak_mib"),
     ),
     (
+        "Attention of several heads on a GPU",
+        "gpu_attention",
+        "Milliseconds forward, and with all gradients, by its parts and in one kernel.",
+        columns(
+            "graph",
+            "form",
+            "heads",
+            "width",
+            "dtype",
+            "parts_forward_ms",
+            "one_forward_ms",
+            "parts_ms",
+            "one_ms",
+        ),
+    ),
+    (
         "SpMM on a GPU",
         "gpu_kernels",
         "Weighted sums: cuSPARSE's time over ours.",
