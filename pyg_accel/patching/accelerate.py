@@ -205,24 +205,31 @@ def takes_part(module: MessagePassing) -> bool:
 
 def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = False) -> list[str]:
     """Return why a call is PyG's, before looking at the message."""
-    reasons = hook_reasons(module)
-    sparse = is_sparse_matrix(edge_index)
-    if not sparse and (
-        not isinstance(edge_index, Tensor)
-        or edge_index.dim() != 2
-        or edge_index.size(0) != 2
-        or edge_index.dtype not in (torch.int32, torch.int64)
-    ):
-        return [*reasons, "a malformed edge_index"]
+    if reasons := layer_reasons(module, edge_index):
+        return reasons
     if torch._C._functorch.peek_interpreter_stack() is not None:
         reasons.append("inside a torch.func transform")
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
     device = _device_of(edge_index).type
     if not (reasons or any_size or in_force() is not None):
+        sparse = is_sparse_matrix(edge_index)
         edges = num_entries(edge_index) if sparse else edge_index.size(1)
         reasons = size_reasons(edges, device)
     return reasons or fast_backend_reasons(device)  # the dearest question comes last
+
+
+def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
+    """Return those that are the layer's or its graph's: what else there is, all calls share."""
+    reasons = hook_reasons(module)
+    if not is_sparse_matrix(edge_index) and (
+        not isinstance(edge_index, Tensor)
+        or edge_index.dim() != 2
+        or edge_index.size(0) != 2
+        or edge_index.dtype not in (torch.int32, torch.int64)
+    ):
+        reasons.append("a malformed edge_index")
+    return reasons
 
 
 def _device_of(edge_index: Any) -> torch.device:

@@ -139,9 +139,10 @@ def _of_every_call(layers: dict[EdgeType, Any], edges: dict[EdgeType, Tensor]) -
     for key, conv in layers.items():
         if not accelerate.takes_part(conv):
             return ["not patched"]
-        if reasons := accelerate.call_reasons(conv, edges[key], any_size=True):
+        if reasons := accelerate.layer_reasons(conv, edges[key]):
             return reasons
-    return []
+    key, conv = next(iter(layers.items()))
+    return accelerate.call_reasons(conv, edges[key], any_size=True)
 
 
 def _kind(conv: Any) -> tuple[Any, ...] | None:
@@ -163,5 +164,5 @@ def _have_hooks(layers: Iterable[torch.nn.Module]) -> bool:
     return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks) or any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
         for layer in layers
-        for m in layer.modules()
+        for m in (layer, *layer.children())  # of these kinds, that is all
     )
