@@ -1,10 +1,12 @@
 """Rewrites a model: the cheapest order of its matrix products, for this graph and machine."""
 
+from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.associations import associations
 from pyg_accel.rewrite.explanation import explain
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
 from pyg_accel.rewrite.model import optimize
-from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan, plan
+from pyg_accel.rewrite.planning import plan
+from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan
+from pyg_accel.rewrite.registry import lifts
 
 __all__ = [
     "Algebra",

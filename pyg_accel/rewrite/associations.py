@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.decision import Options, given_of
 from pyg_accel.rewrite.enumerate import associations_of
-from pyg_accel.rewrite.lift import Call, bind, lift
+from pyg_accel.rewrite.lift import bind, lift
 from pyg_accel.rewrite.prune import Associations
 
 __all__ = ["associations"]

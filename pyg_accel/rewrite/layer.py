@@ -10,8 +10,9 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
+from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, bind, lift, parameters_of
+from pyg_accel.rewrite.lift import bind, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
 
 __all__ = ["Associated"]

@@ -11,8 +11,8 @@ from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import parse
 from pyg_accel.graph import Graph
 from pyg_accel.patching.sampling import aggregate
+from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.ir import Leaf
-from pyg_accel.rewrite.lift import Algebra, Call
 from pyg_accel.rewrite.matrices import Matrix, derived
 from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse, nodes_of
 

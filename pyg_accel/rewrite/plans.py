@@ -1,19 +1,15 @@
-"""What was decided for a model, layer by layer, as data."""
+"""What was decided for a model, layer by layer, as data and as text."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import StringIO
 
-import torch
-
-from pyg_accel.rewrite.decision import Decision
-from pyg_accel.rewrite.ir import leaves_of
-from pyg_accel.rewrite.layer import Associated
-from pyg_accel.rewrite.model import optimize
-from pyg_accel.rewrite.module import WHOLE, Rewritten
 from pyg_accel.rewrite.tree import Tree
 
-__all__ = ["LayerPlan", "ModelPlan", "TreePlan", "plan"]
+__all__ = ["HEAD", "LayerPlan", "ModelPlan", "TreePlan", "facts", "row", "title", "unread"]
+
+HEAD = ("association", "primitives", "predicted", "verdict")
 
 
 @dataclass(frozen=True)
@@ -85,85 +81,81 @@ class ModelPlan:
     unread: Mapping[str, str]
 
     def __str__(self) -> str:
-        from pyg_accel.rewrite.explanation import as_text
-
-        return as_text(self)
-
-
-def plan(
-    model: torch.nn.Module, *example_inputs: Any, train: bool = False, **options: Any
-) -> ModelPlan:
-    """Return what :func:`~pyg_accel.optimize` would do, as data; ``print`` shows it.
-
-    Args:
-        model: as for ``optimize``; or what that returned, to see what it has decided so far.
-        example_inputs: arguments of a call; none for what ``optimize`` returned.
-        train: as for ``optimize``.
-        options: the other arguments of ``optimize``.
-    """
-    if isinstance(model, Rewritten) and not example_inputs and not options:
-        return plan_of(model)
-    fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
-    assert isinstance(fast, Rewritten)
-    return plan_of(fast)
+        """Return text; tables by ``rich`` if it is installed."""
+        lines = [title(self)]
+        for layer in self.layers:
+            lines += ["", f"{layer.path or 'the layer'}: {layer.layer}", *facts(layer)]
+            if layer.trees:
+                rows = [row(tree) for tree in layer.trees]
+                lines.append(_rich_table(rows) if find_spec("rich") else _plain_table(rows))
+        return "\n".join([*lines, *unread(self)])
 
 
-def plan_of(fast: Rewritten) -> ModelPlan:
-    """Return what a rewritten model has decided so far."""
-    found = []
-    for path, module in fast.named_modules():
-        if isinstance(module, Associated):
-            name = path.removeprefix(WHOLE).removeprefix(".")
-            found.append(_layer(name, module))
-    train = any(m.options.train for m in fast.modules() if isinstance(m, Associated))
-    return ModelPlan(fast._name, train, tuple(found),
-                     dict(fast.unread))  # fmt: skip
+def title(found: ModelPlan) -> str:
+    """Return what was looked at, in a line."""
+    what = "training" if found.train else "inference"
+    lifted = sum(bool(layer.trees) for layer in found.layers)
+    return f"{found.model}: {lifted} of {len(found.layers)} layers rewritten for {what}"
 
 
-def _layer(path: str, layer: Associated) -> LayerPlan:
-    empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", tuple(layer.reasons))
-    if not layer.decisions:
-        return empty
-    decision = layer.decisions[-1]
-    trees = sorted(
-        (_tree(decision, tree) for tree in decision.pruned.all),
-        key=lambda t: (not t.chosen, t.verdict != "promoted", t.seconds or 0.0),
-    )
-    return replace(
-        empty, algebra=str(decision.form), sizes=_sizes(decision), trees=tuple(trees),
-        by=decision.choice.by, source=decision.choice.source,
-    )  # fmt: skip
+def facts(layer: LayerPlan) -> Iterator[str]:
+    """Yield what is known of a layer, a line each."""
+    if layer.algebra:
+        sizes = ", ".join(f"{k} = {v:,}" for k, v in layer.sizes.items())
+        yield f"{layer.algebra}   with {sizes}"
+        promoted = sum(not t.verdict.startswith("pruned") for t in layer.trees)
+        pruned = len(layer.trees) - promoted
+        source = f", {layer.source}" if layer.source else ""
+        yield f"{len(layer.trees)} associations, {pruned} pruned; decided by {layer.by}{source}"
+    for reason in layer.reasons:
+        yield f"left as it is: {reason}"
 
 
-def _sizes(decision: Decision) -> dict[str, int]:
-    """The sizes whose symbols the expression has."""
-    leaves = list(leaves_of(decision.form))
-    used = {s for leaf in leaves for s in (leaf.rows, leaf.cols)} - {"1"}
-    return {s: n for s, n in decision.sizes.items() if s in used} | {"E": decision.entries}
+def unread(found: ModelPlan) -> Iterator[str]:
+    """Yield what else there is to say, a line each."""
+    for path, reason in found.unread.items():
+        yield f"The code of {path or 'the model'} runs as it is, on rewritten layers: {reason}"
 
 
-def _tree(decision: Decision, tree: Tree) -> TreePlan:
-    bill = decision.pruned.bills[tree]
-    chosen = tree == decision.choice.tree
-    if tree in decision.pruned.scenarios:
-        scenarios = decision.pruned.scenarios[tree]
-        verdict = "promoted" + (f" ({scenarios[0]})" if len(scenarios) == 1 else "")
-    else:
-        reasons = decision.pruned.reasons[tree]
-        different = len(set(reasons.values())) > 1
-        verdict = "pruned: " + "; ".join(
-            [f"{scenario}: {reason}" for scenario, reason in reasons.items()]
-            if different
-            else set(reasons.values())
-        )
-    return TreePlan(
-        str(tree),
-        tuple(str(w) for w in bill.forward if not w.once),
-        tuple(str(w) for w in bill.backward),
-        tuple(str(w) for w in bill.forward if w.once),
-        decision.choice.seconds.get(tree),
-        bill.bytes_kept(decision.sizes),
-        f"chosen by {decision.choice.by}" if chosen else verdict,
-        chosen,
-        tree,
+def row(tree: TreePlan) -> tuple[str, ...]:
+    """Return an association as the cells of a table under :data:`HEAD`."""
+    parts = ["; ".join(_counted(tree.forward))]
+    if tree.backward:
+        parts.append("backward: " + "; ".join(_counted(tree.backward)))
+    if tree.once:
+        parts.append("once a graph: " + "; ".join(_counted(tree.once)))
+    if tree.bytes_kept:
+        parts.append(f"keeps {tree.bytes_kept / 2**20:,.1f} MiB")
+    time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3f} ms"
+    return (("▶ " if tree.chosen else "") + tree.tree, " · ".join(parts), time, tree.verdict)
+
+
+def _counted(works: tuple[str, ...]) -> Iterator[str]:
+    for work in dict.fromkeys(works):
+        times = works.count(work)
+        yield work if times == 1 else f"{times} x {work}"
+
+
+def _rich_table(rows: list[tuple[str, ...]]) -> str:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*HEAD, box=SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*(text.replace("[", r"\[") for text in row))
+    console = Console(file=StringIO(), width=160, color_system=None)
+    console.print(table)
+    assert isinstance(console.file, StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def _plain_table(rows: list[tuple[str, ...]]) -> str:
+    table = [HEAD, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in table
     )

@@ -10,7 +10,7 @@ import torch_geometric.nn as nn
 
 import pyg_accel
 from pyg_accel import __main__ as program
-from pyg_accel.rewrite import explanation
+from pyg_accel.rewrite import plans
 from pyg_accel.rewrite.cost import Primitive
 
 
@@ -76,7 +76,7 @@ def test_the_cost_model_is_not_asked_where_sizes_suffice():
 
 @pytest.mark.parametrize("rich", [True, False])
 def test_text(rich, monkeypatch):
-    monkeypatch.setattr(explanation, "find_spec", lambda name: rich or None)
+    monkeypatch.setattr(plans, "find_spec", lambda name: rich or None)
     out = io.StringIO()
     found = pyg_accel.explain(Net(), *inputs(), train=True, cost=Flops(), file=out)
     text = out.getvalue()
@@ -154,5 +154,5 @@ def test_rich_is_not_needed(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_rich)
-    monkeypatch.setattr(explanation, "find_spec", lambda name: None)
+    monkeypatch.setattr(plans, "find_spec", lambda name: None)
     assert "association" in str(pyg_accel.plan(Net(), *inputs()))

@@ -13,9 +13,10 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from pyg_accel import ops
+from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
 from pyg_accel.rewrite.matrices import Matrix, derived, looped
+from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import Parts, add, edges, need_sum
 
 Projected = Tensor | tuple[Tensor, Tensor]  # features [N, heads, H], or [N, F] and a weight

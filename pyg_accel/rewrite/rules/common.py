@@ -9,8 +9,8 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from pyg_accel import ops
 from pyg_accel.cbsr import CBSR
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
+from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf, Map
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.matrices import Matrix, degree_of, derived, inverse_root, looped, plain
 
 __all__ = [

@@ -4,8 +4,9 @@ import torch.nn.functional as F
 from torch_geometric.nn import GCNConv, GraphConv, LGConv, SAGEConv
 
 from pyg_accel.layers import MaxKGCNConv, MaxKSAGEConv
+from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.ir import Broadcast, Expr, Map
-from pyg_accel.rewrite.lift import Algebra, Call, lifts
+from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import (
     Parts,
     add,

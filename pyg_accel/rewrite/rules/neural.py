@@ -10,9 +10,10 @@ from torch_geometric.nn import ARMAConv, GINConv
 from torch_geometric.nn.models import MLP
 
 from pyg_accel.layers import MaxKGINConv
+from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.copies import clone
 from pyg_accel.rewrite.ir import Expr, Leaf, Map
-from pyg_accel.rewrite.lift import Algebra, Call, lifts
+from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import Parts, add, edges, need_sum, symmetric
 
 

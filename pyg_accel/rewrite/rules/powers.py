@@ -8,9 +8,10 @@ from torch_geometric.nn import APPNP, ChebConv, SGConv, SSGConv, TAGConv
 
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import GRAPHS
+from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.ir import Expr, Leaf
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, lifts
 from pyg_accel.rewrite.matrices import Matrix, derived
+from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import (
     Parts,
     add,

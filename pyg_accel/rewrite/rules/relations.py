@@ -4,9 +4,10 @@ from torch import Tensor
 from torch_geometric.nn import RGCNConv
 
 from pyg_accel.graph import Graph
+from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted, Value, lifts
 from pyg_accel.rewrite.matrices import Matrix, derived, plain
+from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import Parts, add, need_sum_or_mean
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 from torch_geometric.nn import Linear, MessagePassing
 
+from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Map
-from pyg_accel.rewrite.lift import Algebra, Call, NotLifted
 from pyg_accel.rewrite.matrices import Matrix, plain
 from pyg_accel.rewrite.rules.common import Parts, add, edges, inverse_count, need_sum_or_mean
 from pyg_accel.rewrite.trace import MODE, Unreadable, trace

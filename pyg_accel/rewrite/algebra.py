@@ -1,0 +1,109 @@
+"""What a layer computes, and the call of it that this is about."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.rewrite.ir import Expr
+from pyg_accel.rewrite.matrices import Matrix
+
+__all__ = ["Algebra", "Call", "NotLifted", "Value"]
+
+
+class NotLifted(Exception):
+    """A layer, or a call of it, that no rule covers; the text says why."""
+
+
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        conv: the layer.
+        given: its arguments by name, defaults included.
+        x: features of the sources.
+        x_dst: features of the targets, if there are any.
+        edge_index: [2, E].
+        num_rows: number of targets.
+        num_cols: number of sources.
+        target: row of edge_index with the targets.
+        memo: for rules, what several leaves are parts of.
+    """
+
+    def __init__(self, conv: Any, given: Mapping[str, Any]) -> None:
+        """Look at the arguments.
+
+        Raises:
+            NotLifted: for arguments of a kind that no rule is for.
+        """
+        self.conv, self.given = conv, given
+        self.memo: dict[str, Any] = {}
+        x, edge_index = given.get("x"), given.get("edge_index")
+        if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+            raise NotLifted("a graph that is not a plain edge_index")
+        if edge_index.dim() != 2 or edge_index.size(0) != 2:
+            raise NotLifted("a malformed edge_index")
+        if isinstance(x, (tuple, list)):
+            source, targets = x if len(x) == 2 else (None, None)
+        else:
+            source = targets = x
+        if not isinstance(source, Tensor) or source.dim() != 2 or not source.is_floating_point():
+            raise NotLifted("features that are not one matrix [N, F]")
+        self.x: Tensor = source
+        self.x_dst: Tensor | None = targets
+        self.edge_index: Tensor = edge_index
+        self.num_cols = source.size(0)
+        size = given.get("size")
+        rows = self.x_dst.size(0) if self.x_dst is not None else None
+        if size is not None and size[1] is not None:
+            rows = size[1]
+        self.num_rows: int = self.num_cols if rows is None else rows
+        self.target = 1 if conv.flow == "source_to_target" else 0
+        if self.target == 0 and size is not None:
+            raise NotLifted("a size together with the flow 'target_to_source'")
+
+    @property
+    def bipartite(self) -> bool:
+        """Sources and targets are two sets of nodes."""
+        return isinstance(self.given.get("x"), (tuple, list))
+
+
+Value = Tensor | Matrix | float
+
+
+@dataclass(frozen=True)
+class Algebra:
+    """What a layer computes.
+
+    Attributes:
+        expr: the expression, as the layer writes it.
+        values: of every leaf, by name, how its value is found for a call.
+        maps: of every map, by name, what it does.
+        scores: of every attention, by name, how it computes the weights of the edges from the
+            matrix and the features.
+        owners: names of the arguments that matrices of edges are computed from.
+        learned: names of diagonals that learn.
+        constants: names of features that do not.
+        sizes: of symbols that are the width of no weight.
+        also: other forms of the expression; by default they are looked for.
+        calls: of maps that need the call as well as the argument, by name.
+        facts: what matrices are made with beside the arguments of a call.
+        sampled: ``sampled()`` applies to its products with matrices of edges.
+        compiles: its values are found by code that torch.compile can read.
+    """
+
+    expr: Expr
+    values: Mapping[str, Callable[[Call], Value]]
+    maps: Mapping[str, Callable[[Tensor], Any]] = field(default_factory=dict)
+    scores: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    owners: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    also: tuple[Expr, ...] = ()
+    calls: Mapping[str, Callable[[Call, Tensor], Any]] = field(default_factory=dict)
+    facts: tuple[Any, ...] = ()
+    sampled: bool = True
+    compiles: bool = True
