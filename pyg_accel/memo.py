@@ -24,11 +24,13 @@ __all__ = ["MEMO", "Memo", "is_sparse_tensor"]
 
 
 class _Entry:
-    def __init__(self, tensors: list[Tensor], result: Any, forget: Callable[[Any], None]) -> None:
+    def __init__(
+        self, tensors: list[Tensor], result: Any, made: list[Tensor], forget: Callable[[Any], None]
+    ) -> None:
         self.tensors = [weakref.ref(t, forget) for t in tensors]
         self.versions = [t._version for t in tensors]
         self.result = result
-        self.result_versions = [t._version for t in _tensors(result)]
+        self.result_versions = [t._version for t in made]
 
     def fits(self, tensors: list[Tensor]) -> bool:
         same = all(ref() is t for ref, t in zip(self.tensors, tensors, strict=True))
@@ -39,12 +41,12 @@ class _Entry:
         )
 
 
-class _Derived(NamedTuple):
-    """An edge_index that came out of a function of another, its parent."""
+class _Family(NamedTuple):
+    """The edge_indices that came out of functions of another, their parent."""
 
     parent: "weakref.ref[Tensor]"
     version: int
-    edge_index: Tensor
+    derived: list[Tensor]
 
 
 def is_sparse_tensor(value: Any) -> bool:
@@ -89,22 +91,28 @@ class Memo:
     """Results by the identity and version of tensor arguments and the value of the others.
 
     Holds at most ``settings.graph_cache`` results, each only while all tensors it was computed from
-    are alive; and as many derived edge_indices, while the one they were derived from is. Arguments
+    are alive; and for as many edge_indices what was derived from them, while they are. Arguments
     that carry gradients are never remembered.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self._entries: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
-        self._derived: OrderedDict[int, _Derived] = OrderedDict()  # by the id of the edge_index
+        self._families: OrderedDict[int, _Family] = OrderedDict()  # by the id of the parent
         self._lock = threading.RLock()
+        self._running = threading.local()  # a function whose result will be remembered
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
+        if getattr(self._running, "on", False):  # what it calls needs no memory of its own
+            return function(*args, **kwargs)
         values = [*args, *kwargs.values()]
-        tensors = [
-            t for v in values if isinstance(v, Tensor) or is_sparse_tensor(v) for t in _tensors(v)
-        ]
+        tensors: list[Tensor] = []
+        for value in values:
+            if isinstance(value, Tensor):
+                tensors.append(value)
+            elif is_sparse_tensor(value):
+                tensors += _tensors(value)
         if any(type(t) is not Tensor for t in tensors):
             return function(*args, **kwargs)
         if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
@@ -123,8 +131,14 @@ class Memo:
                     return entry.result
         except TypeError:  # an argument that cannot be a key
             return self._equal_to_known(values, function(*args, **kwargs))
-        result = self._equal_to_known(values, function(*args, **kwargs))
-        if any(t.is_inference() or t.requires_grad for t in _tensors(result)):
+        self._running.on = True
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._running.on = False
+        result = self._equal_to_known(values, result)
+        made = _tensors(result)
+        if any(t.is_inference() or t.requires_grad for t in made):
             return result
 
         def forget(_: object) -> None:
@@ -132,9 +146,9 @@ class Memo:
                 self._entries.pop(key, None)
 
         # A result that is an argument, or a view of one, would keep itself alive.
-        if not any(r is t or r._base is t for r in _tensors(result) for t in tensors):
+        if not any(r is t or r._base is t for r in made for t in tensors):
             with self._lock:
-                self._entries[key] = _Entry(tensors, result, forget)
+                self._entries[key] = _Entry(tensors, result, made, forget)
                 while len(self._entries) > settings.graph_cache:
                     self._entries.popitem(last=False)
         return result
@@ -152,32 +166,36 @@ class Memo:
         parent = given[0]  # whose life it shares; that it equals what is returned is checked
         if any(found is t or found._base is t for t in given):
             return found  # it would keep itself alive
+        key = id(parent)
         with self._lock:
-            for key, (owner, version, known) in list(self._derived.items()):
-                if owner() is not parent or version != parent._version:
-                    continue
+            family = self._families.get(key)
+            if family is None or family.parent() is not parent or family.version != parent._version:
+
+                def forget(_: object) -> None:
+                    with self._lock:
+                        self._families.pop(key, None)
+
+                family = _Family(weakref.ref(parent, forget), parent._version, [])
+                self._families[key] = family
+            self._families.move_to_end(key)
+            for known in family.derived:
                 if known is found or torch.equal(known, found):
-                    self._derived.move_to_end(key)
                     return known
-            key = id(found)
-
-            def forget(_: object) -> None:
-                with self._lock:
-                    self._derived.pop(key, None)
-
-            self._derived[key] = _Derived(weakref.ref(parent, forget), parent._version, found)
-            while len(self._derived) > settings.graph_cache:
-                self._derived.popitem(last=False)
+            family.derived.append(found)
+            most = settings.graph_cache
+            del family.derived[: max(len(family.derived) - most, 0)]
+            while len(self._families) > most:
+                self._families.popitem(last=False)
         return found
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._entries.clear()
-            self._derived.clear()
+            self._families.clear()
 
     def __len__(self) -> int:
-        return len(self._entries) + len(self._derived)
+        return len(self._entries) + sum(len(f.derived) for f in self._families.values())
 
 
 MEMO = Memo()  # what patch() and the layers share

@@ -44,10 +44,11 @@ def aggregate(
     **kwargs: Any,
 ) -> Tensor:
     """Stand in for ``Aggregation.__call__``; unknown aggregations run their own code."""
+    if not isinstance(x, LazyTensor):
+        return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     members: list[Any] = list(self.aggrs) if type(self) is MultiAggregation else [self]
     if (
-        not isinstance(x, LazyTensor)
-        or x.tracer.row_of(index) != x.tracer.target
+        x.tracer.row_of(index) != x.tracer.target
         or dim % len(plain_shape(x)) != x.edge_dim
         or kwargs
         or not all(type(m) in _SIMPLE or _is_spread(m) for m in members)
