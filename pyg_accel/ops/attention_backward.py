@@ -60,12 +60,14 @@ class _Plan:
         weights: the formulas of others use the weights.
         targets: (operand, formula) of the others, in a pass over the graph itself; nothing if
             there is an edge operand among them.
+        turned: score and value, as the transposed graph sees them.
     """
 
     sources: tuple[tuple[int, str], ...]
     others: tuple[Step, ...]
     weights: bool
     targets: tuple[tuple[int, str], ...]
+    turned: tuple[str, str]
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -106,14 +108,15 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
         others.append(Step(index, side, map_operands(wanted, partial(renumber, used)), used))
     if any(step.side == "e" for step in others):
         targets = []
-    return _Plan(tuple(sources), tuple(others), weights, tuple(targets))
+    turned = (str(swap_sides(scores)), str(swap_sides(values)))
+    return _Plan(tuple(sources), tuple(others), weights, tuple(targets), turned)
 
 
 def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
     """Return whether backends run the backward pass of a call, whatever the size of its graph."""
     kinds = tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in spec.shapes)
     plan = _plan(spec.score, spec.formula, needs, kinds)
-    score, value = (str(swap_sides(parse(text))) for text in (spec.score, spec.formula))
+    score, value = plan.turned
     turned = replace(spec, op="attention_backward", formula=value, score=score,
                      formulas=tuple(formula for _, formula in plan.sources))  # fmt: skip
     left = ("none",) * (bool(plan.others) + plan.weights)
@@ -196,16 +199,14 @@ def _attention_backward(
     transposed = CSR(rowptr_t, col_t, eid_t, csr.num_rows, True)
     plan = _plan(score, value, tuple(needs), kinds_of(operands))
     given = (operands, grad, out, total)
-    turned = (swap_sides(parse(score)), swap_sides(parse(value)), *given, *_parsed(plan.sources))
-    first = _pass("attention_backward", transposed, *turned, bool(plan.others), plan.weights)
+    kept = (bool(plan.others), plan.weights)
+    first = _pass("attention_backward", transposed, plan.turned, given, plan.sources, kept)
     if plan.targets and (first.spec.sharing or asked_for() != "auto"):
-        straight = (parse(score), parse(value), *given, *_parsed(plan.targets))
-        alone = _pass("attention_backward", transposed, *turned, False, False)
-        second = _pass("attention_targets", csr, *straight, False, False)
+        alone = _pass("attention_backward", transposed, plan.turned, given, plan.sources)
+        second = _pass("attention_targets", csr, (score, value), given, plan.targets)
         steps = [_step_spec(step, operands, grad, csr) for step in plan.others]
         if _price([alone.spec, second.spec]) < _price([first.spec, *steps]):
-            found = alone.run() + second.run()
-            return _fitted(plan, found, operands)
+            return _fitted(plan, alone.run() + second.run(), operands)
     found = first.run()
     count = len(plan.sources)
     made = dict(enumerate([*operands, grad]))
@@ -219,10 +220,6 @@ def _attention_backward(
     return _fitted(plan, found[:count] + left, operands)
 
 
-def _parsed(gradients: tuple[tuple[int, str], ...]) -> tuple[list[Formula], list[int]]:
-    return [parse(text) for _, text in gradients], [index for index, _ in gradients]
-
-
 def _fitted(plan: _Plan, found: list[Tensor], operands: list[Tensor]) -> list[Tensor]:
     """Gradients in the shapes of their operands."""
     shapes = shapes_of(operands)
@@ -234,22 +231,36 @@ class _Pass(NamedTuple):
 
     spec: OpSpec
     csr: CSR
-    call: AttentionGradient
+    given: tuple[list[Tensor], Tensor, Tensor, Tensor]
+    of: tuple[int, ...]
+    kept: tuple[bool, bool]
 
     def run(self) -> list[Tensor]:
-        found: list[Tensor] = getattr(choose(self.spec).backend, self.spec.op)(self.csr, self.call)
+        spec = self.spec
+        call = AttentionGradient(parse(spec.score), parse(spec.formula), *self.given,
+                                 [parse(text) for text in spec.formulas], [*self.of],
+                                 *self.kept)  # fmt: skip
+        found: list[Tensor] = getattr(choose(spec).backend, spec.op)(self.csr, call)
         return found
 
 
-def _pass(op: str, csr: CSR, *given: Any) -> _Pass:
-    call = AttentionGradient(*given)
-    kept = call.want_scores + call.want_weights
-    spec = OpSpec(op, csr.rowptr.device.type, call.grad.dtype, csr.rowptr.dtype, csr.num_rows,
-                  csr.num_cols, csr.col.numel(), call.grad.size(1), call.grad.size(2),
-                  str(call.value), ("sum",) * len(call.of) + ("none",) * kept,
-                  shapes=shapes_of(call.operands), sharing=gpu_sharing(csr),
-                  score=str(call.score), formulas=tuple(map(str, call.gradients)))  # fmt: skip
-    return _Pass(spec, csr, call)
+def _pass(
+    op: str,
+    csr: CSR,
+    texts: tuple[str, str],
+    given: tuple[list[Tensor], Tensor, Tensor, Tensor],
+    gradients: tuple[tuple[int, str], ...],
+    kept: tuple[bool, bool] = (False, False),
+) -> _Pass:
+    """A pass that adds up gradients of operands, and leaves scores' and weights behind if kept."""
+    operands, grad, *_ = given
+    score, value = texts
+    spec = OpSpec(op, csr.rowptr.device.type, grad.dtype, csr.rowptr.dtype, csr.num_rows,
+                  csr.num_cols, csr.col.numel(), grad.size(1), grad.size(2), value,
+                  ("sum",) * len(gradients) + ("none",) * sum(kept),
+                  shapes=shapes_of(operands), sharing=gpu_sharing(csr), score=score,
+                  formulas=tuple(text for _, text in gradients))  # fmt: skip
+    return _Pass(spec, csr, given, tuple(index for index, _ in gradients), kept)
 
 
 def _step_spec(step: Step, operands: list[Tensor], grad: Tensor, csr: CSR) -> OpSpec:
