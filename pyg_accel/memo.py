@@ -22,6 +22,9 @@ from pyg_accel.settings import settings
 
 __all__ = ["MEMO", "Memo", "is_sparse_tensor"]
 
+# So many results that nobody asked for again in a row are those of sampled batches.
+_PATIENCE, _GLIMPSES = 16, 64
+
 
 class _Entry:
     def __init__(
@@ -100,7 +103,9 @@ class Memo:
         self._entries: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
         self._families: OrderedDict[int, _Family] = OrderedDict()  # by the id of the parent
         self._lock = threading.RLock()
-        self._running = threading.local()  # a function whose result will be remembered
+        self._running = threading.local()  # a function whose inner calls need no memory
+        self._unused = 0  # results remembered since one was asked for again
+        self._glimpsed: OrderedDict[int, weakref.ref[Tensor]] = OrderedDict()
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
@@ -128,15 +133,11 @@ class Memo:
                 entry = self._entries.get(key)
                 if entry is not None and entry.fits(tensors):
                     self._entries.move_to_end(key)
+                    self._unused = 0
                     return entry.result
         except TypeError:  # an argument that cannot be a key
             return self._equal_to_known(values, function(*args, **kwargs))
-        self._running.on = True
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            self._running.on = False
-        result = self._equal_to_known(values, result)
+        result = self._equal_to_known(values, self.run(function, *args, **kwargs))
         made = _tensors(result)
         if any(t.is_inference() or t.requires_grad for t in made):
             return result
@@ -148,10 +149,36 @@ class Memo:
         # A result that is an argument, or a view of one, would keep itself alive.
         if not any(r is t or r._base is t for r in made for t in tensors):
             with self._lock:
+                self._unused += 1
                 self._entries[key] = _Entry(tensors, result, made, forget)
                 while len(self._entries) > settings.graph_cache:
                     self._entries.popitem(last=False)
         return result
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function; what it calls is not remembered either."""
+        self._running.on = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._running.on = False
+
+    def expects_no_more_of(self, edge_index: Tensor) -> bool:
+        """Whether this is new, as all have been of late that were not seen again.
+
+        To remember what comes of a small batch costs more than it can save once; the next time the
+        same edge_index comes it is another matter.
+        """
+        if self._unused < _PATIENCE:
+            return False
+        with self._lock:
+            known = self._glimpsed.get(id(edge_index))
+            if known is not None and known() is edge_index:
+                return False
+            self._glimpsed[id(edge_index)] = weakref.ref(edge_index)
+            while len(self._glimpsed) > _GLIMPSES:
+                self._glimpsed.popitem(last=False)
+        return True
 
     def _equal_to_known(self, values: list[Any], result: Any) -> Any:
         """Return a result with every edge_index replaced by an equal one of the same parent."""
@@ -193,6 +220,8 @@ class Memo:
         with self._lock:
             self._entries.clear()
             self._families.clear()
+            self._glimpsed.clear()
+            self._unused = 0
 
     def __len__(self) -> int:
         return len(self._entries) + sum(len(f.derived) for f in self._families.values())

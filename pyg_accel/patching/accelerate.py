@@ -132,6 +132,14 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
     if torch_records() or not is_active():
         return function(*args, **kwargs)
+    edges = args[0] if args else None
+    if (
+        type(edges) is Tensor
+        and edges.dim() == 2
+        and _memo.expects_no_more_of(edges)
+        and size_reasons(edges.size(1), edges.device.type)  # no graph will be built of it
+    ):
+        return _memo.run(function, *args, **kwargs)
     return _memo(function, *args, **kwargs)
 
 

@@ -172,6 +172,45 @@ def test_no_more_derived_edges_are_kept_than_the_setting_allows():
     assert len(memo) == 3
 
 
+def test_an_edge_index_is_expected_again_once_it_was(counted):
+    memo = Memo()
+    for _ in range(20):  # batches
+        t = torch.arange(4)
+        if not memo.expects_no_more_of(t):
+            memo(counted, t)
+    stays = torch.arange(4)
+    assert memo.expects_no_more_of(stays)
+    assert not memo.expects_no_more_of(stays)
+    memo(counted, stays)
+    memo(counted, stays)
+    assert not memo.expects_no_more_of(torch.arange(4))
+
+
+@pytest.mark.parametrize("edges", [200, 200_000], ids=["small", "large"])
+def test_small_batches_are_forgotten_and_what_comes_again_is_not(monkeypatch, edges):
+    calls = []
+
+    class Watched(Memo):
+        def __call__(self, function, *args, **kwargs):
+            calls.append(function.__name__)
+            return super().__call__(function, *args, **kwargs)
+
+    monkeypatch.setattr(accelerate, "_memo", Watched())
+    conv, x = GCNConv(4, 4), torch.randn(100, 4)
+    stays = torch.randint(0, 100, (2, edges))
+    right = conv(x, stays)
+    with pyg_accel.patched():
+        for _ in range(30):
+            conv(x, torch.randint(0, 100, (2, 200)))
+        before = calls.count("gcn_norm")
+        outs = [conv(x, stays) for _ in range(4)]
+        asked = calls.count("gcn_norm") - before
+    assert before == 16
+    assert asked == (3 if edges == 200 else 4)
+    for out in outs:
+        torch.testing.assert_close(out, right)
+
+
 def hetero(make: Any) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     kinds = [("a", "to", "b"), ("b", "to", "a")]
     xs = {"a": torch.randn(9, 4), "b": torch.randn(7, 4)}
