@@ -157,11 +157,12 @@ class Memo:
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function; what it calls is not remembered either."""
+        before = getattr(self._running, "on", False)
         self._running.on = True
         try:
             return function(*args, **kwargs)
         finally:
-            self._running.on = False
+            self._running.on = before
 
     def expects_no_more_of(self, edge_index: Tensor) -> bool:
         """Whether this is new, as all have been of late that were not seen again.
