@@ -1,5 +1,6 @@
 """Cases that must agree, one after the other: what is timed has been held against the first."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,16 +20,19 @@ def compared(cases: Iterable[Case], what: str, allowed: float) -> Iterator[dict[
     """
     truth = None
     for facts, run in cases:
+        failure = ""
         try:
             out, figures = run()
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            yield {**facts, "epoch_ms": float("nan"), "note": "out of memory"}
-            continue
+            failure = "out of memory"
         except RuntimeError as error:  # torch's compiler launches what no GPU can, on 100M edges
-            if "compiled" not in facts["backend"] or "CUDA driver error" not in str(error):
+            if "compiled" not in facts.get("backend", "") or "CUDA driver error" not in str(error):
                 raise
-            yield {**facts, "epoch_ms": float("nan"), "note": str(error).partition("\n")[0]}
+            failure = str(error).partition("\n")[0]
+        if failure:  # the error is gone; what its frames held must be too, or the next peak has it
+            gc.collect()
+            torch.cuda.empty_cache()
+            yield {**facts, "epoch_ms": float("nan"), "note": failure}
             continue
         truth = out if truth is None else truth
         error = float((out - truth).abs().max() / truth.abs().max())
