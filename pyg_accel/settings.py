@@ -6,24 +6,46 @@ default. ``docs/reference/settings.md`` lists them, and a test holds that page a
 """
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["SETTINGS", "Setting", "settings"]
 
 
-@dataclass(frozen=True)
 class Setting:
-    """One switch: where it is read from, its type and default, and what it does."""
+    """One switch: where it is read from, its type and default, and what it does.
 
-    name: str
-    default: bool | int | str
-    help: str
+    Attributes:
+        name: the attribute of :data:`settings`.
+        variable: the environment variable.
+        default: what holds where nobody says otherwise; values have its type.
+        help: a line for people.
+    """
 
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return f"PYG_ACCEL_{self.name.upper()}"
+    def __init__(self, default: bool | int | str, help: str) -> None:
+        self.default = default
+        self.help = help
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.variable = f"PYG_ACCEL_{name.upper()}"
+
+    def __get__(self, instance: "Settings | None", owner: type) -> Any:
+        if instance is None:
+            return self
+        if self.name in instance.assigned:
+            return instance.assigned[self.name]
+        text = os.environ.get(self.variable)
+        return self.default if text is None else self.parse(text)
+
+    def __set__(self, instance: "Settings", value: bool | int | str | None) -> None:
+        """Override the environment; None gives the setting back to it."""
+        if value is None:
+            instance.assigned.pop(self.name, None)
+        elif type(value) is not type(self.default):
+            expected = type(self.default).__name__
+            raise ValueError(f"expected setting '{self.name}' to be {expected} (got {value!r})")
+        else:
+            instance.assigned[self.name] = value
 
     def parse(self, text: str) -> bool | int | str:
         """Convert the text of the environment variable, or raise a ValueError that names it."""
@@ -46,24 +68,8 @@ class Setting:
         return text
 
 
-SETTINGS = (
-    Setting("always", False, "accelerate whatever can be, whatever its size (tests, experiments)"),
-    Setting(
-        "atomics", True, "allow float atomics where faster: last bits of sums vary from run to run"
-    ),
-    Setting("backend", "auto", "the only backend to use, by name; `auto` chooses"),
-    Setting("cost_models", "", "a folder of cost models to use before the shipped ones"),
-    Setting("disable", "", "comma-separated names of backends that must not be chosen"),
-    Setting("graph_cache", 64, "how many graphs are kept, each only while its edge_index lives"),
-    Setting("isa", "", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest"),
-    Setting("packed", False, "MaxK sums on a GPU read float32 in 24 bits: faster, off by 2^-16"),
-    Setting("thresholds", "", "a JSON file of size thresholds in place of the measured one"),
-    Setting("verify", False, "run PyG's own path beside every call and raise on a difference"),
-)
-
-
 class Settings:
-    """Attribute access to :data:`SETTINGS`; assign to override the environment.
+    """All settings, as attributes; assign to override the environment.
 
     Example:
         >>> from pyg_accel.settings import settings
@@ -71,38 +77,35 @@ class Settings:
         False
     """
 
+    always = Setting(False, "accelerate whatever can be, whatever its size (tests, experiments)")
+    atomics = Setting(
+        True, "allow float atomics where faster: last bits of sums vary from run to run"
+    )
+    backend = Setting("auto", "the only backend to use, by name; `auto` chooses")
+    cost_models = Setting("", "a folder of cost models to use before the shipped ones")
+    disable = Setting("", "comma-separated names of backends that must not be chosen")
+    graph_cache = Setting(64, "how many graphs are kept, each only while its edge_index lives")
+    isa = Setting("", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest")
+    packed = Setting(False, "MaxK sums on a GPU read float32 in 24 bits: faster, off by 2^-16")
+    thresholds = Setting("", "a JSON file of size thresholds in place of the measured one")
+    verify = Setting(False, "run PyG's own path beside every call and raise on a difference")
+
+    __slots__ = ("assigned",)
+
     def __init__(self) -> None:
-        object.__setattr__(self, "_known", {setting.name: setting for setting in SETTINGS})
-        object.__setattr__(self, "_variables", {s.name: s.variable for s in SETTINGS})
-        object.__setattr__(self, "_assigned", {})
+        self.assigned: dict[str, bool | int | str] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._assigned:
-            return self._assigned[name]
-        text = os.environ.get(self._variables.get(name, ""))
-        setting = self._find(name)
-        return setting.default if text is None else setting.parse(text)
+        raise AttributeError(f"no setting '{name}'; there are {', '.join(dir(self))}")
 
-    def __setattr__(self, name: str, value: bool | int | str | None) -> None:
-        """Override a setting; None gives it back to the environment."""
-        setting = self._find(name)
-        if value is None:
-            self._assigned.pop(name, None)
-            return
-        if type(value) is not type(setting.default):
-            raise ValueError(
-                f"expected setting '{name}' to be {type(setting.default).__name__} (got {value!r})"
-            )
-        self._assigned[name] = value
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(type(self), name):
+            self.__getattr__(name)
+        object.__setattr__(self, name, value)
 
     def __dir__(self) -> list[str]:
-        return list(self._known)
-
-    def _find(self, name: str) -> Setting:
-        if name not in self._known:
-            raise AttributeError(f"no setting '{name}'; there are {', '.join(self._known)}")
-        found: Setting = self._known[name]
-        return found
+        return [setting.name for setting in SETTINGS]
 
 
+SETTINGS = tuple(found for found in vars(Settings).values() if isinstance(found, Setting))
 settings = Settings()
