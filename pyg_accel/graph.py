@@ -1,18 +1,13 @@
 """The graph as kernels want it: CSR by target node, its transpose, the way back to edges."""
 
-import threading
-import weakref
-from collections import OrderedDict
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
-from pyg_accel.settings import settings
 
-__all__ = ["CSR", "Graph", "GraphCache"]
+__all__ = ["CSR", "Graph"]
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -245,64 +240,3 @@ def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tens
     starts = torch.arange(num_cols + 1, dtype=col.dtype, device=col.device)
     colptr = torch.searchsorted(columns, starts, out_int32=col.dtype == torch.int32)
     return colptr, row[perm], perm.to(col.dtype)
-
-
-@dataclass
-class _Entry:
-    owner: "weakref.ref[Tensor]"
-    version: int
-    graph: Graph
-
-
-class GraphCache:
-    """Graphs by the identity and version of the edge_index they were built from.
-
-    It holds neither the edge_index (a weak reference removes the entry with it, so a sampled batch
-    is never kept alive) nor more than ``settings.graph_cache`` graphs (the least recently used
-    goes). An edge_index that was changed in place is a new one.
-    """
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
-        self._lock = threading.RLock()  # a weak reference may die inside any of the methods
-
-    def find(self, edge_index: Tensor, key: tuple[object, ...]) -> Graph | None:
-        """Return the graph that was kept for this edge_index and key, if it still holds."""
-        if edge_index.is_inference():  # has no version: a change in place would go unnoticed
-            return None
-        full_key = (id(edge_index), *key)
-        with self._lock:
-            entry = self._entries.get(full_key)
-            if entry is None or entry.owner() is not edge_index:
-                return None
-            if entry.version != edge_index._version:
-                del self._entries[full_key]
-                return None
-            self._entries.move_to_end(full_key)
-            return entry.graph
-
-    def keep(self, edge_index: Tensor, key: tuple[object, ...], graph: Graph) -> None:
-        """Remember a graph."""
-        if edge_index.is_inference():
-            return
-        full_key = (id(edge_index), *key)
-
-        def forget(_: object) -> None:
-            with self._lock:
-                self._entries.pop(full_key, None)
-
-        with self._lock:
-            owner = weakref.ref(edge_index, forget)
-            self._entries[full_key] = _Entry(owner, edge_index._version, graph)
-            self._entries.move_to_end(full_key)
-            while len(self._entries) > settings.graph_cache:
-                self._entries.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._entries.clear()
-
-    def __len__(self) -> int:
-        return len(self._entries)

@@ -1,66 +1,109 @@
-"""What was computed from a tensor, kept for as long as that tensor lives and stays as it is."""
+"""What was computed from tensors, kept for as long as they live and stay as they are."""
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "Snapshot", "version_of"]
 
 T = TypeVar("T")
 
 
-@dataclass
-class _Entry:
-    owner: "weakref.ref[Tensor]"
-    version: int
-    made: dict[Hashable, Any] = field(default_factory=dict)
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; -1 in inference mode, where nobody counts."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
-class Kept:
-    """Values by the identity and version of a tensor, and a key.
+class Snapshot:
+    """Tensors as they are now, without keeping them alive.
 
-    A tensor that was changed in place is a new one; with it go the values that were made from it.
+    Args:
+        tensors: to remember.
+        forget: is called when one of them dies.
     """
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._entries: dict[int, _Entry] = {}
-        self._lock = threading.RLock()  # a weak reference may die inside any of the methods
+    def __init__(
+        self, tensors: Iterable[Tensor], forget: Callable[[object], None] | None = None
+    ) -> None:
+        """Look at the tensors."""
+        self._seen = [(weakref.ref(t, forget), version_of(t)) for t in tensors]
 
-    def get(self, owner: Tensor, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value that was kept for a tensor and key; make it if there is none."""
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these are the same tensors, not changed in place since."""
+        return len(tensors) == len(self._seen) and all(
+            ref() is t and version == version_of(t)
+            for (ref, version), t in zip(self._seen, tensors, strict=True)
+        )
+
+
+class Kept(Generic[T]):
+    """Values by the identity and version of tensors, their owners, and a key.
+
+    An owner that was changed in place is another one. A value goes with the first of its owners;
+    it must not refer to any of them, or none would ever go.
+
+    Args:
+        most: returns how many values there may be (the least recently used goes); None: any number.
+        trusting: keep values of inference tensors too, where a change in place goes unnoticed.
+    """
+
+    def __init__(self, most: Callable[[], int] | None = None, *, trusting: bool = True) -> None:
+        """Start empty."""
+        self._most, self._trusting = most, trusting
+        self._entries: OrderedDict[tuple[Hashable, ...], tuple[Snapshot, T]] = OrderedDict()
+        self._lock = threading.RLock()  # an owner may die inside any of the methods
+
+    def get(self, owners: Sequence[Tensor], key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value that was kept; make it if there is none."""
+        found = self.find(owners, key)
+        if found is None:
+            found = make()  # without the lock: two threads may both make it
+            self.put(owners, key, found)
+        return found
+
+    def find(self, owners: Sequence[Tensor], key: Hashable) -> T | None:
+        """Return the value that was kept, or None."""
+        place = (*map(id, owners), key)
         with self._lock:
-            made = self._made(owner)
-            if key not in made:
-                made[key] = make()
-            value: T = made[key]
+            entry = self._entries.get(place)
+            if entry is None:
+                return None
+            owners_then, value = entry
+            if not owners_then.fits(owners):
+                del self._entries[place]
+                return None
+            self._entries.move_to_end(place)
             return value
 
-    def find(self, owner: Tensor, key: Hashable) -> Any:
-        """Return the value that was kept for a tensor and key, or None."""
-        with self._lock:
-            return self._made(owner).get(key)
-
-    def put(self, owner: Tensor, key: Hashable, value: Any) -> None:
+    def put(self, owners: Sequence[Tensor], key: Hashable, value: T) -> None:
         """Keep a value in place of the one before."""
-        with self._lock:
-            self._made(owner)[key] = value
+        if not self._trusting and any(t.is_inference() for t in owners):
+            return
+        place = (*map(id, owners), key)
 
-    def _made(self, owner: Tensor) -> dict[Hashable, Any]:
-        version = 0 if owner.is_inference() else owner._version
-        number = id(owner)
-        entry = self._entries.get(number)
-        if entry is None or entry.owner() is not owner or entry.version != version:
-            dies = weakref.ref(owner, lambda dead: self._forget(number, dead))
-            entry = self._entries[number] = _Entry(dies, version)
-        return entry.made
+        def forget(_: object) -> None:
+            with self._lock:
+                self._entries.pop(place, None)
 
-    def _forget(self, number: int, dead: "weakref.ref[Tensor]") -> None:
         with self._lock:
-            entry = self._entries.get(number)
-            if entry is not None and entry.owner is dead:
-                del self._entries[number]
+            self._entries[place] = (Snapshot(owners, forget), value)
+            self._entries.move_to_end(place)
+            while self._most is not None and len(self._entries) > self._most():
+                self._entries.popitem(last=False)
+
+    def values(self) -> list[T]:
+        """Return what is kept."""
+        with self._lock:
+            return [value for _, value in self._entries.values()]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)

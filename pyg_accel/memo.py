@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_accel.kept import Kept, Snapshot
 from pyg_accel.settings import settings
 
 __all__ = ["MEMO", "Memo", "is_sparse_tensor"]
@@ -26,30 +27,9 @@ __all__ = ["MEMO", "Memo", "is_sparse_tensor"]
 _PATIENCE, _GLIMPSES = 16, 64
 
 
-class _Entry:
-    def __init__(
-        self, tensors: list[Tensor], result: Any, made: list[Tensor], forget: Callable[[Any], None]
-    ) -> None:
-        self.tensors = [weakref.ref(t, forget) for t in tensors]
-        self.versions = [t._version for t in tensors]
-        self.result = result
-        self.result_versions = [t._version for t in made]
-
-    def fits(self, tensors: list[Tensor]) -> bool:
-        same = all(ref() is t for ref, t in zip(self.tensors, tensors, strict=True))
-        return (
-            same
-            and self.versions == [t._version for t in tensors]
-            and self.result_versions == [t._version for t in _tensors(self.result)]
-        )
-
-
-class _Family(NamedTuple):
-    """The edge_indices that came out of functions of another, their parent."""
-
-    parent: "weakref.ref[Tensor]"
-    version: int
-    derived: list[Tensor]
+class _Remembered(NamedTuple):
+    result: Any
+    unchanged: Snapshot  # of the tensors in it
 
 
 def is_sparse_tensor(value: Any) -> bool:
@@ -100,8 +80,9 @@ class Memo:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._entries: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
-        self._families: OrderedDict[int, _Family] = OrderedDict()  # by the id of the parent
+        self._results: Kept[_Remembered] = Kept(lambda: settings.graph_cache)
+        # What came out of functions of an edge_index, by that parent.
+        self._families: Kept[list[Tensor]] = Kept(lambda: settings.graph_cache)
         self._lock = threading.RLock()
         self._running = threading.local()  # a function whose inner calls need no memory
         self._unused = 0  # results remembered since one was asked for again
@@ -122,37 +103,22 @@ class Memo:
             return function(*args, **kwargs)
         if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
             return self._equal_to_known(values, function(*args, **kwargs))
+        key = (function, tuple(kwargs), torch.is_inference_mode_enabled(), *map(_key, values))
         try:
-            key: tuple[Any, ...] = (
-                function,
-                tuple(kwargs),
-                torch.is_inference_mode_enabled(),
-                *map(_key, values),
-            )
-            with self._lock:
-                entry = self._entries.get(key)
-                if entry is not None and entry.fits(tensors):
-                    self._entries.move_to_end(key)
-                    self._unused = 0
-                    return entry.result
+            known = self._results.find(tensors, key)
         except TypeError:  # an argument that cannot be a key
             return self._equal_to_known(values, function(*args, **kwargs))
+        if known is not None and known.unchanged.fits(_tensors(known.result)):
+            self._unused = 0
+            return known.result
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
         made = _tensors(result)
         if any(t.is_inference() or t.requires_grad for t in made):
             return result
-
-        def forget(_: object) -> None:
-            with self._lock:
-                self._entries.pop(key, None)
-
         # A result that is an argument, or a view of one, would keep itself alive.
         if not any(r is t or r._base is t for r in made for t in tensors):
-            with self._lock:
-                self._unused += 1
-                self._entries[key] = _Entry(tensors, result, made, forget)
-                while len(self._entries) > settings.graph_cache:
-                    self._entries.popitem(last=False)
+            self._unused += 1
+            self._results.put(tensors, key, _Remembered(result, Snapshot(made)))
         return result
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -194,38 +160,24 @@ class Memo:
         parent = given[0]  # whose life it shares; that it equals what is returned is checked
         if any(found is t or found._base is t for t in given):
             return found  # it would keep itself alive
-        key = id(parent)
         with self._lock:
-            family = self._families.get(key)
-            if family is None or family.parent() is not parent or family.version != parent._version:
-
-                def forget(_: object) -> None:
-                    with self._lock:
-                        self._families.pop(key, None)
-
-                family = _Family(weakref.ref(parent, forget), parent._version, [])
-                self._families[key] = family
-            self._families.move_to_end(key)
-            for known in family.derived:
+            family = self._families.get((parent,), (), list)
+            for known in family:
                 if known is found or torch.equal(known, found):
                     return known
-            family.derived.append(found)
-            most = settings.graph_cache
-            del family.derived[: max(len(family.derived) - most, 0)]
-            while len(self._families) > most:
-                self._families.popitem(last=False)
+            family.append(found)
+            del family[: max(len(family) - settings.graph_cache, 0)]
         return found
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._lock:
-            self._entries.clear()
-            self._families.clear()
-            self._glimpsed.clear()
-            self._unused = 0
+        self._results.clear()
+        self._families.clear()
+        self._glimpsed.clear()
+        self._unused = 0
 
     def __len__(self) -> int:
-        return len(self._entries) + sum(len(f.derived) for f in self._families.values())
+        return len(self._results) + sum(map(len, self._families.values()))
 
 
 MEMO = Memo()  # what patch() and the layers share

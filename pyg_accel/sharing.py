@@ -46,7 +46,8 @@ def per_column(sharing: tuple[Shared, ...]) -> tuple[float, ...]:
 
 
 _NOTHING = tuple(Shared(h, m, float(m == 1), float(m == 1)) for h in HEIGHTS for m in LEAST)
-_sharing = Kept()
+_sharing: Kept[tuple[Shared, ...]] = Kept()
+_uses: Kept[int] = Kept()
 
 
 def sharing_of(csr: CSR) -> tuple[Shared, ...]:
@@ -54,8 +55,7 @@ def sharing_of(csr: CSR) -> tuple[Shared, ...]:
 
     Estimated from some of the windows; waits for the device when it is first asked of a graph.
     """
-    key = (id(csr.rowptr), csr.num_cols)
-    return _sharing.get(csr.col, key, lambda: (csr.rowptr, _estimate(csr)))[1]
+    return _sharing.get((csr.col, csr.rowptr), csr.num_cols, lambda: _estimate(csr))
 
 
 def usual_sharing(csr: CSR) -> tuple[Shared, ...]:
@@ -67,13 +67,12 @@ def usual_sharing(csr: CSR) -> tuple[Shared, ...]:
     """
     if torch.are_deterministic_algorithms_enabled():
         return ()
-    key = (id(csr.rowptr), csr.num_cols)
-    known = _sharing.find(csr.col, key)
+    owners = (csr.col, csr.rowptr)
+    known = _sharing.find(owners, csr.num_cols)
     if known is not None:
-        sharing: tuple[Shared, ...] = known[1]
-        return sharing
-    uses = (_sharing.find(csr.col, ("uses", *key)) or 0) + 1
-    _sharing.put(csr.col, ("uses", *key), uses)
+        return known
+    uses = (_uses.find(owners, csr.num_cols) or 0) + 1
+    _uses.put(owners, csr.num_cols, uses)
     if uses <= _USES or (csr.col.is_cuda and torch.cuda.is_current_stream_capturing()):
         return ()
     return sharing_of(csr)

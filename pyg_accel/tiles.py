@@ -120,7 +120,7 @@ class Tiles:
         )
 
 
-_tiles = Kept()
+_tiles: Kept[Tiles] = Kept()
 
 
 def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
@@ -135,14 +135,8 @@ def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     Raises:
         ValueError: for a window or tile that is not positive, or too large together.
     """
-    key = (id(csr.rowptr), csr.num_cols, window, tile, least)
-
-    def make() -> tuple[Tensor, Tiles]:
-        return csr.rowptr, build_tiles(
-            csr, window, tile, least
-        )  # with rowptr alive, its id is its own
-
-    return _tiles.get(csr.col, key, make)[1]
+    key = (csr.num_cols, window, tile, least)
+    return _tiles.get((csr.col, csr.rowptr), key, lambda: build_tiles(csr, window, tile, least))
 
 
 def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:

@@ -1,8 +1,5 @@
 """Graph: CSR from edge lists and back, the transpose, and the cache."""
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 import scipy.sparse
@@ -14,8 +11,6 @@ from torch import Tensor
 
 from pyg_accel import Graph
 from pyg_accel import graph as graph_module
-from pyg_accel.graph import GraphCache
-from pyg_accel.settings import settings
 from pyg_accel.testing import zoo
 
 
@@ -234,68 +229,3 @@ def test_a_column_beyond_num_cols_is_refused():
 def test_the_repr_tells_the_size():
     graph = Graph.from_edge_index(torch.tensor([[0], [1]]), (3, 2))
     assert repr(graph) == "Graph(num_rows=2, num_cols=3, num_edges=1, torch.int32, device=cpu)"
-
-
-# -- the cache ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def kept() -> tuple[GraphCache, Tensor, Graph]:
-    cache, edges = GraphCache(), torch.tensor([[0], [1]])
-    graph = Graph.from_edge_index(edges)
-    cache.keep(edges, ("key",), graph)
-    return cache, edges, graph
-
-
-def test_a_kept_graph_is_found_by_the_same_tensor_and_key_only(kept):
-    cache, edges, graph = kept
-    assert cache.find(edges, ("key",)) is graph
-    assert cache.find(edges, ("other",)) is None
-    assert cache.find(edges.clone(), ("key",)) is None
-    assert cache.find(edges[:], ("key",)) is None
-
-
-def test_a_change_in_place_makes_it_a_new_graph(kept):
-    cache, edges, _ = kept
-    edges.add_(0)
-    assert cache.find(edges, ("key",)) is None
-    assert len(cache) == 0
-
-
-def test_the_cache_never_keeps_an_edge_index_or_its_graph_alive():
-    cache = GraphCache()
-    edges = torch.tensor([[0, 5], [1, 2]])
-    cache.keep(edges, ("key",), Graph.from_edge_index(edges))
-    owner, held = weakref.ref(edges), weakref.ref(cache.find(edges, ("key",)))
-    del edges
-    gc.collect()
-    assert owner() is None
-    assert held() is None
-    assert len(cache) == 0
-
-
-def test_the_least_recently_used_graph_goes_first():
-    settings.graph_cache = 2
-    cache, (a, b, c) = GraphCache(), torch.zeros(3, 2, 1, dtype=torch.long).unbind()
-    graphs = [Graph.from_edge_index(edges) for edges in (a, b, c)]
-    for edges, graph in zip((a, b), graphs, strict=False):
-        cache.keep(edges, (), graph)
-    cache.find(a, ())
-    cache.keep(c, (), graphs[2])
-    assert [cache.find(edges, ()) for edges in (a, b, c)] == [graphs[0], None, graphs[2]]
-
-
-def test_tensors_of_inference_mode_are_never_kept():
-    cache = GraphCache()
-    with torch.inference_mode():
-        edges = torch.tensor([[0], [1]])
-        cache.keep(edges, (), Graph.from_edge_index(edges))
-    assert len(cache) == 0
-    assert cache.find(edges, ()) is None
-
-
-def test_clear_forgets_everything(kept):
-    cache, edges, _ = kept
-    cache.clear()
-    assert len(cache) == 0
-    assert cache.find(edges, ("key",)) is None

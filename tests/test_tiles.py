@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops
-from pyg_accel.kept import Kept
 from pyg_accel.testing import zoo
 from pyg_accel.tiles import Tiles, build_tiles, tiles_of
 
@@ -139,21 +138,6 @@ def test_tiles_are_kept_for_as_long_as_the_graph_lives():
     del tiles, graph, again
     gc.collect()
     assert dead() is None
-
-
-def test_what_is_kept_goes_when_its_tensor_changes_or_dies():
-    kept, owner, other = Kept(), torch.zeros(3), torch.zeros(3)
-    assert kept.get(owner, "a", lambda: 1) == kept.get(owner, "a", lambda: 2) == 1
-    assert kept.find(other, "a") is None
-    kept.put(owner, "a", 5)
-    assert kept.find(owner, "a") == 5
-    owner.add_(1)
-    assert kept.find(owner, "a") is None
-    with torch.inference_mode():
-        frozen = torch.zeros(3)
-    assert kept.get(frozen, "a", lambda: 7) == 7
-    del owner, other, frozen
-    assert not kept._entries
 
 
 @pytest.mark.parametrize("size", [(0, 8), (16, 0), (256, 256)])

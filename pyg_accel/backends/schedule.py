@@ -45,7 +45,8 @@ class Schedule:
     pieces: Pieces | None
 
 
-_schedules = Kept()
+_longest: Kept[int] = Kept()
+_schedules: Kept[Schedule] = Kept()
 
 
 def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered: bool) -> Schedule:
@@ -65,9 +66,7 @@ def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered
 
     def make() -> Schedule:
         rows = rowptr.numel() - 1
-        longest = _schedules.get(
-            rowptr, "longest", lambda: int(rowptr.diff().max()) if entries else 0
-        )
+        longest = _longest.get((rowptr,), (), lambda: int(rowptr.diff().max()) if entries else 0)
         uneven = longest * rows > 2 * entries + 4 * rows
         return Schedule(
             _order(rowptr, split, longest) if ordered and uneven else None,
@@ -75,12 +74,12 @@ def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered
         )
 
     key = (split, piece, ordered)
-    found: Schedule | None = _schedules.find(rowptr, key)
+    found = _schedules.find((rowptr,), key)
     if found is not None:
         return found
     if rowptr.is_cuda and torch.cuda.is_current_stream_capturing():
         return Schedule(None, None)
-    return _schedules.get(rowptr, key, make)
+    return _schedules.get((rowptr,), key, make)
 
 
 def _order(rowptr: Tensor, split: int, longest: int) -> Tensor:

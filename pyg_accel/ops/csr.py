@@ -8,12 +8,15 @@ it again for other things.
 import torch
 from torch import Tensor
 
-from pyg_accel.graph import CSR, Graph, GraphCache
+from pyg_accel.graph import CSR, Graph
+from pyg_accel.kept import Kept
 from pyg_accel.ops.operator import define
+from pyg_accel.settings import settings
 
 __all__ = ["GRAPHS", "CompiledGraph", "graph_of", "looped_graph_of"]
 
-GRAPHS = GraphCache()
+# Graphs by the edge_index they were built from, so that a sampled batch is gone with it.
+GRAPHS: Kept[Graph] = Kept(lambda: settings.graph_cache, trusting=False)
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target, bool loops=False"
 
 
@@ -30,14 +33,13 @@ def graph_of(
         owner: the tensor with which the graph is remembered; by default edge_index.
     """
     owner = edge_index if owner is None else owner
-    key = (target, num_rows, num_cols)
-    graph = GRAPHS.find(owner, key)
-    if graph is None:
+
+    def make() -> Graph:
         size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
         flow = "source_to_target" if target == 1 else "target_to_source"
-        graph = Graph.from_edge_index(edge_index, size, flow)
-        GRAPHS.keep(owner, key, graph)
-    return graph
+        return Graph.from_edge_index(edge_index, size, flow)
+
+    return GRAPHS.get((owner,), (target, num_rows, num_cols), make)
 
 
 def looped_graph_of(edge_index: Tensor, num_nodes: int, target: int) -> Graph:
@@ -54,16 +56,15 @@ def looped_graph_of(edge_index: Tensor, num_nodes: int, target: int) -> Graph:
     Returns:
         N + 1 rows; ``perm`` refers to the edges of edge_index followed by a loop a node.
     """
-    key = ("looped, with a row for loops", target, num_nodes)
-    graph = GRAPHS.find(edge_index, key)
-    if graph is None:
+
+    def make() -> Graph:
         rows, cols = edge_index[target], edge_index[1 - target]
         ids = torch.arange(num_nodes, dtype=rows.dtype, device=rows.device)
         rows = torch.cat([torch.where(rows == cols, num_nodes, rows), ids])
         edges = torch.stack([torch.cat([cols, ids]), rows])
-        graph = Graph.from_edge_index(edges, (num_nodes, num_nodes + 1))
-        GRAPHS.keep(edge_index, key, graph)
-    return graph
+        return Graph.from_edge_index(edges, (num_nodes, num_nodes + 1))
+
+    return GRAPHS.get((edge_index,), ("looped, with a row for loops", target, num_nodes), make)
 
 
 class CompiledGraph(Graph):

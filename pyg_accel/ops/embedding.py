@@ -57,12 +57,13 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _backward(grad: Tensor, ids: Tensor, words: int, padding_idx: int, by_freq: bool) -> Tensor:
-    graph = GRAPHS.find(ids, ("words", words))
-    if graph is None:
+
+    def make() -> Graph:
         flat = ids.reshape(-1)
         places = torch.arange(flat.numel(), dtype=flat.dtype, device=flat.device)
-        graph = Graph.from_edge_index(torch.stack([places, flat]), (flat.numel(), words))
-        GRAPHS.keep(ids, ("words", words), graph)
+        return Graph.from_edge_index(torch.stack([places, flat]), (flat.numel(), words))
+
+    graph = GRAPHS.get((ids,), ("words", words), make)
     rows = grad.reshape(ids.numel(), grad.size(-1))
     out: Tensor = spmm(graph, rows, reduce="mean" if by_freq else "sum")
     if padding_idx >= 0:

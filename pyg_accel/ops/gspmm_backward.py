@@ -35,7 +35,7 @@ def kinds_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes_of(operands))
 
 
-_SHARES = Kept()  # [num_rows], of an edge in the mean of its target
+_SHARES: Kept[Tensor] = Kept()  # [num_rows], of an edge in the mean of its target
 
 
 @lru_cache(maxsize=1024)
@@ -155,11 +155,11 @@ def _mean_backward(grad: Tensor | None, arrays: list[Any]) -> Tensor | None:
     if grad is None:
         return None
     rowptr, _, _, rowptr_t, col_t, _ = arrays
-    share = _SHARES.find(rowptr, grad.dtype)
+    share = _SHARES.find((rowptr,), grad.dtype)
     if share is None:
         share = 1.0 / (rowptr[1:] - rowptr[:-1]).clamp(min=1).to(grad.dtype)
         if not (share.is_cuda and torch.cuda.is_current_stream_capturing()):
-            _SHARES.put(rowptr, grad.dtype, share)
+            _SHARES.put((rowptr,), grad.dtype, share)
     weight = share.index_select(0, col_t).view(-1, 1, 1)
     operands = [contiguous_rows(grad), weight]
     transposed = (rowptr_t, col_t, None, None, None, None, rowptr.size(0) - 1, True)

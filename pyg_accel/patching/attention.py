@@ -20,6 +20,7 @@ from torch import Tensor
 from pyg_accel import ops
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operands, operands_of
 from pyg_accel.graph import Graph
+from pyg_accel.kept import Snapshot, version_of
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
@@ -60,13 +61,13 @@ class Source:
 
     def __post_init__(self) -> None:
         """Note what will be compared, and detach parameters from what an optimiser does to them."""
-        self.version = _version(self.owner)
+        self.version = version_of(self.owner)
         self.grad = torch.is_grad_enabled()
         self.operands = [
             t.clone() if repeats else t
             for t, repeats in zip(self.operands, self.repeated, strict=True)
         ]
-        self._versions = [_version(t) for t in self.operands]
+        self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
 
     def text(self) -> str:
@@ -75,7 +76,7 @@ class Source:
 
     def given(self) -> list[Tensor]:
         """The operands with as many rows as the graph says."""
-        if self._versions != [_version(t) for t in self.operands]:
+        if not self._unchanged.fits(self.operands):
             raise RuntimeError(
                 "attention weights are asked for after the features they are made of were changed "
                 "in place; look at them before, or copy them then"
@@ -89,7 +90,7 @@ class Source:
     def fits(self, trace: "Trace") -> bool:
         """Whether a call goes over the same graph."""
         same = self.owner is trace.owner and self.target == trace.target
-        return same and self.version == _version(trace.owner)
+        return same and self.version == version_of(trace.owner)
 
     def written(self) -> Tensor:
         """The weights without dropout, [E] or [E, H]."""
@@ -100,10 +101,6 @@ class Source:
                 weights = ops.edge_softmax(self.graph, scores.to(self.dtype), edge_order=True)
                 self._written = weights.view(self.shape)
         return self._written
-
-
-def _version(t: Tensor) -> int:
-    return -1 if t.is_inference() else t._version
 
 
 class Weights(Waiting):

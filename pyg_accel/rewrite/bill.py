@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.ir import Leaf
-from pyg_accel.rewrite.tree import Node, Tree, nodes_of
+from pyg_accel.rewrite.tree import Node, Tree, folded_nodes, nodes_of, static_nodes
 
 __all__ = ["Bill", "Features", "Given", "Work", "bill_of"]
 
@@ -116,28 +116,19 @@ def bill_of(tree: Tree, given: Given) -> Bill:
     backward: list[Work] = []
     kept: dict[object, tuple[str, str, int]] = {}
     learned: dict[Tree, bool] = {}
-    static: dict[Tree, bool] = {}
 
     def needs(tree: Tree | None) -> bool:
         if tree is None or not given.train:
             return False
         return tree.name in given.learned if isinstance(tree, Leaf) else learned[tree]
 
-    def fixed(tree: Tree | None) -> bool:
-        if tree is None:
-            return True
-        return tree.name in given.static if isinstance(tree, Leaf) else static[tree]
-
     nodes = list(nodes_of(tree))
     fused = {arg for n in nodes if n.op == "add" for arg in _addends(n)}
-    projected = _projected(tree)
+    static = static_nodes(tree, given.static, sampled=given.sampled)
+    folded = folded_nodes(tree)
     for node in nodes:
-        # Attention draws dropout; a map may be anything.
-        free = given.sampled and node.op == "spmm"  # it may draw another sample
-        fixed_op = node.op not in ("attend", "map", "gemm") and not free
-        static[node] = fixed_op and all(map(fixed, node.args))
         learned[node] = any(map(needs, node.args))
-        if node in projected:
+        if node in folded:
             learned[node] = True
             forward += [Work("gemm", node.rows, node.args[0].cols, "1", 2 * node.heads)]  # type: ignore[union-attr]
             if given.train:
@@ -146,7 +137,7 @@ def bill_of(tree: Tree, given: Given) -> Bill:
         if node.op == "map" or node.op == "attend":
             learned[node] = given.train
         ahead = _forward(node, sampled=given.sampled)
-        forward += [replace(w, once=True) for w in ahead] if static[node] else ahead
+        forward += [replace(w, once=True) for w in ahead] if node in static else ahead
         if learned[node]:
             backward += _backward(node, needs, sampled=given.sampled)
             if node.op == "gemm" and needs(node.args[1]) and isinstance(node.args[0], Node):
@@ -157,22 +148,6 @@ def bill_of(tree: Tree, given: Given) -> Bill:
                 if isinstance(data_, Node):
                     kept[data_] = (data_.rows, data_.cols, data_.heads)
     return Bill(tuple(forward), tuple(backward), tuple(kept.values()))
-
-
-def _projected(tree: Tree) -> set[Tree]:
-    """Products ``X W`` that only attention reads, which folds its own weights into ``W``."""
-    readers: dict[Tree, list[Node]] = {}
-    for node in nodes_of(tree):
-        for arg in node.args:
-            if isinstance(arg, Node):
-                readers.setdefault(arg, []).append(node)
-    return {
-        arg
-        for arg, users in readers.items()
-        if isinstance(arg, Node)
-        and arg.op == "gemm"
-        and all(u.op == "attend" and u.folds for u in users)
-    }
 
 
 def _addends(node: Node) -> list[Tree]:

@@ -14,7 +14,15 @@ from pyg_accel.patching.sampling import aggregate
 from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.ir import Leaf
 from pyg_accel.rewrite.matrices import Matrix, derived
-from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse, nodes_of
+from pyg_accel.rewrite.tree import (
+    WRITTEN,
+    Node,
+    Tree,
+    folded_nodes,
+    is_sparse,
+    nodes_of,
+    static_nodes,
+)
 
 __all__ = ["Program"]
 
@@ -60,34 +68,17 @@ class Program:
         self._matrix = items[matrices[0]] if matrices else -1
         readers = [a for args in self._args for a in args]
         self._lone = [readers.count(number) <= 1 for number in range(len(items))]
-        self._kept = [_keepable(item, static) for item in self._items]
-        self._projected = [
-            isinstance(item, Node)
-            and item.op == "gemm"
-            and all(
-                isinstance(r, Node) and r.op == "attend" and r.folds
-                for r, args in zip(self._items, self._args, strict=True)
-                if number in args
-            )
-            and number != self._root
-            for number, item in enumerate(self._items)
-        ]
+        same = static_nodes(tree, static, sampled=sampled)
+        changing = [i for i in self._items if isinstance(i, Node) and i not in same]
+        # What only other values of that kind are made of need not be kept beside them.
+        kept = {i for i in same if i is tree or any(i in node.args for node in changing)}
+        folded = folded_nodes(tree)
+        self._kept = [item in kept for item in self._items]
+        self._folded = [item in folded for item in self._items]
 
     def run(self, call: Call) -> Tensor:
         """Compute the tree for a call."""
         return _Run(self, call).value(self._root)  # type: ignore[no-any-return]
-
-
-def _keepable(item: Tree, static: frozenset[str]) -> bool:
-    if not isinstance(item, Node) or item.op in ("attend", "map", "gemm", "add"):
-        return False
-    return all(_is_static(a, static) for a in item.args)
-
-
-def _is_static(item: Tree | None, static: frozenset[str]) -> bool:
-    if item is None:
-        return True
-    return item.name in static if isinstance(item, Leaf) else _keepable(item, static)
 
 
 class _Run:
@@ -185,7 +176,7 @@ class _Run:
         features: list[Any] = []
         for a in args[1:]:
             assert a is not None
-            if program._projected[a]:
+            if program._folded[a]:
                 data, weight = program._args[a]
                 features.append((self.value(data), self.value(weight)))  # type: ignore[arg-type]
             else:

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel import ops
 from pyg_accel.graph import Graph
+from pyg_accel.kept import Snapshot
 from pyg_accel.ops.csr import GRAPHS, CompiledGraph, graph_of
 
 __all__ = ["Matrix", "degree_of", "derived", "inverse_root", "looped", "plain"]
@@ -45,21 +46,10 @@ class Matrix:
         return data[: data.size(0) - self.spare] if self.spare else data
 
 
-class _Derived:
-    """A value, and the tensors that it was computed from."""
-
-    def __init__(self, value: object, owners: tuple[Tensor, ...]) -> None:
-        self.value = value
-        self.owners = tuple((weakref.ref(t), t._version) for t in owners)
-
-    def fits(self, owners: tuple[Tensor, ...]) -> bool:
-        return len(owners) == len(self.owners) and all(
-            ref() is t and version == t._version
-            for (ref, version), t in zip(self.owners, owners, strict=True)
-        )
-
-
-_derived: "weakref.WeakKeyDictionary[Graph, dict[object, _Derived]]" = weakref.WeakKeyDictionary()
+# Of each graph, by key: the tensors that a value was computed from, and the value.
+_derived: "weakref.WeakKeyDictionary[Graph, dict[object, tuple[Snapshot, Any]]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Callable[[], T]) -> T:
@@ -77,10 +67,11 @@ def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Call
         return compute()
     values = _derived.setdefault(graph, {})
     found = values.get(key)
-    if found is None or not found.fits(owners):
+    if found is None or not found[0].fits(owners):
         with torch.no_grad():
-            found = values[key] = _Derived(compute(), owners)
-    return found.value  # type: ignore[return-value]
+            found = values[key] = (Snapshot(owners), compute())
+    value: T = found[1]
+    return value
 
 
 def plain(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Graph:
@@ -113,13 +104,13 @@ def looped(
         values = torch.cat([weight, filled[:num_nodes]])
         assert compiled.perm is not None
         return Matrix(compiled, values.index_select(0, compiled.perm), spare=1)
-    key = ("looped", target, num_nodes)
-    graph = GRAPHS.find(edge_index, key)
-    if graph is None:
+
+    def make() -> Graph:
         loops, _ = add_remaining_self_loops(edge_index, None, fill, num_nodes)
         flow = "source_to_target" if target == 1 else "target_to_source"
-        graph = Graph.from_edge_index(loops, (num_nodes, num_nodes), flow)
-        GRAPHS.keep(edge_index, key, graph)
+        return Graph.from_edge_index(loops, (num_nodes, num_nodes), flow)
+
+    graph = GRAPHS.get((edge_index,), ("looped", target, num_nodes), make)
     if weight is None:
         return Matrix(graph)
     perm = graph.perm

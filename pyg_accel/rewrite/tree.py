@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pyg_accel.rewrite.ir import Leaf
 
-__all__ = ["WRITTEN", "Node", "Tree", "is_sparse", "nodes_of"]
+__all__ = ["WRITTEN", "Node", "Tree", "folded_nodes", "is_sparse", "nodes_of", "static_nodes"]
 
 WRITTEN = "dense"  # name of the map that writes the zeros of a selection
 
@@ -76,3 +76,38 @@ def nodes_of(tree: Tree) -> Iterator[Node]:
         yield item
 
     return walk(tree)
+
+
+def static_nodes(tree: Tree, leaves: frozenset[str], *, sampled: bool = False) -> set[Node]:
+    """Return the nodes that are the same in every call with the same graph.
+
+    Attention draws dropout, a map may be anything, and a sampled sum may draw another sample.
+
+    Args:
+        tree: an association.
+        leaves: names of the leaves that are the same.
+        sampled: sums go over samples of the edges.
+    """
+    found: set[Node] = set()
+    for node in nodes_of(tree):
+        changes = node.op in ("attend", "map", "gemm") or (sampled and node.op == "spmm")
+        if not changes and all(
+            a is None or (a.name in leaves if isinstance(a, Leaf) else a in found)
+            for a in node.args
+        ):
+            found.add(node)
+    return found
+
+
+def folded_nodes(tree: Tree) -> set[Node]:
+    """Return the products ``X W`` that only attention reads, which folds its weights into ``W``."""
+    readers: dict[Node, list[Node]] = {}
+    for node in nodes_of(tree):
+        for arg in node.args:
+            if isinstance(arg, Node) and arg.op == "gemm":
+                readers.setdefault(arg, []).append(node)
+    return {
+        product
+        for product, users in readers.items()
+        if all(user.op == "attend" and user.folds for user in users)
+    }

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.attention import AttentionGradient
-from pyg_accel.backends.cuda.plan import TILE, Plan, plan_of
+from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, parse, swap_sides
 from pyg_accel.graph import CSR
-from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library
 
 __all__ = ["WINDOW", "DotAttention", "dot_attention", "reasons", "run", "run_backward"]
@@ -105,9 +104,10 @@ def run(csr: CSR, how: DotAttention, operands: list[Tensor]) -> list[Tensor]:
     if csr.num_rows == 0 or csr.col.numel() == 0 or heads == 0:
         out = query.new_zeros(csr.num_rows, heads, width)
         return [out, out.new_zeros(csr.num_rows, heads, dtype=torch.float32)]
+    csr = in_32_bits(csr)
     plan = plan_of(csr, WINDOW)
     results: list[Tensor] = cuda_library().attention(
-        plan.items, plan.splits, plan.tile_col, _masks(plan), plan.rowptr, plan.col, query, key,
+        plan.items, plan.splits, plan.tile_col, plan.masks, csr.rowptr, csr.col, query, key,
         value, _coefficient(how, operands), how.scale, width, plan.num_partials,
     )  # fmt: skip
     return results
@@ -125,9 +125,10 @@ def run_backward(
     if csr.num_rows == 0 or csr.col.numel() == 0 or heads == 0:
         return [t.new_zeros(csr.num_rows, heads, t.size(2)) for t in (operands[i] for i in call.of)]
     query, key, value = (_aligned(operands[i]) for i in (how.query, how.key, how.value))
+    csr = in_32_bits(csr)
     plan = plan_of(csr, WINDOW)
     first, second = cuda_library().attention_backward(
-        plan.items, plan.splits, plan.tile_col, _masks(plan), plan.rowptr, plan.col, query, key,
+        plan.items, plan.splits, plan.tile_col, plan.masks, csr.rowptr, csr.col, query, key,
         value, _coefficient(how, operands), _aligned(call.grad), call.out, call.total, how.scale,
         width, plan.num_partials, sources,
     )  # fmt: skip
@@ -145,25 +146,6 @@ def run_backward(
 def _coefficient(how: DotAttention, operands: list[Tensor]) -> Tensor | None:
     """The coefficients of targets [rows, 1 | H], in float32."""
     return None if how.coefficient is None else operands[how.coefficient].squeeze(-1).float()
-
-
-_kept_masks = Kept()
-
-
-def _masks(plan: Plan) -> Tensor:
-    """Which columns of a tile each of its rows has, [T * WINDOW] int32: bit c is column c."""
-    return _kept_masks.get(plan.slot, (id(plan.tile_ptr),), lambda: (plan.tile_ptr, _make(plan)))[1]
-
-
-def _make(plan: Plan) -> Tensor:
-    counts = plan.tile_ptr.diff().long()
-    tiles = torch.arange(counts.numel(), device=counts.device)
-    slot = plan.slot.int()
-    place = torch.repeat_interleave(tiles, counts, output_size=slot.numel())
-    place.mul_(WINDOW).add_(slot // TILE)
-    bits = torch.bitwise_left_shift(torch.ones_like(slot), slot % TILE)
-    masks = torch.zeros(counts.numel() * WINDOW, dtype=torch.int32, device=slot.device)
-    return masks.index_add_(0, place, bits)  # slots are distinct: to add is to set
 
 
 def _aligned(t: Tensor) -> Tensor:

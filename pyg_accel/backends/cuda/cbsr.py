@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyg_accel.backends.base import atomics_allowed
+from pyg_accel.backends.cuda.plan import in_32_bits
 from pyg_accel.backends.cuda.spmm import reordered
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.spec import OpSpec
@@ -29,27 +30,20 @@ L2_BYTES = 40 << 20  # what stays in the L2 cache of an H200 at its full rate
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A graph as the kernels want it.
+    """How the kernels go over the rows of a graph.
 
     Attributes:
-        rowptr: [num_rows + 1] int32.
-        col: [E] int32.
+        mean: entries of a row.
         pieces: [3 * P] int32, of every piece of a long row the row, its first entry and one past
             its last; None where no row is long.
         long: [L] int32, the rows that were cut.
         first: [L + 1] int32, where the pieces of each begin.
     """
 
-    rowptr: Tensor
-    col: Tensor
+    mean: float
     pieces: Tensor | None
     long: Tensor
     first: Tensor
-
-    @property
-    def mean(self) -> float:
-        """Entries of a row."""
-        return self.col.numel() / (self.rowptr.numel() - 1)
 
     @property
     def limit(self) -> int:
@@ -76,7 +70,7 @@ class Layout:
     shift: int
 
 
-_plans = Kept()
+_plans: Kept[Plan] = Kept()
 
 
 def cost(spec: OpSpec) -> float:
@@ -115,16 +109,17 @@ def _first_guess(k: int, width: int) -> float:
 
 def plan_of(csr: CSR) -> Plan:
     """Return the plan of a graph, made once and kept for as long as its arrays live."""
-    return _plans.get(csr.col, id(csr.rowptr), lambda: _build(csr))
+    return _plans.get((csr.rowptr,), csr.col.numel(), lambda: _build(csr))
 
 
 def _build(csr: CSR) -> Plan:
-    rowptr, col = csr.rowptr.to(torch.int32), csr.col.to(torch.int32)
+    mean = csr.col.numel() / csr.num_rows
     cut = schedule_of(csr.rowptr, csr.col.numel(), SPLIT, PIECE, ordered=False).pieces
     if cut is None:
-        return Plan(rowptr, col, None, rowptr[:0], rowptr[:1])
+        nothing = torch.zeros(1, dtype=torch.int32, device=csr.rowptr.device)
+        return Plan(mean, None, nothing[:0], nothing)
     pieces = torch.cat([cut.row, cut.begin, cut.end]).to(torch.int32)
-    return Plan(rowptr, col, pieces, cut.rows.to(torch.int32), cut.first.to(torch.int32))
+    return Plan(mean, pieces, cut.rows.to(torch.int32), cut.first.to(torch.int32))
 
 
 def layout_of(k: int, width: int, mean: float) -> Layout:
@@ -156,7 +151,7 @@ def in_order(csr: CSR, weight: Tensor | None) -> Tensor | None:
     """Return weights as ``csr.col`` numbers edges, in float32."""
     if weight is None or csr.eid is None:
         return weight if weight is None else weight.float()
-    return reordered(weight, csr.eid.to(torch.int32), None).float()
+    return reordered(weight, csr.eid, None).float()
 
 
 def spmm(
@@ -166,6 +161,7 @@ def spmm(
     out = values.new_empty(csr.num_rows, width)
     if out.numel() == 0 or csr.col.numel() == 0:
         return out.zero_()
+    csr = in_32_bits(csr)
     plan, library, k, mean = plan_of(csr), cuda_library(), values.size(1), reduce == "mean"
     layout, partial = layout_of(k, width, plan.mean), plan.partial(values, width)
     stored, columns = in_quads(values), in_quads(indices)
@@ -173,11 +169,11 @@ def spmm(
     if packed:
         stored = library.pack(stored, columns)
     library.cbsr_spmm(
-        plan.rowptr, plan.col, plan.pieces, plan.limit, in_order(csr, weight), stored,
+        csr.rowptr, csr.col, plan.pieces, plan.limit, in_order(csr, weight), stored,
         None if packed else columns, k, layout.shift, layout.lanes, mean, partial, out,
     )  # fmt: skip
     if partial is not None:
-        library.combine(partial, plan.long, plan.first, plan.rowptr if mean else None, out)
+        library.combine(partial, plan.long, plan.first, csr.rowptr if mean else None, out)
     return out
 
 
@@ -192,10 +188,11 @@ def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor 
 
 def _pull(transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
     """Gather the stored columns: the same bits in every run."""
-    plan, library, out = plan_of(transposed), cuda_library(), x.new_empty(indices.shape)
+    csr = in_32_bits(transposed)
+    plan, library, out = plan_of(csr), cuda_library(), x.new_empty(indices.shape)
     partial = plan.partial(x, indices.size(1))
     library.cbsr_pull(
-        plan.rowptr, plan.col, plan.pieces, plan.limit, in_order(transposed, weight), x, indices,
+        csr.rowptr, csr.col, plan.pieces, plan.limit, in_order(csr, weight), x, indices,
         slice_of(x, plan.mean), partial, out,
     )  # fmt: skip
     if partial is not None:
@@ -215,6 +212,7 @@ def slice_of(x: Tensor, mean: float) -> int:
 
 def _push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
     """Add every row to its neighbours atomically, in float32."""
+    csr = in_32_bits(csr)
     plan, (rows, k) = plan_of(csr), indices.shape
     passes = passes_of(rows, k, plan.mean)
     weight, source = in_order(csr, weight), aligned(x.float())
@@ -224,7 +222,7 @@ def _push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor
         part = in_quads(part)
         out = torch.zeros(part.shape, dtype=torch.float32, device=x.device)
         cuda_library().cbsr_push(
-            plan.rowptr, plan.col, plan.pieces, plan.limit, weight, source, part, k // passes,
+            csr.rowptr, csr.col, plan.pieces, plan.limit, weight, source, part, k // passes,
             layout.shift, layout.lanes, out,
         )  # fmt: skip
         outs.append(out[:, : k // passes])
@@ -255,11 +253,11 @@ def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     out = torch.empty(csr.col.numel(), dtype=torch.float32, device=x.device)
     if out.numel() == 0 or values.numel() == 0:
         return out.zero_().to(values.dtype)
+    csr = in_32_bits(csr)
     plan, k = plan_of(csr), values.size(1)
-    eid = None if csr.eid is None else csr.eid.to(torch.int32)
     layout = layout_of(k, x.size(1), plan.mean)
     cuda_library().cbsr_dot(
-        plan.rowptr, plan.col, eid, plan.pieces, plan.limit, aligned(x.float()),
+        csr.rowptr, csr.col, csr.eid, plan.pieces, plan.limit, aligned(x.float()),
         in_quads(values.float()), in_quads(indices), k, layout.shift, layout.lanes,
         out,
     )  # fmt: skip

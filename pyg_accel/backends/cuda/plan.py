@@ -5,6 +5,7 @@ from a tile. They stay a CSR matrix, for kernels on CUDA cores.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.tiles import tiles_of
 
-__all__ = ["TILE", "Plan", "plan_of"]
+__all__ = ["TILE", "Plan", "in_32_bits", "plan_of"]
 
 TILE = 32  # columns of the kernels' tiles: kTileColumns in csrc/cuda/kernels.h
 # Windows with more tiles than this, and than BLOCKS blocks would have on average, are divided.
@@ -30,8 +31,6 @@ class Plan:
         tile_col: [T * TILE] int32.
         slot: [S] int16.
         entry: [S] int32, the CSR entry of every slot.
-        rowptr: [num_rows + 1] int32, of the CSR matrix.
-        col: [E] int32, of the CSR matrix.
         items: [I * 4] int32: window, first tile, one past the last, place of the partial sum or -1.
         splits: [S * 3] int32, divided windows: window, first partial sum, how many.
         num_partials: partial sums.
@@ -45,8 +44,6 @@ class Plan:
     tile_col: Tensor
     slot: Tensor
     entry: Tensor
-    rowptr: Tensor
-    col: Tensor
     items: Tensor
     splits: Tensor
     num_partials: int
@@ -54,8 +51,35 @@ class Plan:
     rest: CSR | None
     rest_entry: Tensor | None
 
+    @cached_property
+    def masks(self) -> Tensor:
+        """[T * window] int32, which columns of a tile each of its rows has: bit c is column c."""
+        counts = self.tile_ptr.diff().long()
+        tiles = torch.arange(counts.numel(), device=counts.device)
+        slot = self.slot.int()
+        place = torch.repeat_interleave(tiles, counts, output_size=slot.numel())
+        place.mul_(self.window).add_(slot // TILE)
+        bits = torch.bitwise_left_shift(torch.ones_like(slot), slot % TILE)
+        masks = torch.zeros(counts.numel() * self.window, dtype=torch.int32, device=slot.device)
+        return masks.index_add_(0, place, bits)  # slots are distinct: to add is to set
 
-_plans = Kept()
+
+_copies: Kept[CSR] = Kept()
+_plans: Kept[Plan] = Kept()
+
+
+def in_32_bits(csr: CSR) -> CSR:
+    """Return a matrix with int32 arrays, as the kernels want it: itself, or a copy that is kept."""
+    if csr.col.dtype == torch.int32:
+        return csr
+
+    def make() -> CSR:
+        rowptr, col, eid = (None if t is None else t.to(torch.int32) for t in csr[:3])
+        assert rowptr is not None and col is not None
+        return csr._replace(rowptr=rowptr, col=col, eid=eid)
+
+    owners = [t for t in csr[:3] if t is not None]
+    return _copies.get(owners, (csr.num_cols, csr.sorted), make)
 
 
 def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
@@ -66,8 +90,8 @@ def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
         window: rows of a tile.
         least: entries of a column in a window for which it is in a tile.
     """
-    key = (id(csr.rowptr), csr.num_cols, window, least)
-    return _plans.get(csr.col, key, lambda: _build(csr, window, least))
+    key = (csr.num_cols, window, least)
+    return _plans.get((csr.col, csr.rowptr), key, lambda: _build(csr, window, least))
 
 
 def _build(csr: CSR, window: int, least: int) -> Plan:
@@ -80,8 +104,6 @@ def _build(csr: CSR, window: int, least: int) -> Plan:
         tile_col=tiles.col.to(torch.int32),
         slot=tiles.slot,
         entry=tiles.entry.to(torch.int32),
-        rowptr=csr.rowptr.to(torch.int32),
-        col=csr.col.to(torch.int32),
         items=items.flatten(),
         splits=splits.flatten(),
         num_partials=partials,

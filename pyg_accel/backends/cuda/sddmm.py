@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.cuda import rest
-from pyg_accel.backends.cuda.plan import plan_of
+from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.backends.cuda.spmm import aligned
 from pyg_accel.graph import CSR
 from pyg_accel.native import cuda_library
@@ -33,6 +33,7 @@ def run(
         exact: products of float32 to about 2^-21, instead of rounding factors to tf32.
         least: entries of a column in a window for which they go to Tensor Cores.
     """
+    csr = in_32_bits(csr)
     plan, library = plan_of(csr, window, least), cuda_library()
     order, others = (_edges(entry, csr.eid) for entry in (plan.entry, plan.rest_entry))
     to, given = aligned(target), aligned(source)
@@ -48,8 +49,8 @@ def run(
 
 
 def _edges(entry: Tensor | None, eid: Tensor | None) -> Tensor | None:
-    """The edges of entries, both int32."""
+    """The edges of entries."""
     if entry is None or eid is None:
         return entry
-    edges: Tensor = cuda_library().take(eid.to(torch.int32), entry, None)
+    edges: Tensor = cuda_library().take(eid, entry, None)
     return edges

@@ -4,14 +4,15 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.cuda import rest
-from pyg_accel.backends.cuda.plan import plan_of
+from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.graph import CSR
 from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library
 
 __all__ = ["aligned", "reordered", "run"]
 
-_values = Kept()
+_used: Kept[bool] = Kept(trusting=False)
+_values: Kept[Tensor] = Kept(trusting=False)
 
 
 def run(
@@ -38,11 +39,11 @@ def run(
         least: entries of a column in a window for which they go to Tensor Cores; the sums of the
             others are computed first, and theirs added to them.
     """
+    csr = in_32_bits(csr)
     plan, library = plan_of(csr, window, least), cuda_library()
     value = eid = None
     if weight is not None:
-        weight = weight.contiguous()
-        eid = None if csr.eid is None else csr.eid.to(torch.int32)  # itself, mostly
+        weight, eid = weight.contiguous(), csr.eid
         value = reordered(weight, plan.entry, eid)
     if plan.rest is None or plan.rest_entry is None:
         out = x.new_empty(csr.num_rows, x.size(1))
@@ -50,8 +51,8 @@ def run(
         others = None if weight is None else reordered(weight, plan.rest_entry, eid)
         out = rest.sum(plan.rest, x, others)
     library.spmm(
-        plan.items, plan.splits, plan.tile_ptr, plan.tile_col, plan.slot, value, plan.rowptr,
-        plan.col, eid, weight, aligned(x), x.size(1), window, warps, plan.num_partials, exact, mean,
+        plan.items, plan.splits, plan.tile_ptr, plan.tile_col, plan.slot, value, csr.rowptr,
+        csr.col, eid, weight, aligned(x), x.size(1), window, warps, plan.num_partials, exact, mean,
         plan.rest is not None, out,
     )  # fmt: skip
     return out
@@ -66,13 +67,15 @@ def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
     """
     if weight.is_cuda and torch.cuda.is_current_stream_capturing():
         return _taken(weight, order, eid)
-    owner, key = _owner(weight), (id(order), id(eid))
-    found = _values.find(owner, key)
-    if isinstance(found, tuple) and found[1] is order and found[2] is eid:
-        kept: Tensor = found[0]
-        return kept
+    owners = (_owner(weight), order) if eid is None else (_owner(weight), order, eid)
+    found = _values.find(owners, ())
+    if found is not None:
+        return found
     value = _taken(weight, order, eid)
-    _values.put(owner, key, "once" if found is None else (value, order, eid))
+    if _used.find(owners, ()):
+        _values.put(owners, (), value)
+    else:
+        _used.put(owners, (), True)
     return value
 
 

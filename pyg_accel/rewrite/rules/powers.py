@@ -147,11 +147,10 @@ def _laplacian(call: Call) -> Matrix:
         )  # fmt: skip
         return found
 
-    graph = GRAPHS.find(call.edge_index, key)
-    if graph is None:
-        size = (call.num_rows, call.num_rows)
-        graph = Graph.from_edge_index(normalised()[0], size, conv.flow)
-        GRAPHS.keep(call.edge_index, key, graph)
+    def make() -> Graph:
+        return Graph.from_edge_index(normalised()[0], (call.num_rows, call.num_rows), conv.flow)
+
+    graph = GRAPHS.get((call.edge_index,), key, make)
     perm = graph.perm
 
     def stored() -> Tensor:
