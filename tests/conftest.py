@@ -15,7 +15,7 @@ if not torch.cuda.is_available():  # decorators of Triton kernels read it when t
 import pyg_accel
 from pyg_accel.backends import backends, dispatch, registry
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
-from pyg_accel.patching import accelerate, seam
+from pyg_accel.patching import reasons, seam
 from pyg_accel.settings import SETTINGS, settings
 
 DATA = "PYG_ACCEL_DATA"
@@ -48,7 +48,7 @@ def clean_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not cpu_unavailable_reasons():
         cpu_library().configure("", 0, 0)
     assert not seam.installed()
-    assert not accelerate.is_active()
+    assert not reasons.is_active()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Rules that matter are executable: floors, file lengths, where privates and variables are read."""
 
 import ast
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,27 @@ def test_imports_run_downwards(path):
         assert FLOORS[theirs] < FLOORS[mine] or FLOORS[theirs] == FLOORS[mine] == 1, (
             f"{mine} (floor {FLOORS[mine]}) imports {theirs} (floor {FLOORS[theirs]})"
         )
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    """Imports inside of functions count; those for type checkers alone do not."""
+    named = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in FILES
+    }
+    graph = {}
+    for name, path in named.items():
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                node.body.clear()
+        graph[name] = {
+            full if full in named else node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module in named
+            for full in (f"{node.module}.{alias.name}" for alias in node.names)
+        } - {name}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 @each([path for path in FILES if room(path) in ("backends", "ops", "graph", "formula", "native")])

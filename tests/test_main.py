@@ -38,8 +38,8 @@ def test_the_version_comes_from_whichever_distribution_is_there(installed, told,
 
 def test_run_runs_a_script_patched_and_reports(tmp_path, capsys, monkeypatch):
     script = tmp_path / "script.py"
-    script.write_text("import sys\nfrom pyg_accel.patching import accelerate\n"
-                      "print(accelerate.is_active(), sys.argv[1:])\n")  # fmt: skip
+    script.write_text("import sys\nfrom pyg_accel.patching import reasons\n"
+                      "print(reasons.is_active(), sys.argv[1:])\n")  # fmt: skip
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert program.main(["run", str(script), "--flag"]) == 0

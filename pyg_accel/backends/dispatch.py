@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 
 from pyg_accel.backends.base import Backend
-from pyg_accel.backends.registry import backends, get_backend
+from pyg_accel.backends.registry import backends, changes, get_backend
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.errors import BackendNotSupported
 from pyg_accel.settings import settings
@@ -149,7 +149,7 @@ def choose(spec: OpSpec) -> Decision:
 
 
 def forget_decisions() -> None:
-    """Decide anew; called when the backends change."""
+    """Decide anew: what backends reckon with has changed."""
     _choose.cache_clear()
 
 
@@ -157,15 +157,15 @@ def decide(spec: OpSpec) -> Decision:
     """Return what :func:`choose` would, for a call that may not be made."""
     name, others = _asked()
     try:
-        return _choose(spec, name, settings.disable)
+        return _choose(spec, name, settings.disable, changes())
     except BackendNotSupported:
         if not others:
             raise
-        return _choose(spec, "auto", settings.disable)
+        return _choose(spec, "auto", settings.disable, changes())
 
 
 @lru_cache(maxsize=4096)
-def _choose(spec: OpSpec, forced: str, disabled: str) -> Decision:
+def _choose(spec: OpSpec, forced: str, disabled: str, _changes: int) -> Decision:
     names = {name.strip() for name in disabled.split(",")}
     candidates = backends() if forced == "auto" else {forced: get_backend(forced)}
     rejected: dict[str, tuple[str, ...]] = {}

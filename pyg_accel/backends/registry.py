@@ -1,32 +1,34 @@
 """The backends that exist, by name."""
 
 from functools import lru_cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from pyg_accel.backends.base import Backend
 
-__all__ = ["backends", "get_backend", "register_backend", "unregister_backend"]
+__all__ = ["backends", "changes", "get_backend", "register_backend", "unregister_backend"]
 
 ENTRY_POINTS = "pyg_accel.backends"
 
+# Loaded by name, like those of other packages: backends may ask the dispatch, which asks here.
+_BUILTIN = tuple(
+    EntryPoint(value.split(":")[0], f"pyg_accel.backends.{value}", ENTRY_POINTS)
+    for value in (
+        "reference:ReferenceBackend",
+        "cpu:CpuBackend",
+        "triton:TritonBackend",
+        "cuda:CudaBackend",
+        "torch_sparse:TorchSparseBackend",
+        "pyg_lib:PygLibBackend",
+    )
+)
 _backends: dict[str, Backend] = {}
+_changes = 0
 
 
 @lru_cache(maxsize=1)
 def _load_builtin() -> None:
-    from pyg_accel.backends.cpu import CpuBackend
-    from pyg_accel.backends.cuda import CudaBackend
-    from pyg_accel.backends.pyg_lib import PygLibBackend
-    from pyg_accel.backends.reference import ReferenceBackend
-    from pyg_accel.backends.torch_sparse import TorchSparseBackend
-    from pyg_accel.backends.triton import TritonBackend
-
-    register_backend(ReferenceBackend())
-    register_backend(CpuBackend())
-    register_backend(TritonBackend())
-    register_backend(CudaBackend())
-    register_backend(TorchSparseBackend())
-    register_backend(PygLibBackend())
+    for entry in _BUILTIN:
+        register_backend(entry.load()())
 
 
 @lru_cache(maxsize=1)
@@ -45,8 +47,6 @@ def register_backend(backend: Backend, *, replace: bool = False) -> None:
     Raises:
         ValueError: if it is not a backend, or the name is taken.
     """
-    from pyg_accel.backends.dispatch import forget_decisions
-
     if not isinstance(backend, Backend):
         raise ValueError(f"expected an instance of Backend (got {backend!r})")
     if backend.name in _backends and not replace:
@@ -54,16 +54,24 @@ def register_backend(backend: Backend, *, replace: bool = False) -> None:
             f"a backend named '{backend.name}' exists; pass replace=True to replace it"
         )
     _backends[backend.name] = backend
-    forget_decisions()
+    _note_change()
 
 
 def unregister_backend(name: str) -> None:
     """Remove a backend that was registered."""
-    from pyg_accel.backends.dispatch import forget_decisions
-
     get_backend(name)
     del _backends[name]
-    forget_decisions()
+    _note_change()
+
+
+def _note_change() -> None:
+    global _changes
+    _changes += 1
+
+
+def changes() -> int:
+    """Return how often a backend came or went: decisions hold until then."""
+    return _changes
 
 
 def backends() -> dict[str, Backend]:

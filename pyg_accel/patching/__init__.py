@@ -5,19 +5,10 @@ becomes a formula and its reduction one kernel call, whatever the layer. What ca
 runs as it always did, and :func:`report` says why.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import TracebackType
-
-import torch
-from torch_geometric.nn import MessagePassing
-
-from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.calls import Report, report, reset_report
-from pyg_accel.patching import accelerate, hetero, relations, seam
 from pyg_accel.patching.calibration import Calibration, calibrate_sampling
-from pyg_accel.patching.reductions import aggregate
 from pyg_accel.patching.sampling import sampled
+from pyg_accel.patching.switch import PatchHandle, patch, patched, unpatch
 
 __all__ = [
     "Calibration",
@@ -31,105 +22,3 @@ __all__ = [
     "sampled",
     "unpatch",
 ]
-
-_HOOKS = seam.Hooks(
-    call=accelerate.call,
-    bypassed=accelerate.bypassed,
-    aggregate=aggregate,
-    memoise=accelerate.memoise,
-    softmax=accelerate.softmax,
-    spmm=accelerate.spmm,
-    remember=accelerate._pyg_accel_remember,
-    relations=relations.forward,
-    hetero=hetero.forward,
-    embedding=accelerate.look_up,
-)
-_ACCELERATED = (MessagePassing, torch.nn.Embedding)
-_handles: "list[PatchHandle]" = []
-
-
-class PatchHandle:
-    """What :func:`patch` returns: ``remove()`` undoes that call; also a context manager."""
-
-    def __init__(self, model: torch.nn.Module | None) -> None:
-        """Switch on; use :func:`patch`."""
-        self._modules = (
-            [] if model is None else [m for m in model.modules() if isinstance(m, _ACCELERATED)]
-        )
-        self._everything = model is None
-        self._removed = False
-        fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
-        if not seam.installed():
-            seam.install(_HOOKS)
-        if self._everything:
-            accelerate.switch(1)
-        for module in self._modules:
-            vars(module)[accelerate.MARK] = vars(module).get(accelerate.MARK, 0) + 1
-        _handles.append(self)
-
-    def remove(self) -> None:
-        """Undo the call that returned this handle; a second time does nothing."""
-        if self._removed:
-            return
-        self._removed = True
-        _handles.remove(self)
-        if self._everything:
-            accelerate.switch(-1)
-        for module in self._modules:
-            count = vars(module).get(accelerate.MARK, 1) - 1
-            if count:
-                vars(module)[accelerate.MARK] = count
-            else:
-                vars(module).pop(accelerate.MARK, None)
-        if not _handles:
-            seam.uninstall()
-            accelerate.forget()
-
-    def __enter__(self) -> "PatchHandle":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.remove()
-
-
-def patch(model: torch.nn.Module | None = None) -> PatchHandle:
-    """Accelerate message passing from now on.
-
-    Works before or after models are built, on plain ``edge_index``; no other change is needed.
-    Results agree with PyG's up to the order of floating-point additions; the gradient of a maximum
-    goes to one of several equal neighbours. On a CPU, the dense gradient of large ``nn.Embedding``
-    tables is summed up by the same kernels.
-
-    Args:
-        model: only the layers of this model; by default every model of the process.
-
-    Returns:
-        A handle: ``remove()`` it, or use it as a context manager.
-
-    Raises:
-        ValueError: if ``model`` is not a module, or holds no message passing layer.
-    """
-    if model is not None:
-        if not isinstance(model, torch.nn.Module):
-            raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
-        if not any(isinstance(m, MessagePassing) for m in model.modules()):
-            raise ValueError(f"{type(model).__name__} has no message passing layer to accelerate")
-    return PatchHandle(model)
-
-
-def unpatch() -> None:
-    """Undo every :func:`patch`: all classes of PyG are as they were."""
-    for handle in list(_handles):
-        handle.remove()
-
-
-@contextmanager
-def patched(model: torch.nn.Module | None = None) -> Iterator[PatchHandle]:
-    """Accelerate inside a ``with`` block; see :func:`patch`."""
-    with patch(model) as handle:
-        yield handle

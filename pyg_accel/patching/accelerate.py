@@ -11,12 +11,12 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
+from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.formula import Operand
-from pyg_accel.matrices import is_sparse_matrix, num_entries
+from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO
-from pyg_accel.patching import compiled, embedding
+from pyg_accel.patching import compiled
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.lazy import (
@@ -27,32 +27,25 @@ from pyg_accel.patching.lazy import (
     is_single_side,
 )
 from pyg_accel.patching.randomness import random_state, restore
+from pyg_accel.patching.reasons import (
+    RECORDED,
+    call_reasons,
+    device_of,
+    is_active,
+    size_reasons,
+    torch_records,
+)
 from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
-from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "is_active", "look_up", "memoise", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "forget", "memoise", "softmax", "spmm"]
 
-MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
-
-_switched_on = 0  # how many patch() without a model are in force
 _memo = MEMO
 _declined: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str]]" = weakref.WeakKeyDictionary()
-
-
-def switch(by: int) -> None:
-    """Count a global patch() that begins (1) or ends (-1)."""
-    global _switched_on
-    _switched_on += by
-
-
-def is_active(module: torch.nn.Module | None = None) -> bool:
-    """Return whether calls are accelerated: all of them, or those of this instance."""
-    return _switched_on > 0 or (module is not None and MARK in vars(module))
 
 
 def forget() -> None:
@@ -71,7 +64,7 @@ def call(
     if torch.compiler.is_dynamo_compiling():
         return compiled.call(original, self, edge_index, args, kwargs)
     if torch_records():
-        record(type(self).__name__, "", "PyG", "torch records the calls that are made", 0.0)
+        record(type(self).__name__, "", "PyG", RECORDED, 0.0)
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
@@ -90,7 +83,7 @@ def call(
         reasons = [known[key]]
     if not reasons:
         # A message that turns out not to be a formula runs twice: it must draw the same numbers.
-        state = random_state(_device_of(edge_index))
+        state = random_state(device_of(edge_index))
         try:
             trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
             with record_choices() as names, trace:
@@ -170,16 +163,6 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
     return function(src, other, reduce) if out is None else out
 
 
-def look_up(original: Callable[..., Any], self: torch.nn.Embedding, input: Tensor) -> Any:
-    """Stand in for ``Embedding.forward``."""
-    return embedding.forward(original, self, input, is_active(self))
-
-
-def torch_records() -> bool:
-    """Whether the calls now made are those of a compiler or tracer that reads them."""
-    return torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing()
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pyg_accel_remember(self: MessagePassing) -> None:
     """A method of layers while anything is patched: see :mod:`.compiled`."""
@@ -212,45 +195,6 @@ def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[s
     return original(self, edge_index, **kwargs)  # type: ignore[no-any-return]
 
 
-def takes_part(module: MessagePassing) -> bool:
-    """Return whether calls of a layer are accelerated, and nobody reads those it makes."""
-    return is_active(module) and not torch_records()
-
-
-def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = False) -> list[str]:
-    """Return why a call is PyG's, before looking at the message."""
-    if reasons := layer_reasons(module, edge_index):
-        return reasons
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        reasons.append("inside a torch.func transform")
-    if torch.autograd.forward_ad._current_level >= 0:
-        reasons.append("forward-mode differentiation")
-    device = _device_of(edge_index).type
-    if not (reasons or any_size or in_force() is not None):
-        sparse = is_sparse_matrix(edge_index)
-        edges = num_entries(edge_index) if sparse else edge_index.size(1)
-        reasons = size_reasons(edges, device)
-    return reasons or fast_backend_reasons(device)  # the dearest question comes last
-
-
-def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
-    """Return those that are the layer's or its graph's: what else there is, all calls share."""
-    reasons = hook_reasons(module)
-    if not is_sparse_matrix(edge_index) and (
-        not isinstance(edge_index, Tensor)
-        or edge_index.dim() != 2
-        or edge_index.size(0) != 2
-        or edge_index.dtype not in (torch.int32, torch.int64)
-    ):
-        reasons.append("a malformed edge_index")
-    return reasons
-
-
-def _device_of(edge_index: Any) -> torch.device:
-    device: Any = edge_index.device  # a method of SparseTensor
-    return torch.device(device() if callable(device) else device)
-
-
 def _trace(
     original: Callable[..., Any],
     module: MessagePassing,
@@ -273,14 +217,6 @@ def _trace(
     if not args:  # propagate's own arguments come by name; PyG ignores a given size here
         kwargs = kwargs | {"size": (edge_index.num_rows, edge_index.num_cols)}
     return Trace(plain, module.flow, owner=edge_index), plain, kwargs
-
-
-def size_reasons(num_edges: int, device: str) -> list[str]:
-    """Small graphs stay with PyG, whose calls cost less before the first edge."""
-    if settings.always:
-        return []
-    fewest = thresholds(device).min_edges
-    return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 
 
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.ops import sampling_rates
 from pyg_accel.patching.sampling import sampled
+from pyg_accel.patching.switch import patched
 
 __all__ = ["Calibration", "WidthResult", "calibrate_sampling"]
 
@@ -134,8 +135,6 @@ def calibrate_sampling(
         ValueError: for a mask that selects nothing or is not of these nodes, data without classes,
             a negative drop, or widths below 1.
     """
-    from pyg_accel.patching import patched
-
     if mask.dtype != torch.bool or not bool(mask.any()):
         raise ValueError("expected 'mask' to be bool and to select at least one node")
     if getattr(data, "y", None) is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.calls import record
 from pyg_accel.ops.embedding import embedding
+from pyg_accel.patching.reasons import RECORDED, is_active, torch_records, transform_reasons
 from pyg_accel.settings import settings
 
 __all__ = ["forward", "look_up", "reasons_against"]
@@ -26,7 +27,7 @@ MOST_WORDS_AN_ID = 6
 
 
 def forward(
-    original: Callable[..., Any], self: torch.nn.Embedding, input: Tensor, active: bool
+    original: Callable[..., Any], self: torch.nn.Embedding, input: Tensor, *, always: bool = False
 ) -> Any:
     """Stand in for ``Embedding.forward``.
 
@@ -34,9 +35,9 @@ def forward(
         original: torch's.
         self: the module.
         input: ids.
-        active: this module is accelerated.
+        always: whether or not patch() was called.
     """
-    if not active or reasons_against(self, input):
+    if not (always or is_active(self)) or reasons_against(self, input):
         return original(self, input)
     start = time.perf_counter()
     out = look_up(self, input)
@@ -58,8 +59,8 @@ def look_up(module: torch.nn.Embedding, ids: Tensor) -> Tensor:
 
 def reasons_against(module: torch.nn.Embedding, ids: Any) -> list[str]:
     """Return why torch's own gradient is taken."""
-    if torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing():
-        return ["torch records the calls that are made"]
+    if torch_records():
+        return [RECORDED]
     weight = module.weight
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return ["no gradient is asked for"]
@@ -69,11 +70,7 @@ def reasons_against(module: torch.nn.Embedding, ids: Any) -> list[str]:
         return ["tensors of another type"]
     if weight.device.type != "cpu" or ids.device.type != "cpu" or weight.dim() != 2:
         return ["it is not on a CPU"]
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return ["inside a torch.func transform"]
-    if torch.autograd.forward_ad._current_level >= 0:
-        return ["forward-mode differentiation"]
-    reasons = fast_backend_reasons("cpu")
+    reasons = transform_reasons() or fast_backend_reasons("cpu")
     if not (reasons or settings.always or pays(ids.numel(), *weight.shape)):
         reasons = ["small"]
     return reasons

@@ -21,8 +21,14 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
-from pyg_accel.patching import accelerate
 from pyg_accel.patching.randomness import random_state
+from pyg_accel.patching.reasons import (
+    call_reasons,
+    layer_reasons,
+    size_reasons,
+    takes_part,
+    torch_records,
+)
 from pyg_accel.patching.relations import MANY, REDUCES
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
@@ -39,7 +45,7 @@ _MATRICES = {SAGEConv: ("lin_l", "lin_r"), GraphConv: ("lin_rel", "lin_root")}
 def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``HeteroConv.forward``; where this cannot, a relation is a call of its own."""
     taken = len(args) == 2 and not kwargs and all(isinstance(arg, dict) for arg in args)
-    if accelerate.torch_records() or not taken:
+    if torch_records() or not taken:
         return original(self, *args, **kwargs)
     xs, edges = args
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
@@ -134,15 +140,15 @@ def _reasons(
 def _of_every_call(layers: dict[EdgeType, Any], edges: dict[EdgeType, Tensor]) -> list[str]:
     if len(layers) < MANY:
         together = sum(edges[key].size(-1) for key in layers)
-        if reasons := accelerate.size_reasons(together, edges[next(iter(layers))].device.type):
+        if reasons := size_reasons(together, edges[next(iter(layers))].device.type):
             return reasons
     for key, conv in layers.items():
-        if not accelerate.takes_part(conv):
+        if not takes_part(conv):
             return ["not patched"]
-        if reasons := accelerate.layer_reasons(conv, edges[key]):
+        if reasons := layer_reasons(conv, edges[key]):
             return reasons
     key, conv = next(iter(layers.items()))
-    return accelerate.call_reasons(conv, edges[key], any_size=True)
+    return call_reasons(conv, edges[key], any_size=True)
 
 
 def _kind(conv: Any) -> tuple[Any, ...] | None:

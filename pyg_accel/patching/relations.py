@@ -18,8 +18,8 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
-from pyg_accel.patching import accelerate
 from pyg_accel.patching.randomness import random_state
+from pyg_accel.patching.reasons import call_reasons, takes_part
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
@@ -39,7 +39,7 @@ def forward(
     edge_type: Any = None,
 ) -> Any:
     """Stand in for ``RGCNConv.forward``; where this cannot, each relation is a call of its own."""
-    if not accelerate.takes_part(self) or _reasons(self, x, edge_index, edge_type):
+    if not takes_part(self) or _reasons(self, x, edge_index, edge_type):
         return original(self, x, edge_index, edge_type)
     start, state = time.perf_counter(), random_state(edge_index.device)
     source, target = x if isinstance(x, tuple) else (x, x)
@@ -98,4 +98,4 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[st
         reasons.append("edges are sampled")
     if torch.is_autocast_enabled(edge_index.device.type):
         reasons.append("autocast")
-    return reasons or accelerate.call_reasons(self, edge_index, any_size=self.num_relations >= MANY)
+    return reasons or call_reasons(self, edge_index, any_size=self.num_relations >= MANY)

@@ -21,7 +21,7 @@ class Embedding(torch.nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return [..., F] for ids [...]."""
-        rows: Tensor = embedding.forward(torch.nn.Embedding.forward, self, input, active=True)
+        rows: Tensor = embedding.forward(torch.nn.Embedding.forward, self, input, always=True)
         return rows
 
 

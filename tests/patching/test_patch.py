@@ -19,7 +19,7 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import gcn_conv
 
 import pyg_accel
-from pyg_accel.patching import accelerate, seam
+from pyg_accel.patching import reasons, seam
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -298,7 +298,7 @@ def test_patching_one_model_leaves_others_alone(x, edge_index, ran):
     handle.remove()
     ours(x, edge_index)
     assert ran() == {}
-    assert not any(accelerate.MARK in vars(module) for module in ours.modules())
+    assert not any(reasons.MARK in vars(module) for module in ours.modules())
 
 
 def test_patching_one_layer_and_everything_at_once_nest_in_any_order(x, edge_index, ran):

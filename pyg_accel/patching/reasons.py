@@ -1,0 +1,104 @@
+"""Whether a call is accelerated: what patch() switched on, and the reasons against."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.backends.dispatch import fast_backend_reasons
+from pyg_accel.matrices import is_sparse_matrix, num_entries
+from pyg_accel.patching.sampling import in_force
+from pyg_accel.patching.seam import hook_reasons
+from pyg_accel.patching.thresholds import thresholds
+from pyg_accel.settings import settings
+
+__all__ = [
+    "MARK",
+    "RECORDED",
+    "call_reasons",
+    "device_of",
+    "is_active",
+    "layer_reasons",
+    "size_reasons",
+    "switch",
+    "takes_part",
+    "torch_records",
+    "transform_reasons",
+]
+
+MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
+
+_switched_on = 0  # how many patch() without a model are in force
+RECORDED = "torch records the calls that are made"
+
+
+def switch(by: int) -> None:
+    """Count a global patch() that begins (1) or ends (-1)."""
+    global _switched_on
+    _switched_on += by
+
+
+def is_active(module: torch.nn.Module | None = None) -> bool:
+    """Return whether calls are accelerated: all of them, or those of this instance."""
+    return _switched_on > 0 or (module is not None and MARK in vars(module))
+
+
+def torch_records() -> bool:
+    """Whether the calls now made are those of a compiler or tracer that reads them."""
+    return torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing()
+
+
+def takes_part(module: MessagePassing) -> bool:
+    """Return whether calls of a layer are accelerated, and nobody reads those it makes."""
+    return is_active(module) and not torch_records()
+
+
+def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = False) -> list[str]:
+    """Return why a call is PyG's, before looking at the message."""
+    if reasons := layer_reasons(module, edge_index):
+        return reasons
+    reasons = transform_reasons()
+    device = device_of(edge_index).type
+    if not (reasons or any_size or in_force() is not None):
+        sparse = is_sparse_matrix(edge_index)
+        edges = num_entries(edge_index) if sparse else edge_index.size(1)
+        reasons = size_reasons(edges, device)
+    return reasons or fast_backend_reasons(device)  # the dearest question comes last
+
+
+def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
+    """Return those that are the layer's or its graph's: what else there is, all calls share."""
+    reasons = hook_reasons(module)
+    if not is_sparse_matrix(edge_index) and (
+        not isinstance(edge_index, Tensor)
+        or edge_index.dim() != 2
+        or edge_index.size(0) != 2
+        or edge_index.dtype not in (torch.int32, torch.int64)
+    ):
+        reasons.append("a malformed edge_index")
+    return reasons
+
+
+def transform_reasons() -> list[str]:
+    """Return the transforms in force that operators of this package do not know."""
+    reasons = []
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        reasons.append("inside a torch.func transform")
+    if torch.autograd.forward_ad._current_level >= 0:
+        reasons.append("forward-mode differentiation")
+    return reasons
+
+
+def size_reasons(num_edges: int, device: str) -> list[str]:
+    """Small graphs stay with PyG, whose calls cost less before the first edge."""
+    if settings.always:
+        return []
+    fewest = thresholds(device).min_edges
+    return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
+
+
+def device_of(edge_index: Any) -> torch.device:
+    """Return where a graph is, whatever its class."""
+    device: Any = edge_index.device  # a method of SparseTensor
+    return torch.device(device() if callable(device) else device)
