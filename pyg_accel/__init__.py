@@ -36,6 +36,7 @@ __version__ = "0.1.0"
 
 ask_for_large_pages()
 
+_ROOMS = {"backends", "errors", "layers", "ops", "rewrite", "testing"}
 _HOME = {
     "BackendNotSupported": "pyg_accel.errors",
     "CBSR": "pyg_accel.cbsr",
@@ -92,7 +93,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("layers", "ops"):
+    if name in _ROOMS:
         return import_module(f"pyg_accel.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
-__all__ = ["CSR", "Graph"]
+__all__ = ["CSR", "Graph", "ptr2index"]
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -33,6 +33,18 @@ class CSR(NamedTuple):
     def num_rows(self) -> int:
         """Number of rows."""
         return self.rowptr.numel() - 1
+
+
+def ptr2index(ptr: Tensor, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return the row of every entry, as PyG's function of that name does.
+
+    Args:
+        ptr: [N + 1], where the entries of each row begin.
+        size: how many entries there are, so that nobody needs to wait for the device to say.
+        dtype: of the result, [size].
+    """
+    ids = torch.arange(ptr.numel() - 1, dtype=dtype, device=ptr.device)
+    return torch.repeat_interleave(ids, ptr.diff(), output_size=size)
 
 
 class Graph:
@@ -231,11 +243,7 @@ def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tens
             cpu_library().csr_transpose(rowptr, col, num_cols)
         )
         return arrays
-    row = torch.repeat_interleave(
-        torch.arange(rowptr.numel() - 1, dtype=col.dtype, device=col.device),
-        (rowptr[1:] - rowptr[:-1]).long(),
-        output_size=col.numel(),
-    )
+    row = ptr2index(rowptr, col.numel(), col.dtype)
     columns, perm = torch.sort(col, stable=True)
     starts = torch.arange(num_cols + 1, dtype=col.dtype, device=col.device)
     colptr = torch.searchsorted(columns, starts, out_int32=col.dtype == torch.int32)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, ptr2index
 from pyg_accel.memo import Memo, is_sparse_tensor
 
 __all__ = [
@@ -92,8 +92,7 @@ def edges_of_tensor(adj: Tensor) -> Tensor:
         return adj.indices().flip(0)
     compressed = adj.crow_indices() if adj.layout == torch.sparse_csr else adj.ccol_indices()
     other = adj.col_indices() if adj.layout == torch.sparse_csr else adj.row_indices()
-    ids = torch.arange(compressed.numel() - 1, dtype=other.dtype, device=other.device)
-    own = ids.repeat_interleave(compressed.diff(), output_size=other.numel())
+    own = ptr2index(compressed, other.numel(), other.dtype)
     return torch.stack([other, own] if adj.layout == torch.sparse_csr else [own, other])
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyg_accel.graph import CSR
+from pyg_accel.graph import CSR, ptr2index
 from pyg_accel.kept import Kept
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
@@ -86,16 +86,12 @@ class Tiles:
     @cached_property
     def window_of_tile(self) -> Tensor:
         """[T], the window of every tile."""
-        windows = torch.arange(self.num_windows, device=self.window_ptr.device)
-        counts = self.window_ptr.diff().long()
-        return torch.repeat_interleave(windows, counts, output_size=self.num_tiles)
+        return ptr2index(self.window_ptr, self.num_tiles)
 
     @cached_property
     def tile_of_entry(self) -> Tensor:
         """[S], the tile of every entry."""
-        numbers = torch.arange(self.num_tiles, device=self.tile_ptr.device)
-        counts = self.tile_ptr.diff().long()
-        return torch.repeat_interleave(numbers, counts, output_size=self.entry.numel())
+        return ptr2index(self.tile_ptr, self.entry.numel())
 
     @cached_property
     def masks(self) -> Tensor:
@@ -199,17 +195,13 @@ def _no_tiles(csr: CSR, window: int, tile: int) -> Tiles:
 
 def _by_window_and_column(csr: CSR, window: int) -> tuple[Tensor, Tensor, Tensor]:
     """All entries by (window, column, row): window * num_cols + column, row in window, entry."""
-    rows = torch.arange(csr.num_rows, dtype=torch.int32, device=csr.col.device)
-    degree = csr.rowptr.diff().long()
-    row = torch.repeat_interleave(rows, degree, output_size=csr.col.numel())
+    row = ptr2index(csr.rowptr, csr.col.numel(), torch.int32)
     if csr.col.device.type == "cpu" and not cpu_unavailable_reasons():
         # Counting sorts, linear in entries and nodes; the order of rows within a column is kept.
         arrays = (row // window).to(csr.col.dtype), csr.col, -(-csr.num_rows // window)
         wide = csr.col.numel() >= 2**31 - 1
         ptr, col, entry = cpu_library().csr_from_coo(*arrays, csr.num_cols, wide)
-        numbers = torch.arange(ptr.numel() - 1)
-        of_entry = torch.repeat_interleave(numbers, ptr.diff().long())
-        entry = entry.long()
+        of_entry, entry = ptr2index(ptr, entry.numel()), entry.long()
         return of_entry * csr.num_cols + col, row[entry] % window, entry
     key = (row // window).long().mul_(csr.num_cols).add_(csr.col).mul_(window).add_(row % window)
     key, entry = torch.sort(key, stable=True)

@@ -1,12 +1,13 @@
-"""What a backend is given for the backward pass of attention."""
+"""What a backend is given for the backward pass of attention, and what it computes."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
 
-from pyg_accel.formula import Formula
+from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, map_operands
 
-__all__ = ["AttentionGradient"]
+__all__ = ["AttentionGradient", "gradient_formulas"]
 
 
 class AttentionGradient(NamedTuple):
@@ -37,3 +38,43 @@ class AttentionGradient(NamedTuple):
     of: list[int]
     want_scores: bool
     want_weights: bool
+
+    def formulas(self) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+        """Return :func:`gradient_formulas` of it."""
+        return gradient_formulas(
+            self.score, self.value, tuple(self.gradients), len(self.operands) + 1,
+            want_scores=self.want_scores, want_weights=self.want_weights,
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def gradient_formulas(
+    score: Formula,
+    value: Formula,
+    gradients: tuple[Formula, ...],
+    count: int,
+    *,
+    want_scores: bool,
+    want_weights: bool,
+) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
+    """Return what is summed up over each row, and what is left behind for every edge.
+
+    The weight of an edge is ``exp(score - total)``, the gradient of its score ``weight * (sum(grad
+    * value) - delta)``, with ``delta`` the dot product of a target's result and gradient.
+
+    Args:
+        score: as in :class:`AttentionGradient`, and so are the others.
+        value: what is added up.
+        gradients: to sum.
+        count: of operands, ``grad`` included. Two more follow: ``total`` and ``delta``, [targets,
+            H], both of side u.
+        want_scores: leave the gradients of scores behind.
+        want_weights: leave the weights behind.
+    """
+    grad, total, delta = (Operand("u", count + i) for i in (-1, 0, 1))
+    weight: Formula = Unary("exp", Binary("sub", score, total))
+    inner = Sum(Binary("mul", grad, value))
+    of_score: Formula = Binary("mul", weight, Binary("sub", inner, delta))
+    made = {count: weight, count + 1: of_score}
+    sums = tuple(map_operands(f, lambda o: made.get(o.index, o)) for f in gradients)
+    return sums, (of_score,) * want_scores + (weight,) * want_weights

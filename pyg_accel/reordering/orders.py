@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, ptr2index
 from pyg_accel.reordering.community import community_order
 
 __all__ = ["METHODS", "order_of"]
@@ -82,13 +82,13 @@ def _undirected(graph: Graph) -> tuple[Tensor, Tensor]:
     backward = graph.transposed()
     rowptr, col = graph.rowptr, graph.col
     symmetric = torch.equal(rowptr, backward.rowptr) and torch.equal(col, backward.col)
-    row = _rows(rowptr, col)
+    row = ptr2index(rowptr, col.numel(), col.dtype)
     if not symmetric:
-        row = torch.cat([row, _rows(backward.rowptr, backward.col)])
+        row = torch.cat([row, ptr2index(backward.rowptr, backward.col.numel(), col.dtype)])
         col = torch.cat([col, backward.col])
         merged = Graph.from_edge_index(torch.stack([col, row]), (graph.num_rows,) * 2)
         rowptr, col = merged.rowptr, merged.col
-        row = _rows(rowptr, col)
+        row = ptr2index(rowptr, col.numel(), col.dtype)
     loops = row == col
     if bool(loops.any()):
         per_row = torch.zeros_like(rowptr[1:]).index_add_(
@@ -97,8 +97,3 @@ def _undirected(graph: Graph) -> tuple[Tensor, Tensor]:
         rowptr = torch.cat([rowptr[:1], rowptr[1:] - per_row.cumsum(0)]).to(rowptr.dtype)
         col = col[~loops]
     return rowptr, col
-
-
-def _rows(rowptr: Tensor, col: Tensor) -> Tensor:
-    ids = torch.arange(rowptr.numel() - 1, dtype=col.dtype, device=col.device)
-    return torch.repeat_interleave(ids, rowptr.diff(), output_size=col.numel())

@@ -19,7 +19,7 @@ from torch_geometric.utils import (
     to_torch_csr_tensor,
 )
 
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, ptr2index
 
 __all__ = ["edges_of", "permute_data", "permute_edges"]
 
@@ -53,8 +53,7 @@ def permute_edges(graph: Graph, like: Tensor) -> Tensor:
         graph: the graph after the nodes were renumbered.
         like: the edge list before; the result has its dtype, and is an EdgeIndex if that is one.
     """
-    ids = torch.arange(graph.num_rows, dtype=like.dtype, device=like.device)
-    row = torch.repeat_interleave(ids, graph.degree.long(), output_size=graph.num_edges)
+    row = ptr2index(graph.rowptr, graph.num_edges, like.dtype)
     edge_index = torch.stack([graph.col.to(like.dtype), row])
     if not isinstance(like, EdgeIndex):
         return edge_index

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCN, PNAConv, SAGEConv
+from torch_geometric.nn import GCN, PNAConv, SAGEConv, SimpleConv
 
 import pyg_accel
 from pyg_accel.backends import get_backend
@@ -60,6 +60,21 @@ def test_verify_raises_on_a_wrong_result(x, edge_index, off_by):
         pytest.raises(VerificationError, match="SAGEConv: accelerated and PyG"),
     ):
         SAGEConv(6, 4)(x, edge_index)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e4], ids=str)
+@pytest.mark.parametrize("infinite", [False, True])
+def test_small_results_and_those_beside_infinite_ones_are_compared_too(
+    scale, infinite, x, edge_index, off_by
+):
+    x = x * scale
+    x[0, 0] = float("inf") if infinite else scale
+    settings.verify = True
+    with pyg_accel.patched():
+        SimpleConv()(x, edge_index)
+        off_by(1.1)
+        with pytest.raises(VerificationError, match="SimpleConv"):
+            SimpleConv()(x, edge_index)
 
 
 def pna(aggregators: list[str]) -> PNAConv:

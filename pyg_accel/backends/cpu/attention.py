@@ -1,14 +1,13 @@
 """Attention on the CPU: one pass over a row, and one over the transposed graph for its gradient."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from torch import Tensor
 
-from pyg_accel.backends.attention import AttentionGradient
+from pyg_accel.backends.attention import AttentionGradient, gradient_formulas
 from pyg_accel.backends.cpu.stages import Shape, Stages, compile_stages, stages_reasons
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, map_operands, parse, shape_of
+from pyg_accel.formula import Formula, parse, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.native import cpu_library
 
@@ -27,7 +26,10 @@ def reasons(spec: OpSpec) -> list[str]:
         return stages_reasons((value,), (), spec.shapes, score)
     gradients = tuple(parse(text) for text in spec.formulas)
     shapes = (*spec.shapes, (spec.heads, spec.width))
-    return stages_reasons(*_backward(score, value, gradients, (True, True), len(shapes)), shapes)
+    everything = gradient_formulas(
+        score, value, gradients, len(shapes), want_scores=True, want_weights=True
+    )
+    return stages_reasons(*everything, shapes)
 
 
 def run_several(
@@ -70,8 +72,7 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
     grad, given = call.grad, [*call.operands, call.grad]
-    wanted = (call.want_scores, call.want_weights)
-    sums, stores = _backward(call.score, call.value, tuple(call.gradients), wanted, len(given))
+    sums, stores = call.formulas()
     shapes, heads = _shapes(given), grad.size(1)
     if 0 in grad.shape[1:]:
         sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
@@ -81,29 +82,6 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     stages = compile_stages(sums, stores, shapes)
     results = _run(csr, stages, given, [call.total, delta])
     return [t.unsqueeze(-1) if t.dim() == 2 else t for t in results]
-
-
-@lru_cache(maxsize=1024)
-def _backward(
-    score: Formula,
-    value: Formula,
-    gradients: tuple[Formula, ...],
-    wanted: tuple[bool, bool],
-    count: int,
-) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
-    """The sums and stores of a backward pass.
-
-    The last of the ``count`` operands is the gradient of the result. Numbers that are given follow
-    them: the logarithms of the sums of exponentials, and the dots of results and their gradients.
-    """
-    total, delta = Operand("u", count), Operand("u", count + 1)
-    weight: Formula = Unary("exp", Binary("sub", score, total))
-    inner = Sum(Binary("mul", Operand("u", count - 1), value))
-    of_score: Formula = Binary("mul", weight, Binary("sub", inner, delta))
-    made = {count: weight, count + 1: of_score}
-    sums = tuple(map_operands(f, lambda o: made.get(o.index, o)) for f in gradients)
-    want_scores, want_weights = wanted
-    return sums, (of_score,) * want_scores + (weight,) * want_weights
 
 
 def _run(csr: CSR, stages: Stages, operands: list[Tensor], given: list[Tensor]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyg_accel.graph import CSR
+from pyg_accel.graph import CSR, ptr2index
 from pyg_accel.kept import Kept
 from pyg_accel.tiles import tiles_of
 
@@ -54,13 +54,10 @@ class Plan:
     @cached_property
     def masks(self) -> Tensor:
         """[T * window] int32, which columns of a tile each of its rows has: bit c is column c."""
-        counts = self.tile_ptr.diff().long()
-        tiles = torch.arange(counts.numel(), device=counts.device)
-        slot = self.slot.int()
-        place = torch.repeat_interleave(tiles, counts, output_size=slot.numel())
-        place.mul_(self.window).add_(slot // TILE)
+        slot, tiles = self.slot.int(), self.tile_ptr.numel() - 1
+        place = ptr2index(self.tile_ptr, slot.numel()).mul_(self.window).add_(slot // TILE)
         bits = torch.bitwise_left_shift(torch.ones_like(slot), slot % TILE)
-        masks = torch.zeros(counts.numel() * self.window, dtype=torch.int32, device=slot.device)
+        masks = torch.zeros(tiles * self.window, dtype=torch.int32, device=slot.device)
         return masks.index_add_(0, place, bits)  # slots are distinct: to add is to set
 
 

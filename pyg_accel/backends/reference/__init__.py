@@ -10,11 +10,10 @@ from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Backend, winners_are_columns
 from pyg_accel.backends.reference import attention, cbsr
 from pyg_accel.backends.reference.messages import evaluate, places_of
-from pyg_accel.backends.reference.rows import rows_of
 from pyg_accel.backends.sampling import Sampling, edge_factors, take
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula
-from pyg_accel.graph import CSR
+from pyg_accel.graph import CSR, ptr2index
 
 __all__ = ["ReferenceBackend"]
 
@@ -81,7 +80,7 @@ class ReferenceBackend(Backend):
 
     def edge_softmax(self, csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
         """See :meth:`Backend.edge_softmax`."""
-        row = rows_of(csr)
+        row = ptr2index(csr.rowptr, csr.col.numel())
         if csr.eid is not None:  # the target of every edge, in the order of the scores
             row = torch.empty_like(row).index_copy_(0, csr.eid.long(), row)
         index = row.view(-1, 1).expand_as(scores)

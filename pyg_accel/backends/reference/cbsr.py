@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.reference.rows import rows_of
 from pyg_accel.cbsr import CBSR, index_dtype
-from pyg_accel.graph import CSR
+from pyg_accel.graph import CSR, ptr2index
 
 __all__ = ["dot", "maxk", "mm", "mm_t", "sddmm", "spmm", "sspmm"]
 
@@ -21,7 +20,7 @@ def spmm(
     csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
 ) -> Tensor:
     """See :meth:`pyg_accel.backends.Backend.cbsr_spmm`."""
-    row, col = rows_of(csr), csr.col.long()
+    row, col = ptr2index(csr.rowptr, csr.col.numel()), csr.col.long()
     terms = _wide(values)[col] * _weights(csr, weight)
     place = row.unsqueeze(1) * width + indices.long()[col]
     out = terms.new_zeros(csr.num_rows * width).scatter_add_(0, place.flatten(), terms.flatten())
@@ -33,14 +32,14 @@ def spmm(
 
 def sspmm(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
     """See :meth:`pyg_accel.backends.Backend.sspmm`."""
-    row, col = rows_of(csr), csr.col.long()
+    row, col = ptr2index(csr.rowptr, csr.col.numel()), csr.col.long()
     terms = _wide(x)[row.unsqueeze(1), indices.long()[col]] * _weights(csr, weight)
     return terms.new_zeros(indices.shape).index_add_(0, col, terms).to(x.dtype)
 
 
 def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     """See :meth:`pyg_accel.backends.Backend.cbsr_dot`."""
-    row, col = rows_of(csr), csr.col.long()
+    row, col = ptr2index(csr.rowptr, csr.col.numel()), csr.col.long()
     found = (_wide(values)[col] * _wide(x)[row.unsqueeze(1), indices.long()[col]]).sum(1)
     if csr.eid is not None:
         found = torch.empty_like(found).index_copy_(0, csr.eid.long(), found)

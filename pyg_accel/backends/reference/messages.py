@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.reference.rows import rows_of
 from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
-from pyg_accel.graph import CSR
+from pyg_accel.graph import CSR, ptr2index
 
 __all__ = ["evaluate", "places_of"]
 
@@ -14,7 +13,7 @@ def places_of(csr: CSR) -> dict[str, Tensor]:
     """Where every entry reads operands of each side."""
     col = csr.col.long()
     eid = torch.arange(col.numel(), device=col.device) if csr.eid is None else csr.eid.long()
-    return {"u": col, "v": rows_of(csr), "e": eid}
+    return {"u": col, "v": ptr2index(csr.rowptr, csr.col.numel()), "e": eid}
 
 
 def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor]) -> Tensor:

@@ -28,10 +28,8 @@ from pyg_accel.backends.triton.plan import (
 from pyg_accel.formula import (
     Binary,
     Formula,
-    Operand,
     Sum,
     Unary,
-    map_operands,
     operands_of,
     shape_of,
 )
@@ -93,19 +91,14 @@ def _several(
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
-    n, score, value = len(call.operands), call.score, call.value
     total, delta = call.total.unsqueeze(-1), _delta(call.grad, call.out).unsqueeze(-1)
-    weight: Formula = Unary("exp", Binary("sub", score, Operand("u", n + 1)))
-    inner = Sum(Binary("mul", Operand("u", n), value))
-    of_score: Formula = Binary("mul", weight, Binary("sub", inner, Operand("u", n + 2)))
-    made: dict[int, Formula] = {n + 1: weight, n + 2: of_score}
-    formulas = [map_operands(f, lambda o: made.get(o.index, o)) for f in call.gradients]
-    left: list[Formula] = [of_score] * call.want_scores + [weight] * call.want_weights
+    sums, left = call.formulas()
     everything = [*call.operands, call.grad, total, delta]
     shapes = tuple((t.size(1), t.size(2)) for t in everything)
-    reduces = ["sum"] * len(formulas) + ["none"] * len(left)
-    infinite = n + 1 if stays_finite(score) and stays_finite(value) else -1
-    return _several(csr, formulas + left, reduces, everything, shapes, infinite)
+    reduces = ["sum"] * len(sums) + ["none"] * len(left)
+    finite = stays_finite(call.score) and stays_finite(call.value)
+    infinite = len(call.operands) + 1 if finite else -1
+    return _several(csr, [*sums, *left], reduces, everything, shapes, infinite)
 
 
 def _delta(grad: Tensor, out: Tensor) -> Tensor:
