@@ -33,6 +33,7 @@ __all__ = [
     "selects",
     "shape_of",
     "swap_sides",
+    "times",
 ]
 
 SIDES = ("u", "v", "e")
@@ -278,7 +279,8 @@ def _add(a: Formula, b: Formula | None) -> Formula:
     return a if b is None else Binary("add", b, a)
 
 
-def _mul(a: Formula, b: Formula) -> Formula:
+def times(a: Formula, b: Formula) -> Formula:
+    """Return the product of two, without a factor of 1."""
     if a == Const(1.0):
         return b
     return a if b == Const(1.0) else Binary("mul", a, b)
@@ -321,9 +323,9 @@ def gradient(
         case Binary(op="sub", left=left, right=right):
             parts = [part(left, seed), part(right, Unary("neg", seed))]
         case Binary(op="mul", left=left, right=right):
-            parts = [part(left, _mul(seed, right)), part(right, _mul(seed, left))]
+            parts = [part(left, times(seed, right)), part(right, times(seed, left))]
         case Binary(op="div", left=left, right=right):
-            quotient = Unary("neg", Binary("div", _mul(seed, formula), right))
+            quotient = Unary("neg", Binary("div", times(seed, formula), right))
             parts = [part(left, Binary("div", seed, right)), part(right, quotient)]
         case Binary(op="sel", left=left, right=right):
             parts = [part(left, Binary("sel", seed, right))]
@@ -341,26 +343,26 @@ def _mul_derivative(formula: Unary, seed: Formula) -> Formula:
         case "neg":
             return Unary("neg", seed)
         case "abs":
-            return _mul(seed, Unary("sign", x))
+            return times(seed, Unary("sign", x))
         case "exp":
-            return _mul(seed, y)
+            return times(seed, y)
         case "log":
             return Binary("div", seed, x)
         case "sqrt":
-            return Binary("div", _mul(seed, Const(0.5)), y)
+            return Binary("div", times(seed, Const(0.5)), y)
         case "relu":
-            return _mul(seed, Unary("step", x))
+            return times(seed, Unary("step", x))
         case "leaky_relu":  # slope + (1 - slope) * step(x)
-            rise = _mul(Const(1.0 - formula.value), Unary("step", x))
-            return _mul(seed, Binary("add", Const(formula.value), rise))
+            rise = times(Const(1.0 - formula.value), Unary("step", x))
+            return times(seed, Binary("add", Const(formula.value), rise))
         case "sigmoid":
-            return _mul(seed, _mul(y, Binary("sub", one, y)))
+            return times(seed, times(y, Binary("sub", one, y)))
         case "tanh":
-            return _mul(seed, Binary("sub", one, _mul(y, y)))
+            return times(seed, Binary("sub", one, times(y, y)))
         case "softplus":
-            return _mul(seed, Unary("sigmoid", x))
+            return times(seed, Unary("sigmoid", x))
         case "pow":
             power = Unary("pow", x, formula.value - 1.0)
-            return _mul(seed, _mul(Const(formula.value), power))
+            return times(seed, times(Const(formula.value), power))
     # nonzero: x, but 1 where x is 0
-    return _mul(seed, Binary("sub", one, Unary("iszero", x)))
+    return times(seed, Binary("sub", one, Unary("iszero", x)))

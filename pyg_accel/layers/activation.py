@@ -5,19 +5,9 @@ from torch import Tensor
 
 from pyg_accel.cbsr import CBSR
 from pyg_accel.ops import maxk
+from pyg_accel.ops.maxk import check_k
 
-__all__ = ["MaxK", "check_k", "dense_maxk", "maxk"]
-
-
-def check_k(k: object) -> int:
-    """Return k.
-
-    Raises:
-        ValueError: unless it is a whole number of at least 1.
-    """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"expected 'k' to be a whole number of at least 1 (got {k!r})")
-    return k
+__all__ = ["MaxK", "dense_maxk", "maxk"]
 
 
 def dense_maxk(x: Tensor | CBSR, k: int) -> Tensor:

@@ -8,9 +8,9 @@ from torch.nn import Identity, Module
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from pyg_accel.layers.activation import check_k
 from pyg_accel.layers.pairs import swap_pairs
 from pyg_accel.layers.swaps import Swap, Swaps, swap, why_not
+from pyg_accel.ops.maxk import check_k
 
 __all__ = ["to_maxk"]
 

@@ -8,7 +8,6 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_accel.cbsr import CBSR
-from pyg_accel.layers.activation import check_k
 from pyg_accel.layers.aggregation import (
     Features,
     aggregate,
@@ -19,6 +18,7 @@ from pyg_accel.layers.aggregation import (
     transformed,
 )
 from pyg_accel.memo import MEMO, is_sparse_tensor
+from pyg_accel.ops.maxk import check_k
 
 __all__ = ["MaxKGCNConv"]
 

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import GINConv
 
-from pyg_accel.layers.activation import check_k
 from pyg_accel.layers.aggregation import aggregate, compress_both, written_out
+from pyg_accel.ops.maxk import check_k
 
 __all__ = ["MaxKGINConv"]
 

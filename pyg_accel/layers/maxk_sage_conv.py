@@ -7,7 +7,6 @@ from torch.nn.functional import normalize
 from torch_geometric.nn import SAGEConv
 
 from pyg_accel.cbsr import CBSR
-from pyg_accel.layers.activation import check_k
 from pyg_accel.layers.aggregation import (
     aggregate,
     compress,
@@ -18,6 +17,7 @@ from pyg_accel.layers.aggregation import (
     transformed,
     written_out,
 )
+from pyg_accel.ops.maxk import check_k
 
 __all__ = ["MaxKSAGEConv"]
 

@@ -9,7 +9,7 @@ from pyg_accel.backends import OpSpec, choose
 from pyg_accel.cbsr import CBSR, index_dtype
 from pyg_accel.ops.operator import call, define
 
-__all__ = ["maxk"]
+__all__ = ["check_k", "maxk"]
 
 
 def maxk(x: Tensor, k: int) -> CBSR:
@@ -31,8 +31,7 @@ def maxk(x: Tensor, k: int) -> CBSR:
     """
     if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
         raise ValueError("expected 'x' to be a floating-point tensor [N, F]")
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"expected 'k' to be a whole number of at least 1 (got {k!r})")
+    check_k(k)
     width = x.size(1)
     dtype = index_dtype(width)
     if k >= width:
@@ -40,6 +39,17 @@ def maxk(x: Tensor, k: int) -> CBSR:
         return CBSR(x.contiguous(), columns.expand(x.size(0), -1).contiguous(), width)
     values, indices = call("maxk", x.contiguous(), k)
     return CBSR(values, indices, width)
+
+
+def check_k(k: object) -> int:
+    """Return k.
+
+    Raises:
+        ValueError: unless it is a whole number of at least 1.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"expected 'k' to be a whole number of at least 1 (got {k!r})")
+    return k
 
 
 def _maxk(x: Tensor, k: int) -> list[Tensor]:

@@ -10,8 +10,8 @@ from torch import Tensor
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.bill import Given
+from pyg_accel.rewrite.choice import Choice, Choose, decide, seconds_of, source_for
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Primitive, cost_model
-from pyg_accel.rewrite.decide import Choice, Choose, decide, seconds_of, source_for
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.ir import Expr, leaves_of
 from pyg_accel.rewrite.lower import Program

@@ -11,9 +11,9 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_lazy
 
 from pyg_accel.errors import VerificationError
+from pyg_accel.rewrite.choice import Choose
 from pyg_accel.rewrite.copies import clone, with_embeddings
 from pyg_accel.rewrite.cost import CostModel
-from pyg_accel.rewrite.decide import Choose
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.module import Rewritten

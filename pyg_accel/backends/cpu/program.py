@@ -39,6 +39,7 @@ REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 MAX_OPERANDS = 12
 MAX_INSTRUCTIONS = 48
 MAX_REDUCES = 6
+WORDS = 6  # integers of an instruction
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def compile_formulas(
         wide = shape_of(node, sizes)[1] == width and width > 1
         invariant = all(o.side == "v" for o in operands_of(node)) and not selects(node)
         bits = struct.unpack("<q", struct.pack("<d", value))[0]
-        registers[node] = len(shapes) + len(code) // 6
+        registers[node] = len(shapes) + len(code) // WORDS
         code += [OPS.index(op), *inputs, bits, wide, invariant]
     return tuple(code), tuple(_register(f, registers) for f in formulas)
 

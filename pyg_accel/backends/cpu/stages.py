@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 
-from pyg_accel.backends.cpu.program import SIDES, compile_formulas
+from pyg_accel.backends.cpu.program import (
+    MAX_INSTRUCTIONS,
+    MAX_OPERANDS,
+    SIDES,
+    WORDS,
+    compile_formulas,
+)
 from pyg_accel.formula import (
     Binary,
     Const,
@@ -22,6 +28,7 @@ from pyg_accel.formula import (
     operands_of,
     selects,
     shape_of,
+    times,
 )
 
 __all__ = ["Shape", "Stages", "compile_stages", "stages_reasons"]
@@ -30,7 +37,6 @@ __all__ = ["Shape", "Stages", "compile_stages", "stages_reasons"]
 MAX_GIVEN, MAX_SUMS, MAX_RESULTS = 2, 4, 8
 MAX_TERMS, MAX_OUTPUTS, MAX_STORES = 8, 6, 2
 FIRST_SUM, FIRST_RESULT = MAX_GIVEN, MAX_GIVEN + MAX_SUMS
-MAX_OPERANDS, MAX_INSTRUCTIONS = 12, 48
 
 Shape = tuple[int, int]
 
@@ -145,7 +151,7 @@ class _Builder:
         if heads_as_columns:
             shapes, columns = tuple((1, h) for h, _ in shapes), self.heads
         code, results = compile_formulas(tuple(own), shapes, columns)
-        if len(used) > MAX_OPERANDS or len(code) // 6 > MAX_INSTRUCTIONS:
+        if len(used) > MAX_OPERANDS or len(code) // WORDS > MAX_INSTRUCTIONS:
             raise _TooMuch("a formula of too many operands or operations")
         return [width, len(used), *used, len(code), *code, len(results), *results]
 
@@ -237,10 +243,3 @@ def addends(formula: Formula, sign: float = 1.0) -> Iterator[tuple[float, Formul
             yield from addends(right, sign if op == "add" else -sign)
         case _:
             yield sign, formula
-
-
-def times(a: Formula, b: Formula) -> Formula:
-    """The product of two, left out where one of them is 1."""
-    if a == Const(1.0):
-        return b
-    return a if b == Const(1.0) else Binary("mul", a, b)

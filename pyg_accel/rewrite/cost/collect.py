@@ -13,9 +13,9 @@ import torch
 import pyg_accel
 from pyg_accel.graph import Graph
 from pyg_accel.rewrite.cost.base import Primitive
+from pyg_accel.rewrite.cost.cases import ProfileGraph, dense_cases, graph_cases, sparse_cases
 from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.features import GraphFeatures
-from pyg_accel.rewrite.cost.plan import GraphCase, dense_cases, graph_cases, sparse_cases
 from pyg_accel.rewrite.cost.timing import timed
 from pyg_accel.rewrite.cost.workload import workload
 
@@ -82,7 +82,7 @@ def collect(device: torch.device, path: Path, minutes: float = float("inf")) -> 
     return True
 
 
-def _on(case: GraphCase, device: torch.device) -> Iterator[tuple[Primitive, Graph | None]]:
+def _on(case: ProfileGraph, device: torch.device) -> Iterator[tuple[Primitive, Graph | None]]:
     rowptr, col = case.make(device=str(device))
     graph = Graph.from_csr(rowptr.int(), col.int())
     del rowptr, col

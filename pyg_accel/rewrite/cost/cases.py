@@ -14,7 +14,7 @@ from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.synthetic import CommunityShape
 from pyg_accel.rewrite.cost.workload import operand_bytes
 
-__all__ = ["GraphCase", "dense_cases", "graph_cases", "sparse_cases"]
+__all__ = ["ProfileGraph", "dense_cases", "graph_cases", "sparse_cases"]
 
 WIDTHS = (8, 16, 24, 32, 40, 48, 64, 80, 96, 100, 128, 160, 192, 256, 300, 384, 512, 602, 768,
           1024, 1433, 2048)  # fmt: skip
@@ -39,7 +39,7 @@ MOST_BYTES = {"cpu": 1.2e9, "cuda": 50e9}  # of the operands of a call
 
 
 @dataclass(frozen=True)
-class GraphCase:
+class ProfileGraph:
     """A graph to measure on: its name in the CSV, about how large it is, and how to make it."""
 
     name: str
@@ -48,34 +48,34 @@ class GraphCase:
     make: Callable[..., tuple[Tensor, Tensor]]
 
 
-def _rmat(nodes: int, entries: int, seed: int) -> GraphCase:
+def _rmat(nodes: int, entries: int, seed: int) -> ProfileGraph:
     make = partial(synthetic.rmat, nodes, entries, seed)
-    return GraphCase(f"rmat {nodes} {entries}", nodes, entries, make)
+    return ProfileGraph(f"rmat {nodes} {entries}", nodes, entries, make)
 
 
 def _community(nodes: int, entries: int, communities: int, inside: float, exponent: float,
-               *, ordered: bool = False) -> GraphCase:  # fmt: skip
+               *, ordered: bool = False) -> ProfileGraph:  # fmt: skip
     shape = CommunityShape(nodes, entries, communities, inside, exponent)
     make = partial(synthetic.community_graph, shape, ordered=ordered, seed=7)
     kind = "ordered" if ordered else "community" if exponent else "uniform"
     name = f"{kind} {nodes} {entries} {communities} {inside} {exponent}"
-    return GraphCase(name, nodes, entries, make)
+    return ProfileGraph(name, nodes, entries, make)
 
 
-def _roads(nodes: int, kept: float) -> GraphCase:
+def _roads(nodes: int, kept: float) -> ProfileGraph:
     make = partial(synthetic.roads, nodes, kept)
-    return GraphCase(f"roads {nodes} {kept}", nodes, 4 * nodes * kept, make)
+    return ProfileGraph(f"roads {nodes} {kept}", nodes, 4 * nodes * kept, make)
 
 
-def _batched(count: int, size: int) -> GraphCase:
+def _batched(count: int, size: int) -> ProfileGraph:
     make = partial(synthetic.batched, count, size)
-    return GraphCase(f"batched {count} {size}", count * size, 2.4 * count * size, make)
+    return ProfileGraph(f"batched {count} {size}", count * size, 2.4 * count * size, make)
 
 
-def _mycielskian(order: int) -> GraphCase:
+def _mycielskian(order: int) -> ProfileGraph:
     nodes, entries = 3 << (order - 2), 100_245_742 * 3.0 ** (order - 17)
     make = partial(synthetic.mycielskian, order)
-    return GraphCase(f"mycielskian {order}", nodes, entries, make)
+    return ProfileGraph(f"mycielskian {order}", nodes, entries, make)
 
 
 # Of every structure, from what fits a cache to what no cache holds. None of them is a graph that
@@ -131,13 +131,13 @@ GRAPHS = {
 }  # fmt: skip
 
 
-def graph_cases(kind: str) -> tuple[GraphCase, ...]:
+def graph_cases(kind: str) -> tuple[ProfileGraph, ...]:
     """Return the graphs for a kind of device, small ones first: half a run is of use, too."""
     return tuple(sorted(GRAPHS[kind], key=lambda case: case.entries))
 
 
 def sparse_cases(
-    kind: str, case: GraphCase, features: GraphFeatures | None = None
+    kind: str, case: ProfileGraph, features: GraphFeatures | None = None
 ) -> Iterator[Primitive]:
     """Yield the calls to time on one graph: sizes that are its own, the same in every run.
 
