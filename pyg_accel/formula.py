@@ -25,6 +25,7 @@ __all__ = [
     "Sum",
     "Unary",
     "children",
+    "dot_ends",
     "gradient",
     "has_sum",
     "map_operands",
@@ -34,6 +35,7 @@ __all__ = [
     "shape_of",
     "swap_sides",
     "times",
+    "weighted_source",
 ]
 
 SIDES = ("u", "v", "e")
@@ -239,6 +241,28 @@ def map_operands(formula: Formula, change: Callable[[Operand], Formula]) -> Form
         case Binary(op=op, left=left, right=right):
             return Binary(op, map_operands(left, change), map_operands(right, change))
     return formula
+
+
+def weighted_source(formula: Formula) -> tuple[int, int | None] | None:
+    """Return the operands of ``u`` or ``u * e``, the latter or None for the weight; else None."""
+    match formula:
+        case Operand(side="u", index=index):
+            return index, None
+        case Binary(op="mul", left=Operand() as a, right=Operand() as b):
+            source, weight = (a, b) if a.side == "u" else (b, a)
+            if (source.side, weight.side) == ("u", "e"):
+                return source.index, weight.index
+    return None
+
+
+def dot_ends(formula: Formula) -> tuple[int, int] | None:
+    """Return the operands of ``sum(v * u)``, target first; None for another formula."""
+    match formula:
+        case Sum(arg=Binary(op="mul", left=Operand() as a, right=Operand() as b)):
+            target, source = (a, b) if a.side == "v" else (b, a)
+            if (target.side, source.side) == ("v", "u"):
+                return target.index, source.index
+    return None
 
 
 def swap_sides(formula: Formula) -> Formula:

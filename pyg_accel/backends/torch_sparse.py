@@ -13,13 +13,12 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Backend
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Binary, Formula, Operand
+from pyg_accel.formula import Formula, parse, weighted_source
 from pyg_accel.graph import CSR
 
 __all__ = ["TorchSparseBackend"]
 
 _DTYPES = (torch.float32, torch.float64)
-_FORMULAS = ("u0", "mul(u0,e1)", "mul(e0,u1)")
 _REDUCES = (("sum",), ("mean",))
 _INSTALL = "pip install --no-build-isolation torch-scatter torch-sparse"
 
@@ -54,11 +53,12 @@ class TorchSparseBackend(Backend):
             reasons.append("torch-sparse was built without CUDA")
         if spec.dtype not in _DTYPES:
             reasons.append(f"features are {spec.dtype}, which it adds up without more precision")
-        if spec.formula not in _FORMULAS:
-            reasons.append(f"the message is {spec.formula}, not one of {', '.join(_FORMULAS)}")
-        elif spec.formula != "u0" and len(spec.shapes) == 2:
-            x, weight = spec.shapes if spec.formula.startswith("mul(u0") else spec.shapes[::-1]
-            if weight[1] != 1 or x[0] != spec.heads or x[1] != spec.width:
+        found = weighted_source(parse(spec.formula)) if spec.formula else None
+        if found is None:
+            reasons.append(f"the message is {spec.formula}, not u0 or mul(u0,e1)")
+        elif found[1] is not None and spec.shapes:
+            x, weight = spec.shapes[found[0]], spec.shapes[found[1]]
+            if weight[1] != 1 or x != (spec.heads, spec.width):
                 reasons.append("weights differ between features")
         if spec.reduces not in _REDUCES:
             reasons.append(f"the reduction is {'+'.join(spec.reduces)}, not a sum or a mean")
@@ -90,13 +90,16 @@ class TorchSparseBackend(Backend):
         want_arg: bool,
     ) -> list[Tensor]:
         """See :meth:`Backend.gspmm`."""
-        like = operands[_source(formula)]
+        found = weighted_source(formula)
+        assert found is not None  # `not_supported_reasons` has asked
+        like = operands[found[0]]
         shape = (csr.num_rows, *like.shape[1:])
         if csr.col.numel() == 0 or like.numel() == 0:  # on which its kernels divide by zero
             return [like.new_zeros(shape)]
         rowptr, col = csr.rowptr.long(), csr.col.long()
         # Detached: its operators would differentiate themselves.
-        x, weight = _split(formula, [t.detach() for t in operands])
+        x, weight = (None if i is None else operands[i].detach() for i in found)
+        assert x is not None
         if weight is not None and csr.eid is not None:
             weight = weight.index_select(0, csr.eid)
         heads = 1 if weight is None else weight.size(1)
@@ -117,21 +120,6 @@ def _spmm(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, reduce: 
     degree = rowptr.diff()
     mean: Tensor = torch.ops.torch_sparse.spmm_mean(None, rowptr, col, value, degree, None, None, x)
     return mean
-
-
-def _source(formula: Formula) -> int:
-    """The operand that holds the features of source nodes."""
-    match formula:
-        case Operand(index=index):
-            return index
-        case Binary(left=Operand() as a, right=Operand() as b):
-            return a.index if a.side == "u" else b.index
-    raise AssertionError(f"{formula} was not declined")
-
-
-def _split(formula: Formula, operands: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    source = _source(formula)
-    return operands[source], None if len(operands) == 1 else operands[1 - source]
 
 
 def _built_for_cuda() -> bool:

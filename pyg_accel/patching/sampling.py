@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_accel import ops
 from pyg_accel.backends.sampling import Sampling
-from pyg_accel.formula import Binary, Formula, Operand
+from pyg_accel.formula import Formula, weighted_source
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import broadcast
 from pyg_accel.patching import seam
@@ -134,7 +134,7 @@ def _exact_reason(
     """Why a reduction is not sampled; empty if it is."""
     if not set(reduces) <= {"sum", "mean"}:
         return "only sums and means are sampled"
-    sides = _sides(formula)
+    sides = weighted_source(formula)
     if sides is None:
         return "only features, or features times a weight, are sampled"
     x, weight = operands[sides[0]], None if sides[1] is None else operands[sides[1]]
@@ -147,23 +147,11 @@ def _exact_reason(
     return ""
 
 
-def _sides(formula: Formula) -> tuple[int, int | None] | None:
-    """The operands of features and weights, if that is what a message is made of."""
-    match formula:
-        case Operand(side="u", index=index):
-            return index, None
-        case Binary(op="mul", left=Operand() as a, right=Operand() as b):
-            if {a.side, b.side} == {"u", "e"}:
-                u, e = (a, b) if a.side == "u" else (b, a)
-                return u.index, e.index
-    return None
-
-
 def _meet(
     formula: Formula, operands: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, Tensor | None], tuple[int, ...]]:
     """Features and weights as the operator wants them, and the shape of a result's row."""
-    sides = _sides(formula)
+    sides = weighted_source(formula)
     assert sides is not None
     x, weight = operands[sides[0]], None if sides[1] is None else operands[sides[1]]
     shape = tuple(x.shape[1:])

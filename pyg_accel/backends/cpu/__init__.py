@@ -24,7 +24,7 @@ from pyg_accel.backends.cpu.program import (
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.cbsr import CBSR
-from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, operands_of, parse
+from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, dot_ends, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
 
@@ -302,11 +302,7 @@ def _as_dot(
     formula: Formula, operands: list[Tensor], full: tuple[int, int]
 ) -> tuple[Tensor, Tensor] | None:
     """The target and source features of a dot product ``sum(u * v)``."""
-    match formula:
-        case Sum(arg=Binary(op="mul", left=Operand() as a, right=Operand() as b)):
-            if {a.side, b.side} == {"u", "v"}:
-                u, v = (a, b) if a.side == "u" else (b, a)
-                x, y = operands[v.index], operands[u.index]
-                if tuple(x.shape[1:]) == tuple(y.shape[1:]) == full:
-                    return x, y
-    return None
+    ends = dot_ends(formula)
+    if ends is None or any(tuple(operands[i].shape[1:]) != full for i in ends):
+        return None
+    return operands[ends[0]], operands[ends[1]]

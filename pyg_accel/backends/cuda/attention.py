@@ -9,7 +9,17 @@ from torch import Tensor
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, parse, swap_sides
+from pyg_accel.formula import (
+    Binary,
+    Const,
+    Formula,
+    Operand,
+    Sum,
+    Unary,
+    dot_ends,
+    parse,
+    swap_sides,
+)
 from pyg_accel.graph import CSR
 from pyg_accel.native import cuda_library
 
@@ -46,27 +56,27 @@ def dot_attention(score: Formula, value: Formula, shapes: Shapes) -> DotAttentio
     if dot is None or len(coefficient) > 1:
         return None
     query, key = dot
-    heads, width = shapes[query.index]
-    same = {shapes[o.index] for o in (query, key, value)} == {(heads, width)}
+    heads, width = shapes[query]
+    same = {shapes[i] for i in (query, key, value.index)} == {(heads, width)}
     narrow = all(shapes[o.index][1] == 1 for o in coefficient)
     if not same or not narrow or width == 1:
         return None
     index = coefficient[0].index if coefficient else None
-    return DotAttention(query.index, key.index, value.index, index, scale)
+    return DotAttention(query, key, value.index, index, scale)
 
 
 def _factors(
     score: Formula,
-) -> tuple[float, tuple[Operand, ...], tuple[Operand, Operand] | None]:
+) -> tuple[float, tuple[Operand, ...], tuple[int, int] | None]:
     """A constant, operands of the target and the two of a dot product: a score is their product."""
     match score:
         case Const(value=number):
             return number, (), None
         case Operand(side="v"):
             return 1.0, (score,), None
-        case Sum(arg=Binary(op="mul", left=Operand() as a, right=Operand() as b)):
-            if {a.side, b.side} == {"u", "v"}:
-                return 1.0, (), (a, b) if a.side == "v" else (b, a)
+        case Sum():
+            if (ends := dot_ends(score)) is not None:
+                return 1.0, (), ends
         case Unary(op="neg", arg=arg):
             scale, operands, dot = _factors(arg)
             return -scale, operands, dot

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pyg_accel.formula import Binary, Formula, Operand, Sum
+from pyg_accel.formula import Formula, dot_ends, weighted_source
 
 __all__ = ["Product", "product_of"]
 
@@ -35,20 +35,12 @@ def product_of(
             max(h for h, _ in shapes), max(f for _, f in shapes)
         )  # fmt: skip
 
-    match formula:
-        case Operand(side="u") if reduces in (("sum",), ("mean",)):
-            return Product(formula.index)
-        case Binary(op="mul", left=Operand() as a, right=Operand() as b) if reduces in (
-            ("sum",), ("mean",),
-        ):  # fmt: skip
-            source, weight = (a, b) if a.side == "u" else (b, a)
-            narrow = bool(shapes) and shapes[weight.index][1] == 1
-            if (source.side, weight.side) == ("u", "e") and narrow and full(source.index):
-                return Product(source.index, weight.index)
-        case Sum(arg=Binary(op="mul", left=Operand() as a, right=Operand() as b)) if reduces == (
-            "none",
-        ):
-            target, source = (a, b) if a.side == "v" else (b, a)
-            if (target.side, source.side) == ("v", "u") and full(a.index) and full(b.index):
-                return Product(source.index, target=target.index, dot=True)
+    if reduces == ("none",):
+        ends = dot_ends(formula)
+        if ends is not None and full(ends[0]) and full(ends[1]):
+            return Product(ends[1], target=ends[0], dot=True)
+    elif reduces in (("sum",), ("mean",)) and (found := weighted_source(formula)) is not None:
+        source, weight = found
+        narrow = weight is None or (bool(shapes) and shapes[weight][1] == 1 and full(source))
+        return Product(source, weight) if narrow else None
     return None
