@@ -12,22 +12,24 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph
+from pyg_accel.kept import version_of
 from pyg_accel.ops.csr import GRAPHS, graph_of
 from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, attend
-from pyg_accel.patching.edge_tensors import EdgeTensor, name_of, plain_shape, real
+from pyg_accel.patching.edge_tensors import EdgeTensor, asks, name_of, plain_shape, real, replaced
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.typed import with_pairs_as_sources
 
@@ -44,6 +46,9 @@ class Unrecognised(Exception):
     def __init__(self, reason: str, *, sticky: bool = True) -> None:
         super().__init__(reason)
         self.sticky = sticky
+        trace = Watch.active()
+        if isinstance(trace, Trace) and trace.failure is None:
+            trace.failure = self
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,16 @@ class LazyTensor(EdgeTensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return _rules().apply(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if asks(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        trace = Watch.active()
+        if not isinstance(trace, Trace):  # the call is over, and somebody kept a message of it
+            args, kwargs = replaced(LazyTensor, lambda t: t.tracer.compute(t), args, kwargs)
+            return func(*args, **kwargs)
+        trace.check_grad_mode()
+        return _rules().apply(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -182,6 +196,8 @@ class Trace(Watch):
         target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
             turned round).
         operands: tensors that formulas refer to by index, rows first.
+        failure: the first reason why this is none for a formula. A message may catch the exception,
+            and TorchScript and others raise one of their own in its place.
     """
 
     def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
@@ -191,11 +207,34 @@ class Trace(Watch):
         self.target = 1 if flow == "source_to_target" else 0
         self.num_edges = edge_index.size(1)
         self.device = edge_index.device
+        self.failure: Unrecognised | None = None
         self.operands: list[Tensor] = []
+        self._versions: list[int] = []
+        self._grad = torch.is_grad_enabled()
         self._sides: list[str] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        ordinary = error is None or isinstance(error, Exception)
+        if self.failure is not None and ordinary and error is not self.failure:
+            raise self.failure from error
+
+    def check_grad_mode(self) -> None:
+        """Raise where gradients were switched off or on since the call began.
+
+        A formula has gradients for all of its operands or for none. Inside of the ``forward`` of a
+        ``torch.autograd.Function`` they are off as well: its ``backward`` is not ours to replace.
+        """
+        if torch.is_grad_enabled() != self._grad:
+            raise Unrecognised("gradients switched on or off inside of the message")
 
     watched = frozenset({
         "index_select", "__getitem__", "unbind", "view", "reshape", "expand", "expand_as",
@@ -261,6 +300,7 @@ class Trace(Watch):
             ):
                 return number
         self.operands.append(operand)
+        self._versions.append(_version(operand))
         self._sides.append(side)
         self.repeated.append(repeated)
         return len(self.operands) - 1
@@ -350,9 +390,12 @@ class Trace(Watch):
 
     def _own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
         """Renumber the operands of a formula from 0; return the old numbers."""
+        self.check_grad_mode()
         if lazy.parts is not None:
             raise Unrecognised("a concatenation that is not the input of a linear layer")
         numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
+        if any(self._versions[n] != _version(self.operands[n]) for n in numbers):
+            raise Unrecognised("a tensor that the message read was changed in place afterwards")
         place = {old: new for new, old in enumerate(numbers)}
         formula = map_operands(lazy.formula, lambda o: Operand(o.side, place[o.index]))
         return formula, numbers
@@ -380,6 +423,11 @@ class Trace(Watch):
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)
+
+
+def _version(operand: Tensor) -> int:
+    """As :func:`version_of`; tensors that wait look after themselves, a compiler's have none."""
+    return version_of(operand) if type(operand) in (Tensor, Parameter) else -1
 
 
 def is_single_side(lazy: LazyTensor) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand, operands_of
-from pyg_accel.patching.edge_tensors import asks, name_of, plain_shape, replaced
+from pyg_accel.patching.edge_tensors import name_of, plain_shape, replaced
 from pyg_accel.patching.lazy import NOTHING, LazyTensor, Trace, Unrecognised
 from pyg_accel.patching.rules import concatenation, products, shapes  # noqa: F401 - for their rules
 from pyg_accel.patching.rules.common import NARROW, RULES, Args, Declined, Kwargs
@@ -74,19 +74,23 @@ _VIEWS_OF_MESSAGES = {
 def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Handle a torch function with at least one lazy tensor among its arguments."""
     name = name_of(func)
-    if asks(func) or name in ("__repr__", "__format__"):
+    if name in ("__repr__", "__format__"):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if name == "__get__":
         return _attribute(func, args)
+    if name in ("grad", "backward"):
+        raise Unrecognised("a derivative inside of the message")
     in_place = name.endswith("_") and not name.endswith("__") and name[:-1] in RULES
+    if in_place and not isinstance(args[0], LazyTensor):
+        raise Unrecognised(f"'{name}' changes a tensor by messages in place")
     rule = RULES.get(name[:-1] if in_place else name)
     if rule is not None:
         try:
             result = rule(func, args, kwargs)
         except Declined:
             return _write_out(func, args, kwargs)
-        if in_place and isinstance(args[0], LazyTensor):
+        if in_place:
             result = assign(args[0], result)
         return result
     return _write_out(func, args, kwargs)
