@@ -25,6 +25,7 @@ from pyg_accel.patching.lazy import (
     Trace,
     Unrecognised,
     is_single_side,
+    saved_tensors_are_hooked,
 )
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.reasons import (
@@ -45,14 +46,15 @@ from pyg_accel.settings import settings
 __all__ = ["bypassed", "call", "forget", "memoise", "softmax", "spmm"]
 
 _memo = MEMO
-_declined: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str]]" = weakref.WeakKeyDictionary()
+# Of each layer, by kind of call: why its message is no formula; empty where it is one.
+_found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str]]" = weakref.WeakKeyDictionary()
 
 
 def forget() -> None:
     """Drop all graphs, remembered results and declined layers."""
     GRAPHS.clear()
     _memo.clear()
-    _declined.clear()
+    _found.clear()
 
 
 def call(
@@ -75,38 +77,55 @@ def call(
             record(layer, "", "PyG", small[0], time.perf_counter() - start)
             return out
     refuse_training(self)
-    given = kwargs
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
-    known = _declined.get(self, {})
+    found = _found.get(self, {}).get(key)
     reasons = call_reasons(self, edge_index)
-    if not reasons and key in known:
-        reasons = [known[key]]
+    if found and not reasons:
+        reasons = [found]
     if not reasons:
         # A message that turns out not to be a formula runs twice: it must draw the same numbers.
-        state = random_state(device_of(edge_index))
+        twice = found is None or settings.verify
+        state = random_state(device_of(edge_index), self if twice else None)
         try:
-            trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
-            with record_choices() as names, trace:
-                out = original(self, plain, *args, **kwargs)
-                out = _finish(self, out, _ordinary)
+            if found is None and saved_tensors_are_hooked():
+                # A checkpoint counts what a call saves, and the attempt of one that fails too.
+                with torch.no_grad():
+                    _attempt(original, self, edge_index, args, kwargs)
+                restore(state)
+            out, trace, names = _attempt(original, self, edge_index, args, kwargs)
         except Unrecognised as reason:
             reasons = [str(reason)]
             if reason.sticky:
-                _declined.setdefault(self, {})[key] = str(reason)
+                _found.setdefault(self, {})[key] = str(reason)
             restore(state)
         else:
             seconds = time.perf_counter() - start
+            _found.setdefault(self, {})[key] = ""
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
-                verify(original, self, edge_index, args, given, out, state)
+                verify(original, self, edge_index, args, kwargs, out, state)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, "+".join(names) or "later", "", seconds)
             else:
                 record(layer, "", "PyG", "no reduction that could be fused", seconds)
             return out
-    out = original(self, edge_index, *args, **given)
+    out = original(self, edge_index, *args, **kwargs)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
     return out
+
+
+def _attempt(
+    original: Callable[..., Any],
+    self: MessagePassing,
+    edge_index: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
+    """Make a call with lazy messages: its result, what was seen, and the backends that ran."""
+    trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
+    with record_choices() as names, trace:
+        out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
+    return out, trace, names
 
 
 def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
@@ -213,6 +232,9 @@ def _trace(
         return Trace(plain, module.flow), plain, kwargs
     if not isinstance(edge_index, EdgeIndex):
         return Trace(edge_index, module.flow), edge_index, kwargs
+    read = module.inspector.get_flat_param_names(["message", "aggregate", "update", "edge_update"])
+    if any(name.startswith("edge_index") for name in read):
+        raise Unrecognised("the message reads the EdgeIndex itself")
     plain = edge_index.as_tensor()
     if not args:  # propagate's own arguments come by name; PyG ignores a given size here
         kwargs = kwargs | {"size": (edge_index.num_rows, edge_index.num_cols)}

@@ -8,6 +8,7 @@ them unchanged.
 What a function on a lazy tensor becomes is in :mod:`pyg_accel.patching.rules`.
 """
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,7 +34,15 @@ from pyg_accel.patching.edge_tensors import EdgeTensor, asks, name_of, plain_sha
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.typed import with_pairs_as_sources
 
-__all__ = ["GRAPHS", "Later", "LazyTensor", "Trace", "Unrecognised", "Watch"]
+__all__ = [
+    "GRAPHS",
+    "Later",
+    "LazyTensor",
+    "Trace",
+    "Unrecognised",
+    "Watch",
+    "saved_tensors_are_hooked",
+]
 
 
 class Unrecognised(Exception):
@@ -46,9 +55,8 @@ class Unrecognised(Exception):
     def __init__(self, reason: str, *, sticky: bool = True) -> None:
         super().__init__(reason)
         self.sticky = sticky
-        trace = Watch.active()
-        if isinstance(trace, Trace) and trace.failure is None:
-            trace.failure = self
+        if _running.traces and _running.traces[-1].failure is None:
+            _running.traces[-1].failure = self
 
 
 @dataclass(frozen=True)
@@ -72,10 +80,25 @@ class Later:
 NOTHING = Later(lambda t: t)
 
 
+class _Running(threading.local):
+    """The calls that are being traced in a thread. A mode is off while it looks at a function."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+
+
+_running = _Running()
+
+
 @lru_cache(maxsize=1)
 def _rules() -> ModuleType:
     """The rules, which know this module."""
     return import_module("pyg_accel.patching.rules")
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether somebody is told of each tensor that is saved: a checkpoint, ``save_on_cpu``."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 class LazyTensor(EdgeTensor):
@@ -132,11 +155,10 @@ class LazyTensor(EdgeTensor):
         if asks(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        trace = Watch.active()
-        if not isinstance(trace, Trace):  # the call is over, and somebody kept a message of it
+        if not _running.traces:  # the call is over, and somebody kept a message of it
             args, kwargs = replaced(LazyTensor, lambda t: t.tracer.compute(t), args, kwargs)
             return func(*args, **kwargs)
-        trace.check_grad_mode()
+        _running.traces[-1].check_modes()
         return _rules().apply(func, args, kwargs)
 
     @classmethod
@@ -210,11 +232,16 @@ class Trace(Watch):
         self.failure: Unrecognised | None = None
         self.operands: list[Tensor] = []
         self._versions: list[int] = []
-        self._grad = torch.is_grad_enabled()
+        self._grad, self._hooked = torch.is_grad_enabled(), saved_tensors_are_hooked()
         self._sides: list[str] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
+
+    def __enter__(self) -> "Trace":
+        super().__enter__()  # type: ignore[no-untyped-call]
+        _running.traces.append(self)
+        return self
 
     def __exit__(
         self,
@@ -222,19 +249,22 @@ class Trace(Watch):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        super().__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        _running.traces.pop()
         ordinary = error is None or isinstance(error, Exception)
         if self.failure is not None and ordinary and error is not self.failure:
             raise self.failure from error
 
-    def check_grad_mode(self) -> None:
-        """Raise where gradients were switched off or on since the call began.
+    def check_modes(self) -> None:
+        """Raise where autograd does not do with all of a message what it did when the call began.
 
         A formula has gradients for all of its operands or for none. Inside of the ``forward`` of a
         ``torch.autograd.Function`` they are off as well: its ``backward`` is not ours to replace.
         """
         if torch.is_grad_enabled() != self._grad:
             raise Unrecognised("gradients switched on or off inside of the message")
+        if saved_tensors_are_hooked() != self._hooked:
+            raise Unrecognised("a checkpoint inside of the message")
 
     watched = frozenset({
         "index_select", "__getitem__", "unbind", "view", "reshape", "expand", "expand_as",
@@ -390,7 +420,7 @@ class Trace(Watch):
 
     def _own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
         """Renumber the operands of a formula from 0; return the old numbers."""
-        self.check_grad_mode()
+        self.check_modes()
         if lazy.parts is not None:
             raise Unrecognised("a concatenation that is not the input of a linear layer")
         numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
