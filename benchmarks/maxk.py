@@ -28,6 +28,7 @@ from benchmarks.datasets import load_cornell5
 from pyg_accel import CBSR, Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, backends, choose
 from pyg_accel.graph import CSR
+from pyg_accel.ops.arrays import Arrays
 from pyg_accel.settings import settings
 
 GRAPHS = {
@@ -163,8 +164,8 @@ def products(graph: Graph, cbsr: CBSR, weight: Tensor) -> dict[str, Call]:
 
 
 def gradients(graph: Graph, cbsr: CBSR, weight: Tensor, y: Tensor) -> dict[str, Call]:
-    csr, turned = graph.csr(), graph.transposed()
-    arrays = (*csr[:3], *turned[:3], csr.num_cols, csr.sorted)
+    turned = graph.transposed()
+    arrays = Arrays.join(graph.csr(), turned)
 
     def run() -> Tensor:
         found: Tensor = torch.ops.pyg_accel.sspmm(*arrays, y, cbsr.indices, weight)

@@ -6,6 +6,7 @@ the operator, :func:`attention` runs its parts.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
 from pyg_accel.formula import Formula, operands_of, parse
-from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph import Graph
+from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.attention_backward import backward, is_backward_fast, setup_context
 from pyg_accel.ops.attention_parts import extent, unfused
 from pyg_accel.ops.csr import CompiledGraph
@@ -83,10 +85,7 @@ def attention(
                    sharing=() if known_by_shape else gpu_sharing(csr))  # fmt: skip
     if not is_fast(sized) or (any(needs) and not is_backward_fast(sized, needs)):
         return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
-    transposed: tuple[Tensor | None, ...] = (None, None, None)
-    if any(needs):
-        transposed = graph.transposed(edge_order=edge_order)[:3]
-    arrays = (*csr[:3], *transposed, csr.num_cols, csr.sorted)
+    arrays = Arrays.of(graph, edge_order=edge_order, transposed=any(needs))
     out: Tensor = call("attention", *arrays, folded, score_text, value_text)[0]
     return out
 
@@ -105,51 +104,26 @@ def _folded(operand: Tensor) -> Tensor:
     return operand
 
 
-def _attention(
-    rowptr: Tensor,
-    col: Tensor,
-    eid: Tensor | None,
-    rowptr_t: Tensor | None,
-    col_t: Tensor | None,
-    eid_t: Tensor | None,
-    num_cols: int,
-    sorted: bool,
-    operands: list[Tensor],
-    score: str,
-    value: str,
-) -> list[Tensor]:
-    csr = CSR(rowptr, col, eid, num_cols, sorted)
+def _attention(*args: Any) -> list[Tensor]:
+    csr, (operands, score, value) = csr_and_rest(args)
     shapes = shapes_of(operands)
     heads, width = extent(score, value, shapes)
-    spec = OpSpec("attention", rowptr.device.type, operands[0].dtype, rowptr.dtype, csr.num_rows,
-                  num_cols, col.numel(), heads, width, value, shapes=shapes, score=score,
-                  sharing=gpu_sharing(csr))  # fmt: skip
+    spec = OpSpec("attention", csr.rowptr.device.type, operands[0].dtype, csr.rowptr.dtype,
+                  csr.num_rows, csr.num_cols, csr.col.numel(), heads, width, value,
+                  shapes=shapes, score=score, sharing=gpu_sharing(csr))  # fmt: skip
     return choose(spec).backend.attention(csr, parse(score), parse(value), operands)
 
 
-def _attention_fake(
-    rowptr: Tensor,
-    col: Tensor,
-    eid: Tensor | None,
-    rowptr_t: Tensor | None,
-    col_t: Tensor | None,
-    eid_t: Tensor | None,
-    num_cols: int,
-    sorted: bool,
-    operands: list[Tensor],
-    score: str,
-    value: str,
-) -> list[Tensor]:
+def _attention_fake(*args: Any) -> list[Tensor]:
+    csr, (operands, score, value) = csr_and_rest(args)
     heads, width = extent(score, value, shapes_of(operands))
-    rows, like = rowptr.size(0) - 1, operands[0]
+    rows, like = csr.num_rows, operands[0]
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     return [like.new_empty(rows, heads, width), like.new_empty(rows, heads, dtype=wide)]
 
 
 define(
-    "attention(Tensor rowptr, Tensor col, Tensor? eid, Tensor? rowptr_t, Tensor? col_t, "
-    "Tensor? eid_t, SymInt num_cols, bool sorted, Tensor[] operands, str score, str value) "
-    "-> Tensor[]",
+    f"attention({ARRAYS}, Tensor[] operands, str score, str value) -> Tensor[]",
     _attention,
     _attention_fake,
     backward,

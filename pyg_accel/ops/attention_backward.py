@@ -34,6 +34,7 @@ from pyg_accel.formula import (
     swap_sides,
 )
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.ops.arrays import BOTH_ARRAYS, NO_GRADS, Arrays
 from pyg_accel.ops.attention_parts import unfused
 from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.layout import contiguous_rows
@@ -130,73 +131,48 @@ def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     """Keep the operands, the result and the logarithms of the sums."""
-    rowptr, col, eid, rowptr_t, col_t, eid_t, num_cols, sorted_, operands, score, value = inputs
+    arrays, (operands, *ctx.texts) = Arrays.split(inputs)
     ctx.mark_non_differentiable(output[1])
     ctx.needs = tuple(t.requires_grad for t in operands)
-    ctx.facts = (num_cols, sorted_, score, value)
-    ctx.num_operands = len(operands)
-    ctx.save_for_backward(rowptr, col, eid, rowptr_t, col_t, eid_t, *operands, *output)
+    arrays.save(ctx, *operands, *output)
 
 
 def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
     """Return the gradients of the operator's inputs: those of the operands, None for others."""
-    saved = list(ctx.saved_tensors)
-    arrays, operands = saved[:6], saved[6 : 6 + ctx.num_operands]
-    out, total = saved[6 + ctx.num_operands :]
-    num_cols, sorted_, score, value = ctx.facts
+    arrays, (*operands, out, total) = Arrays.saved(ctx)
     grad = grad_outputs[0]
     grads: list[Tensor | None] = [None] * len(operands)
     if grad is None:
-        return (None,) * 8 + (grads, None, None)
+        return *NO_GRADS, grads, None, None
     if torch.is_grad_enabled():  # to be differentiated again
-        return (None,) * 8 + (_unfused_gradients(ctx, arrays, operands, grad), None, None)
-    if arrays[3] is None:
+        return *NO_GRADS, _unfused_gradients(ctx, arrays, operands, grad), None, None
+    if arrays.rowptr_t is None:
         raise RuntimeError("the gradient of attention needs the transposed graph")
     grad = contiguous_rows(grad)
-    needs = list(ctx.needs)
-    found = call(
-        "attention_backward", *arrays, num_cols, sorted_, operands, grad, out, total, score, value,
-        needs,
-    )  # fmt: skip
-    plan = _plan(score, value, ctx.needs, kinds_of(operands))
+    rest = (operands, grad, out, total, *ctx.texts, list(ctx.needs))
+    found = call("attention_backward", *arrays, *rest)
+    plan = _plan(*ctx.texts, ctx.needs, kinds_of(operands))
     for index, one in zip(plan.order, found, strict=True):
         grads[index] = one
-    return (None,) * 8 + (grads, None, None)
+    return *NO_GRADS, grads, None, None
 
 
 def _unfused_gradients(
-    ctx: Any, arrays: list[Any], operands: list[Tensor], grad: Tensor
+    ctx: Any, arrays: Arrays, operands: list[Tensor], grad: Tensor
 ) -> list[Tensor | None]:
     """Gradients through the parts of attention, which have derivatives of every order."""
-    num_cols, sorted_, score, value = ctx.facts
-    rowptr, col, eid = arrays[:3]
-    graph = Graph(rowptr, col, eid, num_cols, sorted=sorted_)
-    out = unfused(graph, score, value, operands, edge_order=eid is not None)
+    graph = Graph(*arrays.csr[:4], sorted=arrays.sorted)
+    score, value = ctx.texts
+    out = unfused(graph, score, value, operands, edge_order=arrays.eid is not None)
     wanted = [t for t, needs in zip(operands, ctx.needs, strict=True) if needs]
     found = torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True)
     each = iter(found)
     return [next(each) if needs else None for needs in ctx.needs]
 
 
-def _attention_backward(
-    rowptr: Tensor,
-    col: Tensor,
-    eid: Tensor | None,
-    rowptr_t: Tensor,
-    col_t: Tensor,
-    eid_t: Tensor | None,
-    num_cols: int,
-    sorted: bool,
-    operands: list[Tensor],
-    grad: Tensor,
-    out: Tensor,
-    total: Tensor,
-    score: str,
-    value: str,
-    needs: list[bool],
-) -> list[Tensor]:
-    csr = CSR(rowptr, col, eid, num_cols, sorted)
-    transposed = CSR(rowptr_t, col_t, eid_t, csr.num_rows, True)
+def _attention_backward(*args: Any) -> list[Tensor]:
+    arrays, (operands, grad, out, total, score, value, needs) = Arrays.split(args)
+    csr, transposed = arrays.csr, arrays.transposed
     plan = _plan(score, value, tuple(needs), kinds_of(operands))
     given = (operands, grad, out, total)
     kept = (bool(plan.others), plan.weights)
@@ -211,11 +187,7 @@ def _attention_backward(
     count = len(plan.sources)
     made = dict(enumerate([*operands, grad]))
     made |= dict(zip((len(made) + 1, len(made)), found[count:], strict=False))  # scores' come first
-    arrays, turned_arrays = csr[:3], transposed[:3]
-    others = run_steps(
-        plan.others, made, (*arrays, *turned_arrays, num_cols, sorted),
-        (*turned_arrays, *arrays, csr.num_rows, True),
-    )  # fmt: skip
+    others = run_steps(plan.others, made, arrays)
     left = [others[step.operand] for step in plan.others]
     return _fitted(plan, found[:count] + left, operands)
 
@@ -279,31 +251,15 @@ def _price(specs: list[OpSpec]) -> tuple[int, float]:
     return strange, sum(d.cost for d in decisions)
 
 
-def _attention_backward_fake(
-    rowptr: Tensor,
-    col: Tensor,
-    eid: Tensor | None,
-    rowptr_t: Tensor,
-    col_t: Tensor,
-    eid_t: Tensor | None,
-    num_cols: int,
-    sorted: bool,
-    operands: list[Tensor],
-    grad: Tensor,
-    out: Tensor,
-    total: Tensor,
-    score: str,
-    value: str,
-    needs: list[bool],
-) -> list[Tensor]:
+def _attention_backward_fake(*args: Any) -> list[Tensor]:
+    _, (operands, _, _, _, score, value, needs) = Arrays.split(args)
     plan = _plan(score, value, tuple(needs), kinds_of(operands))
     return [torch.empty_like(operands[index]) for index in plan.order]
 
 
 define(
-    "attention_backward(Tensor rowptr, Tensor col, Tensor? eid, Tensor rowptr_t, Tensor col_t, "
-    "Tensor? eid_t, SymInt num_cols, bool sorted, Tensor[] operands, Tensor grad, Tensor out, "
-    "Tensor total, str score, str value, bool[] needs) -> Tensor[]",
+    f"attention_backward({BOTH_ARRAYS}, Tensor[] operands, Tensor grad, Tensor out, Tensor total, "
+    "str score, str value, bool[] needs) -> Tensor[]",
     _attention_backward,
     _attention_backward_fake,
 )

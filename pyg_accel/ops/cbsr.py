@@ -17,6 +17,7 @@ from pyg_accel.backends import Backend, OpSpec, choose
 from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.cbsr import CBSR, index_dtype
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.ops.arrays import ARRAYS, NO_GRADS, Arrays, csr_and_rest
 from pyg_accel.ops.operator import call, define
 
 __all__ = ["cbsr_spmm"]
@@ -56,11 +57,8 @@ def cbsr_spmm(
     if weight is not None:
         dtype = torch.promote_types(values.dtype, weight.dtype)
         values, weight = values.to(dtype), weight.to(dtype).contiguous()
-    csr = graph.csr(edge_order=edge_order)
-    transposed: tuple[Tensor | None, ...] = (None, None, None)
-    if torch.is_grad_enabled() and values.requires_grad:
-        transposed = graph.transposed(edge_order=edge_order)[:3]
-    arrays = (*csr[:3], *transposed, csr.num_cols, csr.sorted)
+    needs = torch.is_grad_enabled() and values.requires_grad
+    arrays = Arrays.of(graph, edge_order=edge_order, transposed=needs)
     out: Tensor = call(
         "cbsr_spmm", *arrays, values.contiguous(), indices, cbsr.width, weight, reduce
     )
@@ -108,111 +106,113 @@ def _chosen(op: str, csr: CSR, values: Tensor, width: int, k: int) -> Backend:
     return choose(spec).backend
 
 
-def _graphs(arrays: tuple[Any, ...]) -> tuple[CSR, CSR | None]:
-    """The graph and its transpose from the first arguments of every operator."""
-    rowptr, col, eid, rowptr_t, col_t, eid_t, num_cols, in_order = arrays
-    csr = CSR(rowptr, col, eid, num_cols, in_order)
-    if rowptr_t is None:
-        return csr, None
-    return csr, CSR(rowptr_t, col_t, eid_t, csr.num_rows, True)
-
-
 def _cbsr_spmm(*args: Any) -> Tensor:
-    (csr, _), (values, indices, width, weight, reduce) = _graphs(args[:8]), args[8:]
+    csr, (values, indices, width, weight, reduce) = csr_and_rest(args)
     backend = _chosen("cbsr_spmm", csr, values, width, values.size(1))
     return backend.cbsr_spmm(csr, values, indices, width, weight, reduce)
 
 
 def _sspmm(*args: Any) -> Tensor:
-    (csr, transposed), (x, indices, weight) = _graphs(args[:8]), args[8:]
-    if transposed is None:
-        raise ValueError("expected the arrays of the transposed graph")
+    arrays, (x, indices, weight) = Arrays.split(args)
+    csr = arrays.csr
     backend = _chosen("sspmm", csr, x, x.size(1), indices.size(1))
-    return backend.sspmm(csr, transposed, x, indices, weight)
+    return backend.sspmm(csr, arrays.transposed, x, indices, weight)
 
 
 def _cbsr_dot(*args: Any) -> Tensor:
-    (csr, _), (values, indices, x) = _graphs(args[:8]), args[8:]
+    csr, (values, indices, x) = csr_and_rest(args)
     backend = _chosen("cbsr_dot", csr, values, x.size(1), values.size(1))
     return backend.cbsr_dot(csr, values, indices, x)
 
 
+def _cbsr_spmm_fake(*args: Any) -> Tensor:
+    csr, (values, _, width, _, _) = csr_and_rest(args)
+    out: Tensor = values.new_empty(csr.num_rows, width)
+    return out
+
+
+def _sspmm_fake(*args: Any) -> Tensor:
+    _, (x, indices, _) = csr_and_rest(args)
+    out: Tensor = x.new_empty(indices.shape)
+    return out
+
+
+def _cbsr_dot_fake(*args: Any) -> Tensor:
+    csr, (values, _, _) = csr_and_rest(args)
+    out: Tensor = values.new_empty(csr.col.size(0))
+    return out
+
+
 def _cbsr_spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *arrays, ctx.num_cols, ctx.sorted = inputs[:8]
-    values, indices, _, weight, ctx.reduce = inputs[8:]
-    ctx.save_for_backward(*arrays, values, indices, weight)
+    arrays, (values, indices, _, weight, ctx.reduce) = Arrays.split(inputs)
+    arrays.save(ctx, values, indices, weight)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *arrays, ctx.num_cols, ctx.sorted = inputs[:8]
-    ctx.save_for_backward(*arrays, *inputs[8:])
-
-
-def _saved(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The arguments that say which graph, and the tensors after them."""
-    saved = ctx.saved_tensors
-    return (*saved[:6], ctx.num_cols, ctx.sorted), saved[6:]
+    arrays, tensors = Arrays.split(inputs)
+    arrays.save(ctx, *tensors)
 
 
 def _cbsr_spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (values, indices, weight) = _saved(ctx)
+    arrays, (values, indices, weight) = Arrays.saved(ctx)
+    wants_values, _, _, wants_weight, _ = ctx.needs_input_grad[-5:]
     if ctx.reduce == "mean":
-        degree = graph[0].diff().clamp(min=1)
+        degree = arrays.rowptr.diff().clamp(min=1)
         grad = grad / degree.to(grad.dtype).unsqueeze(1)
     grad = grad.contiguous()
-    grad_values = grad_weight = None
-    if ctx.needs_input_grad[-5]:
-        grad_values = call("sspmm", *graph, grad, indices, weight)
-    if ctx.needs_input_grad[-2]:
-        grad_weight = call("cbsr_dot", *graph, values, indices, grad)
-    return (*[None] * 8, grad_values, None, None, grad_weight, None)
+    return (
+        *NO_GRADS,
+        call("sspmm", *arrays, grad, indices, weight) if wants_values else None,
+        None,
+        None,
+        call("cbsr_dot", *arrays, values, indices, grad) if wants_weight else None,
+        None,
+    )
 
 
 def _sspmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (x, indices, weight) = _saved(ctx)
-    grad = grad.contiguous()
-    grad_x = grad_weight = None
-    if ctx.needs_input_grad[-3]:
-        grad_x = call("cbsr_spmm", *graph, grad, indices, x.size(1), weight, "sum")
-    if ctx.needs_input_grad[-1]:
-        grad_weight = call("cbsr_dot", *graph, grad, indices, x)
-    return (*[None] * 8, grad_x, None, grad_weight)
+    arrays, (x, indices, weight) = Arrays.saved(ctx)
+    wants_x, _, wants_weight = ctx.needs_input_grad[-3:]
+    grad, width = grad.contiguous(), x.size(1)
+    return (
+        *NO_GRADS,
+        call("cbsr_spmm", *arrays, grad, indices, width, weight, "sum") if wants_x else None,
+        None,
+        call("cbsr_dot", *arrays, grad, indices, x) if wants_weight else None,
+    )
 
 
 def _cbsr_dot_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (values, indices, x) = _saved(ctx)
-    grad = grad.contiguous()
-    grad_values = grad_x = None
-    if ctx.needs_input_grad[-3]:
-        grad_values = call("sspmm", *graph, x, indices, grad)
-    if ctx.needs_input_grad[-1]:
-        grad_x = call("cbsr_spmm", *graph, values, indices, x.size(1), grad, "sum")
-    return (*[None] * 8, grad_values, None, grad_x)
+    arrays, (values, indices, x) = Arrays.saved(ctx)
+    wants_values, _, wants_x = ctx.needs_input_grad[-3:]
+    grad, width = grad.contiguous(), x.size(1)
+    return (
+        *NO_GRADS,
+        call("sspmm", *arrays, x, indices, grad) if wants_values else None,
+        None,
+        call("cbsr_spmm", *arrays, values, indices, width, grad, "sum") if wants_x else None,
+    )
 
 
-_GRAPH = (
-    "Tensor rowptr, Tensor col, Tensor? eid, Tensor? rowptr_t, Tensor? col_t, Tensor? eid_t, "
-    "SymInt num_cols, bool sorted"
-)
 define(
-    f"cbsr_spmm({_GRAPH}, Tensor values, Tensor indices, SymInt width, Tensor? weight, str reduce) "
+    f"cbsr_spmm({ARRAYS}, Tensor values, Tensor indices, SymInt width, Tensor? weight, str reduce) "
     "-> Tensor",
     _cbsr_spmm,
-    lambda *a: a[8].new_empty(a[0].size(0) - 1, a[10]),
+    _cbsr_spmm_fake,
     _cbsr_spmm_backward,
     _cbsr_spmm_setup,
 )
 define(
-    f"sspmm({_GRAPH}, Tensor x, Tensor indices, Tensor? weight) -> Tensor",
+    f"sspmm({ARRAYS}, Tensor x, Tensor indices, Tensor? weight) -> Tensor",
     _sspmm,
-    lambda *a: a[8].new_empty(a[9].shape),
+    _sspmm_fake,
     _sspmm_backward,
     _setup,
 )
 define(
-    f"cbsr_dot({_GRAPH}, Tensor values, Tensor indices, Tensor x) -> Tensor",
+    f"cbsr_dot({ARRAYS}, Tensor values, Tensor indices, Tensor x) -> Tensor",
     _cbsr_dot,
-    lambda *a: a[8].new_empty(a[1].size(0)),
+    _cbsr_dot_fake,
     _cbsr_dot_backward,
     _setup,
 )

@@ -17,7 +17,8 @@ from torch.nn import Parameter
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
-from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph import Graph
+from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
@@ -151,12 +152,9 @@ def _launch(
 ) -> list[Tensor]:
     """Call the operator with folded operands, and the transpose if it will be needed."""
     needs = [torch.is_grad_enabled() and t.requires_grad for t in operands]
-    csr = graph.csr(edge_order=edge_order)
-    transposed: tuple[Tensor | None, ...] = (None, None, None)
-    if any(needs[index] for side, index in read if side == "u"):
-        transposed = graph.transposed(edge_order=edge_order)[:3]
+    transposed = any(needs[index] for side, index in read if side == "u")
+    arrays = Arrays.of(graph, edge_order=edge_order, transposed=transposed)
     want_arg = any(needs) and bool({"max", "min"} & set(reduces))
-    arrays = (*csr[:3], *transposed, csr.num_cols, csr.sorted)
     outs: list[Tensor] = call("gspmm", *arrays, operands, text, reduces, want_arg)
     return outs[: len(reduces)]
 
@@ -192,25 +190,13 @@ def check_operands(
             raise ValueError(f"expected {name} to be floating-point features (got {dtype})")
 
 
-def _gspmm(
-    rowptr: Tensor,
-    col: Tensor,
-    eid: Tensor | None,
-    rowptr_t: Tensor | None,
-    col_t: Tensor | None,
-    eid_t: Tensor | None,
-    num_cols: int,
-    sorted: bool,
-    operands: list[Tensor],
-    formula: str,
-    reduces: list[str],
-    want_arg: bool,
-) -> list[Tensor]:
-    csr = CSR(rowptr, col, eid, num_cols, sorted)
+def _gspmm(*args: Any) -> list[Tensor]:
+    csr, (operands, formula, reduces, want_arg) = csr_and_rest(args)
     dtype = next(t.dtype for t in operands if t.is_floating_point())
-    on_gpu = rowptr.is_cuda
+    on_gpu = csr.rowptr.is_cuda
     spec = _spec(
-        rowptr.device.type, dtype, rowptr.dtype, (rowptr.numel() - 1, num_cols, col.numel()),
+        csr.rowptr.device.type, dtype, csr.rowptr.dtype,
+        (csr.num_rows, csr.num_cols, csr.col.numel()),
         formula, tuple(reduces), shapes_of(operands), gpu_sharing(csr),
         on_gpu and torch.get_float32_matmul_precision() != "highest",
     )  # fmt: skip
@@ -235,33 +221,19 @@ def _spec(
                   shapes=shapes, sharing=sharing, rounded=rounded)  # fmt: skip
 
 
-def _gspmm_fake(
-    rowptr: Tensor,
-    col: Tensor,
-    eid: Tensor | None,
-    rowptr_t: Tensor | None,
-    col_t: Tensor | None,
-    eid_t: Tensor | None,
-    num_cols: int,
-    sorted: bool,
-    operands: list[Tensor],
-    formula: str,
-    reduces: list[str],
-    want_arg: bool,
-) -> list[Tensor]:
+def _gspmm_fake(*args: Any) -> list[Tensor]:
+    csr, (operands, formula, reduces, want_arg) = csr_and_rest(args)
     heads, width = shape_of(parse(formula), dict(enumerate(shapes_of(operands))))
     like = next(t for t in operands if t.is_floating_point())
-    rows, edges = rowptr.size(0) - 1, col.size(0)
+    rows, edges = csr.num_rows, csr.col.size(0)
     outs = [like.new_empty(edges if reduce == "none" else rows, heads, width) for reduce in reduces]
     if want_arg:
-        outs += [rowptr.new_empty(rows, heads, width) for r in reduces if r in ("max", "min")]
+        outs += [csr.rowptr.new_empty(rows, heads, width) for r in reduces if r in ("max", "min")]
     return outs
 
 
 define(
-    "gspmm(Tensor rowptr, Tensor col, Tensor? eid, Tensor? rowptr_t, Tensor? col_t, Tensor? eid_t, "
-    "SymInt num_cols, bool sorted, Tensor[] operands, str formula, str[] reduces, bool want_arg) "
-    "-> Tensor[]",
+    f"gspmm({ARRAYS}, Tensor[] operands, str formula, str[] reduces, bool want_arg) -> Tensor[]",
     _gspmm,
     _gspmm_fake,
     backward,

@@ -23,6 +23,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.kept import Kept
 from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
+from pyg_accel.ops.arrays import NO_GRADS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
@@ -90,35 +91,31 @@ def _plan(
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     """Keep what the backward pass will need."""
-    rowptr, col, eid, rowptr_t, col_t, eid_t, num_cols, sorted_, operands, text, reduces, _ = inputs
+    arrays, (operands, text, reduces, _) = Arrays.split(inputs)
     args = iter(output[len(reduces) :])
     kept_args = [next(args, None) if r in ("max", "min") else None for r in reduces]
     ctx.mark_non_differentiable(*output[len(reduces) :])
     ctx.needs = tuple(t.requires_grad for t in operands)
     ctx.shapes = shapes_of(operands)
-    ctx.facts = (num_cols, sorted_, text, tuple(reduces))
+    ctx.facts = (text, tuple(reduces))
     # Only what the backward formulas use is kept: a plain sum keeps no features at all.
     everything = _plan(text, tuple(reduces), ctx.needs, (True,) * len(reduces), kinds_of(operands))
     used = {i for step in everything for i in step.used}
     keep = [t if i in used or "prod" in reduces else None for i, t in enumerate(operands)]
     ctx.num_operands = len(operands)
     ctx.kinds = kinds_of(operands)
-    ctx.save_for_backward(rowptr, col, eid, rowptr_t, col_t, eid_t, *keep, *kept_args)
+    arrays.save(ctx, *keep, *kept_args)
 
 
 def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
     """Return the gradients of the operator's inputs: those of the operands, None for others."""
-    saved = list(ctx.saved_tensors)
-    arrays, n = saved[:6], ctx.num_operands
-    operands, args = saved[6 : 6 + n], saved[6 + n :]
-    num_cols, sorted_, text, reduces = ctx.facts
-    rowptr = arrays[0]
-    forward = (*arrays, num_cols, sorted_)
-    backward = (*arrays[3:], *arrays[:3], rowptr.size(0) - 1, True)
-
+    arrays, saved = Arrays.saved(ctx)
+    n = ctx.num_operands
+    operands, args = list(saved[:n]), saved[n:]
+    text, reduces = ctx.facts
     once = not torch.is_grad_enabled()  # nobody will differentiate this backward pass
-    if once and reduces == ("mean",) and text == "u0" and arrays[3] is not None:
-        return (None,) * 8 + ([_mean_backward(grad_outputs[0], arrays)], None, None, None)
+    if once and reduces == ("mean",) and text == "u0" and arrays.rowptr_t is not None:
+        return *NO_GRADS, [_mean_backward(grad_outputs[0], arrays)], None, None, None
     tensors = dict(enumerate(operands))
     given = tuple(g is not None for g in grad_outputs[: len(reduces)])
     for r, reduce in enumerate(reduces):
@@ -126,10 +123,10 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
         if g is None:
             continue
         if reduce == "mean":
-            degree = (rowptr[1:] - rowptr[:-1]).clamp(min=1).view(-1, 1, 1)
+            degree = arrays.rowptr.diff().clamp(min=1).view(-1, 1, 1)
             g = g / degree.to(g.dtype)
         elif reduce == "prod":
-            g, tensors[n + 2 * r + 1] = _prod_coefficients(g, forward, operands, text)
+            g, tensors[n + 2 * r + 1] = _prod_coefficients(g, arrays, operands, text)
         elif reduce in ("max", "min"):
             tensors[n + 2 * r + 1] = args[r]
         tensors[n + 2 * r] = g
@@ -140,39 +137,38 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
         if step.side == "u" and reduces in (("max",), ("min",)) and text[:1] == "u":
             # A plain maximum of source features: its winners are source ids.
             grad, arg = tensors[n], tensors[n + 1]
-            flat = call(
-                "scatter_arg", grad.flatten(1).contiguous(), arg.flatten(1).contiguous(), num_cols
-            )
-            grads[step.operand] = flat.view(num_cols, *grad.shape[1:])
+            flat = call("scatter_arg", grad.flatten(1).contiguous(), arg.flatten(1).contiguous(),
+                        arrays.num_cols)  # fmt: skip
+            grads[step.operand] = flat.view(arrays.num_cols, *grad.shape[1:])
             steps.remove(step)
-    for index, grad in run_steps(steps, tensors, forward, backward).items():
+    for index, grad in run_steps(steps, tensors, arrays).items():
         grads[index] = fit(grad, ctx.shapes[index])
-    return (None,) * 8 + (grads, None, None, None)
+    return *NO_GRADS, grads, None, None, None
 
 
-def _mean_backward(grad: Tensor | None, arrays: list[Any]) -> Tensor | None:
+def _mean_backward(grad: Tensor | None, arrays: Arrays) -> Tensor | None:
     """The gradient of a plain mean: each edge weighs 1 / degree, so no N x F quotient is made."""
     if grad is None:
         return None
-    rowptr, _, _, rowptr_t, col_t, _ = arrays
+    rowptr, turned = arrays.rowptr, arrays.transposed
     share = _SHARES.find((rowptr,), grad.dtype)
     if share is None:
         share = 1.0 / (rowptr[1:] - rowptr[:-1]).clamp(min=1).to(grad.dtype)
         if not (share.is_cuda and torch.cuda.is_current_stream_capturing()):
             _SHARES.put((rowptr,), grad.dtype, share)
-    weight = share.index_select(0, col_t).view(-1, 1, 1)
+    weight = share.index_select(0, turned.col).view(-1, 1, 1)
     operands = [contiguous_rows(grad), weight]
-    transposed = (rowptr_t, col_t, None, None, None, None, rowptr.size(0) - 1, True)
-    (out,) = call("gspmm", *transposed, operands, "mul(u0,e1)", ["sum"], False)
+    in_order = Arrays.join(turned._replace(eid=None))
+    (out,) = call("gspmm", *in_order, operands, "mul(u0,e1)", ["sum"], False)
     result: Tensor = out
     return result
 
 
 def _prod_coefficients(
-    grad: Tensor, forward: tuple[Any, ...], operands: list[Tensor], text: str
+    grad: Tensor, arrays: Arrays, operands: list[Tensor], text: str
 ) -> tuple[Tensor, Tensor]:
     """What a factor's gradient is multiplied by: rows without a zero, and with exactly one."""
-    (product,) = call("gspmm", *forward, operands, f"nonzero({text})", ["prod"], False)
-    (zeros,) = call("gspmm", *forward, operands, f"iszero({text})", ["sum"], False)
+    (product,) = call("gspmm", *arrays, operands, f"nonzero({text})", ["prod"], False)
+    (zeros,) = call("gspmm", *arrays, operands, f"iszero({text})", ["sum"], False)
     scaled = grad * product
     return scaled * (zeros == 0), scaled * (zeros == 1)

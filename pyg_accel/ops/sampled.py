@@ -12,11 +12,12 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.sampling import Sampling
-from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph import Graph
+from pyg_accel.ops.arrays import ROW_ARRAYS
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.quantized import Quantized
-from pyg_accel.ops.sampled_backward import ARGS, HOW, fit, keep, kept
+from pyg_accel.ops.sampled_backward import HOW, fit, keep, kept, split
 
 __all__ = ["sampled_spmm", "sampling_rates"]
 
@@ -88,10 +89,10 @@ def sampled_spmm(
         scale = scale.reshape(scale.size(0), scale.shape[1:].numel())
     if weight is not None:
         weight = weight.reshape(weight.size(0), heads)
-    csr = graph.csr(edge_order=edge_order)
+    arrays = graph.csr(edge_order=edge_order)[:4]
     key = _seed(seed, graph.device) if strategy == "random" else None
-    out: Tensor = call("sampled_spmm", *csr[:3], csr.num_cols, folded, scale, weight, int(width),
-                       strategy, rescale, key)  # fmt: skip
+    how = (int(width), strategy, rescale, key)
+    out: Tensor = call("sampled_spmm", *arrays, folded, scale, weight, *how)
     return out.reshape(graph.num_rows, *values.shape[1:])
 
 
@@ -166,26 +167,21 @@ def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, res
     return "mean" if reduce == "mean" else rescale
 
 
-def _forward(
-    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, x: Tensor,
-    scale: Tensor | None, weight: Tensor | None, width: int, strategy: str, rescale: str,
-    seed: Tensor | None,
-) -> Tensor:  # fmt: skip
-    csr = CSR(rowptr, col, eid, num_cols, False)
-    spec = OpSpec("sampled_spmm", x.device.type, x.dtype, rowptr.dtype, csr.num_rows, num_cols,
-                  col.numel(), x.size(1), x.size(2), k=width)  # fmt: skip
-    sampling = Sampling(width, strategy, rescale)
+def _forward(*args: Any) -> Tensor:
+    csr, (x, scale, weight, *how, seed) = split(args)
+    sampling = Sampling(*how)
+    spec = OpSpec("sampled_spmm", x.device.type, x.dtype, csr.rowptr.dtype, csr.num_rows,
+                  csr.num_cols, csr.col.numel(), x.size(1), x.size(2),
+                  k=sampling.width)  # fmt: skip
     weight = None if weight is None else weight.contiguous()
     return choose(spec).backend.sampled_spmm(csr, x, scale, weight, sampling, seed)
 
 
-def _forward_fake(
-    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, x: Tensor,
-    scale: Tensor | None, weight: Tensor | None, width: int, strategy: str, rescale: str,
-    seed: Tensor | None,
-) -> Tensor:  # fmt: skip
+def _forward_fake(*args: Any) -> Tensor:
+    csr, (x, scale, *_) = split(args)
     dtype = x.dtype if scale is None else scale.dtype
-    return x.new_empty(rowptr.size(0) - 1, x.size(1), x.size(2), dtype=dtype)
+    out: Tensor = x.new_empty(csr.num_rows, x.size(1), x.size(2), dtype=dtype)
+    return out
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -208,7 +204,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 define(
-    f"sampled_spmm({ARGS}, Tensor x, Tensor? scale, Tensor? weight, {HOW}) -> Tensor",
+    f"sampled_spmm({ROW_ARRAYS}, Tensor x, Tensor? scale, Tensor? weight, {HOW}) -> Tensor",
     _forward,
     _forward_fake,
     _differentiate,

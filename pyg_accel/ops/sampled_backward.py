@@ -21,13 +21,19 @@ from torch import Tensor
 
 from pyg_accel.backends.sampling import Sample, Sampling, edge_factors, take
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.ops.arrays import ROW_ARRAYS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 
-__all__ = ["ARGS", "HOW", "fit", "keep", "kept"]
+__all__ = ["HOW", "fit", "keep", "kept", "split"]
 
-ARGS = "Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols"
 HOW = "SymInt width, str strategy, str rescale, Tensor? seed"
+
+
+def split(args: tuple[Any, ...]) -> tuple[CSR, list[Any]]:
+    """Return the graph, and the arguments of an operator that come after it."""
+    rowptr, col, eid, num_cols, *others = args
+    return CSR(rowptr, col, eid, num_cols, False), others
 
 
 def keep(ctx: Any, arrays: Sequence[Any], tensors: Sequence[Any], how: Sequence[Any]) -> None:
@@ -48,22 +54,19 @@ def fit(grad: Tensor, weight: Tensor) -> Tensor:
     return grad.sum(1, keepdim=True) if weight.size(1) == 1 and grad.size(1) != 1 else grad
 
 
-def _transposed(
-    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, grad: Tensor,
-    weight: Tensor | None, width: int, strategy: str, rescale: str, seed: Tensor | None,
-) -> Tensor:  # fmt: skip
-    csr, sampling = CSR(rowptr, col, eid, num_cols, False), Sampling(width, strategy, rescale)
+def _transposed(*args: Any) -> Tensor:
+    csr, (grad, weight, *how, seed) = split(args)
+    sampling = Sampling(*how)
     sample = take(csr, sampling, seed, padded=_padded(csr))
     wide = torch.promote_types(grad.dtype, torch.float32)
     values = _values(csr, sample.entry, weight, edge_factors(csr, sample, sampling), wide)
-    back = _transpose(sample, num_cols)
+    back = _transpose(sample, csr.num_cols)
     if values is None:
-        operands, text, order = [grad.to(wide)], "u0", None
+        operands, text, back = [grad.to(wide)], "u0", back._replace(eid=None)
     else:
-        operands, text, order = [grad.to(wide), values.unsqueeze(-1)], "mul(u0,e1)", back.eid
+        operands, text = [grad.to(wide), values.unsqueeze(-1)], "mul(u0,e1)"
     operands = [contiguous_rows(t) for t in operands]
-    arrays = (back.rowptr, back.col, order, None, None, None, back.num_cols, back.sorted)
-    (out,) = call("gspmm", *arrays, operands, text, ["sum"], False)
+    (out,) = call("gspmm", *Arrays.join(back), operands, text, ["sum"], False)
     result: Tensor = out.to(grad.dtype)
     return result
 
@@ -82,38 +85,34 @@ def _transpose(sample: Sample, num_cols: int) -> CSR:
     return CSR(back.rowptr[:-1].contiguous(), back.col, back.eid, rows, back.sorted)
 
 
-def _transposed_fake(
-    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, grad: Tensor,
-    weight: Tensor | None, width: int, strategy: str, rescale: str, seed: Tensor | None,
-) -> Tensor:  # fmt: skip
-    return grad.new_empty(num_cols, grad.size(1), grad.size(2))
+def _transposed_fake(*args: Any) -> Tensor:
+    csr, (grad, *_) = split(args)
+    out: Tensor = grad.new_empty(csr.num_cols, grad.size(1), grad.size(2))
+    return out
 
 
-def _dots(
-    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, grad: Tensor, x: Tensor,
-    width: int, strategy: str, rescale: str, seed: Tensor | None,
-) -> Tensor:  # fmt: skip
-    csr, sampling = CSR(rowptr, col, eid, num_cols, False), Sampling(width, strategy, rescale)
+def _dots(*args: Any) -> Tensor:
+    csr, (grad, x, *how, seed) = split(args)
+    sampling = Sampling(*how)
     sample = take(csr, sampling, seed, padded=_padded(csr))
     wide = torch.promote_types(grad.dtype, torch.float32)
     operands = [contiguous_rows(t.to(wide)) for t in (x, grad)]
-    arrays = (sample.rowptr, sample.col, None, None, None, None, num_cols, False)
+    arrays = Arrays.join(CSR(sample.rowptr, sample.col, None, csr.num_cols, False))
     (dots,) = call("gspmm", *arrays, operands, "sum(mul(u0,v1))", ["none"], False)
     dots = dots.squeeze(-1)
     factors = edge_factors(csr, sample, sampling)
     if factors is not None:
         dots = dots * factors.to(wide).unsqueeze(-1)
-    place = sample.entry if eid is None else eid[sample.entry].long()
-    place = place.where(~sample.beyond(), col.numel())  # padding goes overboard
-    out = grad.new_zeros(col.numel() + 1, grad.size(1))
+    place = sample.entry if csr.eid is None else csr.eid[sample.entry].long()
+    place = place.where(~sample.beyond(), csr.col.numel())  # padding goes overboard
+    out: Tensor = grad.new_zeros(csr.col.numel() + 1, grad.size(1))
     return out.index_copy_(0, place, dots.to(grad.dtype))[:-1]
 
 
-def _dots_fake(
-    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, grad: Tensor, x: Tensor,
-    width: int, strategy: str, rescale: str, seed: Tensor | None,
-) -> Tensor:  # fmt: skip
-    return grad.new_empty(col.size(0), grad.size(1))
+def _dots_fake(*args: Any) -> Tensor:
+    csr, (grad, *_) = split(args)
+    out: Tensor = grad.new_empty(csr.col.size(0), grad.size(1))
+    return out
 
 
 def _values(
@@ -165,14 +164,14 @@ def _differentiate_dots(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
 
 
 define(
-    f"sampled_spmm_t({ARGS}, Tensor grad, Tensor? weight, {HOW}) -> Tensor",
+    f"sampled_spmm_t({ROW_ARRAYS}, Tensor grad, Tensor? weight, {HOW}) -> Tensor",
     _transposed,
     _transposed_fake,
     _differentiate_transposed,
     _setup_transposed,
 )
 define(
-    f"sampled_sddmm({ARGS}, Tensor grad, Tensor x, {HOW}) -> Tensor",
+    f"sampled_sddmm({ROW_ARRAYS}, Tensor grad, Tensor x, {HOW}) -> Tensor",
     _dots,
     _dots_fake,
     _differentiate_dots,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.ops.arrays import ROW_ARRAYS, Arrays
 from pyg_accel.ops.operator import call, define
 
 __all__ = ["edge_softmax"]
@@ -30,9 +31,9 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
         raise ValueError("expected 'scores' to be a tensor [E] or [E, H]")
     if scores.size(0) != graph.num_edges or not scores.is_floating_point():
         raise ValueError(f"expected 'scores' to be floating-point with {graph.num_edges} rows")
-    csr = graph.csr(edge_order=edge_order)
+    arrays = graph.csr(edge_order=edge_order)[:4]
     wide = scores.unsqueeze(-1) if scores.dim() == 1 else scores
-    out: Tensor = call("edge_softmax", *csr[:3], csr.num_cols, wide)
+    out: Tensor = call("edge_softmax", *arrays, wide)
     return out.view_as(scores)
 
 
@@ -55,28 +56,28 @@ def _backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rowptr, col, eid, ctx.num_cols, _ = inputs
-    ctx.save_for_backward(rowptr, col, eid, output)
+    *arrays, ctx.num_cols, _ = inputs
+    ctx.save_for_backward(*arrays, output)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    rowptr, col, eid, out = ctx.saved_tensors
-    inputs = (rowptr, col, eid, ctx.num_cols, out, grad.contiguous())
-    return None, None, None, None, call("edge_softmax_backward", *inputs)
+    *arrays, out = ctx.saved_tensors
+    found = call("edge_softmax_backward", *arrays, ctx.num_cols, out, grad.contiguous())
+    return None, None, None, None, found
 
 
 def _setup_context_twice(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rowptr, col, eid, ctx.num_cols, out, grad = inputs
-    ctx.save_for_backward(rowptr, col, eid, out, grad)
+    *arrays, ctx.num_cols, out, grad = inputs
+    ctx.save_for_backward(*arrays, out, grad)
 
 
 def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
     """Backward of ``b = out * (grad - total)``, ``total`` the row sum of ``out * grad``."""
     rowptr, col, eid, out, grad = ctx.saved_tensors
+    arrays = Arrays.join(CSR(rowptr, col, eid, ctx.num_cols, False))
 
     def row_sum(values: Tensor) -> Tensor:
         """The sum over each row, given back to its edges."""
-        arrays = (rowptr, col, eid, None, None, None, ctx.num_cols, False)
         (sums,) = call("gspmm", *arrays, [values.unsqueeze(-1)], "e0", ["sum"], False)
         (back,) = call("gspmm", *arrays, [sums], "v0", ["none"], False)
         result: Tensor = back.squeeze(-1)
@@ -88,16 +89,15 @@ def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
     return None, None, None, None, grad_out, grad_grad
 
 
-_ARGS = "Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols"
 define(
-    f"edge_softmax({_ARGS}, Tensor scores) -> Tensor",
+    f"edge_softmax({ROW_ARRAYS}, Tensor scores) -> Tensor",
     _forward,
     lambda rowptr, col, eid, n, scores: torch.empty_like(scores),
     _differentiate,
     _setup_context,
 )
 define(
-    f"edge_softmax_backward({_ARGS}, Tensor out, Tensor grad) -> Tensor",
+    f"edge_softmax_backward({ROW_ARRAYS}, Tensor out, Tensor grad) -> Tensor",
     _backward,
     lambda rowptr, col, eid, n, out, grad: torch.empty_like(out),
     _differentiate_twice,

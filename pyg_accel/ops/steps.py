@@ -20,6 +20,7 @@ from pyg_accel.formula import (
     swap_sides,
 )
 from pyg_accel.graph import CSR
+from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 
@@ -66,10 +67,7 @@ def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def run_steps(
-    steps: Sequence[Step],
-    tensors: Mapping[int, Tensor],
-    forward: tuple[Any, ...],
-    backward: tuple[Any, ...],
+    steps: Sequence[Step], tensors: Mapping[int, Tensor], arrays: Arrays
 ) -> dict[int, Tensor]:
     """Compute gradients by operand.
 
@@ -79,8 +77,7 @@ def run_steps(
     Args:
         steps: one an operand.
         tensors: operands of the backward pass, by the index that ``used`` has.
-        forward: arrays of the graph and of its transpose, number of columns, whether sorted.
-        backward: the same of the transposed graph.
+        arrays: of the graph and of its transpose.
 
     Raises:
         RuntimeError: if the transposed graph is missing and asked for.
@@ -90,19 +87,17 @@ def run_steps(
     if len(steps) > 1 and not torch.is_grad_enabled():  # together they have no derivative
         for group in _groups(steps, tensors):
             transposed = any(step.side == "u" for step in group)
-            arrays = backward if transposed else forward
+            csr = arrays.transposed if transposed else arrays.csr
             formulas, used = _together(tuple(group), transposed)
             given = [contiguous_rows(tensors[i]) for i in used]
             reduces = ["none" if step.side == "e" else "sum" for step in group]
-            outs = call("gspmm_several", *arrays[:3], *arrays[6:], given, list(formulas), reduces)
+            outs = call("gspmm_several", *csr, given, list(formulas), reduces)
             found |= {step.operand: out for step, out in zip(group, outs, strict=True)}
             alone = [step for step in alone if step not in group]
     for step in alone:
-        if step.side == "u" and backward[0] is None:
-            raise RuntimeError("the gradient of a source operand needs the transposed graph")
         (found[step.operand],) = call(
             "gspmm",
-            *(backward if step.side == "u" else forward),
+            *(arrays.turned() if step.side == "u" else arrays),
             [contiguous_rows(tensors[i]) for i in step.used],
             str(step.formula),
             ["none" if step.side == "e" else "sum"],
@@ -174,39 +169,22 @@ def _placed(formula: Formula, places: dict[int, int]) -> Formula:
     return map_operands(formula, lambda o: Operand(o.side, places[o.index]))
 
 
-def _several(
-    rowptr: Tensor,
-    col: Tensor,
-    eid: Tensor | None,
-    num_cols: int,
-    sorted: bool,
-    operands: list[Tensor],
-    formulas: list[str],
-    reduces: list[str],
-) -> list[Tensor]:
-    csr = CSR(rowptr, col, eid, num_cols, sorted)
+def _several(*args: Any) -> list[Tensor]:
+    csr, (operands, formulas, reduces) = CSR(*args[:5]), args[5:]
     heads, width = (max(each) for each in zip(*shapes_of(operands), strict=True))
-    spec = OpSpec("gspmm_several", rowptr.device.type, operands[0].dtype, rowptr.dtype,
-                  csr.num_rows, num_cols, col.numel(), heads, width,
+    spec = OpSpec("gspmm_several", csr.rowptr.device.type, operands[0].dtype, csr.rowptr.dtype,
+                  csr.num_rows, csr.num_cols, csr.col.numel(), heads, width,
                   reduces=tuple(reduces), shapes=shapes_of(operands),
                   formulas=tuple(formulas))  # fmt: skip
     backend = choose(spec).backend
     return backend.gspmm_several(csr, [parse(text) for text in formulas], reduces, operands)
 
 
-def _several_fake(
-    rowptr: Tensor,
-    col: Tensor,
-    eid: Tensor | None,
-    num_cols: int,
-    sorted: bool,
-    operands: list[Tensor],
-    formulas: list[str],
-    reduces: list[str],
-) -> list[Tensor]:
+def _several_fake(*args: Any) -> list[Tensor]:
+    csr, (operands, formulas, reduces) = CSR(*args[:5]), args[5:]
     sizes = dict(enumerate(shapes_of(operands)))
     heads = max(h for h, _ in sizes.values())
-    like, rows, edges = operands[0], rowptr.size(0) - 1, col.size(0)
+    like, rows, edges = operands[0], csr.num_rows, csr.col.size(0)
     return [
         like.new_empty(rows if reduce == "sum" else edges, heads, shape_of(parse(text), sizes)[1])
         for text, reduce in zip(formulas, reduces, strict=True)
@@ -214,8 +192,7 @@ def _several_fake(
 
 
 define(
-    "gspmm_several(Tensor rowptr, Tensor col, Tensor? eid, SymInt num_cols, bool sorted, "
-    "Tensor[] operands, str[] formulas, str[] reduces) -> Tensor[]",
+    f"gspmm_several({CSR_ARRAYS}, Tensor[] operands, str[] formulas, str[] reduces) -> Tensor[]",
     _several,
     _several_fake,
 )

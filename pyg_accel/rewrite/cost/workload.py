@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pyg_accel.graph import Graph
+from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.cbsr import cbsr_spmm
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.maxk import maxk
@@ -85,8 +86,7 @@ def _sparse(p: Primitive, graph: Graph, normal: Callable[..., Tensor]) -> Call:
     if p.name == "sspmm":  # the gradient that the graph's transpose has
         grad = normal(graph.num_cols, p.cols)
         indices = maxk(normal(graph.num_rows, p.cols), p.inner).indices
-        csr, turned = graph.transposed(), graph.csr()
-        arrays = (csr.rowptr, csr.col, None, turned.rowptr, turned.col, None, csr.num_cols, True)
+        arrays = Arrays.join(graph.transposed()._replace(eid=None), graph.csr())
         return lambda: call("sspmm", *arrays, grad, indices, None)
     if p.name == "sampled_spmm":
         x = normal(graph.num_cols, p.cols)

@@ -1,0 +1,93 @@
+"""A graph as operators take it: array by array, as torch's schemas know tensors but no graphs."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from pyg_accel.graph import CSR, Graph
+
+__all__ = [
+    "ARRAYS",
+    "BOTH_ARRAYS",
+    "CSR_ARRAYS",
+    "NO_GRADS",
+    "ROW_ARRAYS",
+    "Arrays",
+    "csr_and_rest",
+]
+
+# How schemas write Arrays, those whose transpose must be there, a CSR, and what is left of it for
+# operators that need not know whether columns ascend.
+_CSR, _SIZE = "Tensor rowptr, Tensor col, Tensor? eid", "SymInt num_cols"
+ARRAYS = f"{_CSR}, Tensor? rowptr_t, Tensor? col_t, Tensor? eid_t, {_SIZE}, bool sorted"
+BOTH_ARRAYS = f"{_CSR}, Tensor rowptr_t, Tensor col_t, Tensor? eid_t, {_SIZE}, bool sorted"
+CSR_ARRAYS = f"{_CSR}, {_SIZE}, bool sorted"
+ROW_ARRAYS = f"{_CSR}, {_SIZE}"
+
+NO_GRADS = (None,) * 8  # of Arrays
+
+
+class Arrays(NamedTuple):
+    """The arrays of a graph and those of its transpose, None where nobody needs it."""
+
+    rowptr: Tensor
+    col: Tensor
+    eid: Tensor | None
+    rowptr_t: Tensor | None
+    col_t: Tensor | None
+    eid_t: Tensor | None
+    num_cols: int
+    sorted: bool
+
+    @classmethod
+    def of(cls, graph: Graph, *, edge_order: bool, transposed: bool) -> "Arrays":
+        """Return the arrays of a graph, with its transpose if that will be needed."""
+        turned = graph.transposed(edge_order=edge_order) if transposed else None
+        return cls.join(graph.csr(edge_order=edge_order), turned)
+
+    @classmethod
+    def join(cls, csr: CSR, transposed: CSR | None = None) -> "Arrays":
+        """Return the arrays of a graph and of its transpose."""
+        rowptr, col, eid, num_cols, in_order = csr
+        if transposed is None:
+            return cls(rowptr, col, eid, None, None, None, num_cols, in_order)
+        return cls(rowptr, col, eid, *transposed[:3], num_cols, in_order)
+
+    @classmethod
+    def split(cls, args: tuple[Any, ...]) -> tuple["Arrays", tuple[Any, ...]]:
+        """Return the first arguments of an operator, and those after them."""
+        return cls(*args[:8]), args[8:]
+
+    @classmethod
+    def saved(cls, ctx: Any) -> tuple["Arrays", tuple[Any, ...]]:
+        """Return the arrays and the tensors that :meth:`save` was given."""
+        saved = ctx.saved_tensors
+        return cls(*saved[:6], *ctx.of_graph), saved[6:]
+
+    def save(self, ctx: Any, *tensors: Tensor | None) -> None:
+        """Keep the arrays for a backward pass, and tensors with them."""
+        ctx.save_for_backward(*self[:6], *tensors)
+        ctx.of_graph = self[6:]
+
+    @property
+    def csr(self) -> CSR:
+        """The graph."""
+        return CSR(self.rowptr, self.col, self.eid, self.num_cols, self.sorted)
+
+    @property
+    def transposed(self) -> CSR:
+        """Its transpose; RuntimeError if there is none."""
+        if self.rowptr_t is None or self.col_t is None:
+            raise RuntimeError("the gradient of a source operand needs the transposed graph")
+        return CSR(self.rowptr_t, self.col_t, self.eid_t, self.rowptr.size(0) - 1, True)
+
+    def turned(self) -> "Arrays":
+        """Return the arrays of the transpose, of which this graph is the transpose."""
+        return Arrays.join(self.transposed, self.csr)
+
+
+def csr_and_rest(args: Sequence[Any]) -> tuple[CSR, list[Any]]:
+    """Return the graph alone, and the arguments after the arrays: for what every call runs."""
+    rowptr, col, eid, _, _, _, num_cols, in_order, *rest = args
+    return CSR(rowptr, col, eid, num_cols, in_order), rest
