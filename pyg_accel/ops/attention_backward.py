@@ -163,6 +163,8 @@ def _unfused_gradients(
     """Gradients through the parts of attention, which have derivatives of every order."""
     graph = Graph(*arrays.csr[:4], sorted=arrays.sorted)
     score, value = ctx.texts
+    # Each a tensor of its own: one may be an operand twice, or be made from another.
+    operands = [t.view_as(t) for t in operands]
     out = unfused(graph, score, value, operands, edge_order=arrays.eid is not None)
     wanted = [t for t, needs in zip(operands, ctx.needs, strict=True) if needs]
     found = torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True)

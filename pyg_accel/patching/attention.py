@@ -137,6 +137,11 @@ class Weights(Waiting):
                 self._real = written.view(plain_shape(self))
         return self._real
 
+    def differentiable(self) -> bool:
+        """See :meth:`Waiting.differentiable`."""
+        given = [*self.source.operands, *([] if self.mask is None else [self.mask])]
+        return self.source.grad and any(t.requires_grad for t in given)
+
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Views of weights and dropout can wait."""
         if name in _VIEWS and (shape := _viewed(self, name, args, kwargs)) is not None:

@@ -29,6 +29,10 @@ class Waiting(EdgeTensor):
         """Return it as an ordinary tensor."""
         raise NotImplementedError
 
+    def differentiable(self) -> bool:
+        """Return whether it has gradients, without computing it."""
+        raise NotImplementedError
+
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the result of ``func(self, *args, **kwargs)`` if that can wait, or None."""
         raise NotImplementedError
@@ -59,10 +63,9 @@ class Waiting(EdgeTensor):
     ) -> Any:
         # Reached from C++, where no Python function was called and nobody records gradients.
         def real(waiting: Waiting) -> Tensor:
-            found = waiting.ordinary()
-            if found.requires_grad:
+            if waiting.differentiable():
                 raise RuntimeError(f"'{func}' on an edge tensor with gradients: clone() it")
-            return found
+            return waiting.ordinary()
 
         args, kwargs = tree_map_only(Waiting, real, (args, kwargs or {}))
         return func(*args, **kwargs)

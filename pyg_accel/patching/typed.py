@@ -46,6 +46,10 @@ class Matrices(Waiting):
         """See :meth:`Waiting.ordinary`."""
         return self.weight.index_select(0, self.edge_type)
 
+    def differentiable(self) -> bool:
+        """See :meth:`Waiting.differentiable`."""
+        return self.weight.requires_grad
+
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Nothing but the product can do without them."""
         return None
@@ -77,6 +81,10 @@ class Products(Waiting):
     def ordinary(self) -> Tensor:
         """See :meth:`Waiting.ordinary`."""
         return self.rows.index_select(0, self.nodes.pair)
+
+    def differentiable(self) -> bool:
+        """See :meth:`Waiting.differentiable`."""
+        return self.rows.requires_grad
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function that is not known to work row by row needs the edges."""

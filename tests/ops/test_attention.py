@@ -233,3 +233,19 @@ def test_a_head_too_wide_for_one_program_is_computed_by_the_parts():
         pytest.skip("kernels run on the GPU")
     with use_backend("triton"):
         compare(CASES["one-edge"], "gatv2", 1, 600)
+
+
+def test_one_tensor_as_two_operands_and_as_the_origin_of_another():
+    """With ``create_graph`` as without: the gradient of each operand is its own."""
+    graph = Graph.from_edge_index(torch.randint(0, 9, (2, 40)), (9, 9))
+    x = torch.randn(9, 2, 3, dtype=torch.float64, requires_grad=True)
+    values = x.tanh()
+    for operands in ([x, x, x], [x, x, values]):
+        grads = [
+            torch.autograd.grad(
+                ops.attention(graph, "sum(mul(v0,u1))", "u2", operands).square().sum(),
+                x, create_graph=create, retain_graph=True,
+            )[0]
+            for create in (False, True)
+        ]  # fmt: skip
+        torch.testing.assert_close(grads[1], grads[0])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import MessagePassing, NNConv
+from torch_geometric.nn import GATConv, MessagePassing, NNConv
 
 import pyg_accel
 
@@ -119,6 +119,20 @@ def test_a_message_of_any_kind_gives_what_pyg_gives(kind, width, monkeypatch):
         found.append([*outs, given.grad, *layer.buffers()])
     for stock, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, stock, rtol=1e-5, atol=1e-4)  # sums in another order
+
+
+def test_attention_weights_that_are_detached_too_keep_their_gradient():
+    x, edge_index = torch.randn(N, F), torch.randint(N, (2, E))
+    torch.manual_seed(3)
+    layer = GATConv(F, 8, heads=2, aggr="softmax")
+    grads = []
+    for patched in (False, True):
+        layer.zero_grad()
+        with pyg_accel.patched() if patched else torch.enable_grad():
+            layer(x, edge_index).square().sum().backward()
+        grads.append({name: p.grad.clone() for name, p in layer.named_parameters()})
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

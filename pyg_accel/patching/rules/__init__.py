@@ -82,7 +82,8 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if name in ("grad", "backward"):
         raise Unrecognised("a derivative inside of the message")
     in_place = name.endswith("_") and not name.endswith("__") and name[:-1] in RULES
-    if in_place and not isinstance(args[0], LazyTensor):
+    scatters = name.startswith("scatter")  # those rules write into the tensor that they are given
+    if in_place and not scatters and not isinstance(args[0], LazyTensor):
         raise Unrecognised(f"'{name}' changes a tensor by messages in place")
     rule = RULES.get(name[:-1] if in_place else name)
     if rule is not None:
@@ -90,7 +91,7 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
             result = rule(func, args, kwargs)
         except Declined:
             return _write_out(func, args, kwargs)
-        if in_place:
+        if in_place and isinstance(args[0], LazyTensor):
             result = assign(args[0], result)
         return result
     return _write_out(func, args, kwargs)

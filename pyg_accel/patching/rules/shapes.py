@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Operand
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape
+from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape, real
 from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side
 from pyg_accel.patching.rules.common import (
     Args,
@@ -34,7 +34,7 @@ def _identity(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 @rule("detach")
 def _detach(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = need_formula(args[0])
-    return share(lazy, map_operands_of(lazy, lambda t: t.detach(), plain_shape(lazy)))
+    return share(lazy, map_operands_of(lazy, lambda t: real(t).detach(), plain_shape(lazy)))
 
 
 @rule("to", "type_as", "float", "double", "half", "bfloat16")
