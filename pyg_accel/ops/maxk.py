@@ -43,7 +43,7 @@ def maxk(x: Tensor, k: int) -> CBSR:
 
 
 def _maxk(x: Tensor, k: int) -> list[Tensor]:
-    spec = OpSpec("maxk", x.device.type, x.dtype, torch.int32, x.size(0), 0, 0, 1, x.size(1), k=k)
+    spec = OpSpec.by_rows("maxk", x, x.size(1), k=k)
     return list(choose(spec).backend.maxk(x, k))
 
 
