@@ -108,11 +108,10 @@ def fast_backend_reasons(device: str) -> list[str]:
     asked for by name counts, whatever it is, if it runs a plain sum.
     """
     named = asked_for() != "auto"
-    shapes = ((1, 1),) if named else ((1, 1), (1, 1))
-    like = OpSpec("gspmm", device, torch.float32, torch.int32, 1, 1, 1, 1, 1,
-                  "u0" if named else "relu(add(u0,v1))", ("sum",), shapes=shapes)  # fmt: skip
+    formula, shapes = ("u0", ((1, 1),)) if named else ("relu(add(u0,v1))", ((1, 1), (1, 1)))
+    facts = {"formula": formula, "reduces": ("sum",), "shapes": shapes}
     try:
-        decision = choose(like)
+        decision = choose(OpSpec.of_any_size("gspmm", device, torch.float32, 1, 1, **facts))
     except BackendNotSupported as error:
         return [f"{name}: {'; '.join(why)}" for name, why in error.reasons.items()]
     if decision.backend.name != "reference" or named:

@@ -1,9 +1,13 @@
 """The facts of one operator call that a backend decides on: no tensors."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from pyg_accel.graph import CSR
 from pyg_accel.sharing import Shared, per_column
 
 __all__ = ["OpSpec"]
@@ -55,6 +59,36 @@ class OpSpec:
     score: str = ""
     formulas: tuple[str, ...] = ()
 
+    @classmethod
+    def on(
+        cls, op: str, csr: CSR, like: Tensor, heads: int, width: int, *, formula: str = "",
+        reduces: tuple[str, ...] = (), k: int = 0, shapes: tuple[tuple[int, int], ...] = (),
+        sharing: tuple[Shared, ...] = (), rounded: bool = False, atomics: bool = False,
+        score: str = "", formulas: tuple[str, ...] = (),
+    ) -> "OpSpec":  # fmt: skip
+        """Return the facts of a call on a graph, for features like these."""
+        rowptr, col, _, num_cols, _ = csr
+        # By position, here alone: a look-up by names takes twice as long, and every call makes one.
+        return _known(op, like.device.type, like.dtype, rowptr.dtype, rowptr.numel() - 1, num_cols,
+                      col.numel(), heads, width, formula, reduces, k, shapes, sharing, rounded,
+                      atomics, score, formulas)  # fmt: skip
+
+    @classmethod
+    def by_rows(
+        cls, op: str, like: Tensor, width: int, *, num_cols: int = 0, num_edges: int = 0,
+        index_dtype: torch.dtype = torch.int32, k: int = 0,
+    ) -> "OpSpec":  # fmt: skip
+        """Return the facts of a call without a graph, on the rows of a matrix."""
+        device, rows = like.device.type, like.size(0)
+        return _known(op, device, like.dtype, index_dtype, rows, num_cols, num_edges, 1, width, k=k)
+
+    @classmethod
+    def of_any_size(
+        cls, op: str, device: str, dtype: torch.dtype, heads: int, width: int, **facts: Any
+    ) -> "OpSpec":
+        """Return what a question about calls on any graph is asked with: one node, one edge."""
+        return cls(op, device, dtype, torch.int32, 1, 1, 1, heads, width, **facts)
+
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""
         what += f" by {self.score}" if self.score else ""
@@ -64,3 +98,7 @@ class OpSpec:
             f"{self.op}{what} on {self.device} in {self.dtype}: {self.num_rows} x {self.num_cols}, "
             f"{self.num_edges} edges, {self.heads} x {self.width} features{kept}{shared}"
         )
+
+
+# So many fields take twenty times as long to fill in as to find filled in.
+_known = lru_cache(maxsize=4096)(OpSpec)

@@ -80,9 +80,11 @@ def attention(
     shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
     # A function that Dynamo does not look into runs with is_compiling() false in torch 2.11.
     known_by_shape = torch.compiler.is_compiling() or isinstance(graph, CompiledGraph)
-    sized = OpSpec("attention", graph.device.type, dtype, torch.int32, 1, 1, 1, int(heads),
-                   int(width), value_text, shapes=shapes, score=score_text,
-                   sharing=() if known_by_shape else gpu_sharing(csr))  # fmt: skip
+    sharing = () if known_by_shape else gpu_sharing(csr)
+    sized = OpSpec.of_any_size(
+        "attention", graph.device.type, dtype, int(heads), int(width),
+        score=score_text, formula=value_text, shapes=shapes, sharing=sharing,
+    )  # fmt: skip
     if not is_fast(sized) or (any(needs) and not is_backward_fast(sized, needs)):
         return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
     arrays = Arrays.of(graph, edge_order=edge_order, transposed=any(needs))
@@ -108,9 +110,8 @@ def _attention(*args: Any) -> list[Tensor]:
     csr, (operands, score, value) = csr_and_rest(args)
     shapes = shapes_of(operands)
     heads, width = extent(score, value, shapes)
-    spec = OpSpec("attention", csr.rowptr.device.type, operands[0].dtype, csr.rowptr.dtype,
-                  csr.num_rows, csr.num_cols, csr.col.numel(), heads, width, value,
-                  shapes=shapes, score=score, sharing=gpu_sharing(csr))  # fmt: skip
+    spec = OpSpec.on("attention", csr, operands[0], heads, width, score=score, formula=value,
+                     shapes=shapes, sharing=gpu_sharing(csr))  # fmt: skip
     return choose(spec).backend.attention(csr, parse(score), parse(value), operands)
 
 

@@ -229,21 +229,21 @@ def _pass(
     """A pass that adds up gradients of operands, and leaves scores' and weights behind if kept."""
     operands, grad, *_ = given
     score, value = texts
-    spec = OpSpec(op, csr.rowptr.device.type, grad.dtype, csr.rowptr.dtype, csr.num_rows,
-                  csr.num_cols, csr.col.numel(), grad.size(1), grad.size(2), value,
-                  ("sum",) * len(gradients) + ("none",) * sum(kept),
-                  shapes=shapes_of(operands), sharing=gpu_sharing(csr), score=score,
-                  formulas=tuple(text for _, text in gradients))  # fmt: skip
-    return _Pass(spec, csr, given, tuple(index for index, _ in gradients), kept)
+    indices, formulas = tuple(i for i, _ in gradients), tuple(text for _, text in gradients)
+    reduces = ("sum",) * len(gradients) + ("none",) * sum(kept)
+    spec = OpSpec.on(op, csr, grad, grad.size(1), grad.size(2), score=score, formula=value,
+                     formulas=formulas, reduces=reduces, shapes=shapes_of(operands),
+                     sharing=gpu_sharing(csr))  # fmt: skip
+    return _Pass(spec, csr, given, indices, kept)
 
 
 def _step_spec(step: Step, operands: list[Tensor], grad: Tensor, csr: CSR) -> OpSpec:
     """The facts of a step by itself."""
     heads, width = grad.size(1), grad.size(2)
-    shapes = (*shapes_of(operands), (heads, width), (heads, 1), (heads, 1))
-    return OpSpec("gspmm", csr.rowptr.device.type, grad.dtype, csr.rowptr.dtype, csr.num_rows,
-                  csr.num_cols, csr.col.numel(), heads, width, str(step.formula), ("sum",),
-                  shapes=tuple(shapes[i] for i in step.used), sharing=gpu_sharing(csr))  # fmt: skip
+    every = (*shapes_of(operands), (heads, width), (heads, 1), (heads, 1))
+    shapes = tuple(every[i] for i in step.used)
+    return OpSpec.on("gspmm", csr, grad, heads, width, formula=str(step.formula), reduces=("sum",),
+                     shapes=shapes, sharing=gpu_sharing(csr))  # fmt: skip
 
 
 def _price(specs: list[OpSpec]) -> tuple[int, float]:

@@ -100,10 +100,8 @@ def _check(graph: Graph, cbsr: CBSR, weight: Tensor | None, reduce: str) -> None
 
 
 def _chosen(op: str, csr: CSR, values: Tensor, width: int, k: int) -> Backend:
-    spec = OpSpec(op, csr.col.device.type, values.dtype, csr.rowptr.dtype, csr.num_rows,
-                  csr.num_cols, csr.col.numel(), 1, width, k=k,
-                  atomics=op == "sspmm" and atomics_allowed())  # fmt: skip
-    return choose(spec).backend
+    atomics = op == "sspmm" and atomics_allowed()
+    return choose(OpSpec.on(op, csr, values, 1, width, k=k, atomics=atomics)).backend
 
 
 def _cbsr_spmm(*args: Any) -> Tensor:

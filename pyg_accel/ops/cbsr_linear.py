@@ -67,8 +67,7 @@ def multiplies_compressed(cbsr: CBSR, columns: int) -> bool:
 
 
 def _spec(op: str, like: Tensor, width: int, k: int, columns: int) -> OpSpec:
-    return OpSpec(op, like.device.type, like.dtype, torch.int32, like.size(0), width, 0, 1, columns,
-                  k=k)  # fmt: skip
+    return OpSpec.by_rows(op, like, columns, num_cols=width, k=k)
 
 
 def _mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:

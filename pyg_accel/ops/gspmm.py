@@ -22,8 +22,8 @@ from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.steps import shapes_of
-from pyg_accel.sharing import Shared, gpu_sharing
+from pyg_accel.ops.steps import shapes_of, widest
+from pyg_accel.sharing import gpu_sharing
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 
@@ -192,33 +192,13 @@ def check_operands(
 
 def _gspmm(*args: Any) -> list[Tensor]:
     csr, (operands, formula, reduces, want_arg) = csr_and_rest(args)
-    dtype = next(t.dtype for t in operands if t.is_floating_point())
-    on_gpu = csr.rowptr.is_cuda
-    spec = _spec(
-        csr.rowptr.device.type, dtype, csr.rowptr.dtype,
-        (csr.num_rows, csr.num_cols, csr.col.numel()),
-        formula, tuple(reduces), shapes_of(operands), gpu_sharing(csr),
-        on_gpu and torch.get_float32_matmul_precision() != "highest",
-    )  # fmt: skip
+    like, shapes = next(t for t in operands if t.is_floating_point()), shapes_of(operands)
+    heads, width = widest(shapes)
+    rounded = like.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    spec = OpSpec.on("gspmm", csr, like, heads, width, formula=formula, reduces=tuple(reduces),
+                     shapes=shapes, sharing=gpu_sharing(csr), rounded=rounded)  # fmt: skip
     backend = choose(spec).backend
     return backend.gspmm(csr, parse(formula), operands, reduces, want_arg=want_arg)
-
-
-@lru_cache(maxsize=4096)
-def _spec(
-    device: str,
-    dtype: torch.dtype,
-    index_dtype: torch.dtype,
-    sizes: tuple[int, int, int],
-    formula: str,
-    reduces: tuple[str, ...],
-    shapes: tuple[tuple[int, int], ...],
-    sharing: tuple[Shared, ...],
-    rounded: bool,
-) -> OpSpec:
-    heads, width = (max((1, *each)) for each in zip(*shapes, strict=True))
-    return OpSpec("gspmm", device, dtype, index_dtype, *sizes, heads, width, formula, reduces,
-                  shapes=shapes, sharing=sharing, rounded=rounded)  # fmt: skip
 
 
 def _gspmm_fake(*args: Any) -> list[Tensor]:

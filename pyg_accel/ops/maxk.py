@@ -53,7 +53,7 @@ def check_k(k: object) -> int:
 
 
 def _maxk(x: Tensor, k: int) -> list[Tensor]:
-    spec = OpSpec("maxk", x.device.type, x.dtype, torch.int32, x.size(0), 0, 0, 1, x.size(1), k=k)
+    spec = OpSpec.by_rows("maxk", x, x.size(1), k=k)
     return list(choose(spec).backend.maxk(x, k))
 
 

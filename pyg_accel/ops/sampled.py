@@ -170,9 +170,7 @@ def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, res
 def _forward(*args: Any) -> Tensor:
     csr, (x, scale, weight, *how, seed) = split(args)
     sampling = Sampling(*how)
-    spec = OpSpec("sampled_spmm", x.device.type, x.dtype, csr.rowptr.dtype, csr.num_rows,
-                  csr.num_cols, csr.col.numel(), x.size(1), x.size(2),
-                  k=sampling.width)  # fmt: skip
+    spec = OpSpec.on("sampled_spmm", csr, x, x.size(1), x.size(2), k=sampling.width)
     weight = None if weight is None else weight.contiguous()
     return choose(spec).backend.sampled_spmm(csr, x, scale, weight, sampling, seed)
 

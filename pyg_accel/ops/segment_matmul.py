@@ -39,8 +39,8 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
 
 
 def _spec(op: str, x: Tensor, ptr: Tensor, width: int) -> OpSpec:
-    return OpSpec(op, x.device.type, x.dtype, torch.int64, x.size(0), ptr.numel() - 1, 0, 1, width,
-                  k=x.size(1))  # fmt: skip
+    segments = ptr.numel() - 1
+    return OpSpec.by_rows(op, x, width, num_cols=segments, index_dtype=torch.int64, k=x.size(1))
 
 
 def _matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:

@@ -38,8 +38,7 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
 
 
 def _run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
-    spec = OpSpec("edge_softmax", scores.device.type, scores.dtype, csr.rowptr.dtype, csr.num_rows,
-                  csr.num_cols, csr.col.numel(), scores.size(1), 1)  # fmt: skip
+    spec = OpSpec.on("edge_softmax", csr, scores, scores.size(1), 1)
     return choose(spec).backend.edge_softmax(csr, scores, grad)
 
 

@@ -24,7 +24,7 @@ from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 
-__all__ = ["Step", "fit", "renumber", "run_steps", "shapes_of"]
+__all__ = ["Step", "fit", "renumber", "run_steps", "shapes_of", "widest"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,12 @@ def renumber(used: tuple[int, ...], operand: Operand) -> Formula:
 def shapes_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     """Return (heads, width) of folded operands."""
     return tuple((t.size(1), t.size(2)) for t in operands)
+
+
+@lru_cache(maxsize=1024)
+def widest(shapes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """Return the largest (heads, width) of operands, at least 1."""
+    return max(1, *(h for h, _ in shapes)), max(1, *(f for _, f in shapes))
 
 
 def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -108,7 +114,7 @@ def run_steps(
 
 def _groups(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[list[Step]]:
     """Steps of the same graph, those of narrow edge operands among them, two or more."""
-    extents = {step.operand: _extent(step, tensors) for step in steps}
+    extents = {step.operand: widest(_known_shapes(step.used, tensors)) for step in steps}
     common = max(extents.values(), default=None)
     if common is None:
         return []
@@ -123,21 +129,18 @@ def _groups(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[list[S
 def _runs(group: list[Step], tensors: Mapping[int, Tensor]) -> bool:
     """Whether a backend runs the steps of a group together."""
     formulas, used = _together(tuple(group), any(step.side == "u" for step in group))
-    given = [tensors[i] for i in used]
+    like, shapes = tensors[used[0]], _known_shapes(used, tensors)
     reduces = tuple("none" if step.side == "e" else "sum" for step in group)
-    shapes = tuple((int(h), int(f)) for h, f in shapes_of(given))
-    heads, width = (max(each) for each in zip(*shapes, strict=True))
-    like = given[0]
-    return is_fast(OpSpec("gspmm_several", like.device.type, like.dtype, torch.int32, 1, 1, 1,
-                          heads, width, reduces=reduces, shapes=shapes,
-                          formulas=formulas))  # fmt: skip
+    facts = {"formulas": formulas, "reduces": reduces, "shapes": shapes}
+    device, (heads, width) = like.device.type, widest(shapes)
+    return is_fast(OpSpec.of_any_size("gspmm_several", device, like.dtype, heads, width, **facts))
 
 
-def _extent(step: Step, tensors: Mapping[int, Tensor]) -> tuple[int, int]:
-    """(heads, width) of the operands that a step uses."""
-    heads, width = (max(each) for each in zip(*shapes_of([tensors[i] for i in step.used]),
-                                              strict=True))  # fmt: skip
-    return int(heads), int(width)
+def _known_shapes(
+    used: tuple[int, ...], tensors: Mapping[int, Tensor]
+) -> tuple[tuple[int, int], ...]:
+    """(heads, width) of the operands that are used: numbers, where a compiler has symbols."""
+    return tuple((int(h), int(f)) for h, f in shapes_of([tensors[i] for i in used]))
 
 
 def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:
@@ -145,8 +148,8 @@ def _fits(step: Step, tensors: Mapping[int, Tensor]) -> bool:
     given = [tensors[i] for i in step.used]
     if any(not t.is_floating_point() for t in given) or selects(step.formula):
         return False
-    shapes = shapes_of(given)
-    if _extent(step, tensors)[1] == 1 or min(min(shape) for shape in shapes) == 0:
+    shapes = _known_shapes(step.used, tensors)
+    if widest(shapes)[1] == 1 or min(min(shape) for shape in shapes) == 0:
         return False
     return step.side != "e" or shape_of(step.formula, dict(enumerate(shapes)))[1] == 1
 
@@ -171,11 +174,10 @@ def _placed(formula: Formula, places: dict[int, int]) -> Formula:
 
 def _several(*args: Any) -> list[Tensor]:
     csr, (operands, formulas, reduces) = CSR(*args[:5]), args[5:]
-    heads, width = (max(each) for each in zip(*shapes_of(operands), strict=True))
-    spec = OpSpec("gspmm_several", csr.rowptr.device.type, operands[0].dtype, csr.rowptr.dtype,
-                  csr.num_rows, csr.num_cols, csr.col.numel(), heads, width,
-                  reduces=tuple(reduces), shapes=shapes_of(operands),
-                  formulas=tuple(formulas))  # fmt: skip
+    shapes = shapes_of(operands)
+    heads, width = widest(shapes)
+    spec = OpSpec.on("gspmm_several", csr, operands[0], heads, width, formulas=tuple(formulas),
+                     reduces=tuple(reduces), shapes=shapes)  # fmt: skip
     backend = choose(spec).backend
     return backend.gspmm_several(csr, [parse(text) for text in formulas], reduces, operands)
 

@@ -10,8 +10,8 @@ from pyg_accel.ops.operator import call, define
 
 
 def _scatter_arg(grad: Tensor, arg: Tensor, num_rows: int) -> Tensor:
-    spec = OpSpec("scatter_arg", grad.device.type, grad.dtype, arg.dtype, grad.size(0), num_rows,
-                  grad.size(0), 1, grad.size(1))  # fmt: skip
+    sizes = {"num_cols": num_rows, "num_edges": grad.size(0)}
+    spec = OpSpec.by_rows("scatter_arg", grad, grad.size(1), **sizes, index_dtype=arg.dtype)
     return choose(spec).backend.scatter_arg(grad, arg, num_rows)
 
 

@@ -13,10 +13,9 @@ __all__ = ["can_share", "dot", "sum"]
 
 def can_share(dtype: torch.dtype) -> bool:
     """Return whether another backend is fast enough to have a part of the entries."""
-    spec = OpSpec("gspmm", "cuda", dtype, torch.int32, 1, 1, 1, 1, 1, "u0", ("sum",),
-                  shapes=((1, 1),))  # fmt: skip
+    facts = {"formula": "u0", "reduces": ("sum",), "shapes": ((1, 1),)}
     with use_backend("auto"):
-        return is_fast(spec)
+        return is_fast(OpSpec.of_any_size("gspmm", "cuda", dtype, 1, 1, **facts))
 
 
 def sum(csr: CSR, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -37,9 +36,8 @@ def dot(csr: CSR, target: Tensor, source: Tensor) -> Tensor:
 def _gspmm(csr: CSR, text: str, reduce: str, operands: list[Tensor]) -> Tensor:
     like = operands[0]
     shapes = tuple((t.size(1), t.size(2)) for t in operands)
-    spec = OpSpec("gspmm", like.device.type, like.dtype, csr.rowptr.dtype, csr.num_rows,
-                  csr.num_cols, csr.col.numel(), 1, like.size(2), text, (reduce,),
-                  shapes=shapes)  # fmt: skip
+    spec = OpSpec.on("gspmm", csr, like, 1, like.size(2), formula=text, reduces=(reduce,),
+                     shapes=shapes)  # fmt: skip
     with use_backend("auto"):  # of a graph that shares nothing: never the one that asks
         backend = choose(spec).backend
     (out,) = backend.gspmm(csr, parse(text), operands, [reduce], want_arg=False)
