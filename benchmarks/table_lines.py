@@ -7,6 +7,7 @@ import pandas as pd
 from benchmarks import cpu_epochs, cpu_kernels, gpu_epochs
 
 Make = Callable[[pd.DataFrame], list[str]]
+NONE = "—"  # not measured, or nothing to compare with
 
 
 def epochs(frame: pd.DataFrame) -> list[str]:
@@ -65,8 +66,8 @@ def gpu_models(frame: pd.DataFrame) -> list[str]:
         rows = group.set_index("backend")
         notes = rows["note"].reindex(stocks).fillna("")
         times = rows["epoch_ms"].reindex([*stocks, "patched"])
-        shown = [notes.get(b) or ("" if pd.isna(t) else f"{t:.4g}") for b, t in times.items()]
-        peaks, ratio, peak = rows["peak_mib"] / 1024, "", ""
+        shown = [notes.get(b) or (NONE if pd.isna(t) else f"{t:.4g}") for b, t in times.items()]
+        peaks, ratio, peak = rows["peak_mib"] / 1024, NONE, NONE
         if not times[list(stocks)].isna().all():
             best = times[list(stocks)].idxmin()
             ratio = f"{times[best] / times['patched']:.2f}x"
@@ -102,9 +103,9 @@ def side_by_side(index: list[str], across: str, value: str) -> Make:
     return make
 
 
-def columns(*names: str) -> Make:
-    """Some columns as they are."""
-    return lambda frame: _lines(frame[list(names)])
+def columns(*names: str, out_of_memory: str = "") -> Make:
+    """Some columns as they are; whoever has nothing in `out_of_memory` ran out of it."""
+    return lambda frame: _lines(frame[list(names)], out_of_memory)
 
 
 def tensor_cores(frame: pd.DataFrame) -> list[str]:
@@ -121,14 +122,17 @@ def beside_cusparse(frame: pd.DataFrame) -> list[str]:
     return _lines(frame[shown])
 
 
-def _lines(frame: pd.DataFrame) -> list[str]:
+def _lines(frame: pd.DataFrame, out_of_memory: str = "") -> list[str]:
     numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
     lines = [f"| {' | '.join(map(str, frame.columns))} |"]
     lines.append("|" + "|".join("--:" if number else "---" for number in numeric) + "|")
     for row in frame.itertuples(index=False):
         cells = [
-            "" if pd.isna(cell) else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-            for cell in row
+            f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+            for cell in (
+                ("out of memory" if name == out_of_memory else NONE) if pd.isna(cell) else cell
+                for name, cell in zip(frame.columns, row, strict=True)
+            )
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -181,7 +185,7 @@ def sampled(frame: pd.DataFrame) -> list[str]:
         weighted = by_backend.loc["weighted, rescaled as gcn", "device_ms"]
         figures += [f"{weighted:.4g}"]
         peer = by_backend["device_ms"].get("weighted spmm, sampled before")
-        figures += ["" if peer is None else f"{peer / weighted:.2f}x"]
+        figures += [NONE if peer is None else f"{peer / weighted:.2f}x"]
         lines.append(f"| {graph} | {width} | {' | '.join(figures)} |")
     return lines
 

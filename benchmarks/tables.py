@@ -9,7 +9,7 @@ comments.
 import pandas as pd
 
 from benchmarks import machine, results, table_lines
-from benchmarks.table_lines import Make, columns, side_by_side
+from benchmarks.table_lines import NONE, Make, columns, side_by_side
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 SHOWN = {
@@ -37,7 +37,8 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
     (
         "Epochs on a GPU",
         "gpu_epochs",
-        "3 layers, 256 hidden (attention: 4 heads x 64), fp32.",
+        "3 layers, 256 hidden (attention: 4 heads x 64), fp32. Rows are of several runs: the CSV "
+        "has the commit of each.",
         table_lines.gpu_models,
     ),
     (
@@ -59,7 +60,7 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "gpu_dot_attention",
         "AGNN epochs in fp32; one head of 128 features in fp16. Milliseconds forward and in all, "
         "MiB.",
-        columns("what", "graph", "by", "forward_ms", "ms", "peak_mib"),
+        columns("what", "graph", "by", "forward_ms", "ms", "peak_mib", out_of_memory="ms"),
     ),
     (
         "Attention of several heads on a GPU",
@@ -141,8 +142,7 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
     (
         "Relations on a GPU",
         "relations_cuda",
-        "Milliseconds of a training step. `patched` was a loop over the relations at "
-        "that commit; `patch()` has since run what `RGCNConv of ours` stands for.",
+        "Milliseconds of a training step of one layer, 64 features; HeteroConv holds SAGEConv.",
         side_by_side(["graph", "layer", "relations"], "backend", "step_ms"),
     ),
     (
@@ -202,10 +202,13 @@ def page() -> str:
     lines = [
         "# Results",
         "",
-        "Ratios above 1 are ours. Tables are made by `python -m benchmarks.tables` from the CSV "
-        "files in [benchmarks/results](../benchmarks/results), which have every row, losing ones "
-        "included; [benchmarks](../benchmarks/README.md) says by which command each was measured "
-        "and how.",
+        "A ratio above 1 means that pyg_accel is faster. `python -m benchmarks.tables` makes the "
+        "tables from the CSV files in [benchmarks/results](../benchmarks/results), which have "
+        "every row, losing ones included; [benchmarks](../benchmarks/README.md#results) says by "
+        "which command each was measured and how.",
+        "",
+        f"`{NONE}`: not measured, or nothing to compare with. `out of memory`: tried, and it did "
+        "not fit.",
     ]
     for title, name, what, make in SECTIONS:
         frame = read(name)
@@ -241,10 +244,10 @@ def _of_one_model(times: pd.Series) -> list[str]:
     stock, others = variants["stock"], variants.drop("stock").dropna()
     return [
         "out of memory" if pd.isna(stock) else f"{stock:.4g}",
-        f"{others.min():.4g} ({others.idxmin()})" if len(others) else "",
+        f"{others.min():.4g} ({others.idxmin()})" if len(others) else NONE,
         f"{ours:.4g}",
-        "" if pd.isna(stock) else f"{stock / ours:.1f}x",
-        f"{others.min() / ours:.1f}x" if len(others) else "",
+        NONE if pd.isna(stock) else f"{stock / ours:.1f}x",
+        f"{others.min() / ours:.1f}x" if len(others) else NONE,
     ]
 
 

@@ -7,14 +7,13 @@ in float32 or float64. It inherits the other operators from the reference backen
 reason wherever it has nothing of its own to offer, so they are never reached.
 """
 
-import torch
-from torch import Tensor
-
 import pyg_accel
+import torch
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.reference import ReferenceBackend
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
+from torch import Tensor
 
 
 class Segments(ReferenceBackend):

@@ -67,8 +67,10 @@ def parse_options() -> argparse.Namespace:
 
 def shown(frame: pd.DataFrame) -> Table:
     """The table, with what MaxK loses in red."""
-    title = "accuracy of test nodes, mean ± standard deviation; limit: Amdahl's"
-    table = Table(*frame.columns, title=title, box=SIMPLE_HEAD, collapse_padding=True)
+    title = "accuracy of test nodes, mean ± standard deviation"
+    limit = "limit: over patched if aggregation cost nothing"
+    head = {"title": title, "caption": limit, "box": SIMPLE_HEAD}
+    table = Table(*frame.columns, **head, collapse_padding=True)
     for column in table.columns:
         column.no_wrap = True
     for row in frame.itertuples(index=False):

@@ -8,11 +8,10 @@ runs as one fused kernel although nobody told pyg_accel about it.
 
 import time
 
+import pyg_accel  # before torch_geometric: it switches on large memory pages
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-
-import pyg_accel
 
 
 class GatedEdges(MessagePassing):

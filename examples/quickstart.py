@@ -1,6 +1,7 @@
 """Train the same models twice, with stock PyG and under `pyg_accel.patched()`, and compare.
 
     python examples/quickstart.py
+    python examples/quickstart.py --nodes 100000 --edges 3000000 --models GCN
     python examples/quickstart.py --dataset Cora --root DIR --models GCN GIN --epochs 100
 
 Each training runs in a process of its own and from the same seed. The model code does not change:
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyg_accel  # before torch_geometric: it switches on large memory pages
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -27,7 +29,6 @@ from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is never installed
-import pyg_accel
 from benchmarks.datasets import load_task
 from benchmarks.fresh import PeakMemory, in_fresh_process, small_pages
 from benchmarks.graphs import community_task
@@ -72,6 +73,8 @@ def parse_options() -> argparse.Namespace:
     datasets = ["community", "Cora", "CiteSeer", "facebook-pages"]
     parser.add_argument("--dataset", choices=datasets, default="community")
     parser.add_argument("--root", help="folder with the files of a real data set")
+    parser.add_argument("--nodes", type=int, default=30_000, help="of the community graph")
+    parser.add_argument("--edges", type=int, default=600_000, help="of the community graph")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=64)
@@ -84,7 +87,7 @@ def parse_options() -> argparse.Namespace:
 def train(name: str, options: argparse.Namespace, *, accelerate: bool) -> Run:
     """Train one model from seed 0 and test it."""
     if options.dataset == "community":
-        data = community_task(100_000, 3_000_000)
+        data = community_task(options.nodes, options.edges)
     else:
         data = load_task(options.dataset, options.root)
     torch.manual_seed(0)
@@ -123,9 +126,12 @@ def test(model: torch.nn.Module, data: Data) -> float:
 def comparison(runs: dict[str, tuple[Run, Run]], options: argparse.Namespace) -> Table:
     """Two rows a model: stock, then patched with its ratio and parameter difference."""
     layers = f"3 layers, hidden {options.hidden}, {options.epochs} epochs"
+    graph = options.dataset
+    if graph == "community":
+        graph += f", {options.nodes:,} nodes, {options.edges:,} edges"
     caption = "epoch: median; first: builds the graph; differ by: largest parameter"
     table = Table(
-        title=f"{options.dataset}: {layers}",
+        title=f"{graph}: {layers}",
         caption=caption,
         box=SIMPLE_HEAD,
         collapse_padding=True,

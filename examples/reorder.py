@@ -8,12 +8,11 @@ community next to one another, so that the rows which a kernel gathers are still
 
 import time
 
+import pyg_accel  # before torch_geometric: it switches on large memory pages
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
-
-import pyg_accel
 
 
 def shuffled_communities(nodes: int, groups: int, degree: int, width: int) -> Data:

@@ -10,12 +10,11 @@ import argparse
 import copy
 import time
 
+import pyg_accel  # before torch_geometric: it switches on large memory pages
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
-
-import pyg_accel
 
 
 class Net(torch.nn.Module):

@@ -2,19 +2,21 @@
 
     python examples/verify.py
 
+The report has two rows for GATConv: attention weights (`later`: computed inside the sum that
+follows), and that sum.
+
 For a script of your own no code is needed: PYG_ACCEL_VERIFY=1 python -m pyg_accel run train.py
 """
 
 from typing import Any
 
+import pyg_accel  # before torch_geometric: it switches on large memory pages
 import torch
-from torch import Tensor
-from torch_geometric.nn.models import GAT, GCN, PNA, GraphSAGE
-
-import pyg_accel
 from pyg_accel.backends.reference import ReferenceBackend
 from pyg_accel.errors import VerificationError
 from pyg_accel.settings import settings
+from torch import Tensor
+from torch_geometric.nn.models import GAT, GCN, PNA, GraphSAGE
 
 DEGREES = torch.tensor([0, 100, 200, 300, 200, 100])  # what PNA scales its messages by
 MODELS = {

@@ -59,6 +59,7 @@ class Graph:
         perm: [E] or None.
         num_rows: number of target nodes.
         num_cols: number of source nodes.
+        sorted: columns ascend within each row.
     """
 
     def __init__(
@@ -89,6 +90,9 @@ class Graph:
             rowptr: [num_rows + 1] int32 or int64, ascending from 0 to E.
             col: [E] of the same dtype and device.
             num_cols: number of source nodes; by default the larger of num_rows and max(col) + 1.
+
+        Returns:
+            A graph that holds these arrays.
 
         Raises:
             ValueError: if the arrays are not a CSR matrix.
@@ -132,6 +136,9 @@ class Graph:
                 both.
             flow: ``"source_to_target"`` as above, or ``"target_to_source"``: messages go from the
                 nodes of row 1 to those of row 0.
+
+        Returns:
+            The graph, with ``perm`` from its entries to the edges of the list.
 
         Raises:
             ValueError: for a malformed edge_index, size or flow.

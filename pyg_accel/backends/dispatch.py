@@ -51,10 +51,14 @@ class Decision:
 def use_backend(name: str) -> AbstractContextManager[None]:
     """Run every operator inside the block on one backend; it raises where that one cannot.
 
-    Gradients are formulas that nobody asked for: of those, others run what the backend cannot.
+    In the backward pass, what this backend cannot compute runs on another one. Where it cannot run
+    even a plain sum, patched layers are left to PyG, and the report says why.
 
     Args:
         name: name of a backend, or ``"auto"`` to choose freely again.
+
+    Returns:
+        A context manager. Inside, operators that the backend cannot run raise BackendNotSupported.
 
     Raises:
         ValueError: if there is no such backend.

@@ -32,24 +32,27 @@ def cbsr_linear(cbsr: CBSR, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
     Args:
         cbsr: features [N, F].
-        weight: [H, F].
-        bias: [H].
+        weight: [H, F] of the dtype of the features; under autocast of any.
+        bias: [H] of that dtype.
 
     Returns:
-        [N, H]. Features are written out and multiplied with their zeros where
-        :func:`multiplies_compressed` says so.
+        [N, H]. Features are multiplied as they are stored where :func:`multiplies_compressed` says
+        so; elsewhere they are written out and multiplied with their zeros.
 
     Raises:
-        ValueError: for arguments that do not fit.
+        ValueError: for shapes or dtypes that do not fit.
     """
     check_cbsr(cbsr)
     values, indices, width = cbsr
     if weight.dim() != 2 or weight.size(1) != width:
         raise ValueError(f"expected 'weight' to be [H, {width}] (got {list(weight.shape)})")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"expected 'bias' to be [{weight.size(0)}] (got {list(bias.shape)})")
+    dtypes = {t.dtype for t in (values, weight, bias) if t is not None}
+    if len(dtypes) > 1 and not torch.is_autocast_enabled(values.device.type):
+        raise ValueError(f"expected one dtype (got {', '.join(sorted(map(str, dtypes)))})")
     if not multiplies_compressed(cbsr, weight.size(0)):
         return linear(cbsr.dense(), weight, bias)
-    if values.dtype != weight.dtype:
-        raise ValueError(f"expected one dtype (got {values.dtype} and {weight.dtype})")
     dense = weight.t().contiguous()
     out: Tensor = call("cbsr_mm", values.contiguous(), indices.contiguous(), width, dense)
     return out if bias is None else out + bias

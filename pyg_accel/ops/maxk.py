@@ -28,6 +28,7 @@ def maxk(x: Tensor, k: int) -> CBSR:
 
     Raises:
         ValueError: for arguments that do not fit.
+        BackendNotSupported: if no backend can run it.
     """
     if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
         raise ValueError("expected 'x' to be a floating-point tensor [N, F]")

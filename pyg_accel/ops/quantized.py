@@ -40,6 +40,9 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column")
         per: ``"column"``: one scale a feature, which costs a kernel nothing an edge; ``"row"``: one
             a node, for features whose size differs from node to node.
 
+    Returns:
+        The 8-bit values and their float32 scale.
+
     Raises:
         ValueError: for arguments that do not fit.
     """

@@ -50,7 +50,8 @@ def sampled_spmm(
             divides the degree); ``"random"``, another subset in each call, without replacement,
             every edge of a row with the same chance. See :mod:`pyg_accel.backends.sampling`.
         reduce: ``"sum"``, or ``"mean"``: over the sampled edges.
-        rescale: what a sum is multiplied by. ``"none"``: nothing, as in the paper's algorithm 1.
+        rescale: what a sum is multiplied by; a mean takes ``"none"`` alone.
+            ``"none"``: nothing, as in the paper's algorithm 1.
             ``"row"``: degree / sampled degree of the target, so that sums keep their size; with
             ``"random"`` it estimates the full sum without bias. ``"gcn"``: additionally root over
             root, sqrt(degree / sampled degree) of target and source each, which turns weights
@@ -65,7 +66,7 @@ def sampled_spmm(
         :func:`quantize` give float32. Gradients are those of the sample that was drawn.
 
     Raises:
-        ValueError: for arguments that do not fit.
+        ValueError: for arguments that do not fit, ``reduce="mean"`` with a ``rescale`` among them.
         BackendNotSupported: if no backend can run it.
     """
     values, scale = (x.values, x.scale) if isinstance(x, Quantized) else (x, None)

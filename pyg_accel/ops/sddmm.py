@@ -39,6 +39,7 @@ def sddmm(
 
     Raises:
         ValueError: for an unknown op or shapes that do not fit.
+        BackendNotSupported: if no backend can run it.
     """
     if op not in _FORMULAS:
         raise ValueError(f"expected 'op' of {', '.join(_FORMULAS)} (got {op!r})")

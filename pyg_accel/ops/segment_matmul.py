@@ -24,6 +24,7 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
 
     Raises:
         ValueError: for shapes or dtypes that do not fit.
+        BackendNotSupported: if no backend can run it.
     """
     if x.dim() != 2 or weight.dim() != 3 or x.size(1) != weight.size(1):
         raise ValueError(

@@ -26,6 +26,7 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
 
     Raises:
         ValueError: for shapes or dtypes that do not fit.
+        BackendNotSupported: if no backend can run it.
     """
     if not isinstance(scores, Tensor) or scores.dim() not in (1, 2):
         raise ValueError("expected 'scores' to be a tensor [E] or [E, H]")

@@ -28,14 +28,18 @@ def spmm(
         x: [num_cols, F] or [num_cols, H, F].
         weight: [E], one an edge; [E, H] with x [num_cols, H, F], one an edge and head; or [E, F]
             (or [E, H, F]), one an edge and feature.
-        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"prod"``, or several in one pass.
-        edge_order: weights are in the order of the edge list; by default in that of the CSR.
+        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"prod"``, ``"sqsum"`` (sum of
+            squares), or ``"none"`` for the messages themselves; or several of them in one pass.
+        edge_order: weights, and messages for ``"none"``, are in the order of the edge list; by
+            default in that of the CSR.
 
     Returns:
-        [num_rows, F] or [num_rows, H, F], or a list of them for a list of reductions.
+        [num_rows, F] or [num_rows, H, F] (E rows for ``"none"``), or a list of them for a list of
+        reductions.
 
     Raises:
-        ValueError: for shapes that do not fit.
+        ValueError: for shapes that do not fit, or unknown reductions.
+        BackendNotSupported: if no backend can run it.
     """
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise ValueError("expected 'x' to be a tensor [N, F] or [N, H, F]")

@@ -131,6 +131,9 @@ def calibrate_sampling(
         repeats: forward passes that are timed, for each width.
         progress: show a progress bar.
 
+    Returns:
+        The smallest width, or None where none is good enough, and a row for each that was tried.
+
     Raises:
         ValueError: for a mask that selects nothing or is not of these nodes, data without classes,
             a negative drop, or widths below 1.

@@ -49,8 +49,9 @@ def optimize(
         static: names of arguments that are the same tensors in every call, such as ``("x",)`` for
             the features of a fixed graph: what a layer aggregates of them is computed once. A
             change of the tensor is noticed.
-        choose: an association to use in place of the choice, by its text, or a function that picks
-            one of those it is given; for experiments.
+        choose: an association to use in place of the choice: its text, a tree of
+            :func:`~pyg_accel.rewrite.associations`, or a function that picks one of those it is
+            given; for experiments.
         cost: a cost model in place of that of the device.
         price_all: predict the time of every association, also where sizes suffice to choose: what
             :func:`explain` shows.

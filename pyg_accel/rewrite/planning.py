@@ -26,6 +26,12 @@ def plan(
         example_inputs: arguments of a call; none for what ``optimize`` returned.
         train: as for ``optimize``.
         options: the other arguments of ``optimize``.
+
+    Returns:
+        For each layer its associations with predicted times, and what was chosen.
+
+    Raises:
+        ValueError: what ``optimize`` raises.
     """
     if isinstance(model, Rewritten) and not example_inputs and not options:
         return plan_of(model)

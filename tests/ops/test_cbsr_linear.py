@@ -1,5 +1,6 @@
 """Linear maps of CBSR features against float64 products of the dense matrices."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -141,9 +142,24 @@ def test_where_little_is_zero_features_are_written_out(monkeypatch):
         ({"weight": torch.randn(3, 8)}, r"\[H, 9\]"),
         ({"weight": torch.randn(9)}, r"\[H, 9\]"),
         ({"weight": torch.randn(3, 9).double()}, "one dtype"),
+        ({"bias": torch.randn(4)}, r"'bias' to be \[3\] \(got \[4\]\)"),
+        ({"bias": torch.randn(1)}, r"'bias' to be \[3\]"),
+        ({"bias": torch.tensor(1.0)}, r"'bias' to be \[3\]"),
+        ({"bias": torch.randn(3).double()}, "one dtype"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_does_not_fit_is_refused(change, message, compressed, monkeypatch):
+    module = sys.modules["pyg_accel.ops.cbsr_linear"]  # the attribute of that name is the function
+    monkeypatch.setattr(module, "multiplies_compressed", lambda *args: compressed)
     given = {"cbsr": ops.maxk(torch.randn(4, 9), 2), "weight": torch.randn(3, 9)} | change
     with use_backend("reference"), pytest.raises(ValueError, match=message):
         ops.cbsr_linear(**given)
+
+
+def test_under_autocast_any_dtypes_meet():
+    cbsr = ops.maxk(torch.randn(4, 9).bfloat16(), 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ops.cbsr_linear(cbsr, torch.randn(3, 9), torch.randn(3))
+    assert out.shape == (4, 3)
+    assert out.dtype == torch.bfloat16
