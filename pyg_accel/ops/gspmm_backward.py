@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.formula import (
     Binary,
     Const,
@@ -133,8 +134,9 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
 
     grads: list[Tensor | None] = [None] * n
     steps = list(_plan(text, reduces, ctx.needs, given, ctx.kinds))
+    by_column = winners_are_columns(parse(text), reduces)
     for step in list(steps):
-        if step.side == "u" and reduces in (("max",), ("min",)) and text[:1] == "u":
+        if step.side == "u" and reduces in (("max",), ("min",)) and by_column:
             # A plain maximum of source features: its winners are source ids.
             grad, arg = tensors[n], tensors[n + 1]
             flat = call("scatter_arg", grad.flatten(1).contiguous(), arg.flatten(1).contiguous(),
