@@ -14,9 +14,9 @@ from pyg_accel.rewrite.cost import (
     GraphFeatures,
     Primitive,
     Roofline,
+    cases,
     cost_model,
     learned,
-    plan,
     train,
 )
 from pyg_accel.rewrite.cost import collect as collecting
@@ -32,11 +32,11 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def small(monkeypatch) -> list[Primitive]:
     """Three small graphs, few dense calls, and a clock that knows the answer; what it timed."""
-    cases = (plan._rmat(40, 200, 1), plan._roads(100, 0.7), plan._mycielskian(5))
-    monkeypatch.setattr(plan, "GRAPHS", {"cpu": cases})
-    monkeypatch.setattr(plan, "DENSE_PER_DEVICE", {"cpu": 24})
-    monkeypatch.setattr(plan, "MOST_WORK", {"cpu": 1e6})
-    monkeypatch.setattr(plan, "WIDTHS", (2, 3, 4, 5, 6, 7, 8, 9, 10))
+    graphs = (cases._rmat(40, 200, 1), cases._roads(100, 0.7), cases._mycielskian(5))
+    monkeypatch.setattr(cases, "GRAPHS", {"cpu": graphs})
+    monkeypatch.setattr(cases, "DENSE_PER_DEVICE", {"cpu": 24})
+    monkeypatch.setattr(cases, "MOST_WORK", {"cpu": 1e6})
+    monkeypatch.setattr(cases, "WIDTHS", (2, 3, 4, 5, 6, 7, 8, 9, 10))
     timed: list[Primitive] = []
     model = Roofline.of("cpu")
 
