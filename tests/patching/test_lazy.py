@@ -1,5 +1,6 @@
 """The rules of lazy edge tensors, one by one, through layers that a user might write."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,11 +79,6 @@ FUSED = {
     "sigmoid": (lambda i, j, e, w: torch.sigmoid(i) * j, "mul(v0,u1)"),
     "silu": (lambda i, j, e, w: fn.silu(i + j), "mul(add(v0,u1),sigmoid(add(v0,u1)))"),
     "softplus": (lambda i, j, e, w: fn.softplus(i + j), "softplus(add(v0,u1))"),
-    "clamped": (lambda i, j, e, w: (i + j).clamp(min=0), "relu(add(v0,u1))"),
-    "clamped-at-number": (
-        lambda i, j, e, w: (i + j).clamp(min=0.5),
-        "add(relu(sub(add(v0,u1),0.5)),0.5)",
-    ),
     "weighted": (lambda i, j, e, w: w * j, "mul(e0,u1)"),
     "weighted-view": (lambda i, j, e, w: w.view(-1, 1) * j, "mul(e0,u1)"),
     "shared-row": (lambda i, j, e, w: (i + j) * SCALE, "mul(add(v0,u1),v2)"),
@@ -154,6 +150,7 @@ OTHER = {
     "gelu": lambda i, j, e, w: fn.gelu(i + j),
     "elu": lambda i, j, e, w: fn.elu(i + j),
     "elu-alpha": lambda i, j, e, w: fn.elu(i * j, alpha=0.3),
+    "clamp-min": lambda i, j, e, w: (i + j).clamp(min=0.5),
     "clamp-both": lambda i, j, e, w: (i + j).clamp(-0.5, 0.5),
     "clamp-max": lambda i, j, e, w: (i + j).clamp(max=0.5),
     "layer-norm": lambda i, j, e, w: fn.layer_norm(i + j, (F,)),
@@ -229,6 +226,40 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_any_other_message_equals_stock(name, aggr, inputs, same_as_stock):
     same_as_stock(Layer(OTHER[name], aggr), *inputs)
+
+
+# Functions of pieces, on wide messages that are 0, or not far from it, at many edges.
+PIECES = {
+    "relu": fn.relu,
+    "leaky-relu": lambda t: fn.leaky_relu(t, 0.3),
+    "abs": torch.abs,
+    "elu": fn.elu,
+    "elu-alpha": lambda t: fn.elu(t, 0.3),
+    "celu": fn.celu,
+    "selu": fn.selu,
+    "relu6": fn.relu6,
+    "hardtanh": lambda t: fn.hardtanh(t, 0.0, 1.0),
+    "clamp-at-0": lambda t: t.clamp(min=0),
+    "clamp-min": lambda t: torch.clamp_min(t, 0),
+    "clamp-far": lambda t: t.clamp(min=-1e6),
+    "clamp-at-infinity": lambda t: t.clamp(min=-math.inf),
+    "clamp-max": lambda t: t.clamp(max=0),
+    "clamp-both": lambda t: t.clamp(0, 1),
+    "power-0": lambda t: t**0,
+    "power-1": lambda t: t**1,
+    "power-2": lambda t: t**2,
+    "power-3": lambda t: t**3,
+}
+
+
+@pytest.mark.parametrize("of_nodes", [False, True], ids=["edges", "nodes"])
+@pytest.mark.parametrize("name", PIECES)
+def test_where_pieces_of_a_function_meet_it_equals_stock(name, of_nodes, same_as_stock):
+    x = torch.randn(N, 40).relu_() * 1e-5  # in float32, which cancels soonest
+    x, edges, weight = x.requires_grad_(), torch.randint(0, N, (2, E)), torch.rand(E, 1)
+    function = PIECES[name]
+    layer = Layer(lambda i, j, e, w: function(j) if of_nodes else function(j * w))
+    same_as_stock(layer, x, edges, weight, weight)
 
 
 def test_a_wide_message_of_an_unknown_function_declines_with_its_name(report_of):
