@@ -262,6 +262,57 @@ def test_where_pieces_of_a_function_meet_it_equals_stock(name, of_nodes, same_as
     same_as_stock(layer, x, edges, weight, weight)
 
 
+EXPONENT = torch.nn.Parameter(torch.tensor([1.5]))
+
+# Functions with an infinite derivative at 0, at a negative number or at 200 (in float32).
+STEEP = {
+    "sqrt": torch.sqrt,
+    "log": torch.log,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "one-over": lambda t: 1 / t,
+    "half-power": lambda t: t**0.5,
+    "power-1.5": lambda t: t**1.5,
+    "inverse-power": lambda t: t.pow(-1),
+    "learned-power": lambda t: t.pow(EXPONENT),
+    "exp": torch.exp,
+    "share": lambda t: t / t.sum(-1, keepdim=True),
+    "share-of-powers": lambda t: t**2 / (t**2).sum(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("name", STEEP)
+def test_nodes_without_edges_do_not_make_gradients_infinite(name, side, same_as_stock, report_of):
+    x, edges = torch.rand(N, 40) + 0.1, torch.randint(0, N - 3, (2, E))
+    x[-3:] = torch.tensor([[0.0], [-1.0], [200.0]])
+    layer = Layer(lambda i, j, e, w: STEEP[name](j if side == "source" else i))
+    layer.exponent = EXPONENT
+    same_as_stock(layer, x.requires_grad_(), edges, x.detach(), x.detach())
+    assert layer.exponent.grad is None or bool(layer.exponent.grad.isfinite())
+    assert [row.formula != "" for row in report_of()] == [True]
+
+
+# Powers and bounds that are tensors, of the width of messages: wide ones run as PyG wrote them.
+OF_TENSORS = {
+    "power": lambda i, j, e, w: j.exp() ** (1 + w),
+    "power-of-target": lambda i, j, e, w: j**i,
+    "power-of-nodes": lambda i, j, e, w: (j.relu() + 1).pow(e),
+    "power-of-rows": lambda i, j, e, w: (j.relu() + 1).pow(e[:1]),
+    "power-in-place": lambda i, j, e, w: set_in_place(i + j, lambda t: t.pow_(w)),
+    "clamp": lambda i, j, e, w: j.clamp(min=w),
+    "clamp-max": lambda i, j, e, w: j.clamp(max=i),
+    "number-to-the-power": lambda i, j, e, w: 2**j,
+}
+
+
+@pytest.mark.parametrize("width", [4, 40], ids=["narrow", "wide"])
+@pytest.mark.parametrize("name", OF_TENSORS)
+def test_functions_of_a_message_and_a_tensor_equal_stock(name, width, same_as_stock):
+    x, edges = features(N, width), torch.randint(0, N, (2, E))
+    same_as_stock(Layer(OF_TENSORS[name]), x, edges, features(E, width), features(E, 1))
+
+
 def test_a_wide_message_of_an_unknown_function_declines_with_its_name(report_of):
     x, edges = features(N, 40), torch.randint(0, N, (2, E))
     layer = Layer(lambda i, j, e, w: (i + j).sin())
