@@ -293,6 +293,37 @@ def test_nodes_without_edges_do_not_make_gradients_infinite(name, side, same_as_
     assert [row.formula != "" for row in report_of()] == [True]
 
 
+# Pieces of messages; some are pieces of edges.
+PIECES_OF_EDGES = {
+    "ellipsis-edge": lambda i, j, e, w: j * j[..., :1, :],
+    "ellipsis-column": lambda i, j, e, w: j[..., :1] * i,
+    "ellipsis-one-column": lambda i, j, e, w: j * i[..., 0].unsqueeze(-1),
+    "ellipsis-number": lambda i, j, e, w: j * j.sum(-1)[..., 0],
+    "ellipsis-inside": lambda i, j, e, w: j[:, ..., 1:2] * i,
+    "new-dimension": lambda i, j, e, w: (j[..., None] * i[:, None, :]).flatten(1)[:, :40],
+    "nothing": lambda i, j, e, w: j[()] * i,
+    "all": lambda i, j, e, w: j[...] * i[:],
+    "edges": lambda i, j, e, w: j * i[1:2],
+    "narrow": lambda i, j, e, w: j.narrow(0, 1, 1) * j.narrow(-1, 0, 1),
+    "of-concatenation": lambda i, j, e, w: torch.cat([i, j], -1).narrow(1, 0, 4),
+    "ellipsis-of-concatenation": lambda i, j, e, w: torch.cat([i.unsqueeze(1), j.unsqueeze(1)], -1)[
+        ..., :4
+    ].flatten(1),
+    "chunk-of-concatenation": lambda i, j, e, w: torch.cat([i, j], -1).chunk(2, -1)[0] * j,
+    "select-of-concatenation": lambda i, j, e, w: j * torch.cat([i, j], -1).select(1, 3)[:, None],
+    "head-of-concatenation": lambda i, j, e, w: fn.linear(
+        torch.cat([i.unsqueeze(1), j.unsqueeze(1)], -1)[:, 0], torch.ones(3, 2 * i.size(1)).double()
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [4, 40], ids=["narrow", "wide"])
+@pytest.mark.parametrize("name", PIECES_OF_EDGES)
+def test_pieces_of_messages_equal_stock(name, width, same_as_stock):
+    x, edges = features(N, width), torch.randint(0, N, (2, E))
+    same_as_stock(Layer(PIECES_OF_EDGES[name]), x, edges, features(E, width), features(E, 1))
+
+
 # Powers and bounds that are tensors, of the width of messages: wide ones run as PyG wrote them.
 OF_TENSORS = {
     "power": lambda i, j, e, w: j.exp() ** (1 + w),
