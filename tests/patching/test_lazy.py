@@ -293,6 +293,50 @@ def test_nodes_without_edges_do_not_make_gradients_infinite(name, side, same_as_
     assert [row.formula != "" for row in report_of()] == [True]
 
 
+ONES = torch.ones(40, 40, dtype=torch.float64)
+
+# Linear layers of features of another width, and what else stock refuses or allows.
+MISFITS = {
+    "too-wide": lambda i, j, e, w: fn.linear(j, ONES),
+    "too-wide-of-formula": lambda i, j, e, w: fn.linear(i + j, ONES[:1]),
+    "too-narrow": lambda i, j, e, w: fn.linear(j, ONES[:, :5]),
+    "one-column": lambda i, j, e, w: fn.linear(i * j, ONES[:3, :1]),
+    "too-wide-for-concatenation": lambda i, j, e, w: fn.linear(torch.cat([i, e], -1), ONES),
+    "too-narrow-for-concatenation": lambda i, j, e, w: fn.linear(
+        torch.cat([i, e], -1), ONES[:, : i.size(1) + 1]
+    ),
+    "matrix-too-tall": lambda i, j, e, w: j @ ONES,
+    "vector": lambda i, j, e, w: fn.linear(torch.cat([i, j], -1), ONES[0, : 2 * i.size(1)])[
+        :, None
+    ],
+    "bias-of-edges": lambda i, j, e, w: fn.linear(j, ONES[:5, : i.size(1)], e[:, :5]),
+    "along-edges": lambda i, j, e, w: (j[:, 0] @ torch.ones(E, 5).double()) * j[:, :5],
+    "column-and-vector": lambda i, j, e, w: fn.linear(torch.cat([j, e[:, 0]], -1), ONES),
+    "column-and-node-features": lambda i, j, e, w: torch.cat([j, ONES[:N, :3]], -1),
+    "of-two-dtypes": lambda i, j, e, w: fn.linear(
+        torch.cat([j.detach().float(), e], -1), ONES[:5, :1].expand(5, 2 * e.size(1))
+    ),
+    "of-integers": lambda i, j, e, w: fn.linear(
+        torch.cat([j, torch.ones(E, 2).long()], -1), ONES[:5, :1].expand(5, j.size(1) + 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [6, 20], ids=["narrow", "wide"])
+@pytest.mark.parametrize("name", MISFITS)
+def test_linear_layers_that_do_not_fit_do_as_in_stock(name, width, same_as_stock):
+    args = features(N, width), torch.randint(0, N, (2, E)), features(E, width), features(E, 1)
+    layer = Layer(MISFITS[name])
+    try:
+        layer(*args)
+    except (RuntimeError, IndexError) as error:
+        with pyg_accel.patched(), pytest.raises(type(error)) as found:
+            layer(*args)
+        assert str(found.value) == str(error)
+    else:
+        same_as_stock(layer, *args)
+
+
 # Pieces of messages; some are pieces of edges.
 PIECES_OF_EDGES = {
     "ellipsis-edge": lambda i, j, e, w: j * j[..., :1, :],
