@@ -337,6 +337,56 @@ def test_linear_layers_that_do_not_fit_do_as_in_stock(name, width, same_as_stock
         same_as_stock(layer, *args)
 
 
+def filled(function: Callable[[Tensor], Any]) -> Tensor:
+    out = torch.zeros(E, F, dtype=torch.float64)
+    function(out)
+    return out
+
+
+# Other ways of calling functions that formulas know.
+CALLS = {
+    "input-by-name": lambda i, j, e, w: torch.tanh(input=i + j) + torch.exp(input=j),
+    "tensors-by-name": lambda i, j, e, w: fn.linear(
+        input=torch.cat(tensors=[i, j, e], dim=-1), weight=WIDE.weight
+    ),
+    "stack-by-name": lambda i, j, e, w: torch.stack(tensors=[i, j], dim=1).sum(dim=1),
+    "sum-by-name": lambda i, j, e, w: torch.sum(input=i * j, dim=-1, keepdim=True),
+    "power-by-name": lambda i, j, e, w: torch.pow(input=i + j, exponent=3),
+    "bounds-by-name": lambda i, j, e, w: torch.clamp(input=j, min=0.1, max=0.5) * i,
+    "into-tensor": lambda i, j, e, w: j * filled(lambda out: torch.tanh(j.detach(), out=out)),
+    "sum-into-tensor": lambda i, j, e, w: (
+        j * filled(lambda out: torch.add(i.detach(), j.detach(), out=out))
+    ),
+    "cat-into-tensor": lambda i, j, e, w: (
+        j * filled(lambda out: torch.cat([i.detach()[:, :3], j.detach()[:, 3:]], -1, out=out))
+    ),
+    "relu-in-place": lambda i, j, e, w: set_in_place(i + j, lambda t: fn.relu(t, inplace=True)) * e,
+    "relu-of-features-in-place": lambda i, j, e, w: set_in_place(
+        j, lambda t: fn.leaky_relu(t, inplace=True)
+    ),
+    "elu-in-place": lambda i, j, e, w: set_in_place(i * j, lambda t: fn.elu(t, inplace=True)),
+    "silu-in-place": lambda i, j, e, w: set_in_place(i * j, lambda t: fn.silu(t, inplace=True)),
+    "wider-in-place": lambda i, j, e, w: set_in_place(
+        (i * j).detach().float(), lambda t: t.add_(e)
+    ),
+    "plus-infinity": lambda i, j, e, w: i * j + math.inf,
+    "minus-infinity-then-exp": lambda i, j, e, w: (i * j - math.inf).exp() + j,
+    "times-nan": lambda i, j, e, w: (i + j) * math.nan,
+    "divided-by-infinity": lambda i, j, e, w: (i + j) / math.inf,
+    "infinite-slope": lambda i, j, e, w: fn.leaky_relu(i + j, math.inf),
+    "infinite-power": lambda i, j, e, w: (i + j).abs() ** math.inf,
+    "view-as-integers": lambda i, j, e, w: (i + j).view(torch.int64).sign() * j,
+    "type-of-another": lambda i, j, e, w: j.type_as(i) * i.to(e) + i.to(j),
+    "reshaped-as-another": lambda i, j, e, w: (i + j).view(-1, 2, 3).reshape_as(j),
+    "true-power": lambda i, j, e, w: (i + j) ** True,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions_called_in_other_ways_equal_stock(name, inputs, same_as_stock):
+    same_as_stock(Layer(CALLS[name]), *inputs)
+
+
 # Pieces of messages; some are pieces of edges.
 PIECES_OF_EDGES = {
     "ellipsis-edge": lambda i, j, e, w: j * j[..., :1, :],

@@ -1,5 +1,6 @@
 """Elementwise functions: part of the formula, or done on the nodes."""
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,9 @@ def assign(target: LazyTensor, result: Any) -> LazyTensor:
         raise Unrecognised("an in-place change of an edge tensor that has views")
     if plain_shape(result) != plain_shape(target):
         raise Unrecognised("an in-place change of the shape of an edge tensor")
+    with torch._C.DisableTorchFunctionSubclass():
+        if result.dtype != target.dtype:
+            raise Unrecognised("an in-place change by a tensor of another dtype")
     target.formula, target.parts, target.summed = result.formula, result.parts, result.summed
     return target
 
@@ -54,12 +58,19 @@ def _unary(build: Callable[..., Formula], *, steep: bool = False) -> Rule:
             if not waits and not (steep and is_of_nodes(lazy)):
                 return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
+        if not all(_is_finite(value) for value in (*args[1:], *kwargs.values())):
+            raise Declined
         try:
             return with_formula(lazy, build(lazy.formula, *args[1:], **kwargs))
         except TypeError:
             raise Declined from None
 
     return apply_rule
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether formulas have text for a number; None and what is no number at all may pass."""
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _leaky_relu(x: Formula, negative_slope: float = 0.01) -> Formula:
@@ -83,7 +94,7 @@ def _power(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     if isinstance(exponent, Tensor):
         return _power_of_all(func, args, exponent)
-    whole = exponent is not None and exponent >= 0 and float(exponent).is_integer()
+    whole = isinstance(exponent, (int, float)) and exponent >= 0 and float(exponent).is_integer()
     return (_whole_power if whole else _other_power)(func, args, kwargs)
 
 
@@ -190,7 +201,11 @@ def _beside_sums(value: "LazyTensor | float", shape: torch.Size) -> "LazyTensor 
 
 
 def _formula(value: "LazyTensor | float") -> Formula:
-    return value.formula if isinstance(value, LazyTensor) else Const(float(value))
+    if isinstance(value, LazyTensor):
+        return value.formula
+    if not _is_finite(value):
+        raise Declined
+    return Const(float(value))
 
 
 def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float":

@@ -63,7 +63,7 @@ def _dropout(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 @rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as")
 def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = need_formula(args[0], later=True)
-    if lazy.edge_dim != 0:
+    if lazy.edge_dim != 0 or any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         old = tuple(lazy.shape)
