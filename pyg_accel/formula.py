@@ -385,6 +385,8 @@ def _mul_derivative(formula: Unary, seed: Formula) -> Formula:
             return times(seed, Binary("sub", one, times(y, y)))
         case "softplus":
             return times(seed, Unary("sigmoid", x))
+        case "pow" if formula.value == 0.0:  # x ** -1 may be infinite
+            return times(seed, Const(0.0))
         case "pow":
             power = Unary("pow", x, formula.value - 1.0)
             return times(seed, times(Const(formula.value), power))

@@ -194,6 +194,19 @@ def test_the_gradient_of_a_message_equals_autograd(text):
         torch.testing.assert_close(found, torch.zeros_like(found) if right is None else right)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["abs(u0)", "relu(u0)", "leaky_relu(u0,0.3)", *(f"pow(u0,{p})" for p in (0.0, 1.0, 2.0, 3.0))],
+)
+def test_the_gradient_at_0_equals_autograd(text):
+    formula, place = parse(text), {"u": torch.arange(3)}
+    x = torch.zeros(3, 1, 2, dtype=torch.float64, requires_grad=True)
+    evaluate(formula, [x], place).sum().backward()
+    wanted = gradient(formula, 0, Operand("u", 1))
+    assert wanted is not None
+    torch.testing.assert_close(evaluate(wanted, [x, torch.ones_like(x)], place), x.grad)
+
+
 def test_an_operand_that_does_not_matter_has_no_gradient():
     assert gradient(parse("mul(u0,2.0)"), 1, Operand("v", 2)) is None
     assert gradient(parse("3.0"), 0, Operand("v", 1)) is None

@@ -1,5 +1,6 @@
 """The rules of lazy edge tensors, one by one, through layers that a user might write."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,11 +79,6 @@ FUSED = {
     "sigmoid": (lambda i, j, e, w: torch.sigmoid(i) * j, "mul(v0,u1)"),
     "silu": (lambda i, j, e, w: fn.silu(i + j), "mul(add(v0,u1),sigmoid(add(v0,u1)))"),
     "softplus": (lambda i, j, e, w: fn.softplus(i + j), "softplus(add(v0,u1))"),
-    "clamped": (lambda i, j, e, w: (i + j).clamp(min=0), "relu(add(v0,u1))"),
-    "clamped-at-number": (
-        lambda i, j, e, w: (i + j).clamp(min=0.5),
-        "add(relu(sub(add(v0,u1),0.5)),0.5)",
-    ),
     "weighted": (lambda i, j, e, w: w * j, "mul(e0,u1)"),
     "weighted-view": (lambda i, j, e, w: w.view(-1, 1) * j, "mul(e0,u1)"),
     "shared-row": (lambda i, j, e, w: (i + j) * SCALE, "mul(add(v0,u1),v2)"),
@@ -154,6 +150,7 @@ OTHER = {
     "gelu": lambda i, j, e, w: fn.gelu(i + j),
     "elu": lambda i, j, e, w: fn.elu(i + j),
     "elu-alpha": lambda i, j, e, w: fn.elu(i * j, alpha=0.3),
+    "clamp-min": lambda i, j, e, w: (i + j).clamp(min=0.5),
     "clamp-both": lambda i, j, e, w: (i + j).clamp(-0.5, 0.5),
     "clamp-max": lambda i, j, e, w: (i + j).clamp(max=0.5),
     "layer-norm": lambda i, j, e, w: fn.layer_norm(i + j, (F,)),
@@ -229,6 +226,216 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_any_other_message_equals_stock(name, aggr, inputs, same_as_stock):
     same_as_stock(Layer(OTHER[name], aggr), *inputs)
+
+
+# Functions of pieces, on wide messages that are 0, or not far from it, at many edges.
+PIECES = {
+    "relu": fn.relu,
+    "leaky-relu": lambda t: fn.leaky_relu(t, 0.3),
+    "abs": torch.abs,
+    "elu": fn.elu,
+    "elu-alpha": lambda t: fn.elu(t, 0.3),
+    "celu": fn.celu,
+    "selu": fn.selu,
+    "relu6": fn.relu6,
+    "hardtanh": lambda t: fn.hardtanh(t, 0.0, 1.0),
+    "clamp-at-0": lambda t: t.clamp(min=0),
+    "clamp-min": lambda t: torch.clamp_min(t, 0),
+    "clamp-far": lambda t: t.clamp(min=-1e6),
+    "clamp-at-infinity": lambda t: t.clamp(min=-math.inf),
+    "clamp-max": lambda t: t.clamp(max=0),
+    "clamp-both": lambda t: t.clamp(0, 1),
+    "power-0": lambda t: t**0,
+    "power-1": lambda t: t**1,
+    "power-2": lambda t: t**2,
+    "power-3": lambda t: t**3,
+}
+
+
+@pytest.mark.parametrize("of_nodes", [False, True], ids=["edges", "nodes"])
+@pytest.mark.parametrize("name", PIECES)
+def test_where_pieces_of_a_function_meet_it_equals_stock(name, of_nodes, same_as_stock):
+    x = torch.randn(N, 40).relu_() * 1e-5  # in float32, which cancels soonest
+    x, edges, weight = x.requires_grad_(), torch.randint(0, N, (2, E)), torch.rand(E, 1)
+    function = PIECES[name]
+    layer = Layer(lambda i, j, e, w: function(j) if of_nodes else function(j * w))
+    same_as_stock(layer, x, edges, weight, weight)
+
+
+EXPONENT = torch.nn.Parameter(torch.tensor([1.5]))
+
+# Functions with an infinite derivative at 0, at a negative number or at 200 (in float32).
+STEEP = {
+    "sqrt": torch.sqrt,
+    "log": torch.log,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "one-over": lambda t: 1 / t,
+    "half-power": lambda t: t**0.5,
+    "power-1.5": lambda t: t**1.5,
+    "inverse-power": lambda t: t.pow(-1),
+    "learned-power": lambda t: t.pow(EXPONENT),
+    "exp": torch.exp,
+    "share": lambda t: t / t.sum(-1, keepdim=True),
+    "share-of-powers": lambda t: t**2 / (t**2).sum(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("name", STEEP)
+def test_nodes_without_edges_do_not_make_gradients_infinite(name, side, same_as_stock, report_of):
+    x, edges = torch.rand(N, 40) + 0.1, torch.randint(0, N - 3, (2, E))
+    x[-3:] = torch.tensor([[0.0], [-1.0], [200.0]])
+    layer = Layer(lambda i, j, e, w: STEEP[name](j if side == "source" else i))
+    layer.exponent = EXPONENT
+    same_as_stock(layer, x.requires_grad_(), edges, x.detach(), x.detach())
+    assert layer.exponent.grad is None or bool(layer.exponent.grad.isfinite())
+    assert [row.formula != "" for row in report_of()] == [True]
+
+
+ONES = torch.ones(40, 40, dtype=torch.float64)
+
+# Linear layers of features of another width, and what else stock refuses or allows.
+MISFITS = {
+    "too-wide": lambda i, j, e, w: fn.linear(j, ONES),
+    "too-wide-of-formula": lambda i, j, e, w: fn.linear(i + j, ONES[:1]),
+    "too-narrow": lambda i, j, e, w: fn.linear(j, ONES[:, :5]),
+    "one-column": lambda i, j, e, w: fn.linear(i * j, ONES[:3, :1]),
+    "too-wide-for-concatenation": lambda i, j, e, w: fn.linear(torch.cat([i, e], -1), ONES),
+    "too-narrow-for-concatenation": lambda i, j, e, w: fn.linear(
+        torch.cat([i, e], -1), ONES[:, : i.size(1) + 1]
+    ),
+    "matrix-too-tall": lambda i, j, e, w: j @ ONES,
+    "vector": lambda i, j, e, w: fn.linear(torch.cat([i, j], -1), ONES[0, : 2 * i.size(1)])[
+        :, None
+    ],
+    "bias-of-edges": lambda i, j, e, w: fn.linear(j, ONES[:5, : i.size(1)], e[:, :5]),
+    "along-edges": lambda i, j, e, w: (j[:, 0] @ torch.ones(E, 5).double()) * j[:, :5],
+    "column-and-vector": lambda i, j, e, w: fn.linear(torch.cat([j, e[:, 0]], -1), ONES),
+    "column-and-node-features": lambda i, j, e, w: torch.cat([j, ONES[:N, :3]], -1),
+    "of-two-dtypes": lambda i, j, e, w: fn.linear(
+        torch.cat([j.detach().float(), e], -1), ONES[:5, :1].expand(5, 2 * e.size(1))
+    ),
+    "of-integers": lambda i, j, e, w: fn.linear(
+        torch.cat([j, torch.ones(E, 2).long()], -1), ONES[:5, :1].expand(5, j.size(1) + 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [6, 20], ids=["narrow", "wide"])
+@pytest.mark.parametrize("name", MISFITS)
+def test_linear_layers_that_do_not_fit_do_as_in_stock(name, width, same_as_stock):
+    args = features(N, width), torch.randint(0, N, (2, E)), features(E, width), features(E, 1)
+    layer = Layer(MISFITS[name])
+    try:
+        layer(*args)
+    except (RuntimeError, IndexError) as error:
+        with pyg_accel.patched(), pytest.raises(type(error)) as found:
+            layer(*args)
+        assert str(found.value) == str(error)
+    else:
+        same_as_stock(layer, *args)
+
+
+def filled(function: Callable[[Tensor], Any]) -> Tensor:
+    out = torch.zeros(E, F, dtype=torch.float64)
+    function(out)
+    return out
+
+
+# Other ways of calling functions that formulas know.
+CALLS = {
+    "input-by-name": lambda i, j, e, w: torch.tanh(input=i + j) + torch.exp(input=j),
+    "tensors-by-name": lambda i, j, e, w: fn.linear(
+        input=torch.cat(tensors=[i, j, e], dim=-1), weight=WIDE.weight
+    ),
+    "stack-by-name": lambda i, j, e, w: torch.stack(tensors=[i, j], dim=1).sum(dim=1),
+    "sum-by-name": lambda i, j, e, w: torch.sum(input=i * j, dim=-1, keepdim=True),
+    "power-by-name": lambda i, j, e, w: torch.pow(input=i + j, exponent=3),
+    "bounds-by-name": lambda i, j, e, w: torch.clamp(input=j, min=0.1, max=0.5) * i,
+    "into-tensor": lambda i, j, e, w: j * filled(lambda out: torch.tanh(j.detach(), out=out)),
+    "sum-into-tensor": lambda i, j, e, w: (
+        j * filled(lambda out: torch.add(i.detach(), j.detach(), out=out))
+    ),
+    "cat-into-tensor": lambda i, j, e, w: (
+        j * filled(lambda out: torch.cat([i.detach()[:, :3], j.detach()[:, 3:]], -1, out=out))
+    ),
+    "relu-in-place": lambda i, j, e, w: set_in_place(i + j, lambda t: fn.relu(t, inplace=True)) * e,
+    "relu-of-features-in-place": lambda i, j, e, w: set_in_place(
+        j, lambda t: fn.leaky_relu(t, inplace=True)
+    ),
+    "elu-in-place": lambda i, j, e, w: set_in_place(i * j, lambda t: fn.elu(t, inplace=True)),
+    "silu-in-place": lambda i, j, e, w: set_in_place(i * j, lambda t: fn.silu(t, inplace=True)),
+    "wider-in-place": lambda i, j, e, w: set_in_place(
+        (i * j).detach().float(), lambda t: t.add_(e)
+    ),
+    "plus-infinity": lambda i, j, e, w: i * j + math.inf,
+    "minus-infinity-then-exp": lambda i, j, e, w: (i * j - math.inf).exp() + j,
+    "times-nan": lambda i, j, e, w: (i + j) * math.nan,
+    "divided-by-infinity": lambda i, j, e, w: (i + j) / math.inf,
+    "infinite-slope": lambda i, j, e, w: fn.leaky_relu(i + j, math.inf),
+    "infinite-power": lambda i, j, e, w: (i + j).abs() ** math.inf,
+    "view-as-integers": lambda i, j, e, w: (i + j).view(torch.int64).sign() * j,
+    "type-of-another": lambda i, j, e, w: j.type_as(i) * i.to(e) + i.to(j),
+    "reshaped-as-another": lambda i, j, e, w: (i + j).view(-1, 2, 3).reshape_as(j),
+    "true-power": lambda i, j, e, w: (i + j) ** True,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions_called_in_other_ways_equal_stock(name, inputs, same_as_stock):
+    same_as_stock(Layer(CALLS[name]), *inputs)
+
+
+# Pieces of messages; some are pieces of edges.
+PIECES_OF_EDGES = {
+    "ellipsis-edge": lambda i, j, e, w: j * j[..., :1, :],
+    "ellipsis-column": lambda i, j, e, w: j[..., :1] * i,
+    "ellipsis-one-column": lambda i, j, e, w: j * i[..., 0].unsqueeze(-1),
+    "ellipsis-number": lambda i, j, e, w: j * j.sum(-1)[..., 0],
+    "ellipsis-inside": lambda i, j, e, w: j[:, ..., 1:2] * i,
+    "new-dimension": lambda i, j, e, w: (j[..., None] * i[:, None, :]).flatten(1)[:, :40],
+    "nothing": lambda i, j, e, w: j[()] * i,
+    "all": lambda i, j, e, w: j[...] * i[:],
+    "edges": lambda i, j, e, w: j * i[1:2],
+    "narrow": lambda i, j, e, w: j.narrow(0, 1, 1) * j.narrow(-1, 0, 1),
+    "of-concatenation": lambda i, j, e, w: torch.cat([i, j], -1).narrow(1, 0, 4),
+    "ellipsis-of-concatenation": lambda i, j, e, w: torch.cat([i.unsqueeze(1), j.unsqueeze(1)], -1)[
+        ..., :4
+    ].flatten(1),
+    "chunk-of-concatenation": lambda i, j, e, w: torch.cat([i, j], -1).chunk(2, -1)[0] * j,
+    "select-of-concatenation": lambda i, j, e, w: j * torch.cat([i, j], -1).select(1, 3)[:, None],
+    "head-of-concatenation": lambda i, j, e, w: fn.linear(
+        torch.cat([i.unsqueeze(1), j.unsqueeze(1)], -1)[:, 0], torch.ones(3, 2 * i.size(1)).double()
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [4, 40], ids=["narrow", "wide"])
+@pytest.mark.parametrize("name", PIECES_OF_EDGES)
+def test_pieces_of_messages_equal_stock(name, width, same_as_stock):
+    x, edges = features(N, width), torch.randint(0, N, (2, E))
+    same_as_stock(Layer(PIECES_OF_EDGES[name]), x, edges, features(E, width), features(E, 1))
+
+
+# Powers and bounds that are tensors, of the width of messages: wide ones run as PyG wrote them.
+OF_TENSORS = {
+    "power": lambda i, j, e, w: j.exp() ** (1 + w),
+    "power-of-target": lambda i, j, e, w: j**i,
+    "power-of-nodes": lambda i, j, e, w: (j.relu() + 1).pow(e),
+    "power-of-rows": lambda i, j, e, w: (j.relu() + 1).pow(e[:1]),
+    "power-in-place": lambda i, j, e, w: set_in_place(i + j, lambda t: t.pow_(w)),
+    "clamp": lambda i, j, e, w: j.clamp(min=w),
+    "clamp-max": lambda i, j, e, w: j.clamp(max=i),
+    "number-to-the-power": lambda i, j, e, w: 2**j,
+}
+
+
+@pytest.mark.parametrize("width", [4, 40], ids=["narrow", "wide"])
+@pytest.mark.parametrize("name", OF_TENSORS)
+def test_functions_of_a_message_and_a_tensor_equal_stock(name, width, same_as_stock):
+    x, edges = features(N, width), torch.randint(0, N, (2, E))
+    same_as_stock(Layer(OF_TENSORS[name]), x, edges, features(E, width), features(E, 1))
 
 
 def test_a_wide_message_of_an_unknown_function_declines_with_its_name(report_of):

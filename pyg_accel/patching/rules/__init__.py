@@ -81,17 +81,21 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         return _attribute(func, args)
     if name in ("grad", "backward"):
         raise Unrecognised("a derivative inside of the message")
+    named = next((k for k in ("input", "tensors") if k in kwargs), None)
+    if not args and named is not None:
+        args, kwargs = (kwargs[named],), {k: v for k, v in kwargs.items() if k != named}
     in_place = name.endswith("_") and not name.endswith("__") and name[:-1] in RULES
     scatters = name.startswith("scatter")  # those rules write into the tensor that they are given
     if in_place and not scatters and not isinstance(args[0], LazyTensor):
         raise Unrecognised(f"'{name}' changes a tensor by messages in place")
     rule = RULES.get(name[:-1] if in_place else name)
-    if rule is not None:
+    if rule is not None and args and kwargs.get("out") is None:
         try:
             result = rule(func, args, kwargs)
         except Declined:
             return _write_out(func, args, kwargs)
-        if in_place and isinstance(args[0], LazyTensor):
+        in_place = in_place or bool(kwargs.get("inplace", False))
+        if in_place and isinstance(args[0], LazyTensor) and result is not args[0]:
             result = assign(args[0], result)
         return result
     return _write_out(func, args, kwargs)

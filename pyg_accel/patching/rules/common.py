@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
-from pyg_accel.patching.edge_tensors import Waiting
+from pyg_accel.patching.edge_tensors import Waiting, plain_shape
 from pyg_accel.patching.lazy import NOTHING, LazyTensor, is_single_side
 
 __all__ = [
@@ -19,11 +19,13 @@ __all__ = [
     "Rule",
     "first_operand",
     "hoist",
+    "is_of_nodes",
     "map_operands_of",
     "need_formula",
     "rule",
     "share",
     "with_formula",
+    "without_idle_rows",
 ]
 
 Args = tuple[Any, ...]
@@ -81,6 +83,30 @@ def first_operand(lazy: LazyTensor) -> Tensor:
     """Return the operand of a lazy tensor of one side."""
     assert isinstance(lazy.formula, Operand)
     return lazy.tracer.operands[lazy.formula.index]
+
+
+def is_of_nodes(lazy: LazyTensor) -> bool:
+    """Whether the operand of a lazy tensor of one side may have rows that no edge reads."""
+    operand = lazy.formula
+    assert isinstance(operand, Operand)
+    return operand.side != "e" and not lazy.tracer.repeated[operand.index]
+
+
+def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
+    """Put ones in the rows that no edge reads: no derivative of them is infinite."""
+    if not is_single_side(lazy) or lazy.edge_dim != 0:
+        raise Declined
+    if not is_of_nodes(lazy):
+        return lazy
+    trace, given = lazy.tracer, first_operand(lazy)
+    assert isinstance(lazy.formula, Operand)
+    side = lazy.formula.side
+    with torch._C.DisableTorchFunction():
+        reached = trace.edge_index[trace.target if side == "v" else 1 - trace.target]
+        read = torch.zeros(given.size(0), dtype=torch.bool, device=given.device)
+        read = read.index_fill_(0, reached, True).view(-1, *(1,) * (given.dim() - 1))
+        rows = torch.where(read, given, 1.0)
+    return trace.leaf(side, rows, plain_shape(lazy), 0)
 
 
 def with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:

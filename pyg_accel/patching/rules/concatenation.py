@@ -1,6 +1,7 @@
 """Concatenations and what follows them: linear layers; stacks; sums over features."""
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operands_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.patching.edge_tensors import plain_shape, real
-from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side
+from pyg_accel.patching.lazy import Later, LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.rules.common import (
     NARROW,
     Args,
@@ -28,6 +29,7 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy, weight, bias = given["input"], given["weight"], given.get("bias")
     if not isinstance(lazy, LazyTensor) or lazy.edge_dim != 0:
         raise Declined
+    _check_linear(lazy, weight, bias)
     if lazy.parts is None and not is_single_side(lazy):
         return _narrow_linear(need_formula(lazy), weight, bias)
     if lazy.parts is None:
@@ -46,6 +48,23 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         bias = None
         total = term if total is None else total + term
     return total
+
+
+def _check_linear(lazy: LazyTensor, weight: Any, bias: Any) -> None:
+    """Decline what is no matrix for the features, so that PyG's path raises what PyG raises."""
+    if any(
+        not isinstance(t, Tensor) or isinstance(t, LazyTensor)
+        for t in (weight, bias)
+        if t is not None
+    ):
+        raise Declined
+    shape = plain_shape(lazy)
+    if weight.dim() != 2 or len(shape) < 2 or (bias is not None and bias.dim() > 1):
+        raise Declined
+    if weight.size(1) != shape[-1]:
+        raise Unrecognised(
+            f"a weight of {list(weight.shape)} for features of {shape[-1]}", sticky=False
+        )
 
 
 @rule("matmul", "__matmul__", "mm")
@@ -85,19 +104,27 @@ def _concatenate(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     return concatenate(tensors)
 
 
+_AUTOCAST = {torch.float32, torch.float16, torch.bfloat16}
+
+
 def concatenate(tensors: list[Any]) -> LazyTensor:
     """Return a concatenation of features that waits for the linear layer to come."""
     lead = next(t for t in tensors if isinstance(t, LazyTensor))
     parts: list[Tensor] = []
     for t in tensors:
         parts += t.parts if isinstance(t, LazyTensor) and t.parts is not None else [t]
-    if any(plain_shape(t)[0] != lead.tracer.num_edges for t in parts):
-        raise Declined
     if any(isinstance(t, LazyTensor) and not is_single_side(t) for t in parts):
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
+        if any(t.shape[:-1] != lead.shape[:-1] for t in parts):
+            raise Unrecognised("a concatenation of shapes that do not fit", sticky=False)
+        dtypes = {t.dtype for t in parts}
+        cast = torch.is_autocast_enabled(lead.device.type) and dtypes <= _AUTOCAST
+        if len(dtypes) > 1 and not cast:  # the widest would be that of all parts
+            raise Declined
         shape = [*lead.shape[:-1], sum(t.shape[-1] for t in parts)]
-        return LazyTensor(lead.tracer, Const(0.0), shape, 0, lead.dtype, tuple(parts))
+        dtype = reduce(torch.promote_types, dtypes)
+        return LazyTensor(lead.tracer, Const(0.0), shape, 0, dtype, tuple(parts))
 
 
 @rule("stack")

@@ -1,5 +1,6 @@
 """Elementwise functions: part of the formula, or done on the nodes."""
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,11 @@ from pyg_accel.patching.rules.common import (
     Rule,
     first_operand,
     hoist,
+    is_of_nodes,
     map_operands_of,
     need_formula,
     with_formula,
+    without_idle_rows,
 )
 
 
@@ -31,18 +34,32 @@ def assign(target: LazyTensor, result: Any) -> LazyTensor:
         raise Unrecognised("an in-place change of an edge tensor that has views")
     if plain_shape(result) != plain_shape(target):
         raise Unrecognised("an in-place change of the shape of an edge tensor")
+    with torch._C.DisableTorchFunctionSubclass():
+        if result.dtype != target.dtype:
+            raise Unrecognised("an in-place change by a tensor of another dtype")
     target.formula, target.parts, target.summed = result.formula, result.parts, result.summed
     return target
 
 
-def _unary(build: Callable[..., Formula]) -> Rule:
+def _unary(build: Callable[..., Formula], *, steep: bool = False) -> Rule:
+    """A function of one argument and numbers: on the nodes if it can be, else in the formula.
+
+    One whose derivative may be infinite is ``steep``: at a node without edges, whose features have
+    no part in the result, that would make the gradient 0 * inf.
+    """
+
     def apply_rule(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         lazy = need_formula(args[0], summed=True)
+        if any(isinstance(value, Tensor) for value in (*args[1:], *kwargs.values())):
+            raise Declined
         in_place = name_of(func).endswith("_") or kwargs.get("inplace", False)
-        waits = is_single_side(lazy) and isinstance(first_operand(lazy), Waiting)
-        if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place and not waits:
-            return hoist(func, lazy, args[1:], kwargs)
+        if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place:
+            waits = isinstance(first_operand(lazy), Waiting)
+            if not waits and not (steep and is_of_nodes(lazy)):
+                return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
+        if not all(_is_finite(value) for value in (*args[1:], *kwargs.values())):
+            raise Declined
         try:
             return with_formula(lazy, build(lazy.formula, *args[1:], **kwargs))
         except TypeError:
@@ -51,14 +68,13 @@ def _unary(build: Callable[..., Formula]) -> Rule:
     return apply_rule
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether formulas have text for a number; None and what is no number at all may pass."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _leaky_relu(x: Formula, negative_slope: float = 0.01) -> Formula:
     return Unary("leaky_relu", x, float(negative_slope))
-
-
-def _elu(x: Formula, alpha: float = 1.0) -> Formula:
-    negative = Unary("neg", Unary("relu", Unary("neg", x)))
-    fall = Binary("sub", Unary("exp", negative), Const(1.0))
-    return Binary("add", Unary("relu", x), Binary("mul", Const(float(alpha)), fall))
 
 
 def _softplus(x: Formula, beta: float = 1.0, threshold: float = 20.0) -> Formula:
@@ -68,32 +84,52 @@ def _softplus(x: Formula, beta: float = 1.0, threshold: float = 20.0) -> Formula
 
 
 def _pow(x: Formula, exponent: float) -> Formula:
-    if not isinstance(exponent, (int, float)):
-        raise Declined
     return Binary("mul", x, x) if exponent == 2 else Unary("pow", x, float(exponent))
 
 
-def _clamp(x: Formula, min: float | None = None, max: float | None = None) -> Formula:
-    if not isinstance(min, (int, float)) or max is not None:
+_whole_power, _other_power = _unary(_pow), _unary(_pow, steep=True)
+
+
+def _power(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
+    if isinstance(exponent, Tensor):
+        return _power_of_all(func, args, exponent)
+    whole = isinstance(exponent, (int, float)) and exponent >= 0 and float(exponent).is_integer()
+    return (_whole_power if whole else _other_power)(func, args, kwargs)
+
+
+def _power_of_all(func: Callable[..., Any], args: Args, exponent: Tensor) -> LazyTensor:
+    """Take the features of the nodes to a power that is learned, the same for all of them."""
+    lazy = need_formula(args[0])
+    rank = len(plain_shape(lazy))
+    shared = not isinstance(exponent, LazyTensor) and (
+        exponent.dim() < rank or (exponent.dim() == rank and exponent.size(0) == 1)
+    )
+    if not shared or len(args) != 2 or name_of(func).endswith("_"):
         raise Declined
-    if min == 0:
-        return Unary("relu", x)
-    return Binary("add", Unary("relu", Binary("sub", x, Const(float(min)))), Const(float(min)))
+    result: LazyTensor = hoist(func, without_idle_rows(lazy), (exponent,), {})
+    return result
 
 
-for _op in ("neg", "abs", "exp", "log", "sqrt", "sigmoid", "tanh"):
-    RULES[_op] = _unary(lambda x, op=_op: Unary(op, x))
+def _at_nodes_alone(x: Formula, *args: Any, **kwargs: Any) -> Formula:
+    """No formula says it: not to the last digit, or not its gradient at the edge of a piece."""
+    raise Declined
+
+
+for _op in ("neg", "abs", "sigmoid", "tanh", "exp", "log", "sqrt"):
+    RULES[_op] = _unary(lambda x, op=_op: Unary(op, x), steep=_op in ("exp", "log", "sqrt"))
 RULES["__neg__"], RULES["__abs__"] = RULES["neg"], RULES["abs"]
 RULES["relu"] = _unary(lambda x: Unary("relu", x))
 RULES["leaky_relu"] = _unary(_leaky_relu)
-RULES["elu"] = _unary(_elu)
 RULES["silu"] = _unary(lambda x: Binary("mul", x, Unary("sigmoid", x)))
 RULES["softplus"] = _unary(_softplus)
 RULES["square"] = _unary(lambda x: Binary("mul", x, x))
-RULES["reciprocal"] = _unary(lambda x: Binary("div", Const(1.0), x))
-RULES["rsqrt"] = _unary(lambda x: Binary("div", Const(1.0), Unary("sqrt", x)))
-RULES["pow"] = RULES["__pow__"] = _unary(_pow)
-RULES["clamp"] = RULES["clamp_min"] = _unary(_clamp)
+RULES["reciprocal"] = _unary(lambda x: Binary("div", Const(1.0), x), steep=True)
+RULES["rsqrt"] = _unary(lambda x: Binary("div", Const(1.0), Unary("sqrt", x)), steep=True)
+RULES["pow"] = RULES["__pow__"] = _power
+# Of exp(x) - 1 nothing is left where x is small, nor of m + relu(x - m) where m is large; the
+# gradient of relu is 0 at 0, that of elu and clamp(min=0) is 1.
+RULES["elu"] = RULES["clamp"] = RULES["clamp_min"] = _unary(_at_nodes_alone)
 
 
 def _binary(op: str, *, swap: bool = False) -> Rule:
@@ -165,7 +201,11 @@ def _beside_sums(value: "LazyTensor | float", shape: torch.Size) -> "LazyTensor 
 
 
 def _formula(value: "LazyTensor | float") -> Formula:
-    return value.formula if isinstance(value, LazyTensor) else Const(float(value))
+    if isinstance(value, LazyTensor):
+        return value.formula
+    if not _is_finite(value):
+        raise Declined
+    return Const(float(value))
 
 
 def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float":
@@ -222,6 +262,8 @@ def _combine_on_nodes(
     operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]
     own = {o.side for o in operands if not trace.repeated[o.index]}
     if len(own) > 1 or (own == {"e"} and len(lazies) == 2):
+        return None
+    if op == "div" and isinstance(b, LazyTensor) and is_of_nodes(b):  # steep
         return None
     ranks = {trace.operands[o.index].dim() for o in operands}
     if len(ranks) > 1:
