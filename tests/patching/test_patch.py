@@ -504,6 +504,40 @@ def test_whoever_waits_for_calls_of_an_aggregation_gets_them(
         assert "[" not in "".join(ran()[type(layer).__name__])
 
 
+class Linear(MessagePassing):
+    """A module inside of the message."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr="sum")
+        self.inner = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.inner(x_j)
+
+
+@pytest.mark.parametrize("width", [6, 32])
+@pytest.mark.parametrize("kind", ["full", "full_pre"])
+def test_backward_hooks_inside_of_a_layer_see_the_gradients_of_messages(
+    kind, width, edge_index, ran, same_as_stock
+):
+    layer, seen = Linear(width).double(), []
+    if kind == "full":
+        layer.inner[0].register_full_backward_hook(
+            lambda module, grads, _: (seen.append(grads[0].shape), (2 * grads[0],))[1]
+        )
+    else:
+        layer.inner[0].register_full_backward_pre_hook(
+            lambda module, grads: (seen.append(grads[0].shape), (2 * grads[0],))[1]
+        )
+    x = torch.randn(N, width, dtype=torch.float64, requires_grad=True)
+    same_as_stock(layer, x, edge_index)
+    assert seen == [(90, width)] * 2
+    assert ran() == {"Linear": {"[a backward hook inside of the layer]"}}
+
+
 def test_forward_hooks_of_modules_still_run(x, edge_index):
     layer, seen = SAGEConv(6, 4), []
     layer.register_forward_hook(lambda module, inputs, out: seen.append(type(out)))

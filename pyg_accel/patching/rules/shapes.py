@@ -136,9 +136,11 @@ def _pick_one_each(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 
 def _pick_part(func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs) -> Tensor:
+    index = args[0] if name_of(func) == "__getitem__" and args else None
+    taken = index if isinstance(index, tuple) else (index,)
     with torch._C.DisableTorchFunctionSubclass():
-        if args and isinstance(args[0], tuple) and len(args[0]) >= part.dim():
-            raise Declined  # it would reach into the concatenated dimension
+        if index is None or Ellipsis in taken or len(taken) >= part.dim():
+            raise Declined  # it might reach into the concatenated dimension
     if isinstance(part, LazyTensor):
         result: Tensor = hoist(func, part, args, kwargs)
         return result
@@ -147,10 +149,14 @@ def _pick_part(func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwarg
 
 
 def _leaves_edges_alone(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> bool:
+    rank = len(plain_shape(args[0]))
     if name_of(func) == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        plain = all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in index)
-        return plain and (index[0] is Ellipsis or index[0] == slice(None))
+        if not all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in index):
+            return False
+        taken = sum(i is not None and i is not Ellipsis for i in index)
+        # Dimensions that come from the right may not reach the first.
+        return index[:1] == (slice(None),) or (index[:1] == (Ellipsis,) and taken < rank)
     place = 1 if name_of(func) in ("narrow", "select") else 2
     dim = args[place] if len(args) > place else kwargs.get("dim")
-    return bool((dim or 0) % len(plain_shape(args[0])) != 0)
+    return bool((dim or 0) % rank != 0)
