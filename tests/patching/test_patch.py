@@ -647,6 +647,42 @@ def test_functional_transforms_give_stock_results(x, edge_index, ran):
     assert ran() == {"GINConv": {"[inside a torch.func transform]"}}
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SAGEConv(6, 4),
+        lambda: SAGEConv(6, 4, "max"),
+        lambda: GCNConv(6, 4),
+        lambda: GATConv(6, 4, heads=2),
+    ],
+    ids=["mean", "max", "weighted", "attention"],
+)
+def test_gradients_of_many_outputs_at_once_equal_stock(make, x, edge_index, ran):
+    layer = make().double()
+    x = x.double().requires_grad_()
+
+    def batched() -> list[Tensor]:
+        out = layer(x, edge_index).square().sum(0)
+        seeds = torch.eye(len(out), dtype=out.dtype)
+        (together,) = torch.autograd.grad(
+            out, x, seeds, is_grads_batched=True, retain_graph=True, create_graph=True
+        )
+        (twice,) = torch.autograd.grad(together.square().sum(), x, retain_graph=True)
+        mapped = torch.func.vmap(
+            lambda seed: torch.autograd.grad(out, x, seed, retain_graph=True)[0]
+        )(seeds)
+        whole = torch.autograd.functional.jacobian(
+            lambda given: layer(given, edge_index).sum(0), x, vectorize=True
+        )
+        return [together.detach(), twice, mapped, whole]
+
+    expected = batched()
+    with pyg_accel.patched():
+        for one, other in zip(batched(), expected, strict=True):
+            torch.testing.assert_close(one, other)
+    assert "[" not in "".join(ran()[type(layer).__name__])
+
+
 def test_forward_mode_differentiation_gives_stock_results(x, edge_index):
     layer, tangent = GINConv(torch.nn.Linear(6, 4)), torch.randn(N, 6)
 
