@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
 
@@ -57,6 +58,12 @@ def define(
         torch.library.register_autograd(
             f"pyg_accel::{name}", differentiate, setup_context=setup, lib=_library
         )
+    overload = getattr(torch.ops.pyg_accel, name).default
+    torch.library.register_vmap(
+        f"pyg_accel::{name}",
+        lambda info, dims, *args: _each_of(overload, info.batch_size, dims, args),
+        lib=_library,
+    )
     _operators[name] = _Operator(run, setup, differentiate)
 
 
@@ -74,12 +81,76 @@ def _where_it_was_asked_for(
         ctx.asked_for = asked_for()
 
     def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if _is_batch(grads[0]):
+            return _each_gradient(lambda *one: run(ctx, *one), grads)
         if ctx.asked_for == "auto":
             return differentiate(ctx, *grads)
         with prefer_backend(ctx.asked_for):
             return differentiate(ctx, *grads)
 
     return run, remember
+
+
+def _each_of(
+    function: Callable[..., Any], size: int, dims: Any, args: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """Call a function for each item of a batch: no kernel takes one.
+
+    Args:
+        function: of tensors, lists of them, and other things.
+        size: of the batch.
+        dims: which dimension of each argument counts the items; None for those without.
+        args: of all items.
+
+    Returns:
+        The stacked results, and the dimensions that count them.
+    """
+    flat, form = tree_flatten(args)
+    places = tree_flatten(dims)[0]
+    outs = []
+    for item in range(size):
+        given = [
+            value if place is None else value.select(place, item).contiguous()
+            for value, place in zip(flat, places, strict=True)
+        ]
+        outs.append(tree_flatten(function(*tree_unflatten(given, form))))
+    stacked = [None if column[0] is None else torch.stack(column) for column in
+               zip(*(values for values, _ in outs), strict=True)]  # fmt: skip
+    result = tree_unflatten(stacked, outs[0][1])
+    return result, tree_map(lambda value: None if value is None else 0, result)
+
+
+def _is_batch(grads: Any) -> bool:
+    """Whether gradients are many at once, as for ``torch.autograd.grad(is_grads_batched=True)``.
+
+    Function transforms (``torch.func``) make batches of another kind, which the dispatcher knows.
+    """
+    if type(grads) is list:
+        return any(_is_batch(grad) for grad in grads)
+    return grads is not None and torch._C._functorch.is_legacy_batchedtensor(grads)
+
+
+def _each_gradient(
+    differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Differentiate for each gradient of a batch."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    flat, form = tree_flatten(grads)
+    dims: list[int | None] = [None] * len(flat)
+    size = 0
+    while not size:  # batches of batches: the innermost that these are of
+        for place, grad in enumerate(flat):
+            if _is_batch(grad):
+                whole = torch._remove_batch_dim(grad, level, 0, 0)  # [0, ...] of another level's
+                if whole.size(0):
+                    flat[place], dims[place], size = whole, 0, whole.size(0)
+        level -= not size
+    found, _ = _each_of(differentiate, size, tree_unflatten(dims, form), tree_unflatten(flat, form))
+    grads = tree_map(
+        lambda grad: None if grad is None else torch._add_batch_dim(grad, 0, level), found
+    )
+    return grads
 
 
 def call(name: str, *args: Any) -> Any:

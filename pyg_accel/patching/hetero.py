@@ -6,13 +6,12 @@ relations are stacked and summed over at once, and each relation's sums multipli
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules import module as modules
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.nn.dense import Linear
@@ -24,6 +23,7 @@ from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
 from pyg_accel.patching.randomness import random_state
 from pyg_accel.patching.reasons import (
     call_reasons,
+    is_watched,
     layer_reasons,
     size_reasons,
     takes_part,
@@ -118,8 +118,8 @@ def _reasons(
     one = next(iter(layers.values()))
     first, second = _MATRICES[type(one)]
     neighbour, root = getattr(one, first), getattr(one, second, None)
-    if _have_hooks(layers.values()):
-        return ["hooks"]
+    if is_watched(*layers.values()):
+        return ["hooks, or methods of their own"]
     weight = neighbour.weight
     for key in layers:
         if type(edges[key]) is not Tensor or edges[key].layout != torch.strided:
@@ -163,12 +163,3 @@ def _kind(conv: Any) -> tuple[Any, ...] | None:
             return None
     shapes = [lin and (tuple(lin.weight.shape), lin.bias is None) for lin in linears]
     return (type(conv), conv.aggr, *shapes) if conv.flow == FLOW else None
-
-
-def _have_hooks(layers: Iterable[torch.nn.Module]) -> bool:
-    """Whether somebody waits for calls of the layers, which are not made."""
-    return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks) or any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-        for layer in layers
-        for m in (layer, *layer.children())  # of these kinds, that is all
-    )

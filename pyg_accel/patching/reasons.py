@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
@@ -16,9 +17,11 @@ from pyg_accel.settings import settings
 __all__ = [
     "MARK",
     "RECORDED",
+    "WATCHED",
     "call_reasons",
     "device_of",
     "is_active",
+    "is_watched",
     "layer_reasons",
     "size_reasons",
     "switch",
@@ -31,6 +34,12 @@ MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched
 
 _switched_on = 0  # how many patch() without a model are in force
 RECORDED = "torch records the calls that are made"
+WATCHED = "a hook on the aggregation, or a method of its own"
+# Methods that somebody may replace on an instance: they are what its calls run then.
+_METHODS = frozenset({
+    "forward", "propagate", "message", "aggregate", "update", "message_and_aggregate", "reduce",
+    "combine",
+})  # fmt: skip
 
 
 def switch(by: int) -> None:
@@ -70,6 +79,8 @@ def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = Fa
 def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     """Return those that are the layer's or its graph's: what else there is, all calls share."""
     reasons = hook_reasons(module)
+    if is_watched(module.aggr_module):
+        reasons.append(WATCHED)
     if not is_sparse_matrix(edge_index) and (
         not isinstance(edge_index, Tensor)
         or edge_index.dim() != 2
@@ -78,6 +89,28 @@ def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     ):
         reasons.append("a malformed edge_index")
     return reasons
+
+
+def is_watched(*modules: torch.nn.Module | None) -> bool:
+    """Whether calls of modules, or of what is inside them, must be made as somebody waits for them.
+
+    That is a hook on one of them or on all there are, or a method that an instance has of its own.
+    """
+    pending = list(modules)
+    for module in pending:  # as it grows
+        if module is None:
+            continue
+        own = vars(module)
+        if (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or not own.keys().isdisjoint(_METHODS)
+        ):
+            return True
+        pending += own["_modules"].values()
+    return bool(_has_any_global_hook())
 
 
 def transform_reasons() -> list[str]:

@@ -18,7 +18,8 @@ from torch_geometric.nn.aggr import (
 )
 
 from pyg_accel.patching.edge_tensors import plain_shape
-from pyg_accel.patching.lazy import LazyTensor
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised
+from pyg_accel.patching.reasons import WATCHED, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
 
 __all__ = ["aggregate"]
@@ -54,6 +55,8 @@ def aggregate(
         or not all(type(m) in _SIMPLE or _is_spread(m) for m in members)
     ):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
+    if is_watched(self):  # one that is not the layer's aggr_module
+        raise Unrecognised(WATCHED, sticky=False)
     wanted: list[str] = []
     for member in members:
         wanted += ["mean", "sqsum"] if _is_spread(member) else [_SIMPLE[type(member)]]

@@ -19,7 +19,7 @@ from pyg_accel.calls import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
 from pyg_accel.patching.randomness import random_state
-from pyg_accel.patching.reasons import call_reasons, takes_part
+from pyg_accel.patching.reasons import call_reasons, is_watched, takes_part
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
@@ -94,6 +94,8 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[st
         reasons.append(f"aggr={self.aggr!r}")
     own = [name for name in _OWN if getattr(type(self), name) is not getattr(RGCNConv, name)]
     reasons += [f"a {name} of its own" for name in own]
+    if is_watched(self):
+        reasons.append("hooks, or methods of its own")
     if in_force() is not None:
         reasons.append("edges are sampled")
     if torch.is_autocast_enabled(edge_index.device.type):

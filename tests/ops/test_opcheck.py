@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_accel import Graph
+from pyg_accel.ops import operator
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0, 3, 3, 3], [1, 0, 1, 1, 3, 3, 0, 0]])
 COLUMNS = torch.tensor([[0, 3], [1, 2], [0, 5], [4, 5]], dtype=torch.uint8)
@@ -167,6 +169,67 @@ CALLS = {
 )
 def test_the_operator_passes_opcheck(name, call):
     torch.library.opcheck(getattr(torch.ops.pyg_accel, name).default, CALLS[name][call]())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_batch_of_calls_equals_a_loop(name):
+    for make in CALLS[name].values():
+        flat, form = tree_flatten(make())
+        floats = [
+            i for i, t in enumerate(flat) if isinstance(t, torch.Tensor) and t.is_floating_point()
+        ]
+        if not floats:
+            continue
+
+        def run(*given: torch.Tensor, flat=flat, form=form, floats=floats) -> Any:
+            args = list(flat)
+            for place, value in zip(floats, given, strict=True):
+                args[place] = value
+            outs = getattr(torch.ops.pyg_accel, name)(*tree_unflatten(args, form))
+            return tuple(outs) if isinstance(outs, (list, tuple)) else (outs,)
+
+        batches = [torch.stack([flat[i].detach() * n for n in (1, 2, -3)], 1) for i in floats]
+        found = torch.func.vmap(run, in_dims=1)(*batches)
+        loop = zip(*(run(*(b[:, i].contiguous() for b in batches)) for i in range(3)), strict=True)
+        for one, other in zip(found, loop, strict=True):
+            assert torch.equal(one, torch.stack(other))
+
+
+@pytest.mark.parametrize("road", ["direct", "dispatched"])
+@pytest.mark.parametrize("name", [name for name, one in operator._operators.items() if one.setup])
+def test_a_batch_of_gradients_equals_a_loop(name, road):
+    call = (
+        operator.call
+        if road == "direct"
+        else lambda name, *args: getattr(torch.ops.pyg_accel, name)(*args)
+    )
+    for make in CALLS[name].values():
+        args = make()
+        leaves = [
+            t.requires_grad_()
+            for t in tree_flatten(args)[0]
+            if isinstance(t, torch.Tensor) and t.is_floating_point()
+        ]
+        outs = call(name, *args)
+        outs = [o for o in (outs if isinstance(outs, (list, tuple)) else [outs]) if o.requires_grad]
+        if not outs:
+            continue
+        seeds = [torch.randn(3, *out.shape) for out in outs]
+
+        def grads(*given: torch.Tensor, batched: bool = False, outs=outs, leaves=leaves) -> Any:
+            return torch.autograd.grad(
+                outs, leaves, given, retain_graph=True, allow_unused=True, is_grads_batched=batched
+            )
+
+        found = grads(*seeds, batched=True)
+        loop = list(zip(*(grads(*(s[i] for s in seeds)) for i in range(3)), strict=True))
+        mapped = [torch.func.vmap(lambda *s, i=i: grads(*s)[i])(*seeds) if one is not None else None
+                  for i, one in enumerate(found)]  # fmt: skip
+        for one, also, other in zip(found, mapped, loop, strict=True):
+            assert (one is None) == (other[0] is None)
+            if one is not None:
+                torch.testing.assert_close(one, torch.stack(other))
+                torch.testing.assert_close(also, torch.stack(other))
 
 
 def test_every_operator_of_the_package_is_checked_here():

@@ -82,6 +82,16 @@ def test_it_can_be_differentiated_twice(options):
     assert torch.autograd.gradgradcheck(gradient, seed)
 
 
+def test_gradients_of_many_outputs_at_once_equal_a_loop():
+    weight = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    out = embedding(weight, torch.randint(9, (2, 30))).sum((0, 1))
+    seeds = torch.eye(4).double()
+    (found,) = torch.autograd.grad(out, weight, seeds, is_grads_batched=True, retain_graph=True)
+    for seed, one in zip(seeds, found, strict=True):
+        (alone,) = torch.autograd.grad(out, weight, seed, retain_graph=True)
+        assert torch.equal(one, alone)
+
+
 def test_ids_are_sorted_once_and_noticed_when_they_change():
     table, ids = nn.Embedding(WORDS, WIDTH), torch.randint(WORDS, (50,))
     seed = torch.randn(50, WIDTH)

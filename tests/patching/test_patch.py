@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric import utils
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, GraphSAGE, MessagePassing, SAGEConv
-from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.aggr import Aggregation, SumAggregation
 from torch_geometric.nn.conv import gcn_conv
 
 import pyg_accel
@@ -432,6 +432,112 @@ def test_decomposed_layers_give_stock_results_with_a_reason(x, edge_index, ran):
         torch.testing.assert_close(layer(x, edge_index), expected)
 
 
+def thrice(module: Any, inputs: Any, out: Tensor) -> Tensor | None:
+    return 3 * out if isinstance(module, Aggregation) else None
+
+
+def replace_forward(module: torch.nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: 3 * forward(*args, **kwargs)
+
+
+# What somebody may do to an aggregation, to see its calls or to change them.
+WATCHES: dict[str, Callable[[Aggregation], Any]] = {
+    "forward": lambda aggr: aggr.register_forward_hook(thrice),
+    "forward_pre": lambda aggr: aggr.register_forward_pre_hook(
+        lambda module, args: (args[0] * 2, *args[1:])
+    ),
+    "backward": lambda aggr: aggr.register_full_backward_hook(
+        lambda module, grads, _: tuple(grad if grad is None else 2 * grad for grad in grads)
+    ),
+    "backward_pre": lambda aggr: aggr.register_full_backward_pre_hook(
+        lambda module, grads: tuple(2 * grad for grad in grads)
+    ),
+    "of all modules": lambda _: torch.nn.modules.module.register_module_forward_hook(thrice),
+    "replaced forward": replace_forward,
+}
+
+
+class InTheMessage(MessagePassing):
+    """Aggregates by a module that is not its own aggregation."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.other = SumAggregation()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        return self.other(inputs, index, dim_size=dim_size, dim=0)
+
+
+WATCHED: dict[str, tuple[Callable[[], MessagePassing], Callable[[Any], Aggregation]]] = {
+    "simple": (lambda: SAGEConv(6, 4), lambda layer: layer.aggr_module),
+    "several": (lambda: SAGEConv(6, 4, ["mean", "std"]), lambda layer: layer.aggr_module),
+    "one of several": (
+        lambda: SAGEConv(6, 4, ["mean", "std"]),
+        lambda layer: layer.aggr_module.aggrs[0],
+    ),
+    "another": (InTheMessage, lambda layer: layer.other),
+}
+
+
+@pytest.mark.parametrize("watch", WATCHES)
+@pytest.mark.parametrize("kind", WATCHED)
+def test_whoever_waits_for_calls_of_an_aggregation_gets_them(
+    kind, watch, x, edge_index, ran, same_as_stock
+):
+    make, aggregation_of = WATCHED[kind]
+    layer = make().double()
+    handle = WATCHES[watch](aggregation_of(layer))
+    try:
+        same_as_stock(layer, x.double().requires_grad_(), edge_index)
+    finally:
+        if handle is not None:
+            handle.remove()
+    reason = "a hook on the aggregation, or a method of its own"
+    assert ran() == {type(layer).__name__: {f"[{reason}]"}}
+    if handle is not None:
+        with pyg_accel.patched():
+            layer(x.double(), edge_index)
+        assert "[" not in "".join(ran()[type(layer).__name__])
+
+
+class Linear(MessagePassing):
+    """A module inside of the message."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr="sum")
+        self.inner = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.inner(x_j)
+
+
+@pytest.mark.parametrize("width", [6, 32])
+@pytest.mark.parametrize("kind", ["full", "full_pre"])
+def test_backward_hooks_inside_of_a_layer_see_the_gradients_of_messages(
+    kind, width, edge_index, ran, same_as_stock
+):
+    layer, seen = Linear(width).double(), []
+    if kind == "full":
+        layer.inner[0].register_full_backward_hook(
+            lambda module, grads, _: (seen.append(grads[0].shape), (2 * grads[0],))[1]
+        )
+    else:
+        layer.inner[0].register_full_backward_pre_hook(
+            lambda module, grads: (seen.append(grads[0].shape), (2 * grads[0],))[1]
+        )
+    x = torch.randn(N, width, dtype=torch.float64, requires_grad=True)
+    same_as_stock(layer, x, edge_index)
+    assert seen == [(90, width)] * 2
+    assert ran() == {"Linear": {"[a backward hook inside of the layer]"}}
+
+
 def test_forward_hooks_of_modules_still_run(x, edge_index):
     layer, seen = SAGEConv(6, 4), []
     layer.register_forward_hook(lambda module, inputs, out: seen.append(type(out)))
@@ -539,6 +645,42 @@ def test_functional_transforms_give_stock_results(x, edge_index, ran):
         torch.testing.assert_close(torch.func.grad(of)(x), expected[0])
         torch.testing.assert_close(torch.func.vmap(torch.func.grad(of))(batch), expected[1])
     assert ran() == {"GINConv": {"[inside a torch.func transform]"}}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SAGEConv(6, 4),
+        lambda: SAGEConv(6, 4, "max"),
+        lambda: GCNConv(6, 4),
+        lambda: GATConv(6, 4, heads=2),
+    ],
+    ids=["mean", "max", "weighted", "attention"],
+)
+def test_gradients_of_many_outputs_at_once_equal_stock(make, x, edge_index, ran):
+    layer = make().double()
+    x = x.double().requires_grad_()
+
+    def batched() -> list[Tensor]:
+        out = layer(x, edge_index).square().sum(0)
+        seeds = torch.eye(len(out), dtype=out.dtype)
+        (together,) = torch.autograd.grad(
+            out, x, seeds, is_grads_batched=True, retain_graph=True, create_graph=True
+        )
+        (twice,) = torch.autograd.grad(together.square().sum(), x, retain_graph=True)
+        mapped = torch.func.vmap(
+            lambda seed: torch.autograd.grad(out, x, seed, retain_graph=True)[0]
+        )(seeds)
+        whole = torch.autograd.functional.jacobian(
+            lambda given: layer(given, edge_index).sum(0), x, vectorize=True
+        )
+        return [together.detach(), twice, mapped, whole]
+
+    expected = batched()
+    with pyg_accel.patched():
+        for one, other in zip(batched(), expected, strict=True):
+            torch.testing.assert_close(one, other)
+    assert "[" not in "".join(ran()[type(layer).__name__])
 
 
 def test_forward_mode_differentiation_gives_stock_results(x, edge_index):

@@ -121,6 +121,10 @@ def unlike(edges: dict[Any, torch.Tensor]) -> dict[str, HeteroConv]:
     shared = SAGEConv(WIDTH, 4, normalize=True)
     hooked = hetero(edges, ALIKE["SAGE"])
     next(iter(hooked.convs.values())).lin_l.register_forward_hook(lambda *_: None)
+    watched, own = hetero(edges, ALIKE["SAGE"]), hetero(edges, ALIKE["SAGE"])
+    next(iter(watched.convs.values())).aggr_module.register_forward_hook(lambda *a: 2 * a[-1])
+    layer = next(iter(own.convs.values()))
+    layer.forward = lambda *args, forward=layer.forward: 2 * forward(*args)
     replaced = hetero(edges, ALIKE["SAGE"])
     for conv in replaced.convs.values():
         conv.lin_r = Linear(WIDTH, 4).double()
@@ -131,6 +135,8 @@ def unlike(edges: dict[Any, torch.Tensor]) -> dict[str, HeteroConv]:
         "one layer for all": hetero(edges, lambda: shared),
         "projected": hetero(edges, lambda: SAGEConv(WIDTH, 4, project=True)),
         "hooks": hooked,
+        "hooks of an aggregation": watched,
+        "a forward of its own": own,
         "a bias of the root": replaced,
         "several aggregations": hetero(edges, lambda: SAGEConv(WIDTH, 4, aggr=["max", "mean"])),
         "widths": hetero(edges, lambda: SAGEConv(WIDTH, next(widths)), aggr="cat"),
@@ -278,6 +284,16 @@ def test_what_the_stacked_kernels_do_not_know_is_a_call_a_relation(
     pyg_accel.reset_report()
     same_as_stock(RGCNConv(NODES, 4, RELATIONS).double(), None, edge_index, edge_type)
     assert sum(row.calls for row in report_of()) == RELATIONS
+
+
+@pytest.mark.parametrize("what", ["hook", "message"])
+def test_whoever_waits_for_calls_of_each_relation_gets_them(same_as_stock, homogeneous, what):
+    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    if what == "hook":
+        layer.aggr_module.register_forward_hook(lambda module, args, out: 2 * out)
+    else:
+        layer.message = lambda x_j, edge_type_ptr: 2 * x_j
+    same_as_stock(layer, *homogeneous)
 
 
 def test_verification_covers_relations(homogeneous, monkeypatch):
