@@ -16,17 +16,11 @@ from pyg_accel.calls import record
 from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO
+from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import compiled
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
-from pyg_accel.patching.lazy import (
-    GRAPHS,
-    LazyTensor,
-    Trace,
-    Unrecognised,
-    is_single_side,
-    saved_tensors_are_hooked,
-)
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.reasons import (
     RECORDED,
@@ -40,6 +34,7 @@ from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
+from pyg_accel.patching.trace import Trace, saved_tensors_are_hooked
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 

@@ -27,7 +27,7 @@ from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
 from pyg_accel.patching.typed import with_pairs_as_sources
 
 if TYPE_CHECKING:
-    from pyg_accel.patching.lazy import Trace
+    from pyg_accel.patching.trace import Trace
 
 __all__ = ["Source", "Weights", "attend"]
 

@@ -23,7 +23,7 @@ from pyg_accel.calls import record
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling
-from pyg_accel.patching.lazy import Trace
+from pyg_accel.patching.trace import Trace
 
 __all__ = ["CompiledTrace", "call", "note", "remember"]
 

@@ -23,8 +23,9 @@ from pyg_accel.matrices import (
     values_of,
 )
 from pyg_accel.memo import Memo
-from pyg_accel.patching.lazy import Unrecognised, Watch
+from pyg_accel.patching.lazy import Unrecognised
 from pyg_accel.patching.sampling import aggregate
+from pyg_accel.patching.trace import Watch
 
 __all__ = ["SparseTrace", "as_edge_index"]
 

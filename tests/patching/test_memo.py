@@ -11,8 +11,8 @@ from torch_geometric.nn import GCN, GCNConv, HGTConv, PDNConv, RGCNConv, SGConv
 
 import pyg_accel
 from pyg_accel.memo import Memo
+from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import accelerate
-from pyg_accel.patching.lazy import GRAPHS
 from pyg_accel.settings import settings
 
 

@@ -14,8 +14,8 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.models import GCN, GraphSAGE
 
 import pyg_accel
+from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import accelerate
-from pyg_accel.patching.lazy import GRAPHS
 
 pytestmark = pytest.mark.usefixtures("always")
 

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from pyg_accel.formula import Operand, operands_of
 from pyg_accel.patching.edge_tensors import name_of, plain_shape, replaced
-from pyg_accel.patching.lazy import NOTHING, LazyTensor, Trace, Unrecognised
+from pyg_accel.patching.lazy import NOTHING, LazyTensor, Unrecognised
 from pyg_accel.patching.rules import concatenation, products, shapes  # noqa: F401 - for their rules
 from pyg_accel.patching.rules.common import NARROW, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
 from pyg_accel.patching.rules.scatter import reduce_over_targets
+from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.typed import Matrices
 
 __all__ = ["apply", "intercept", "reduce_over_targets"]

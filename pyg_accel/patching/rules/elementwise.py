@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape, real
-from pyg_accel.patching.lazy import LazyTensor, Trace, Unrecognised, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.rules.common import (
     RULES,
     Args,
@@ -26,6 +26,7 @@ from pyg_accel.patching.rules.common import (
     with_formula,
     without_idle_rows,
 )
+from pyg_accel.patching.trace import Trace
 
 
 def assign(target: LazyTensor, result: Any) -> LazyTensor:

@@ -1,0 +1,324 @@
+"""One accelerated call: what it gathers, and the kernels that its formulas run on."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
+
+from pyg_accel import ops
+from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
+from pyg_accel.graph import Graph
+from pyg_accel.kept import version_of
+from pyg_accel.ops.csr import graph_of
+from pyg_accel.ops.layout import Layout
+from pyg_accel.ops.messages import messages
+from pyg_accel.patching.attention import Source, Weights, attend
+from pyg_accel.patching.edge_tensors import name_of, plain_shape, real
+from pyg_accel.patching.lazy import (
+    NOTHING,
+    LazyTensor,
+    Unrecognised,
+    is_single_side,
+    rules,
+    running,
+)
+from pyg_accel.patching.sampling import aggregate, in_force
+from pyg_accel.patching.typed import with_pairs_as_sources
+
+__all__ = ["Trace", "Watch", "saved_tensors_are_hooked"]
+
+
+class Watch(TorchFunctionMode):
+    """Sees the torch functions of one accelerated call.
+
+    Attributes:
+        watched: names of the functions that it looks at; the others just run.
+        formulas: what has been run, for the report.
+    """
+
+    watched: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formulas: list[str] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if name_of(func) in self.watched:
+            return self.see(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function that is watched, or something in its place."""
+        raise NotImplementedError
+
+    @staticmethod
+    def active() -> "Watch | None":
+        """Return the innermost one that is on, if one is."""
+        modes = reversed(torch.overrides._get_current_function_mode_stack())
+        return next((mode for mode in modes if isinstance(mode, Watch)), None)
+
+
+class Trace(Watch):
+    """One accelerated call: follows which tensors are gathered by which row of ``edge_index``.
+
+    Attributes:
+        edge_index: the graph that the call was given, as a plain tensor.
+        owner: the tensor that the user holds; its graph is kept for as long as it lives.
+        target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
+            turned round).
+        operands: tensors that formulas refer to by index, rows first.
+        failure: the first reason why this is none for a formula. A message may catch the exception,
+            and TorchScript and others raise one of their own in its place.
+    """
+
+    def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
+        super().__init__()
+        self.edge_index = edge_index
+        self.owner = edge_index if owner is None else owner
+        self.target = 1 if flow == "source_to_target" else 0
+        self.num_edges = edge_index.size(1)
+        self.device = edge_index.device
+        self.failure: Unrecognised | None = None
+        self.operands: list[Tensor] = []
+        self._versions: list[int] = []
+        self._grad, self._hooked = torch.is_grad_enabled(), saved_tensors_are_hooked()
+        self._sides: list[str] = []
+        self.repeated: list[bool] = []  # operand has one row for all targets
+        self.sizes: list[int | None] = [None, None]
+        self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
+
+    def __enter__(self) -> "Trace":
+        super().__enter__()  # type: ignore[no-untyped-call]
+        running.traces.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        running.traces.pop()
+        ordinary = error is None or isinstance(error, Exception)
+        if self.failure is not None and ordinary and error is not self.failure:
+            raise self.failure from error
+
+    def check_modes(self) -> None:
+        """Raise where autograd does not do with all of a message what it did when the call began.
+
+        A formula has gradients for all of its operands or for none. Inside of the ``forward`` of a
+        ``torch.autograd.Function`` they are off as well: its ``backward`` is not ours to replace.
+        """
+        if torch.is_grad_enabled() != self._grad:
+            raise Unrecognised("gradients switched on or off inside of the message")
+        if saved_tensors_are_hooked() != self._hooked:
+            raise Unrecognised("a checkpoint inside of the message")
+
+    watched = frozenset({
+        "index_select", "__getitem__", "unbind", "view", "reshape", "expand", "expand_as",
+        "unsqueeze", "contiguous",
+    })  # fmt: skip
+
+    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Find gathers, follow views of edge_index."""
+        return rules().intercept(self, func, args, kwargs)
+
+    # -- edge_index and its rows -----------------------------------------------------------------
+
+    def follow(self, index: Tensor, row: int) -> None:
+        """Remember that a tensor is row 0 or 1 of edge_index (or a view of it)."""
+        self._rows[id(index)] = (index, row)
+
+    def row_of(self, index: object) -> int | None:
+        """Return which row of edge_index a tensor is, if it is one."""
+        known = self._rows.get(id(index))
+        return None if known is None else known[1]
+
+    def graph(self, num_rows: int, num_cols: int) -> Graph:
+        """Return the CSR form of the graph, from the cache if it can."""
+        try:
+            return graph_of(self.edge_index, num_rows, num_cols, self.target, self.owner)
+        except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
+            raise Unrecognised(str(error), sticky=False) from error
+
+    # -- making lazy tensors ---------------------------------------------------------------------
+
+    def gather(self, source: Tensor, dim: int, row: int) -> Tensor:
+        """``source.index_select(dim, edge_index[row])``, later."""
+        dim = dim % source.dim()
+        known = self.sizes[row]
+        if known is not None and known != source.size(dim):
+            raise Unrecognised("node features of different numbers of rows")
+        self.sizes[row] = source.size(dim)
+        side = "v" if row == self.target else "u"
+        shape = [*source.shape]
+        shape[dim] = self.num_edges
+        # Not even a view where none is needed: an operand that comes twice is known by identity.
+        return self.leaf(side, source.movedim(dim, 0) if dim else source, shape, dim)
+
+    def leaf(
+        self,
+        side: str,
+        operand: Tensor,
+        shape: Sequence[int],
+        edge_dim: int,
+        *,
+        repeated: bool = False,
+    ) -> LazyTensor:
+        """Make a lazy tensor of one operand, rows first."""
+        number = self.add_operand(side, operand, repeated=repeated)
+        return LazyTensor(self, Operand(side, number), shape, edge_dim, operand.dtype)
+
+    def add_operand(self, side: str, operand: Tensor, *, repeated: bool = False) -> int:
+        """Number an operand; one that is known at the same side keeps its number."""
+        for number, known in enumerate(self.operands):
+            if known is operand and (self._sides[number], self.repeated[number]) == (
+                side,
+                repeated,
+            ):
+                return number
+        self.operands.append(operand)
+        self._versions.append(_version(operand))
+        self._sides.append(side)
+        self.repeated.append(repeated)
+        return len(self.operands) - 1
+
+    # -- running formulas ------------------------------------------------------------------------
+
+    def reduce(
+        self, lazy: LazyTensor, reduces: Sequence[str], num_rows: int | None = None
+    ) -> list[Tensor]:
+        """Reduce the messages over the target nodes; the edge dimension becomes the nodes'."""
+        if not set(reduces) <= set(lazy.later.commutes_with):
+            raise Unrecognised(f"'{'+'.join(reduces)}' of messages that are sums")
+        formula, numbers = self._own_numbers(lazy)
+        if num_rows is None:
+            num_rows = self.sizes[self.target] or self._rows_of_side(lazy, "v")
+        if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
+            attended = attend(self, formula, numbers, num_rows)
+            if attended is not None:
+                out, text, waiting = attended
+                self.formulas = [f for f in self.formulas if f != waiting] + [text]
+                return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
+        graph = self.graph_of(num_rows)
+        with torch._C.DisableTorchFunction():
+            operands = self._given(numbers, num_rows)
+            paired = with_pairs_as_sources(formula, operands, self.target, num_rows)
+            if paired is not None:
+                graph, formula, operands = paired
+            operands = [real(t) for t in operands]
+            outs, note = aggregate(graph, formula, operands, reduces)
+        self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
+        return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
+
+    def compute(self, lazy: LazyTensor) -> Tensor:
+        """Write the tensor out: [.., E, ..]."""
+        if lazy.parts is not None:
+            with torch._C.DisableTorchFunction():
+                pieces = [self.compute(p) if isinstance(p, LazyTensor) else p for p in lazy.parts]
+                return torch.cat(pieces, dim=-1)
+        formula, numbers = self._own_numbers(lazy)
+        with torch._C.DisableTorchFunction():
+            if is_single_side(lazy):
+                return self._gathered(formula, numbers).movedim(0, lazy.edge_dim)
+            graph = self.graph_of(self._rows_of_side(lazy, "v"))
+            operands = self._operands(numbers, graph.num_rows)
+            if lazy.summed:
+                out = messages(graph, formula, operands, edge_order=True).view(plain_shape(lazy))
+            else:
+                out = ops.gspmm(graph, formula, operands, reduce="none", edge_order=True)
+        self.formulas.append(f"{formula}")
+        return lazy.later.apply(out).movedim(0, lazy.edge_dim)
+
+    def _gathered(self, formula: Formula, numbers: list[int]) -> Tensor:
+        assert isinstance(formula, Operand)
+        if formula.side == "e":
+            return real(self.operands[numbers[0]])
+        row = self.target if formula.side == "v" else 1 - self.target
+        (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
+        return operand.index_select(0, self.edge_index[row])
+
+    def dot(self, lazy: LazyTensor) -> Tensor:
+        """Sum over the last dimension: [E, ...] without it, written out."""
+        formula, numbers = self._own_numbers(lazy)
+        graph = self.graph_of(self._rows_of_side(lazy, "v"))
+        operands = self._operands(numbers, graph.num_rows)
+        with torch._C.DisableTorchFunction():
+            out: Tensor = ops.gspmm(graph, Sum(formula), operands, reduce="none", edge_order=True)
+        self.formulas.append(f"sum({formula})")
+        return out
+
+    def softmax(self, lazy: Tensor, num_rows: int) -> "LazyTensor":
+        """Normalise scores [E] or [E, H] over the edges of each target, later."""
+        if isinstance(lazy, LazyTensor) and (lazy.later is not NOTHING or lazy.parts is not None):
+            lazy = self.compute(lazy)
+        if not isinstance(lazy, LazyTensor):
+            lazy = self.leaf("e", lazy, lazy.shape, 0)
+        formula, numbers = self._own_numbers(lazy)
+        shape = tuple(plain_shape(lazy))
+        graph = self.graph_of(num_rows)
+        layout = Layout(shape[1:], len(shape) - 1)
+        operands = [real(self.operands[n]) for n in numbers]
+        if not lazy.summed:
+            operands = [layout.fold(t) for t in operands]
+        source = Source(self.owner, self.target, graph, formula, operands,
+                        [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
+        self.formulas.append(source.text())
+        return self.leaf("e", Weights(source), shape, 0)
+
+    def _own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
+        """Renumber the operands of a formula from 0; return the old numbers."""
+        self.check_modes()
+        if lazy.parts is not None:
+            raise Unrecognised("a concatenation that is not the input of a linear layer")
+        numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
+        if any(self._versions[n] != _version(self.operands[n]) for n in numbers):
+            raise Unrecognised("a tensor that the message read was changed in place afterwards")
+        place = {old: new for new, old in enumerate(numbers)}
+        formula = map_operands(lazy.formula, lambda o: Operand(o.side, place[o.index]))
+        return formula, numbers
+
+    def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:
+        return [real(t) for t in self._given(numbers, num_rows)]
+
+    def _given(self, numbers: list[int], num_rows: int) -> list[Tensor]:
+        operands = ((self.operands[n], self.repeated[n]) for n in numbers)
+        return [t.expand(num_rows, *t.shape[1:]) if again else t for t, again in operands]
+
+    def _rows_of_side(self, lazy: LazyTensor, side: str) -> int:
+        row = self.target if side == "v" else 1 - self.target
+        size = self.sizes[row]
+        if size is None:
+            size = self.sizes[1 - row]
+        if size is None:
+            raise Unrecognised("a message without node features")
+        return size
+
+    def graph_of(self, num_rows: int) -> Graph:
+        """Return the graph that a message of this many target nodes runs on."""
+        known = self.sizes[self.target]
+        if known is not None and known != num_rows:
+            raise Unrecognised("a number of target nodes that is not that of their features")
+        source = self.sizes[1 - self.target]
+        return self.graph(num_rows, num_rows if source is None else source)
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether somebody is told of each tensor that is saved: a checkpoint, ``save_on_cpu``."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def _version(operand: Tensor) -> int:
+    """As :func:`version_of`; tensors that wait look after themselves, a compiler's have none."""
+    return version_of(operand) if type(operand) in (Tensor, Parameter) else -1
