@@ -38,7 +38,7 @@ from pyg_accel.patching.trace import Trace, saved_tensors_are_hooked
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "forget", "memoise", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "forget", "memoise", "set_sparse_value", "softmax", "spmm"]
 
 _memo = MEMO
 # Of each layer, by kind of call: why its message is no formula; empty where it is one.
@@ -175,6 +175,11 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
     trace = None if torch.compiler.is_dynamo_compiling() else SparseTrace.active()
     out = trace.multiply(src, other, reduce) if isinstance(trace, SparseTrace) else None
     return function(src, other, reduce) if out is None else out
+
+
+def set_sparse_value(function: Callable[..., Any], adj: Any, value: Tensor) -> Any:
+    """Stand in for the function by which layers return attention weights as a sparse matrix."""
+    return function(adj, real(value))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -12,7 +12,7 @@ and put back by :func:`uninstall`:
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks),
   wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
   :mod:`pyg_accel.memo`.
-* ``softmax`` over target nodes, and ``spmm``.
+* ``softmax`` over target nodes, ``spmm``, and ``set_sparse_value``, which takes no lazy tensors.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
@@ -79,6 +79,7 @@ class Hooks:
         memoise: Callable[..., Any],
         softmax: Callable[..., Any],
         spmm: Callable[..., Any],
+        set_sparse_value: Callable[..., Any],
         remember: Callable[..., Any],
         relations: Callable[..., Any],
         hetero: Callable[..., Any],
@@ -88,7 +89,9 @@ class Hooks:
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
         self.remember, self.embedding = remember, embedding
         self.relations, self.hetero = relations, hetero
-        self.functions = dict.fromkeys(_MEMOISED, memoise) | {"softmax": softmax, "spmm": spmm}
+        self.functions = dict.fromkeys(_MEMOISED, memoise) | {
+            "softmax": softmax, "spmm": spmm, "set_sparse_value": set_sparse_value,
+        }  # fmt: skip
 
 
 def installed() -> bool:

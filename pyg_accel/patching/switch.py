@@ -20,6 +20,7 @@ _HOOKS = seam.Hooks(
     memoise=accelerate.memoise,
     softmax=accelerate.softmax,
     spmm=accelerate.spmm,
+    set_sparse_value=accelerate.set_sparse_value,
     remember=accelerate._pyg_accel_remember,
     relations=relations.forward,
     hetero=hetero.forward,

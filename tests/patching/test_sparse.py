@@ -12,10 +12,12 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.models import GCN, GraphSAGE
+from torch_geometric.utils import to_torch_csc_tensor
 
 import pyg_accel
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import accelerate
+from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -238,3 +240,18 @@ def test_a_matrix_with_columns_beyond_its_size_is_left_to_pyg(report_of):
     trace = accelerate.SparseTrace(accelerate._memo)
     with pytest.raises(accelerate.Unrecognised, match="within"):
         trace.multiply(adj, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_attention_weights_come_back_as_a_matrix(verified):
+    x, edge_index = torch.randn(30, 8), torch.randint(30, (2, 90)).unique(dim=1)
+    adj = to_torch_csc_tensor(edge_index, size=(30, 30)).t()
+    layer = pyg.GATConv(8, 32, heads=2)
+    right, (_, right_weights) = layer(x, edge_index, return_attention_weights=True)
+    settings.verify = verified
+    with pyg_accel.patched():
+        found, (matrix, weights) = layer(x, adj, return_attention_weights=True)
+    assert weights.shape == right_weights.shape
+    torch.testing.assert_close(weights.sum(), right_weights.sum())
+    assert matrix.layout == adj.layout
+    torch.testing.assert_close(found, right)
