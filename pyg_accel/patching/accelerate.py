@@ -30,6 +30,7 @@ from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.reasons import (
     RECORDED,
     call_reasons,
+    data_reasons,
     device_of,
     is_active,
     size_reasons,
@@ -78,7 +79,7 @@ def call(
     given = kwargs
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     known = _declined.get(self, {})
-    reasons = call_reasons(self, edge_index)
+    reasons = data_reasons(edge_index) or call_reasons(self, edge_index)
     if not reasons and key in known:
         reasons = [known[key]]
     if not reasons:
