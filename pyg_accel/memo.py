@@ -9,6 +9,7 @@ runs; but an edge_index that equals one which came out before is replaced by tha
 far cheaper than sorting, and needs no belief in what the function does.
 """
 
+import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -31,6 +32,22 @@ class _Remembered(NamedTuple):
     result: Any
     unchanged: Snapshot  # of the tensors in it
 
+    def fits(self) -> bool:
+        """Whether nobody has changed the result, or asked for gradients of it."""
+        tensors = _tensors(self.result)
+        return self.unchanged.fits(tensors) and not any(t.requires_grad for t in tensors)
+
+    def lend(self) -> Any:
+        """Return the result; with weights of its own if somebody holds these, a cache perhaps.
+
+        An edge_index stays shared, because its graph is known by it.
+        """
+        if type(self.result) is not tuple:
+            return self.result
+        if all(now <= alone for now, alone in zip(_references(self), _ALONE, strict=True)):
+            return self.result
+        return tuple(t.clone() if _is_weight(t) else t for t in self.result)
+
 
 def is_sparse_tensor(value: Any) -> bool:
     """Return whether this is a ``torch_sparse.SparseTensor``, without importing torch_sparse."""
@@ -49,6 +66,38 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (tuple, list)):
         return [t for v in value for t in _tensors(v)]
     return []
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _references(kept: _Remembered) -> tuple[int, int]:
+    """How often Python refers to a result, and to the one of its weights that most do.
+
+    Newer torch counts all of C++ (a graph of autograd, say) as one more, which does not matter.
+    """
+    counts = [
+        sys.getrefcount(t) - (_COUNTS_CPP and t._use_count() > 1)
+        for t in kept.result
+        if _is_weight(t)
+    ]
+    return sys.getrefcount(kept.result), max(counts, default=0)
+
+
+def _counts_cpp() -> bool:
+    """Whether Python's count of a tensor grows with the first reference from C++."""
+    probe = torch.empty(0, device="cpu")
+    before = sys.getrefcount(probe)
+    with torch.enable_grad():
+        graph = probe * torch.empty(0, device="cpu", requires_grad=True)  # keeps the factor
+    return graph.requires_grad and sys.getrefcount(probe) > before
+
+
+_COUNTS_CPP = _counts_cpp()
+_ALONE = _references(
+    _Remembered((torch.empty(0, device="cpu"),), Snapshot(()))
+)  # as the memo itself does
 
 
 def _is_edge_index(value: Any) -> bool:
@@ -103,14 +152,19 @@ class Memo:
             return function(*args, **kwargs)
         if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
             return self._equal_to_known(values, function(*args, **kwargs))
-        key = (function, tuple(kwargs), torch.is_inference_mode_enabled(), *map(_key, values))
+        modes = (
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torch.is_autocast_enabled(tensors[0].device.type),
+        )
+        key = (function, tuple(kwargs), modes, *map(_key, values))
         try:
             known = self._results.find(tensors, key)
         except TypeError:  # an argument that cannot be a key
             return self._equal_to_known(values, function(*args, **kwargs))
-        if known is not None and known.unchanged.fits(_tensors(known.result)):
+        if known is not None and known.fits():
             self._unused = 0
-            return known.result
+            return known.lend()
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
         made = _tensors(result)
         if any(t.is_inference() or t.requires_grad for t in made):

@@ -25,6 +25,7 @@ from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.reasons import (
     RECORDED,
     call_reasons,
+    data_reasons,
     device_of,
     is_active,
     size_reasons,
@@ -74,7 +75,7 @@ def call(
     refuse_training(self)
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     found = _found.get(self, {}).get(key)
-    reasons = call_reasons(self, edge_index)
+    reasons = data_reasons(edge_index) or call_reasons(self, edge_index)
     if found and not reasons:
         reasons = [found]
     if not reasons:

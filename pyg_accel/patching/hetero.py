@@ -52,8 +52,15 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     if len(layers) < 2 or _reasons(self, layers, xs, edges):
         return original(self, xs, edges)
     start, state = time.perf_counter(), random_state(next(iter(xs.values())).device)
+    types = tuple(dict.fromkeys(name for key in layers for name in (key[0], key[-1])))
+    sizes = tuple(xs[name].size(0) for name in types)
+    ends = tuple((types.index(key[0]), types.index(key[-1])) for key in layers)
+    try:
+        relations: Relations = MEMO(_stack, *[edges[key] for key in layers], sizes=sizes, ends=ends)
+    except IndexError:  # ids out of range: PyG raises what PyG raises
+        return original(self, xs, edges)
     with record_choices() as names:
-        out = _all_at_once(layers, xs, edges, mean=self.aggr == "mean")
+        out = _all_at_once(layers, relations, {name: xs[name] for name in types}, self.aggr)
     if settings.verify:
         joined = torch.cat(list(out.values()))
         verify(lambda *given: torch.cat(list(original(*given).values())), self, xs, (edges,), {},
@@ -65,17 +72,15 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
 
 
 def _all_at_once(
-    layers: dict[EdgeType, Any], xs: dict[str, Tensor], edges: dict[EdgeType, Tensor], *, mean: bool
+    layers: dict[EdgeType, Any], relations: Relations, xs: dict[str, Tensor], aggr: str | None
 ) -> dict[str, Tensor]:
-    types = tuple(dict.fromkeys(name for key in layers for name in (key[0], key[-1])))
-    sizes = tuple(xs[name].size(0) for name in types)
-    ends = tuple((types.index(key[0]), types.index(key[-1])) for key in layers)
-    relations: Relations = MEMO(_stack, *[edges[key] for key in layers], sizes=sizes, ends=ends)
+    """Make the calls of all layers; ``xs`` are in the order of the nodes of ``relations``."""
     convs = list(layers.values())
     neighbour, root = _MATRICES[type(convs[0])]
     weight = torch.stack([getattr(conv, neighbour).weight.t() for conv in convs])
-    x, reduce = torch.cat([xs[name] for name in types]), REDUCES[str(convs[0].aggr)]
-    sums = dict(zip(types, relational_spmm(relations, x, weight, reduce=reduce).split(sizes),
+    x, reduce = torch.cat(list(xs.values())), REDUCES[str(convs[0].aggr)]
+    sizes = [features.size(0) for features in xs.values()]
+    sums = dict(zip(xs, relational_spmm(relations, x, weight, reduce=reduce).split(sizes),
                     strict=True))  # fmt: skip
     out = {}
     for name in dict.fromkeys(key[-1] for key in layers):
@@ -86,7 +91,7 @@ def _all_at_once(
             result = result + xs[name] @ own.t()
         if getattr(mine[0], neighbour).bias is not None:
             result = result + torch.stack([getattr(conv, neighbour).bias for conv in mine]).sum(0)
-        out[name] = result / len(mine) if mean else result
+        out[name] = result / len(mine) if aggr == "mean" else result
     return out
 
 

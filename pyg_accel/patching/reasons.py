@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import MessagePassing
 
@@ -19,6 +21,7 @@ __all__ = [
     "RECORDED",
     "WATCHED",
     "call_reasons",
+    "data_reasons",
     "device_of",
     "is_active",
     "is_watched",
@@ -35,6 +38,7 @@ MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched
 _switched_on = 0  # how many patch() without a model are in force
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
+_FAKE = _TorchDispatchModeKey.FAKE
 # Methods that somebody may replace on an instance: they are what its calls run then.
 _METHODS = frozenset({
     "forward", "propagate", "message", "aggregate", "update", "message_and_aggregate", "reduce",
@@ -121,6 +125,12 @@ def transform_reasons() -> list[str]:
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
     return reasons
+
+
+def data_reasons(edge_index: Any) -> list[str]:
+    """Return why a call outside of a compiler must not look at its tensors."""
+    fake = isinstance(edge_index, FakeTensor) or _get_dispatch_mode(_FAKE) is not None
+    return ["tensors without data"] if fake else []
 
 
 def size_reasons(num_edges: int, device: str) -> list[str]:

@@ -52,6 +52,7 @@ def aggregate(
         x.tracer.row_of(index) != x.tracer.target
         or dim % len(plain_shape(x)) != x.edge_dim
         or kwargs
+        or dim_size is None  # as many rows as the largest index says
         or not all(type(m) in _SIMPLE or _is_spread(m) for m in members)
     ):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)

@@ -44,7 +44,10 @@ def forward(
     start, state = time.perf_counter(), random_state(edge_index.device)
     source, target = x if isinstance(x, tuple) else (x, x)
     sizes = (source.size(0), target.size(0), self.num_relations)
-    relations: Relations = MEMO(_stack, edge_index, edge_type, sizes, self.flow)
+    try:
+        relations: Relations = MEMO(_stack, edge_index, edge_type, sizes, self.flow)
+    except IndexError:  # ids out of range: PyG raises what PyG raises
+        return original(self, x, edge_index, edge_type)
     with record_choices() as names:
         out = relational_spmm(relations, source, _weight(self), reduce=REDUCES[str(self.aggr)])
     if self.root is not None:
@@ -83,13 +86,15 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[st
         return ["not a plain edge_index"]
     if type(edge_type) is not Tensor or edge_type.shape != edge_index.shape[1:]:
         reasons.append("no relation for every edge")
-    elif edge_type.is_floating_point() or edge_type.device != edge_index.device:
+    elif edge_type.dtype not in (torch.int32, torch.int64) or edge_type.device != edge_index.device:
         reasons.append("relations that are no ids")
     for side in sides:
         if not isinstance(side, Tensor) or not side.is_floating_point() or side.dim() != 2:
             reasons.append("not features of nodes")
         elif side.dtype != self.weight.dtype or side.device != edge_index.device:
             reasons.append("features of another type or device")
+    if torch.promote_types(self.weight.dtype, torch.get_default_dtype()) != self.weight.dtype:
+        reasons.append("relations are added up in another type than the layer's")
     if not isinstance(self.aggr, str) or self.aggr not in REDUCES:
         reasons.append(f"aggr={self.aggr!r}")
     own = [name for name in _OWN if getattr(type(self), name) is not getattr(RGCNConv, name)]

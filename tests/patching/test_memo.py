@@ -75,6 +75,60 @@ def test_a_result_that_was_changed_in_place_is_computed_anew(counted):
     assert counted.calls == 2
 
 
+def norm(t: Tensor) -> tuple[Tensor, Tensor]:
+    return t + 0, torch.ones(t.size(1))
+
+
+def test_a_result_that_requires_gradients_by_now_is_computed_anew():
+    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
+    memo(norm, edges)[1].requires_grad_()
+    assert not memo(norm, edges)[1].requires_grad
+
+
+def test_results_depend_on_the_default_dtype():
+    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
+    assert memo(norm, edges)[1].dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert memo(norm, edges)[1].dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("hold", [lambda result: result, lambda result: result[1]])
+def test_weights_that_somebody_holds_are_not_given_to_others(hold):
+    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
+    memo(norm, edges)
+    seen = [id(memo(norm, edges)[1]) for _ in range(3)]
+    assert len(set(seen)) == 1, "nobody held them"
+    mine = hold(memo(norm, edges))
+    index, weight = memo(norm, edges)
+    weight.mul_(2)
+    assert torch.equal(mine[1] if type(mine) is tuple else mine, torch.ones(30))
+    assert memo(norm, edges)[0] is index
+
+
+def test_layers_that_cache_their_graph_have_weights_of_their_own(always):
+    x, edges = torch.randn(9, 4), torch.randint(0, 9, (2, 30))
+    one, other = GCNConv(4, 3, cached=True), GCNConv(4, 3, cached=True)
+    with pyg_accel.patched():
+        one(x, edges)
+        before = other(x, edges)
+        one._cached_edge_index[1].mul_(0.5)
+        assert torch.equal(other(x, edges), before)
+
+
+def test_a_model_in_training_finds_the_weights_that_it_had(always, monkeypatch):
+    cloned = []
+    clone = Tensor.clone
+    monkeypatch.setattr(Tensor, "clone", lambda t: (cloned.append(t.shape), clone(t))[1])
+    model, (x, edges) = GCN(4, 8, 3), edges_of()
+    with pyg_accel.patched():
+        for _ in range(3):
+            model(x, edges).sum().backward()
+    assert not cloned
+
+
 def test_a_dead_argument_takes_its_entry_along(counted):
     memo, t = Memo(), torch.arange(4)
     result = weakref.ref(memo(counted, t)[0])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric import utils
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, GraphSAGE, MessagePassing, SAGEConv
@@ -502,6 +503,29 @@ def test_whoever_waits_for_calls_of_an_aggregation_gets_them(
         with pyg_accel.patched():
             layer(x.double(), edge_index)
         assert "[" not in "".join(ran()[type(layer).__name__])
+
+
+class WithoutSize(MessagePassing):
+    """Leaves the number of targets to the aggregation."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def aggregate(self, inputs: Tensor, index: Tensor) -> Tensor:
+        return self.aggr_module(inputs, index)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "std"])
+def test_an_aggregation_without_a_size_has_that_of_stock(aggr, x, same_as_stock):
+    x, edge_index = x.double().requires_grad_(), torch.randint(0, N - 5, (2, 90))
+    same_as_stock(WithoutSize(aggr), x, edge_index)
+
+
+def test_tensors_without_data_take_the_path_of_pyg(ran):
+    with pyg_accel.patched(), FakeTensorMode():
+        layer, edge_index = SAGEConv(6, 4), torch.zeros(2, 50, dtype=torch.long)
+        assert layer(torch.randn(N, 6), edge_index).shape == (N, 4)
+    assert ran() == {"SAGEConv": {"[tensors without data]"}}
 
 
 class Linear(MessagePassing):

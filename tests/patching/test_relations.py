@@ -150,11 +150,50 @@ def test_layers_that_cannot_be_stacked_are_calls_of_their_own(same_as_stock, rep
     assert "HeteroConv" not in {row.layer for row in report_of()}
 
 
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("bad", [-1, 1000])
+def test_ids_out_of_range_raise_what_stock_raises(end, bad, homogeneous):
+    x, edge_index, edge_type = homogeneous
+    xs, edges = typed_graph()
+    wrong = edge_index.clone()
+    wrong[end, 3] = bad
+    key = next(key for key in edges if edges[key].size(1) > 3)
+    edges[key] = edges[key].clone()
+    edges[key][end, 3] = bad
+    calls = [
+        (RGCNConv(WIDTH, 4, RELATIONS).double(), (x, wrong, edge_type)),
+        (hetero(edges, ALIKE["SAGE"]), (xs, edges)),
+    ]
+    for layer, args in calls:
+        with pytest.raises((ValueError, RuntimeError, IndexError)) as stock:
+            layer(*args)
+        with pyg_accel.patched(), pytest.raises(stock.type):
+            layer(*args)
+
+
+def test_relations_that_are_bytes_raise_what_stock_raises(homogeneous):
+    x, edge_index, edge_type = homogeneous
+    layer = RGCNConv(WIDTH, 4, RELATIONS).double()
+    with pytest.raises(RuntimeError):
+        layer(x, edge_index, edge_type.to(torch.uint8))
+    with pyg_accel.patched(), pytest.raises(RuntimeError):
+        layer(x, edge_index, edge_type.to(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_has_the_type_of_stock(dtype, homogeneous):
+    x, edge_index, edge_type = homogeneous
+    layer, x = RGCNConv(WIDTH, 4, RELATIONS).to(dtype), x.detach().to(dtype)
+    expected = layer(x, edge_index, edge_type)
+    with pyg_accel.patched():
+        torch.testing.assert_close(layer(x, edge_index, edge_type), expected, rtol=0.05, atol=0.05)
+
+
 def test_ids_of_another_type_are_refused_when_relations_are_stacked():
     x, edges = typed_graph()
     key = next(key for key in edges if edges[key].size(1) > 3)
     edges[key] = edges[key] + x[key[0]].size(0)
-    with pyg_accel.patched(), pytest.raises(IndexError):
+    with pyg_accel.patched(), pytest.raises((IndexError, RuntimeError, ValueError)):
         hetero(edges, ALIKE["SAGE"])(x, edges)
 
 
@@ -308,7 +347,7 @@ def test_verification_covers_relations(homogeneous, monkeypatch):
 
 def test_relations_out_of_range_are_refused(homogeneous):
     x, edge_index, edge_type = homogeneous
-    with pyg_accel.patched(), pytest.raises(IndexError, match="relation ids"):
+    with pyg_accel.patched(), pytest.raises(RuntimeError, match="out of bounds"):
         RGCNConv(WIDTH, 4, RELATIONS).double()(x, edge_index, edge_type + 50)
 
 
