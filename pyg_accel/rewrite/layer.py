@@ -12,12 +12,14 @@ from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
+from pyg_accel.rewrite.guards import reasons_now, state_of
 from pyg_accel.rewrite.lift import bind, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
 
 __all__ = ["Associated"]
 
 MOST = 16  # decisions a layer keeps
+KINDS = 64  # of calls that it knows
 RECENT = 8  # graphs that a layer knows again
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
@@ -109,7 +111,7 @@ class Associated(torch.nn.Module):
         They have no sizes of their own, so the latest decision serves. It is made anew on what was
         learned of its graph, since compiled code keeps nothing from one call to the next.
         """
-        if sampled or hooks_of(self.conv) or not self.decisions:
+        if sampled or reasons_now(self.conv) or not self.decisions:
             return "layer"
         for known in reversed(self.decisions):
             if known.kind == kind and known.algebra.compiles and known.sampling is None:
@@ -119,7 +121,7 @@ class Associated(torch.nn.Module):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if reasons := hooks_of(self.conv):
+            if reasons := reasons_now(self.conv):
                 raise NotLifted("; ".join(reasons))
             given = bind(self.conv, args, kwargs)
             call = Call(self.conv, given)
@@ -153,8 +155,11 @@ class Associated(torch.nn.Module):
         return decision
 
     def _algebra(self, call: Call) -> tuple[Algebra, dict[str, int]]:
-        """What a call computes, and how wide it is: the same for all calls of a kind."""
-        kinds = tuple(map(_kind, call.given.values()))
+        """What a call computes, and how wide it is: the same for all calls of a kind.
+
+        An option that changed, or a module in another's place, makes calls of another kind.
+        """
+        kinds = state_of(self.conv), *map(_kind, call.given.values())
         found = self._algebras.get(kinds)
         if found is None:
             try:
@@ -162,6 +167,8 @@ class Associated(torch.nn.Module):
                 found = algebra, widths_of(algebra, call)
             except NotLifted as reason:
                 found = str(reason)
+            if len(self._algebras) >= KINDS:
+                self._algebras.clear()
             self._algebras[kinds] = found
         if isinstance(found, str):
             raise NotLifted(found)
@@ -187,14 +194,3 @@ def _kind(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return type(value)
-
-
-def hooks_of(conv: MessagePassing) -> list[str]:
-    """Return why a layer has to be called itself: somebody watches."""
-    return [
-        f"a {kind}" for kind, hooks in (
-            ("forward hook", conv._forward_hooks),
-            ("forward pre-hook", conv._forward_pre_hooks),
-            ("backward hook", conv._backward_hooks),
-        ) if hooks
-    ]  # fmt: skip

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_geometric.nn as nn
+from torch.nn.utils import prune
 
 from pyg_accel import optimize, plan
 
@@ -33,3 +34,127 @@ def test_what_is_kept_of_static_features_knows_the_numbers_in_it(make):
         fast = optimize(conv, x, edge_index, static=("x",))
         agree(fast, conv, x, edge_index)
         agree(fast, conv, x, edge_index)
+
+
+class Linear(nn.MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.lin = torch.nn.Linear(8, 4)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+
+class Doubled(Linear):
+    def propagate(self, edge_index, size=None, **kwargs):
+        return 2 * super().propagate(edge_index, size=size, **kwargs)
+
+
+class DoubledGCN(nn.GCNConv):
+    def propagate(self, edge_index, size=None, **kwargs):
+        return 2 * super().propagate(edge_index, size=size, **kwargs)
+
+
+WATCHERS = {
+    "message": (lambda: nn.SAGEConv(8, 4, aggr="sum"), "register_message_forward_hook"),
+    "propagate": (lambda: nn.SAGEConv(8, 4), "register_propagate_forward_hook"),
+    "aggregate": (lambda: nn.SAGEConv(8, 4), "register_aggregate_forward_hook"),
+    "edge_update": (lambda: nn.GATConv(8, 4), "register_edge_update_forward_hook"),
+}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", WATCHERS)
+def test_hooks_of_message_passing_are_called(name, late):
+    x, edge_index = example()
+    make, register = WATCHERS[name]
+    conv = make()
+    if late:
+        fast = optimize(conv, x, edge_index)
+    getattr(conv, register)(lambda _, given, out: 3 * out)
+    if not late:
+        fast = optimize(conv, x, edge_index)
+    agree(fast, conv, x, edge_index)
+    assert any("forward hook" in reason for reason in plan(fast).layers[0].reasons)
+
+
+def test_hooks_of_the_backward_pass_and_on_inner_modules_are_called():
+    x, edge_index = example()
+    conv = nn.SAGEConv(8, 4)
+    fast = optimize(conv, x, edge_index)
+    called = []
+    conv.register_full_backward_pre_hook(lambda *_: called.append("pre"))
+    conv.lin_l.register_full_backward_hook(lambda *_: called.append("inner"))
+    fast(x.requires_grad_(), edge_index).sum().backward()
+    assert called == ["pre", "inner"]
+
+
+def test_pruning_and_parametrizing_after_rewriting_take_effect():
+    x, edge_index = example()
+    model = nn.GraphSAGE(8, 6, 2)
+    fast = optimize(model, x, edge_index, train=True)
+    prune.random_unstructured(model.convs[0].lin_l, "weight", 0.5)
+    torch.nn.utils.parametrizations.weight_norm(model.convs[1].lin_r)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        fast(x, edge_index).sum().backward()
+        optimizer.step()
+        agree(fast, model, x, edge_index)
+
+
+def test_replaced_modules_and_changed_options_take_effect():
+    x, edge_index = example()
+    model = nn.GraphSAGE(8, 6, 2)
+    fast = optimize(model, x, edge_index)
+    model.convs[0].lin_l = nn.Linear(8, 6)
+    agree(fast, model, x, edge_index)
+    conv = nn.APPNP(3, 0.1)
+    fast = optimize(conv, x, edge_index, static=("x",))
+    conv.alpha, conv.K = 0.5, 2
+    agree(fast, conv, x, edge_index)
+
+
+@pytest.mark.parametrize("make", [Doubled, lambda: DoubledGCN(8, 4)], ids=["own", "subclass"])
+def test_an_own_propagate_is_the_layer_s(make):
+    x, edge_index = example()
+    conv = make()
+    fast = optimize(conv, x, edge_index)
+    agree(fast, conv, x, edge_index)
+    assert "has its own" in plan(fast).layers[0].reasons[0]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_a_message_set_on_the_instance_is_called(late):
+    x, edge_index = example()
+    conv = nn.GCNConv(8, 4)
+    if late:
+        fast = optimize(conv, x, edge_index)
+    conv.message = lambda x_j, edge_weight: 5 * x_j
+    if not late:
+        fast = optimize(conv, x, edge_index)
+    agree(fast, conv, x, edge_index)
+
+
+def test_a_layer_that_was_explained_is_rewritten_again():
+    x, edge_index = example()
+    conv = nn.GCNConv(8, 4)
+    conv.explain = True
+    conv.explain = False
+    assert not plan(conv, x, edge_index).layers[0].reasons
+
+
+def test_function_transforms_see_the_layer():
+    x, edge_index = example()
+    model = nn.GraphSAGE(8, 6, 2)
+    fast = optimize(model, x, edge_index)
+    parameters = dict(model.named_parameters())
+
+    def gradient(module):
+        def loss(given):
+            return torch.func.functional_call(module, given, (x, edge_index)).square().sum()
+
+        return torch.func.grad(loss)(parameters)
+
+    for found, expected in zip(gradient(fast).values(), gradient(model).values(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

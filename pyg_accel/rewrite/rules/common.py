@@ -64,8 +64,6 @@ class Parts:
         self, name: str, layer: Any, rows: str = "F", cols: str = "H", *, heads: int = 1
     ) -> Leaf:
         """Add the weight of a linear layer, as it multiplies from the right: [in, out]."""
-        if getattr(layer, "_forward_hooks", None) or getattr(layer, "_forward_pre_hooks", None):
-            raise NotLifted("a hook on a linear layer")
         return self.leaf(Leaf(name, rows, cols, "weight", heads), lambda call: layer.weight.t())
 
     def affine(self, name: str, layer: Any, x: Leaf, heads: int, *, cols: str = "H") -> Expr:

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch_geometric.nn import Linear, MessagePassing
 
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
+from pyg_accel.rewrite.guards import RENDERED, is_rendered
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Map
 from pyg_accel.rewrite.matrices import Matrix, plain
 from pyg_accel.rewrite.rules.common import Parts, add, edges, inverse_count, need_sum_or_mean
@@ -39,6 +40,9 @@ def written(conv: Any, call: Call) -> Algebra:
         raise NotLifted(f"no lifting rule for {cls.__name__} on a bipartite graph")
     for name in _FIXED:
         if getattr(cls, name) is not getattr(MessagePassing, name):
+            raise NotLifted(f"{cls.__name__} has its own {name}")
+    for name in RENDERED:
+        if not is_rendered(getattr(cls, name), cls):
             raise NotLifted(f"{cls.__name__} has its own {name}")
     mean = need_sum_or_mean(conv)
     weighted = _read_message(conv)
