@@ -10,7 +10,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.patching.reasons import transform_reasons
 from pyg_accel.patching.seam import hook_reasons
 
-__all__ = ["METHODS", "RENDERED", "is_rendered", "reasons_now", "state_of"]
+__all__ = ["METHODS", "RENDERED", "identity_of", "is_rendered", "reasons_now", "state_of"]
 
 # What a class, or an instance, that has one of its own may compute otherwise.
 METHODS = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate")
@@ -67,6 +67,11 @@ def state_of(conv: MessagePassing) -> Hashable:
         item for item in vars(conv).items() if type(item[1]) in _PLAIN and item[0] != "training"
     ]
     return tuple(options), tuple(map(id, _inside(conv)))
+
+
+def identity_of(conv: MessagePassing) -> tuple[int, ...]:
+    """Return what changes whenever an attribute or a module of a layer is another object."""
+    return tuple([id(value) for module in _inside(conv) for value in vars(module).values()])
 
 
 def _inside(conv: torch.nn.Module) -> list[torch.nn.Module]:

@@ -11,8 +11,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
+from pyg_accel.rewrite.copies import Twins, give_back
 from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
-from pyg_accel.rewrite.guards import reasons_now, state_of
+from pyg_accel.rewrite.guards import identity_of, reasons_now, state_of
 from pyg_accel.rewrite.lift import bind, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
 
@@ -33,11 +34,13 @@ class Associated(torch.nn.Module):
     A call that cannot be lifted is made by the layer itself.
 
     Attributes:
-        conv: the layer.
+        source: the layer.
+        conv: its twin, which differs in its mode alone.
         decisions: what was decided so far, the latest last.
         reasons: why calls were left to the layer.
     """
 
+    source: MessagePassing
     conv: MessagePassing
 
     def __init__(self, conv: MessagePassing, options: Options) -> None:
@@ -45,8 +48,11 @@ class Associated(torch.nn.Module):
         super().__init__()
         own = vars(self)
         own["_parameters"], own["_buffers"] = conv._parameters, conv._buffers
-        own["_modules"] = conv._modules
-        own["conv"] = conv  # not a child: names of parameters stay what they are
+        own["_non_persistent_buffers_set"] = conv._non_persistent_buffers_set
+        twins = Twins()
+        own["source"], own["conv"] = conv, twins(conv)  # no children: names stay what they are
+        own["_modules"] = self.conv._modules
+        self._twins = twins
         self.training = conv.training
         self.options = options
         self.decisions: list[Decision] = []
@@ -59,21 +65,39 @@ class Associated(torch.nn.Module):
         self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
         self._unseen = 0
+        self._seen: tuple[int, ...] = ()
+
+    def _look(self) -> list[str]:
+        """Bring the twin up to date; return why it has to be called itself."""
+        seen = identity_of(self.source)
+        if seen != self._seen:
+            self._twins(self.source)
+            self._seen = seen
+        return reasons_now(self.conv)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be found again: functions that belong to this very layer."""
         state = dict(vars(self))
-        for name in ("_algebras", "_compiled", "_defaults", "_recent", "_unseen"):
+        for name in (
+            "_algebras",
+            "_compiled",
+            "_defaults",
+            "_recent",
+            "_unseen",
+            "_seen",
+            "_twins",
+        ):
             state.pop(name)
         return state | {"decisions": [], "reasons": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start with the same layer and no decisions."""
         vars(self).update(state)
+        self._twins = Twins.of(self.source, self.conv)
         self._start()
 
     def train(self, mode: bool = True) -> "Associated":
-        """Set the mode of the layer too."""
+        """Set the mode of the twin too."""
         super().train(mode)
         self.conv.training = mode
         return self
@@ -111,7 +135,7 @@ class Associated(torch.nn.Module):
         They have no sizes of their own, so the latest decision serves. It is made anew on what was
         learned of its graph, since compiled code keeps nothing from one call to the next.
         """
-        if sampled or reasons_now(self.conv) or not self.decisions:
+        if sampled or self._look() or not self.decisions:
             return "layer"
         for known in reversed(self.decisions):
             if known.kind == kind and known.algebra.compiles and known.sampling is None:
@@ -121,15 +145,19 @@ class Associated(torch.nn.Module):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if reasons := reasons_now(self.conv):
+            if reasons := self._look():
                 raise NotLifted("; ".join(reasons))
             given = bind(self.conv, args, kwargs)
             call = Call(self.conv, given)
             decision = self.decision(call)
         except NotLifted as reason:
             self.reasons[str(reason)] = self.reasons.get(str(reason), 0) + 1
-            return self.conv(*args, **kwargs)
-        return decision.program.run(call)
+            out = self.conv(*args, **kwargs)
+        else:
+            out = decision.program.run(call)
+        if give_back(self.conv, self.source):  # what the layer caches, say
+            self._seen = identity_of(self.source)
+        return out
 
     def decision(self, call: Call) -> Decision:
         """Return what to do with a call: what was decided before, if it holds.

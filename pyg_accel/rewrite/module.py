@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pyg_accel.rewrite.copies import with_embeddings
 from pyg_accel.rewrite.layer import Associated
 
 __all__ = ["Rewritten"]
@@ -129,7 +130,7 @@ def _complete(made: Rewritten, model: torch.nn.Module) -> None:
     """Add modules and parameters that no call refers to: they have names, and may be loaded."""
     for path, module in model.named_modules():
         if not _has(made, path):
-            made.add_submodule(path, module)
+            made.add_submodule(path, with_embeddings(module))
     for name, parameter in model.named_parameters():
         if not _has(made, name):
             _put(made, name, parameter)

@@ -158,3 +158,43 @@ def test_function_transforms_see_the_layer():
 
     for found, expected in zip(gradient(fast).values(), gradient(model).values(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gnn = nn.GAT(8, 6, 2, dropout=0.5)
+
+    def forward(self, x, edge_index):
+        if x.sum() > 1e9:
+            return x
+        return self.gnn(x, edge_index)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["read", "whole"])
+def test_modes_are_each_their_own(whole):
+    x, edge_index = example()
+    model = Branching() if whole else nn.GAT(8, 6, 2, dropout=0.5)
+    model.train()
+    fast = optimize(model, x, edge_index)
+    fast.eval()
+    assert all(module.training for module in model.modules())
+    model.train()
+    assert not any(module.training for module in fast.modules())
+    assert torch.equal(fast(x, edge_index), fast(x, edge_index))
+    fast.train()
+    model.eval()
+    agree(model, model, x, edge_index)
+    assert not torch.equal(fast(x, edge_index), fast(x, edge_index))
+
+
+def test_modes_inside_of_layers_are_each_their_own():
+    x, edge_index = example()
+    conv = nn.GINConv(nn.MLP([8, 8, 8], dropout=0.5))
+    fast = optimize(conv, x, edge_index)
+    fast.eval()
+    assert conv.nn.norms[0].training
+    agree(fast, fast, x, edge_index)
+    for module in fast.modules():
+        if not isinstance(module, torch.nn.BatchNorm1d):
+            module.train()
