@@ -273,7 +273,7 @@ def scale_rows(diagonal: Tensor | float, data: Tensor | CBSR, leaf: Leaf) -> Ten
         values = scale_rows(diagonal, data.values, leaf)
         assert isinstance(values, Tensor)
         return CBSR(values, data.indices, data.width)
-    if isinstance(diagonal, float):
+    if isinstance(diagonal, (int, float)):
         return data * diagonal**leaf.power
     if leaf.power > 1:
         diagonal = diagonal.pow(leaf.power)

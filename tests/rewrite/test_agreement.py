@@ -198,3 +198,22 @@ def test_modes_inside_of_layers_are_each_their_own():
     for module in fast.modules():
         if not isinstance(module, torch.nn.BatchNorm1d):
             module.train()
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [nn.APPNP(3, 0), nn.APPNP(3, 1), nn.APPNP(0, 0.5), nn.SSGConv(8, 4, 1, K=2),
+     nn.SSGConv(8, 4, 0.1, K=0)],
+    ids=str,
+)  # fmt: skip
+def test_whole_numbers_and_no_hops(conv):
+    x, edge_index = example()
+    agree(optimize(conv, x, edge_index), conv, x, edge_index)
+
+
+@pytest.mark.parametrize("rows", [N, N - 10])
+def test_a_reverse_flow_between_two_sets_of_nodes(rows):
+    x, edge_index = example()
+    y = torch.randn(rows, 8)
+    conv = nn.SAGEConv((8, 8), 4, flow="target_to_source", root_weight=rows == N)
+    agree(optimize(conv, (x, y), edge_index), conv, (x, y), edge_index)

@@ -84,7 +84,7 @@ class Parts:
 
     def number(self, name: str, value: float) -> Leaf:
         """Add a number, as the diagonal that multiplies with it."""
-        return self.leaf(Leaf(name, "N", "N", "diagonal", number=True), lambda call: value)
+        return self.leaf(Leaf(name, "N", "N", "diagonal", number=True), lambda call: float(value))
 
     def bias(self, name: str, holder: Any, cols: str = "H") -> tuple[Leaf, ...]:
         """Add ``holder.bias``, if there is one."""
