@@ -1,5 +1,8 @@
 """What else a rewritten model shares with the plain one: options, hooks, modes, buffers, errors."""
 
+import copy
+import io
+
 import pytest
 import torch
 import torch_geometric.nn as nn
@@ -217,3 +220,70 @@ def test_a_reverse_flow_between_two_sets_of_nodes(rows):
     y = torch.randn(rows, 8)
     conv = nn.SAGEConv((8, 8), 4, flow="target_to_source", root_weight=rows == N)
     agree(optimize(conv, (x, y), edge_index), conv, (x, y), edge_index)
+
+
+class Holder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.SAGEConv(8, 2)
+        self.c = nn.SAGEConv(8, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.d = self.c
+        self.register_buffer("mean", torch.randn(8))
+        self.register_buffer("unread", torch.randn(3))
+        self.register_buffer("hidden", torch.randn(3), persistent=False)
+        self.scale = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x, edge_index):
+        x = self.norm(self.c(x - self.mean, edge_index)).relu() @ torch.eye(8)
+        return self.d(x, edge_index)
+
+
+class Around(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(8, 2)
+        self.inner = Holder()
+
+    def forward(self, x, edge_index):
+        return self.head(self.inner(x, edge_index))
+
+
+class Unread(Around):
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index) if x.sum() < 1e9 else x
+
+
+def restored(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("change", [lambda m: m, copy.deepcopy, restored],
+                         ids=["made", "copied", "loaded"])  # fmt: skip
+@pytest.mark.parametrize("make", [Holder, Around, Unread, lambda: nn.GCNConv(8, 4)],
+                         ids=["flat", "nested", "whole", "layer"])  # fmt: skip
+def test_the_state_has_the_same_names_in_the_same_order(make, change):
+    x, edge_index = example()
+    model = make().eval()
+    fast = change(optimize(model, x, edge_index))
+    assert list(fast.state_dict()) == list(model.state_dict())
+    other = make().eval()
+    fast.load_state_dict(other.state_dict())
+    agree(fast, other, x, edge_index)
+    assert plan(fast).layers
+
+
+def test_buffers_that_code_reads_are_shared():
+    x, edge_index = example()
+    model = Around().eval()
+    fast = optimize(model, x, edge_index)
+    model.inner.mean = torch.ones(8)
+    agree(fast, model, x, edge_index)
+    assert {n for n, _ in fast.named_buffers()} == {n for n, _ in model.named_buffers()}
+    model = Holder()
+    fast = optimize(model, x, edge_index)
+    model.double()
+    assert fast.mean.dtype == torch.float64
