@@ -64,6 +64,7 @@ class Associated(torch.nn.Module):
         self._compiled: dict[str, Program] = {}
         self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
+        self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
         self._unseen = 0
         self._seen: tuple[int, ...] = ()
 
@@ -149,12 +150,10 @@ class Associated(torch.nn.Module):
                 raise NotLifted("; ".join(reasons))
             given = bind(self.conv, args, kwargs)
             call = Call(self.conv, given)
-            decision = self.decision(call)
-        except NotLifted as reason:
+            out = self._cast(self.decision(call).program.run(call), call)
+        except NotLifted as reason:  # a rule may find out when it looks at values
             self.reasons[str(reason)] = self.reasons.get(str(reason), 0) + 1
             out = self.conv(*args, **kwargs)
-        else:
-            out = decision.program.run(call)
         if give_back(self.conv, self.source):  # what the layer caches, say
             self._seen = identity_of(self.source)
         return out
@@ -181,6 +180,17 @@ class Associated(torch.nn.Module):
                                  sampling=sampling)  # fmt: skip
         self.decisions = [*self.decisions[1 - MOST :], decision]
         return decision
+
+    def _cast(self, out: Any, call: Call) -> Any:
+        """Return what the program computed in the precision that the layer computes it in."""
+        if not isinstance(out, Tensor):
+            return out
+        kind = _precision(call)
+        if len(set(kind)) == 1:
+            return out
+        if kind not in self._dtypes:
+            self._dtypes[kind] = dtype_of(self.conv, call)
+        return out.to(self._dtypes[kind])
 
     def _algebra(self, call: Call) -> tuple[Algebra, dict[str, int]]:
         """What a call computes, and how wide it is: the same for all calls of a kind.
@@ -222,3 +232,49 @@ def _kind(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return type(value)
+
+
+def _precision(call: Call) -> tuple[torch.dtype, ...]:
+    """The precisions that meet in a call: PyG's order of products says which one comes out."""
+    given = (t for value in call.given.values()
+             for t in (value if isinstance(value, (tuple, list)) else (value,)))  # fmt: skip
+    found = [t.dtype for t in given if isinstance(t, Tensor) and t.is_floating_point()]
+    found += [p.dtype for p in call.conv.parameters() if p.is_floating_point()]
+    if torch.is_autocast_enabled(call.x.device.type):
+        found.append(torch.get_autocast_dtype(call.x.device.type))
+    return tuple(dict.fromkeys(found))
+
+
+def dtype_of(conv: MessagePassing, call: Call) -> torch.dtype:
+    """Return the precision that a layer computes in, by a call of it on one node.
+
+    Raises:
+        NotLifted: if it cannot be called so.
+    """
+    entries = call.edge_index.size(1)
+
+    def first(name: str, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(first(name, v) for v in value)
+        if value is call.edge_index:
+            return value[:, :1] * 0
+        if isinstance(value, Tensor) and value.dim():
+            edges_too = name.startswith("edge") or value.size(0) == entries
+            return value[: min(1, entries) if edges_too else 1].detach()
+        return (1, 1) if name == "size" and value is not None else value
+
+    modes = [(module, module.training) for module in conv.modules()]
+    cached = {name: v for name, v in vars(conv).items() if name.startswith("_cached")}
+    conv.eval()
+    try:
+        with torch.no_grad():
+            out = conv(**{name: first(name, value) for name, value in call.given.items()})
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise NotLifted(f"several precisions: {error}") from None
+    finally:
+        vars(conv).update(cached)
+        for module, mode in modes:
+            module.training = mode
+    if not isinstance(out, Tensor):
+        raise NotLifted("several precisions")
+    return out.dtype

@@ -287,3 +287,79 @@ def test_buffers_that_code_reads_are_shared():
     fast = optimize(model, x, edge_index)
     model.double()
     assert fast.mean.dtype == torch.float64
+
+
+class Filter(Linear):
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=self.lin(x), edge_attr=edge_attr)
+
+    def message(self, x_j, edge_attr):
+        return edge_attr * x_j
+
+
+class Scaled(Linear):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(4))
+
+    def message(self, x_j):
+        return self.scale * x_j
+
+
+class Arguments(Linear):
+    def message(self, x_j, index, ptr, dim_size):
+        return 2 * x_j * (index.view(-1, 1) + dim_size)
+
+
+class Constant(Linear):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x)) @ torch.eye(4)
+
+    def message(self, x_j):
+        return 2 * x_j
+
+
+@pytest.mark.parametrize(("make", "reason"), [
+    (Filter, "more than one weight an edge"), (Scaled, "more than one weight an edge"),
+    (Arguments, ""), (Constant, "makes tensors of its own"),
+])  # fmt: skip
+def test_layers_of_users_are_rewritten_or_left_alone(make, reason):
+    x, edge_index = example()
+    args = (x, edge_index, torch.rand(E, 4))[: 3 if make is Filter else 2]
+    conv = make()
+    fast = optimize(conv, *args)
+    agree(fast, conv, *args)
+    found = plan(fast).layers[0].reasons
+    assert reason in found[0] if reason else not found
+
+
+@pytest.mark.parametrize("make", [nn.GCNConv, nn.TAGConv, nn.SAGEConv, nn.GATConv, nn.GraphConv,
+                                  lambda i, o: nn.ChebConv(i, o, 3)])  # fmt: skip
+def test_precision_is_that_of_the_layer(make):
+    x, edge_index = example()
+    conv = make(8, 4)
+    fast = optimize(conv, x, edge_index)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, expected = fast(x, edge_index), conv(x, edge_index)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+def test_weights_of_edges_may_be_more_precise():
+    x, edge_index = example()
+    conv, weight = nn.GCNConv(8, 4), torch.rand(E, dtype=torch.float64)
+    fast = optimize(conv, x, edge_index, weight)
+    found, expected = fast(x, edge_index, weight), conv(x, edge_index, weight)
+    assert found.dtype == expected.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_edge_types_out_of_range_are_the_layer_s_to_refuse():
+    x, edge_index = example()
+    conv, types = nn.RGCNConv(8, 4, 3), torch.randint(3, (E,))
+    fast = optimize(conv, x, edge_index, types)
+    types = types + 2
+    with pytest.raises((IndexError, RuntimeError, ValueError)) as expected:
+        conv(x, edge_index, types)
+    with pytest.raises(expected.type):
+        fast(x, edge_index, types)
