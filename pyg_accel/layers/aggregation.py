@@ -160,7 +160,7 @@ def aggregate(
     """
     start = _now()
     pair = (x, x) if isinstance(x, (Tensor, CBSR)) else tuple(x)
-    features = pair[0 if conv.flow == "source_to_target" else 1]
+    features = pair[0]  # whatever the flow, as PyG's propagate has it
     reasons = pyg_reasons(conv, features, edge_index)
     if reasons:
         dense = written_out(x) if isinstance(x, (Tensor, CBSR)) else _both_written_out(pair)
@@ -231,7 +231,7 @@ def _sizes(pair: tuple[Features | None, ...], size: Any, flow: str) -> tuple[int
             raise ValueError(f"expected features of {counts[side]} nodes on side {side} of the "
                              f"graph (got {num_nodes(features)})")  # fmt: skip
         counts[side] = num_nodes(features)
-    source, target = counts if flow == "source_to_target" else counts[::-1]
+    source, target = counts if flow == "source_to_target" else (counts[0], counts[0])
     if source is None:
         raise ValueError("expected features of the nodes that messages come from (got None)")
     return source, source if target is None else target

@@ -87,12 +87,10 @@ class MaxKSAGEConv(SAGEConv):
             x = (compress(self.lin(written_out(x[0])), self.k), x[1])
         else:
             x = compress_both(x, self.k)
-        side = 0 if self.flow == "source_to_target" else 1
         lin = self.lin_l
-        if is_plain(lin) and multiplies_first(self, x[side], edge_index, self.out_channels):
-            product = linear_map(x[side], lin.weight)
-            out = aggregate(self, (product, x[1]) if side == 0 else (x[0], product),
-                            edge_index, size)  # fmt: skip
+        if is_plain(lin) and multiplies_first(self, x[0], edge_index, self.out_channels):
+            product = linear_map(x[0], lin.weight)
+            out = aggregate(self, (product, x[1]), edge_index, size)
             out = out if lin.bias is None else out + lin.bias
         else:
             out = lin(aggregate(self, x, edge_index, size))

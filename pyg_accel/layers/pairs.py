@@ -15,6 +15,7 @@ from torch.nn import Dropout, Identity, Module
 from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing, Sequential
 
+from pyg_accel.layers.names import keep_names
 from pyg_accel.layers.swaps import Swap, swap, why_not
 
 __all__ = ["swap_pairs"]
@@ -78,10 +79,7 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
         return model, swaps
     graph.lint()
     swapped = fx.GraphModule(model, graph, type(model).__name__)
-    for name, module in model.named_modules():  # those that the forward does not use
-        parent, _, own = name.rpartition(".")
-        if own and not hasattr(swapped.get_submodule(parent), own):
-            swapped.get_submodule(parent).add_module(own, module)
+    keep_names(swapped, model)
     return swapped, swaps
 
 

@@ -61,6 +61,8 @@ class Call:
             rows = size[1]
         self.num_rows: int = self.num_cols if rows is None else rows
         self.target = 1 if conv.flow == "source_to_target" else 0
+        if self.target == 0:  # PyG's propagate gathers from the first, and returns as many
+            self.num_rows = self.num_cols
         if self.target == 0 and size is not None:
             raise NotLifted("a size together with the flow 'target_to_source'")
 

@@ -11,13 +11,16 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
+from pyg_accel.rewrite.copies import Twins, give_back
 from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
+from pyg_accel.rewrite.guards import identity_of, reasons_now, state_of
 from pyg_accel.rewrite.lift import bind, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
 
 __all__ = ["Associated"]
 
 MOST = 16  # decisions a layer keeps
+KINDS = 64  # of calls that it knows
 RECENT = 8  # graphs that a layer knows again
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
@@ -31,11 +34,13 @@ class Associated(torch.nn.Module):
     A call that cannot be lifted is made by the layer itself.
 
     Attributes:
-        conv: the layer.
+        source: the layer.
+        conv: its twin, which differs in its mode alone.
         decisions: what was decided so far, the latest last.
         reasons: why calls were left to the layer.
     """
 
+    source: MessagePassing
     conv: MessagePassing
 
     def __init__(self, conv: MessagePassing, options: Options) -> None:
@@ -43,8 +48,11 @@ class Associated(torch.nn.Module):
         super().__init__()
         own = vars(self)
         own["_parameters"], own["_buffers"] = conv._parameters, conv._buffers
-        own["_modules"] = conv._modules
-        own["conv"] = conv  # not a child: names of parameters stay what they are
+        own["_non_persistent_buffers_set"] = conv._non_persistent_buffers_set
+        twins = Twins()
+        own["source"], own["conv"] = conv, twins(conv)  # no children: names stay what they are
+        own["_modules"] = self.conv._modules
+        self._twins = twins
         self.training = conv.training
         self.options = options
         self.decisions: list[Decision] = []
@@ -56,22 +64,41 @@ class Associated(torch.nn.Module):
         self._compiled: dict[str, Program] = {}
         self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
+        self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
         self._unseen = 0
+        self._seen: tuple[int, ...] = ()
+
+    def _look(self) -> list[str]:
+        """Bring the twin up to date; return why it has to be called itself."""
+        seen = identity_of(self.source)
+        if seen != self._seen:
+            self._twins(self.source)
+            self._seen = seen
+        return reasons_now(self.conv)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be found again: functions that belong to this very layer."""
         state = dict(vars(self))
-        for name in ("_algebras", "_compiled", "_defaults", "_recent", "_unseen"):
+        for name in (
+            "_algebras",
+            "_compiled",
+            "_defaults",
+            "_recent",
+            "_unseen",
+            "_seen",
+            "_twins",
+        ):
             state.pop(name)
         return state | {"decisions": [], "reasons": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start with the same layer and no decisions."""
         vars(self).update(state)
+        self._twins = Twins.of(self.source, self.conv)
         self._start()
 
     def train(self, mode: bool = True) -> "Associated":
-        """Set the mode of the layer too."""
+        """Set the mode of the twin too."""
         super().train(mode)
         self.conv.training = mode
         return self
@@ -109,7 +136,7 @@ class Associated(torch.nn.Module):
         They have no sizes of their own, so the latest decision serves. It is made anew on what was
         learned of its graph, since compiled code keeps nothing from one call to the next.
         """
-        if sampled or hooks_of(self.conv) or not self.decisions:
+        if sampled or self._look() or not self.decisions:
             return "layer"
         for known in reversed(self.decisions):
             if known.kind == kind and known.algebra.compiles and known.sampling is None:
@@ -119,15 +146,17 @@ class Associated(torch.nn.Module):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if reasons := hooks_of(self.conv):
+            if reasons := self._look():
                 raise NotLifted("; ".join(reasons))
             given = bind(self.conv, args, kwargs)
             call = Call(self.conv, given)
-            decision = self.decision(call)
-        except NotLifted as reason:
+            out = self._cast(self.decision(call).program.run(call), call)
+        except NotLifted as reason:  # a rule may find out when it looks at values
             self.reasons[str(reason)] = self.reasons.get(str(reason), 0) + 1
-            return self.conv(*args, **kwargs)
-        return decision.program.run(call)
+            out = self.conv(*args, **kwargs)
+        if give_back(self.conv, self.source):  # what the layer caches, say
+            self._seen = identity_of(self.source)
+        return out
 
     def decision(self, call: Call) -> Decision:
         """Return what to do with a call: what was decided before, if it holds.
@@ -152,9 +181,23 @@ class Associated(torch.nn.Module):
         self.decisions = [*self.decisions[1 - MOST :], decision]
         return decision
 
+    def _cast(self, out: Any, call: Call) -> Any:
+        """Return what the program computed in the precision that the layer computes it in."""
+        if not isinstance(out, Tensor):
+            return out
+        kind = _precision(call)
+        if len(set(kind)) == 1:
+            return out
+        if kind not in self._dtypes:
+            self._dtypes[kind] = dtype_of(self.conv, call)
+        return out.to(self._dtypes[kind])
+
     def _algebra(self, call: Call) -> tuple[Algebra, dict[str, int]]:
-        """What a call computes, and how wide it is: the same for all calls of a kind."""
-        kinds = tuple(map(_kind, call.given.values()))
+        """What a call computes, and how wide it is: the same for all calls of a kind.
+
+        An option that changed, or a module in another's place, makes calls of another kind.
+        """
+        kinds = state_of(self.conv), *map(_kind, call.given.values())
         found = self._algebras.get(kinds)
         if found is None:
             try:
@@ -162,6 +205,8 @@ class Associated(torch.nn.Module):
                 found = algebra, widths_of(algebra, call)
             except NotLifted as reason:
                 found = str(reason)
+            if len(self._algebras) >= KINDS:
+                self._algebras.clear()
             self._algebras[kinds] = found
         if isinstance(found, str):
             raise NotLifted(found)
@@ -189,12 +234,47 @@ def _kind(value: Any) -> Any:
     return type(value)
 
 
-def hooks_of(conv: MessagePassing) -> list[str]:
-    """Return why a layer has to be called itself: somebody watches."""
-    return [
-        f"a {kind}" for kind, hooks in (
-            ("forward hook", conv._forward_hooks),
-            ("forward pre-hook", conv._forward_pre_hooks),
-            ("backward hook", conv._backward_hooks),
-        ) if hooks
-    ]  # fmt: skip
+def _precision(call: Call) -> tuple[torch.dtype, ...]:
+    """The precisions that meet in a call: PyG's order of products says which one comes out."""
+    given = (t for value in call.given.values()
+             for t in (value if isinstance(value, (tuple, list)) else (value,)))  # fmt: skip
+    found = [t.dtype for t in given if isinstance(t, Tensor) and t.is_floating_point()]
+    found += [p.dtype for p in call.conv.parameters() if p.is_floating_point()]
+    if torch.is_autocast_enabled(call.x.device.type):
+        found.append(torch.get_autocast_dtype(call.x.device.type))
+    return tuple(dict.fromkeys(found))
+
+
+def dtype_of(conv: MessagePassing, call: Call) -> torch.dtype:
+    """Return the precision that a layer computes in, by a call of it on one node.
+
+    Raises:
+        NotLifted: if it cannot be called so.
+    """
+    entries = call.edge_index.size(1)
+
+    def first(name: str, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(first(name, v) for v in value)
+        if value is call.edge_index:
+            return value[:, :1] * 0
+        if isinstance(value, Tensor) and value.dim():
+            edges_too = name.startswith("edge") or value.size(0) == entries
+            return value[: min(1, entries) if edges_too else 1].detach()
+        return (1, 1) if name == "size" and value is not None else value
+
+    modes = [(module, module.training) for module in conv.modules()]
+    cached = {name: v for name, v in vars(conv).items() if name.startswith("_cached")}
+    conv.eval()
+    try:
+        with torch.no_grad():
+            out = conv(**{name: first(name, value) for name, value in call.given.items()})
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise NotLifted(f"several precisions: {error}") from None
+    finally:
+        vars(conv).update(cached)
+        for module, mode in modes:
+            module.training = mode
+    if not isinstance(out, Tensor):
+        raise NotLifted("several precisions")
+    return out.dtype

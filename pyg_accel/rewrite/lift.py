@@ -13,6 +13,7 @@ from typing import Any
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
+from pyg_accel.rewrite.guards import reasons_now
 from pyg_accel.rewrite.registry import rule_of
 from pyg_accel.rewrite.rules import written
 
@@ -41,10 +42,8 @@ def lift(conv: MessagePassing, call: Call) -> Algebra:
     Raises:
         NotLifted: with the reason.
     """
-    if conv.decomposed_layers > 1:
-        raise NotLifted("decomposed_layers > 1")
-    if conv.explain:
-        raise NotLifted("an explainer is active")
+    if reasons := reasons_now(conv):
+        raise NotLifted("; ".join(reasons))
     rule, reason = rule_of(type(conv))  # type: ignore[arg-type]
     if rule is not None:
         return rule(conv, call)

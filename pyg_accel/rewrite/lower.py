@@ -1,5 +1,6 @@
 """Runs association trees: every primitive becomes a call of :mod:`pyg_accel.ops` or of torch."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -74,6 +75,7 @@ class Program:
         kept = {i for i in same if i is tree or any(i in node.args for node in changing)}
         folded = folded_nodes(tree)
         self._kept = [item in kept for item in self._items]
+        self._numbers = [_numbers(item, items) if item in kept else () for item in self._items]
         self._folded = [item in folded for item in self._items]
 
     def run(self, call: Call) -> Tensor:
@@ -109,7 +111,10 @@ class _Run:
             owners.append(self.call.x)
         if _reads(node, "Y") and self.call.x_dst is not None:
             owners.append(self.call.x_dst)
-        key = (str(node), self.call.x.dtype, self.program._algebra.facts)
+        numbers = [self.value(n) for n in self.program._numbers[number]]
+        owners += [n for n in numbers if isinstance(n, Tensor)]  # an expression names them only
+        plain = tuple(n for n in numbers if not isinstance(n, Tensor))
+        key = (str(node), self.call.x.dtype, self.program._algebra.facts, plain)
         return derived(matrix.graph, key, tuple(owners), lambda: self.compute(number, node))
 
     def compute(self, number: int, node: Node) -> Any:
@@ -183,6 +188,12 @@ class _Run:
                 features.append(self.value(a))
         scores = program._algebra.scores[node.name](self.call, matrix, *features)
         return replace(matrix, weight=scores, edge_order=False)
+
+
+def _numbers(tree: Tree, items: Mapping[Tree, int]) -> tuple[int, ...]:
+    """The numbers that a tree multiplies with, by their own number."""
+    leaves = [a for node in nodes_of(tree) for a in node.args if isinstance(a, Leaf) and a.number]
+    return tuple(items[leaf] for leaf in dict.fromkeys(leaves))
 
 
 def _reads(tree: Tree | None, name: str) -> bool:
@@ -262,7 +273,7 @@ def scale_rows(diagonal: Tensor | float, data: Tensor | CBSR, leaf: Leaf) -> Ten
         values = scale_rows(diagonal, data.values, leaf)
         assert isinstance(values, Tensor)
         return CBSR(values, data.indices, data.width)
-    if isinstance(diagonal, float):
+    if isinstance(diagonal, (int, float)):
         return data * diagonal**leaf.power
     if leaf.power > 1:
         diagonal = diagonal.pow(leaf.power)

@@ -128,7 +128,7 @@ def _read(
                 opaque[error.path] = _by_parts(module, options, layers)
             continue
         found = _layers(root, graph, given, options, static)
-        layers.update({id(layer.conv): layer for layer in found.values()})
+        layers.update({id(layer.source): layer for layer in found.values()})
         return Rewritten.of(model, root, graph, found, unread)
     if isinstance(model, MessagePassing):
         learn = _requires_grad(given.get("x"))

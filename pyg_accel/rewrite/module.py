@@ -1,13 +1,15 @@
 """What ``optimize()`` returns: a GraphModule with the names of the original."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import fx
 
+from pyg_accel.layers.names import keep_names
+from pyg_accel.rewrite.copies import with_embeddings
 from pyg_accel.rewrite.layer import Associated
 
 __all__ = ["Rewritten"]
@@ -54,7 +56,7 @@ class Rewritten(fx.GraphModule):
         for path, layer in layers.items():
             made.set_submodule(path, layer)
         made.unread = unread
-        _complete(made, model)
+        keep_names(made, model, with_embeddings)
         return made.train(model.training) if model.training != made.training else made
 
     @classmethod
@@ -82,22 +84,54 @@ class Rewritten(fx.GraphModule):
         made = cls(root, graph, type(model).__name__)
         made._name = type(model).__name__
         made.unread = unread
-        made._register_state_dict_hook(_strip)  # type: ignore[no-untyped-call]
-        made.register_load_state_dict_pre_hook(_prefix)  # type: ignore[no-untyped-call]
+        made._rename()
         return made
+
+    def _rename(self) -> None:
+        self._register_state_dict_hook(_strip)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_prefix)  # type: ignore[no-untyped-call]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Save what no call refers to as well."""
+        make, given = super().__reduce__()
+        return _loaded, (make, given, _held(self), self._name, self.unread, self.training)
 
     def __deepcopy__(self, memo: Any) -> "Rewritten":
         """Copy what no call refers to as well."""
         copied = super().__deepcopy__(memo)
         assert isinstance(copied, Rewritten)
         copied.unread, copied._name = dict(self.unread), self._name
-        for path, module in self.named_modules():
-            if not _has(copied, path):
-                copied.add_submodule(path, copy.deepcopy(module, memo))
-        for name, parameter in self.named_parameters():
-            if not _has(copied, name):
-                _put(copied, name, copy.deepcopy(parameter, memo))
+        keep_names(copied, _holder(copy.deepcopy(_held(self), memo)))
         return copied
+
+
+def _loaded(
+    make: Callable[..., fx.GraphModule],
+    given: tuple[Any, ...],
+    held: dict[str, Any],
+    name: str,
+    unread: dict[str, str],
+    training: bool,
+) -> Rewritten:
+    graph = make(*given)
+    made = Rewritten(graph, graph.graph, name)
+    made._name, made.unread, made.training = name, unread, training
+    keep_names(made, _holder(held))
+    if made.is_whole:
+        made._rename()
+    return made
+
+
+def _held(module: torch.nn.Module) -> dict[str, Any]:
+    tables = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+    return {table: vars(module)[table] for table in tables}
+
+
+def _holder(held: Mapping[str, Any]) -> torch.nn.Module:
+    """A module that has nothing but what another held."""
+    made = torch.nn.Module()
+    vars(made).update(held)
+    return made
 
 
 def _placeholders(
@@ -123,31 +157,6 @@ def _placeholders(
         default = parameter.default if known else given[name]
         kwargs[name] = graph.placeholder(name, default_value=default)
     return args, kwargs
-
-
-def _complete(made: Rewritten, model: torch.nn.Module) -> None:
-    """Add modules and parameters that no call refers to: they have names, and may be loaded."""
-    for path, module in model.named_modules():
-        if not _has(made, path):
-            made.add_submodule(path, module)
-    for name, parameter in model.named_parameters():
-        if not _has(made, name):
-            _put(made, name, parameter)
-
-
-def _has(module: torch.nn.Module, path: str) -> bool:
-    found: Any = module
-    for name in path.split(".") if path else ():
-        if not hasattr(found, name):
-            return False
-        found = getattr(found, name)
-    return True
-
-
-def _put(module: torch.nn.Module, path: str, parameter: torch.nn.Parameter) -> None:
-    parent, _, name = path.rpartition(".")
-    owner: torch.nn.Module = module.get_submodule(parent)
-    owner.register_parameter(name, parameter)
 
 
 def _strip(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -5,13 +5,12 @@ from functools import lru_cache
 from typing import Any
 
 from pyg_accel.rewrite.algebra import Algebra, Call
+from pyg_accel.rewrite.guards import METHODS, RENDERED, is_rendered
 
 __all__ = ["Rule", "lifts", "rule_of"]
 
 Rule = Callable[[Any, Call], Algebra]
 _RULES: dict[type, Rule] = {}
-# A subclass that writes one of these anew may compute anything.
-_METHODS = ("forward", "message", "aggregate", "update", "edge_update", "message_and_aggregate")
 
 
 def lifts(*classes: type) -> Callable[[Rule], Rule]:
@@ -33,8 +32,15 @@ def rule_of(cls: type) -> tuple[Rule | None, str]:
     """Return the rule for a class, or the reason why there is none."""
     for base in cls.__mro__:
         if base in _RULES:
-            changed = [m for m in _METHODS if getattr(cls, m, None) is not getattr(base, m, None)]
+            # A subclass that writes one of these anew may compute anything.
+            changed = [m for m in METHODS if getattr(cls, m, None) is not getattr(base, m, None)]
+            changed += [m for m in RENDERED if not _same_propagation(cls, base, m)]
             if changed:
                 return None, f"{cls.__name__} has its own {', '.join(changed)}"
             return _RULES[base], ""
     return None, f"no lifting rule for {cls.__name__}"
+
+
+def _same_propagation(cls: type, base: type, name: str) -> bool:
+    own = getattr(cls, name)
+    return is_rendered(own, cls) or own is getattr(base, name)

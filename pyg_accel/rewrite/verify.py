@@ -19,7 +19,9 @@ def evaluated(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     That is its modes, random numbers, and what layers with ``cached=True`` keep of a first call.
     """
     modes = [(module, module.training) for module in model.modules()]
-    layers = [vars(module).get("conv", module) for module, _ in modes]
+    layers = [m for module, _ in modes for m in (
+        [vars(module)[name] for name in ("conv", "source") if name in vars(module)] or [module]
+    )]  # fmt: skip
     cached = [(vars(layer), name, value) for layer in layers for name, value in vars(layer).items()
               if name.startswith("_cached")]  # fmt: skip
     devices = {t.device.index for t in model.parameters() if t.device.type == "cuda"}

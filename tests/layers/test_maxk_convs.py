@@ -357,3 +357,14 @@ def test_what_pyg_refuses_is_refused():
         conv(x, torch.eye(N, dtype=torch.float64).to_sparse())
     with pytest.raises(ValueError, match="columns"):
         MaxKSAGEConv(F, H, k=K).double()(x, torch.eye(5, dtype=torch.float64).to_sparse())
+
+
+@pytest.mark.parametrize("kind", ["SAGE", "GIN"])
+@pytest.mark.parametrize("width", [F, 2 * H])
+def test_a_reverse_flow_gathers_the_same_member_of_a_pair_as_in_pyg(kind, width):
+    ours, stock = pair_of(kind, width=width, flow="target_to_source")
+    x, y, edge_index = features(width=width), features(width=width), edges()
+    expected = stock((masked(x), masked(y)), edge_index)
+    torch.testing.assert_close(ours((x, y), edge_index), expected)
+    fast = pyg_accel.optimize(ours, (x, y), edge_index)
+    torch.testing.assert_close(fast((x, y), edge_index), expected)

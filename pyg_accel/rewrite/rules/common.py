@@ -64,8 +64,6 @@ class Parts:
         self, name: str, layer: Any, rows: str = "F", cols: str = "H", *, heads: int = 1
     ) -> Leaf:
         """Add the weight of a linear layer, as it multiplies from the right: [in, out]."""
-        if getattr(layer, "_forward_hooks", None) or getattr(layer, "_forward_pre_hooks", None):
-            raise NotLifted("a hook on a linear layer")
         return self.leaf(Leaf(name, rows, cols, "weight", heads), lambda call: layer.weight.t())
 
     def affine(self, name: str, layer: Any, x: Leaf, heads: int, *, cols: str = "H") -> Expr:
@@ -86,7 +84,7 @@ class Parts:
 
     def number(self, name: str, value: float) -> Leaf:
         """Add a number, as the diagonal that multiplies with it."""
-        return self.leaf(Leaf(name, "N", "N", "diagonal", number=True), lambda call: value)
+        return self.leaf(Leaf(name, "N", "N", "diagonal", number=True), lambda call: float(value))
 
     def bias(self, name: str, holder: Any, cols: str = "H") -> tuple[Leaf, ...]:
         """Add ``holder.bias``, if there is one."""

@@ -51,8 +51,6 @@ def _split(network: Any) -> tuple[Any, Any]:
     """The first linear layer of a network and a function that does the rest, if it has one."""
     if isinstance(network, torch.nn.Linear):
         return network, _same
-    if any(m._forward_hooks or m._forward_pre_hooks for m in network.modules()):
-        return None, None
     if type(network) is MLP and len(network.lins):
         rest = clone(network)
         rest._modules["lins"] = torch.nn.ModuleList([torch.nn.Identity(), *list(network.lins)[1:]])

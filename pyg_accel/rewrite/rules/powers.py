@@ -53,7 +53,7 @@ def ssg(conv: SSGConv, call: Call) -> Algebra:
     hop = symmetric(parts, call, loops=conv.add_self_loops)
     x = parts.sources(call)
     terms: list[Expr] = [parts.number("α", conv.alpha) @ x]
-    share = parts.number("β", (1 - conv.alpha) / conv.K)
+    share = parts.number("β", (1 - conv.alpha) / max(conv.K, 1))
     terms += [share @ _repeat(hop, k, x) for k in range(1, conv.K + 1)]
     out = add(*terms) @ parts.linear("W", conv.lin)
     return parts.algebra(add(out, *parts.bias("b", conv.lin)))

@@ -42,18 +42,21 @@ def _graphs(call: Call) -> list[Graph]:
     """The graph of every relation."""
     whole = plain(call.edge_index, call.num_rows, call.num_cols, call.target)
     types: Tensor = call.given["edge_type"]
+    most = call.conv.num_relations
 
     def split() -> list[Graph]:
+        if types.numel() and not 0 <= int(types.min()) <= int(types.max()) < most:
+            raise NotLifted("edge types that are no relations of the layer")
         size = (call.num_cols, call.num_rows)
         if call.target == 0:
             size = size[::-1]
         return [
             Graph.from_edge_index(call.edge_index[:, types == r], size, call.conv.flow)
-            for r in range(call.conv.num_relations)
+            for r in range(most)
         ]
 
     owners = (call.edge_index, types)
-    return derived(whole, ("relations", call.conv.num_relations), owners, split)
+    return derived(whole, ("relations", most), owners, split)
 
 
 def _relation(r: int):  # type: ignore[no-untyped-def]

@@ -7,13 +7,16 @@ runs as it is, before and after.
 """
 
 import operator
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_geometric.nn import Linear, MessagePassing
 
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
+from pyg_accel.rewrite.guards import RENDERED, is_rendered
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Map
 from pyg_accel.rewrite.matrices import Matrix, plain
 from pyg_accel.rewrite.rules.common import Parts, add, edges, inverse_count, need_sum_or_mean
@@ -40,6 +43,9 @@ def written(conv: Any, call: Call) -> Algebra:
     for name in _FIXED:
         if getattr(cls, name) is not getattr(MessagePassing, name):
             raise NotLifted(f"{cls.__name__} has its own {name}")
+    for name in RENDERED:
+        if not is_rendered(getattr(cls, name), cls):
+            raise NotLifted(f"{cls.__name__} has its own {name}")
     mean = need_sum_or_mean(conv)
     weighted = _read_message(conv)
     root, nodes, at = _read_forward(conv, call)
@@ -64,6 +70,7 @@ def written(conv: Any, call: Call) -> Algebra:
         layer = root.get_submodule(str(before.target))
         x = parts.affine("W", layer, parts.sources(call), 1, cols="H" if after is None else "K")
     if weighted:
+        run.check(call)
         a = parts.leaf(Leaf("A", "N", "N", "weighted"), run.matrix)
     else:
         a = edges(parts, call, "")
@@ -156,6 +163,9 @@ def _read_forward(conv: Any, call: Call) -> tuple[torch.nn.Module, list[fx.Node]
     edge_index = calls[0].args[0]
     if not isinstance(edge_index, fx.Node) or edge_index.target != "edge_index":
         raise NotLifted(f"{name} makes another graph in every call")
+    for node in nodes:
+        if node.op == "get_attr" and not hasattr(conv, str(node.target).partition(".")[0]):
+            raise NotLifted(f"{name} makes tensors of its own")  # anew in every call
     return root, nodes, calls[0]
 
 
@@ -210,20 +220,43 @@ class _Rest:
             found = getattr(found, name)
         return found(*args, **kwargs) if node.op == "call_module" else found
 
-    def matrix(self, call: Call) -> Matrix:
-        """The weights of the edges: messages of ones."""
+    def weights(self, call: Call) -> Tensor:
+        """[E, 1], the weights of the edges: messages of ones."""
         values = self.values(call)
         kwargs = {k: v for k, v in self.at.kwargs.items() if k != "x"}
-        given = fx.node.map_arg(kwargs, lambda n: values[n])
+        given: dict[str, Any] = dict(fx.node.map_arg(kwargs, lambda n: values[n]))
+        given = {  # what PyG supplies besides
+            "index": call.edge_index[call.target], "ptr": None, "dim_size": call.num_rows,
+            "edge_index": call.edge_index,
+        } | given  # fmt: skip
         ones = call.x.new_ones(call.edge_index.size(1), 1)
-        names = type(call.conv).message.__code__.co_varnames
-        weight: Tensor = call.conv.message(
-            **{k: v for k, v in given.items() if k in names}, x_j=ones
-        )
+        name = type(call.conv).__name__
+        wanted = list(signature(type(call.conv).message).parameters.values())[1:]
+        lacking = [p.name for p in wanted
+                   if p.name not in given and p.name != "x_j" and p.default is p.empty]  # fmt: skip
+        if lacking:
+            raise NotLifted(f"the message of {name} takes {', '.join(lacking)}")
+        taken = {p.name: given[p.name] for p in wanted if p.name in given}
+        weight: Tensor = call.conv.message(**taken | {"x_j": ones})
         if weight.shape != ones.shape:
-            raise NotLifted(f"{type(call.conv).__name__} has more than one weight an edge")
+            raise NotLifted(f"{name} has more than one weight an edge")
+        return weight
+
+    def check(self, call: Call) -> None:
+        """Decline what has no weights, before the first call, and without the memory for them."""
+        try:
+            with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+                self.weights(call)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            name = type(call.conv).__name__
+            raise NotLifted(f"the message of {name} cannot be read: {error}") from None
+        finally:
+            call.memo.clear()
+
+    def matrix(self, call: Call) -> Matrix:
+        """The matrix of the weights."""
         graph = plain(call.edge_index, call.num_rows, call.num_cols, call.target)
-        return Matrix(graph, weight.squeeze(1), edge_order=True)
+        return Matrix(graph, self.weights(call).squeeze(1), edge_order=True)
 
     def finish(self, call: Call, out: Tensor) -> Any:
         """Run what comes after the aggregation."""
