@@ -1,5 +1,6 @@
 """``optimize()``: the same model with the cheapest order of its matrix products."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
@@ -28,7 +29,7 @@ def optimize(
     model: torch.nn.Module,
     *example_inputs: Any,
     train: bool = False,
-    static: Sequence[str] = (),
+    static: Sequence[str] | None = (),
     choose: Choose | None = None,
     cost: CostModel | None = None,
     price_all: bool = False,
@@ -71,8 +72,7 @@ def optimize(
         raise ValueError("expected a model that is not rewritten yet: optimize the original again")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
-    if isinstance(static, str):
-        static = (static,)
+    static = (static,) if isinstance(static, str) else tuple(static or ())
     given = _bind(model, example_inputs, example_kwargs)
     if unknown := [name for name in static if name not in given]:
         raise ValueError(f"expected 'static' to name arguments of the model (got {unknown})")
@@ -81,6 +81,12 @@ def optimize(
     options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
     layers: dict[int, Associated] = {}
     fast = _read(model, given, options, static, layers)
+    if static and not any(isinstance(m, Associated) and m.options.static for m in fast.modules()):
+        warnings.warn(
+            f"static={list(static)} has no effect: no layer gets {' or '.join(static)} as it is"
+            + "".join(f"; {path or 'the model'} is not read: {why}"
+                      for path, why in fast.unread.items()), stacklevel=2,
+        )  # fmt: skip
     found = evaluated(fast, example_inputs, example_kwargs)
     if not fast.is_whole:
         # Code that was read may mean something else on symbols, so it is run as it is beside that.

@@ -363,3 +363,19 @@ def test_edge_types_out_of_range_are_the_layer_s_to_refuse():
         conv(x, edge_index, types)
     with pytest.raises(expected.type):
         fast(x, edge_index, types)
+
+
+class Keyword(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.SAGEConv(8, 4)
+
+    def forward(self, x, edge_index, *args):
+        return self.c(x, edge_index)
+
+
+def test_static_features_that_nothing_is_kept_of_are_said():
+    x, edge_index = example()
+    with pytest.warns(UserWarning, match=r"static=\['x'\] has no effect.*any number of arguments"):
+        optimize(Keyword(), x, edge_index, static=("x",))
+    optimize(nn.SAGEConv(8, 4), x, edge_index, static=None)
