@@ -85,6 +85,8 @@ def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     reasons = hook_reasons(module)
     if is_watched(module.aggr_module):
         reasons.append(WATCHED)
+    elif _have_backward_hooks(list(module._modules.values())):
+        reasons.append("a backward hook inside of the layer")
     if not is_sparse_matrix(edge_index) and (
         not isinstance(edge_index, Tensor)
         or edge_index.dim() != 2
@@ -115,6 +117,17 @@ def is_watched(*modules: torch.nn.Module | None) -> bool:
             return True
         pending += own["_modules"].values()
     return bool(_has_any_global_hook())
+
+
+def _have_backward_hooks(pending: list[torch.nn.Module | None]) -> bool:
+    """Whether modules, or what is inside them, hook gradients: those of messages may not exist."""
+    for module in pending:  # as it grows
+        if module is not None:
+            own = vars(module)
+            if own["_backward_hooks"] or own["_backward_pre_hooks"]:
+                return True
+            pending += own["_modules"].values()
+    return False
 
 
 def transform_reasons() -> list[str]:
