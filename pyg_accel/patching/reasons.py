@@ -23,9 +23,11 @@ __all__ = [
     "call_reasons",
     "data_reasons",
     "device_of",
+    "has_hooks",
     "is_active",
     "is_watched",
     "layer_reasons",
+    "modules_in",
     "size_reasons",
     "switch",
     "takes_part",
@@ -85,7 +87,8 @@ def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     reasons = hook_reasons(module)
     if is_watched(module.aggr_module):
         reasons.append(WATCHED)
-    elif _have_backward_hooks(list(module._modules.values())):
+    elif any(m._backward_hooks or m._backward_pre_hooks for m in modules_in(*module.children())):
+        # Gradients of messages may not exist.
         reasons.append("a backward hook inside of the layer")
     if not is_sparse_matrix(edge_index) and (
         not isinstance(edge_index, Tensor)
@@ -102,32 +105,29 @@ def is_watched(*modules: torch.nn.Module | None) -> bool:
 
     That is a hook on one of them or on all there are, or a method that an instance has of its own.
     """
-    pending = list(modules)
-    for module in pending:  # as it grows
-        if module is None:
-            continue
-        own = vars(module)
-        if (
-            own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or own["_backward_hooks"]
-            or own["_backward_pre_hooks"]
-            or not own.keys().isdisjoint(_METHODS)
-        ):
-            return True
-        pending += own["_modules"].values()
-    return bool(_has_any_global_hook())
+    return bool(_has_any_global_hook()) or any(
+        has_hooks(module) or not vars(module).keys().isdisjoint(_METHODS)
+        for module in modules_in(*modules)
+    )
 
 
-def _have_backward_hooks(pending: list[torch.nn.Module | None]) -> bool:
-    """Whether modules, or what is inside them, hook gradients: those of messages may not exist."""
-    for module in pending:  # as it grows
-        if module is not None:
-            own = vars(module)
-            if own["_backward_hooks"] or own["_backward_pre_hooks"]:
-                return True
-            pending += own["_modules"].values()
-    return False
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether somebody waits for calls of a module, or for its gradients."""
+    own = vars(module)
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+    )
+
+
+def modules_in(*modules: torch.nn.Module | None) -> list[torch.nn.Module]:
+    """Return modules and those inside them; quicker than ``modules()``, and one may come twice."""
+    found = [module for module in modules if module is not None]
+    for module in found:  # as it grows
+        found += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 def transform_reasons() -> list[str]:

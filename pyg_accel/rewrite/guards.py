@@ -7,7 +7,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.patching.reasons import transform_reasons
+from pyg_accel.patching.reasons import has_hooks, modules_in, transform_reasons
 from pyg_accel.patching.seam import hook_reasons
 
 __all__ = ["METHODS", "RENDERED", "identity_of", "is_rendered", "reasons_now", "state_of"]
@@ -43,16 +43,8 @@ def reasons_now(conv: MessagePassing) -> list[str]:
     reasons += hook_reasons(conv)
     if torch_module._has_any_global_hook():
         reasons.append("a hook on all modules")
-    for module in _inside(conv):
-        own = vars(module)
-        if (
-            own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or own["_backward_hooks"]
-            or own["_backward_pre_hooks"]
-            or "forward" in own
-            or "parametrizations" in own["_modules"]
-        ):
+    for module in modules_in(conv):
+        if has_hooks(module) or "forward" in vars(module) or "parametrizations" in module._modules:
             reasons += _watchers(module, "" if module is conv else " on a module inside")
     own = vars(conv)
     changed = [name for name in (*METHODS, *RENDERED) if name in own]
@@ -66,22 +58,12 @@ def state_of(conv: MessagePassing) -> Hashable:
     options = [
         item for item in vars(conv).items() if type(item[1]) in _PLAIN and item[0] != "training"
     ]
-    return tuple(options), tuple(map(id, _inside(conv)))
+    return tuple(options), tuple(map(id, modules_in(conv)))
 
 
 def identity_of(conv: MessagePassing) -> tuple[int, ...]:
     """Return what changes whenever an attribute or a module of a layer is another object."""
-    return tuple([id(value) for module in _inside(conv) for value in vars(module).values()])
-
-
-def _inside(conv: torch.nn.Module) -> list[torch.nn.Module]:
-    """A layer and the modules in it; quicker than ``modules()``, and one may come twice."""
-    found = [conv]
-    for module in found:
-        children = vars(module)["_modules"]
-        if children:
-            found += [child for child in children.values() if child is not None]
-    return found
+    return tuple([id(value) for module in modules_in(conv) for value in vars(module).values()])
 
 
 def _watchers(module: torch.nn.Module, where: str) -> list[str]:
