@@ -10,6 +10,11 @@ from typing import Any
 
 __all__ = ["SETTINGS", "Setting", "settings"]
 
+# Every call of a layer asks for settings, and a miss in os.environ takes ten times as long as one
+# in the dictionary that it keeps.
+_environment: Any = getattr(os.environ, "_data", os.environ)
+_key_of: Any = getattr(os.environ, "encodekey", str)
+
 
 class Setting:
     """One switch: where it is read from, its type and default, and what it does.
@@ -28,14 +33,15 @@ class Setting:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
         self.variable = f"PYG_ACCEL_{name.upper()}"
+        self.key = _key_of(self.variable)
 
     def __get__(self, instance: "Settings | None", owner: type) -> Any:
         if instance is None:
             return self
         if self.name in instance.assigned:
             return instance.assigned[self.name]
-        text = os.environ.get(self.variable)
-        return self.default if text is None else self.parse(text)
+        raw = _environment.get(self.key)
+        return self.default if raw is None else self.parse(os.fsdecode(raw))
 
     def __set__(self, instance: "Settings", value: bool | int | str | None) -> None:
         """Override the environment; None gives the setting back to it."""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from pyg_accel.facts import Kind, facts_of
 from pyg_accel.graph import CSR
-from pyg_accel.kept import Kept
 
-__all__ = ["HEIGHTS", "LEAST", "Shared", "gpu_sharing", "per_column", "sharing_of", "usual_sharing"]
+__all__ = ["HEIGHTS", "LEAST", "Shared", "kind_of", "per_column", "sharing_of", "usual_sharing"]
 
 # Windows that kernels are written for, and the fewest entries of a column that is worth a tile.
 HEIGHTS = (16, 32, 64)
@@ -46,8 +46,6 @@ def per_column(sharing: tuple[Shared, ...]) -> tuple[float, ...]:
 
 
 _NOTHING = tuple(Shared(h, m, float(m == 1), float(m == 1)) for h in HEIGHTS for m in LEAST)
-_sharing: Kept[tuple[Shared, ...]] = Kept()
-_uses: Kept[int] = Kept()
 
 
 def sharing_of(csr: CSR) -> tuple[Shared, ...]:
@@ -55,32 +53,43 @@ def sharing_of(csr: CSR) -> tuple[Shared, ...]:
 
     Estimated from some of the windows; waits for the device when it is first asked of a graph.
     """
-    return _sharing.get((csr.col, csr.rowptr), csr.num_cols, lambda: _estimate(csr))
+    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
+    if facts.shared_kind is None:
+        facts.shared_kind = Kind.of(csr.rowptr, csr.col, csr.num_cols, _estimate(csr))
+    return facts.shared_kind.sharing
 
 
-def usual_sharing(csr: CSR) -> tuple[Shared, ...]:
-    """Return :func:`sharing_of` for a graph that is used again and again, else nothing.
+def kind_of(csr: CSR) -> Kind:
+    """Return the kind of a graph that a kernel is about to run on, and count that use.
 
+    It tells what rows share (:func:`sharing_of`) of a graph on a GPU that is used again and again.
     Sampled batches are gone before tiles could pay. While a CUDA graph is captured nothing can be
     estimated, and what was not known stays unknown. Nor is anything told to those who asked torch
     for deterministic algorithms: another kernel after a while means other roundings.
     """
+    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
+    facts.uses += 1
+    return _known_kind(csr) if csr.col.is_cuda else facts.kind
+
+
+def usual_sharing(csr: CSR) -> tuple[Shared, ...]:
+    """Return what :func:`kind_of` would tell on a GPU, and count a use."""
+    facts_of(csr.rowptr, csr.col, csr.num_cols).uses += 1
+    return _known_kind(csr).sharing
+
+
+def _known_kind(csr: CSR) -> Kind:
+    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
+    if facts.uses <= _USES and facts.shared_kind is None:
+        return facts.kind
     if torch.are_deterministic_algorithms_enabled():
-        return ()
-    owners = (csr.col, csr.rowptr)
-    known = _sharing.find(owners, csr.num_cols)
-    if known is not None:
-        return known
-    uses = (_uses.find(owners, csr.num_cols) or 0) + 1
-    _uses.put(owners, csr.num_cols, uses)
-    if uses <= _USES or (csr.col.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return ()
-    return sharing_of(csr)
-
-
-def gpu_sharing(csr: CSR) -> tuple[Shared, ...]:
-    """Return :func:`usual_sharing` for a graph on a GPU: on a CPU nobody asks."""
-    return usual_sharing(csr) if csr.col.is_cuda else ()
+        return facts.kind
+    if facts.shared_kind is None:
+        if csr.col.is_cuda and torch.cuda.is_current_stream_capturing():
+            return facts.kind
+        sharing_of(csr)
+    assert facts.shared_kind is not None
+    return facts.shared_kind
 
 
 def _estimate(csr: CSR) -> tuple[Shared, ...]:

@@ -106,7 +106,7 @@ MAKERS = {
     "tiles": lambda csr: tiles.tiles_of(csr, 16, 8),
     "sharing": sharing.sharing_of,
     "usual sharing": sharing.usual_sharing,
-    "schedule": lambda csr: schedule.schedule_of(csr.rowptr, 300, 8, 4, ordered=True),
+    "schedule": lambda csr: schedule.schedule_of(csr, 8, 4, ordered=True),
 }
 
 

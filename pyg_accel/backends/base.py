@@ -1,7 +1,7 @@
 """What a backend is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -115,6 +115,23 @@ class Backend(ABC):
             where :func:`winners_are_columns` says so.
         """
         raise NotImplementedError
+
+    def bind_gspmm(
+        self,
+        csr: CSR,
+        formula: Formula,
+        operands: list[Tensor],
+        reduces: list[str],
+        *,
+        want_arg: bool,
+    ) -> Callable[[CSR, list[Tensor]], list[Tensor]]:
+        """Return a function that runs calls of :meth:`gspmm` like this one.
+
+        It is kept, and called for graphs of the same :class:`~pyg_accel.facts.Kind` and operands
+        that agree in all but their addresses and numbers of rows. A backend overrides it where
+        deciding how to launch a kernel takes longer than to launch it.
+        """
+        return lambda csr, operands: self.gspmm(csr, formula, operands, reduces, want_arg=want_arg)
 
     def gspmm_several(
         self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]

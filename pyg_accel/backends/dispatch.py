@@ -23,8 +23,10 @@ __all__ = [
     "fast_backend_reasons",
     "forget_decisions",
     "is_fast",
+    "note_choice",
     "prefer_backend",
     "record_choices",
+    "situation",
     "use_backend",
 ]
 
@@ -32,6 +34,9 @@ _log = logging.getLogger("pyg_accel")
 # A backend's name, and whether others may run what that one cannot.
 _named: ContextVar[tuple[str, bool] | None] = ContextVar("pyg_accel_backend", default=None)
 _chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", default=None)
+
+
+_forgotten = 0  # how often decisions were
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,11 @@ def _asked() -> tuple[str, bool]:
     return _named.get() or (settings.backend, False)
 
 
+def situation() -> tuple[object, ...]:
+    """Return what, beside the facts of a call, the choice of its backend depends on."""
+    return _named.get(), settings.backend, settings.disable, changes(), _forgotten
+
+
 @contextmanager
 def record_choices() -> Iterator[dict[str, None]]:
     """Collect the names of the backends that are chosen inside the block, nested ones included."""
@@ -145,14 +155,21 @@ def choose(spec: OpSpec) -> Decision:
         BackendNotSupported: with every backend's reasons, if none can, or not the one asked for.
     """
     decision = decide(spec)
+    note_choice(decision.backend.name)
+    return decision
+
+
+def note_choice(name: str) -> None:
+    """Tell :func:`record_choices` that a backend was chosen."""
     names = _chosen.get()
     if names is not None:
-        names[decision.backend.name] = None
-    return decision
+        names[name] = None
 
 
 def forget_decisions() -> None:
     """Decide anew: what backends reckon with has changed."""
+    global _forgotten
+    _forgotten += 1
     _choose.cache_clear()
 
 

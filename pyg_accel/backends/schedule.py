@@ -1,7 +1,7 @@
 """What depends on the rows' lengths: an order of rows, and the pieces of those that are too long.
 
-Built on the device when a graph is first used and kept for as long as its ``rowptr`` lives, so
-that later calls neither wait for the device nor allocate for it.
+Built on the device and kept with the graph, so that later calls neither wait for the device nor
+allocate for it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_accel.kept import Kept
+from pyg_accel.facts import Facts, facts_of
+from pyg_accel.graph import CSR
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
 
@@ -45,41 +46,66 @@ class Schedule:
     pieces: Pieces | None
 
 
-_longest: Kept[int] = Kept()
-_schedules: Kept[Schedule] = Kept()
+_AS_THEY_COME = Schedule(None, None)
+# Below so many entries a long row that is not cut costs less than waiting for the device does; from
+# this use on the longest row is asked for, without waiting for the answer.
+_WORTH_WAITING, _ASKED_FROM = 2**20, 4
 
 
-def schedule_of(rowptr: Tensor, entries: int, split: int, piece: int, *, ordered: bool) -> Schedule:
+def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool, wait: bool = False) -> Schedule:
     """Return the schedule of a graph.
 
-    Waits for the device once a graph, for the length of its longest row, and once for each way to
-    cut its long rows. Where it cannot, because a CUDA graph is recorded and this graph is new,
-    rows are taken as they come and none is cut.
+    Waits for the device once for a large graph, for the length of its longest row, and once for
+    each way to cut the long rows of a graph. Where the longest row is not known, because the graph
+    is small and new or a CUDA graph is captured, rows are taken as they come and none is cut.
 
     Args:
-        rowptr: [num_rows + 1].
-        entries: what it ends with.
+        csr: the graph.
         split: rows longer than this are cut into pieces.
         piece: entries of a piece.
         ordered: bring rows of like length together.
+        wait: for the device, however small the graph is; for schedules that are kept elsewhere.
     """
-
-    def make() -> Schedule:
-        rows = rowptr.numel() - 1
-        longest = _longest.get((rowptr,), (), lambda: int(rowptr.diff().max()) if entries else 0)
-        uneven = longest * rows > 2 * entries + 4 * rows
-        return Schedule(
-            _order(rowptr, split, longest) if ordered and uneven else None,
-            _cut(rowptr, split, piece) if longest > split else None,
-        )
-
-    key = (split, piece, ordered)
-    found = _schedules.find((rowptr,), key)
+    rowptr, entries = csr.rowptr, csr.col.numel()
+    facts = facts_of(rowptr, csr.col, csr.num_cols)
+    key = ("schedule", split, piece, ordered)
+    found: Schedule | None = facts.derived.get(key)
     if found is not None:
         return found
     if rowptr.is_cuda and torch.cuda.is_current_stream_capturing():
-        return Schedule(None, None)
-    return _schedules.get((rowptr,), key, make)
+        return _AS_THEY_COME
+    wait = wait or torch.are_deterministic_algorithms_enabled()  # a cut row is added up otherwise
+    longest = _longest(facts, rowptr, entries, wait=wait)
+    if longest is None:
+        return _AS_THEY_COME
+    rows = rowptr.numel() - 1
+    uneven = longest * rows > 2 * entries + 4 * rows
+    found = Schedule(
+        _order(rowptr, split, longest) if ordered and uneven else None,
+        _cut(rowptr, split, piece) if longest > split else None,
+    )
+    facts.derived[key] = found
+    return found
+
+
+def _longest(facts: Facts, rowptr: Tensor, entries: int, *, wait: bool) -> int | None:
+    """The entries of the longest row; None if they are not known without waiting."""
+    if facts.longest is None:
+        if entries == 0:
+            facts.longest = 0
+        elif wait or not rowptr.is_cuda or entries >= _WORTH_WAITING:
+            facts.longest = int(rowptr.diff().max())
+        elif facts.pending is not None:
+            host, arrived = facts.pending
+            if arrived.query():
+                facts.longest, facts.pending = int(host), None
+        elif facts.uses >= _ASKED_FROM:
+            host = torch.empty((), dtype=rowptr.dtype, pin_memory=True)
+            host.copy_(rowptr.diff().max(), non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream(rowptr.device))
+            facts.pending = host, arrived
+    return facts.longest
 
 
 def _order(rowptr: Tensor, split: int, longest: int) -> Tensor:

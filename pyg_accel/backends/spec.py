@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.facts import rounded as round_up
 from pyg_accel.graph import CSR
 from pyg_accel.sharing import Shared, per_column
 
@@ -22,7 +23,7 @@ class OpSpec:
         device: device type, e.g. ``"cpu"``.
         dtype: dtype of the features.
         index_dtype: int32 or int64.
-        num_rows: target nodes.
+        num_rows: target nodes, rounded up (:func:`pyg_accel.facts.rounded`), like the next two.
         num_cols: source nodes.
         num_edges: edges.
         heads: H of the message [E, H, F].
@@ -69,9 +70,10 @@ class OpSpec:
         """Return the facts of a call on a graph, for features like these."""
         rowptr, col, _, num_cols, _ = csr
         # By position, here alone: a look-up by names takes twice as long, and every call makes one.
-        return _known(op, like.device.type, like.dtype, rowptr.dtype, rowptr.numel() - 1, num_cols,
-                      col.numel(), heads, width, formula, reduces, k, shapes, sharing, rounded,
-                      atomics, score, formulas)  # fmt: skip
+        rows, cols, edges = (round_up(n) for n in (rowptr.numel() - 1, num_cols, col.numel()))
+        return _known(op, like.device.type, like.dtype, rowptr.dtype, rows, cols, edges, heads,
+                      width, formula, reduces, k, shapes, sharing, rounded, atomics, score,
+                      formulas)  # fmt: skip
 
     @classmethod
     def by_rows(
@@ -79,7 +81,7 @@ class OpSpec:
         index_dtype: torch.dtype = torch.int32, k: int = 0,
     ) -> "OpSpec":  # fmt: skip
         """Return the facts of a call without a graph, on the rows of a matrix."""
-        device, rows = like.device.type, like.size(0)
+        device, rows, num_edges = like.device.type, round_up(like.size(0)), round_up(num_edges)
         return _known(op, device, like.dtype, index_dtype, rows, num_cols, num_edges, 1, width, k=k)
 
     @classmethod

@@ -23,7 +23,7 @@ from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import shapes_of
-from pyg_accel.sharing import gpu_sharing
+from pyg_accel.sharing import kind_of
 
 __all__ = ["attention"]
 
@@ -80,7 +80,7 @@ def attention(
     shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
     # A function that Dynamo does not look into runs with is_compiling() false in torch 2.11.
     known_by_shape = torch.compiler.is_compiling() or isinstance(graph, CompiledGraph)
-    sharing = () if known_by_shape else gpu_sharing(csr)
+    sharing = () if known_by_shape else kind_of(csr).sharing
     sized = OpSpec.of_any_size(
         "attention", graph.device.type, dtype, int(heads), int(width),
         score=score_text, formula=value_text, shapes=shapes, sharing=sharing,
@@ -111,7 +111,7 @@ def _attention(*args: Any) -> list[Tensor]:
     shapes = shapes_of(operands)
     heads, width = extent(score, value, shapes)
     spec = OpSpec.on("attention", csr, operands[0], heads, width, score=score, formula=value,
-                     shapes=shapes, sharing=gpu_sharing(csr))  # fmt: skip
+                     shapes=shapes, sharing=kind_of(csr).sharing)  # fmt: skip
     return choose(spec).backend.attention(csr, parse(score), parse(value), operands)
 
 

@@ -40,7 +40,7 @@ from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
-from pyg_accel.sharing import gpu_sharing
+from pyg_accel.sharing import kind_of
 
 __all__ = ["backward", "is_backward_fast", "setup_context"]
 
@@ -233,7 +233,7 @@ def _pass(
     reduces = ("sum",) * len(gradients) + ("none",) * sum(kept)
     spec = OpSpec.on(op, csr, grad, grad.size(1), grad.size(2), score=score, formula=value,
                      formulas=formulas, reduces=reduces, shapes=shapes_of(operands),
-                     sharing=gpu_sharing(csr))  # fmt: skip
+                     sharing=kind_of(csr).sharing)  # fmt: skip
     return _Pass(spec, csr, given, indices, kept)
 
 
@@ -243,7 +243,7 @@ def _step_spec(step: Step, operands: list[Tensor], grad: Tensor, csr: CSR) -> Op
     every = (*shapes_of(operands), (heads, width), (heads, 1), (heads, 1))
     shapes = tuple(every[i] for i in step.used)
     return OpSpec.on("gspmm", csr, grad, heads, width, formula=str(step.formula), reduces=("sum",),
-                     shapes=shapes, sharing=gpu_sharing(csr))  # fmt: skip
+                     shapes=shapes, sharing=kind_of(csr).sharing)  # fmt: skip
 
 
 def _price(specs: list[OpSpec]) -> tuple[int, float]:

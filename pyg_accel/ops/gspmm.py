@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from pyg_accel.backends import OpSpec, choose
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.gspmm_backward import backward, setup_context
+from pyg_accel.ops.launch import run_gspmm
 from pyg_accel.ops.layout import Layout, find_layout
-from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.steps import shapes_of, widest
-from pyg_accel.sharing import gpu_sharing
+from pyg_accel.ops.operator import call, define, is_eager
+from pyg_accel.ops.reduction import Reduction
+from pyg_accel.ops.steps import shapes_of
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 
@@ -68,14 +68,19 @@ def gspmm(
     reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
     operands = list(operands)
     ordinary = all(type(t) is Tensor or type(t) is Parameter for t in operands)
+    if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
+        raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
+    if ordinary and operands and is_eager() and type(graph) is Graph:
+        reduction = _reduction(graph, text, reduces, operands, edge_order)
+        if reduction is not None:
+            outs = reduction(graph, operands)
+            return outs[0] if isinstance(reduce, str) else list(outs)
     if not ordinary:
         for index, t in enumerate(operands):
             if not isinstance(t, Tensor):
                 raise ValueError(
                     f"expected operand {index} to be a tensor (got {type(t).__name__})"
                 )
-    if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
-        raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = tuple((t.shape, t.dtype, t.device) for t in operands)
     # Others may have symbolic sizes, which are no key of a cache.
@@ -87,6 +92,60 @@ def gspmm(
     unfold = plan.layout.unfold_summed if plan.summed else plan.layout.unfold
     results = [unfold(t) for t in outs]
     return results[0] if isinstance(reduce, str) else results
+
+
+def _reduction(
+    graph: Graph,
+    text: str,
+    reduces: tuple[str, ...],
+    operands: list[Tensor],
+    edge_order: bool,
+) -> Reduction | None:
+    """The short way for a call, if it has one and its operands fit the graph."""
+    grad = torch.is_grad_enabled()
+    facts = tuple([(t.shape[1:], t.dtype, grad and t.requires_grad) for t in operands])
+    key = (text, reduces, edge_order, facts)
+    known = _reductions.get(key, _MISSING)
+    if known is _MISSING:
+        if len(_reductions) >= 4096:
+            _reductions.clear()
+        known = _reductions[key] = _make_reduction(graph, text, reduces, operands, edge_order, grad)
+    if known is None:
+        return None
+    rows, device = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}, graph.device
+    for side, t in zip(known.sides, operands, strict=True):
+        if t.size(0) != rows[side] or t.device != device:
+            return None  # the other way says what is wrong
+    return known
+
+
+def _make_reduction(
+    graph: Graph,
+    text: str,
+    reduces: tuple[str, ...],
+    operands: list[Tensor],
+    edge_order: bool,
+    grad: bool,
+) -> Reduction | None:
+    sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
+    plan = _make_plan(text, reduces, sizes, graph.device,
+                      tuple((t.shape, t.dtype, t.device) for t in operands))  # fmt: skip
+    layout = plan.layout
+    folded = [layout.fold(t) for t in operands]
+    if (
+        has_sum(parse(text))
+        or any(t.dtype != plan.dtype for t in operands)
+        or any(f.shape[1:].numel() != t.shape[1:].numel()
+               for f, t in zip(folded, operands, strict=True))
+    ):  # fmt: skip
+        return None
+    sides = [side for side, _ in sorted(plan.read, key=lambda pair: pair[1])]
+    needs = tuple(grad and t.requires_grad for t in operands)
+    return Reduction(text, reduces, sides, layout, edge_order=edge_order, needs=needs)
+
+
+_MISSING: Any = object()
+_reductions: dict[Any, Reduction | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +251,7 @@ def check_operands(
 
 def _gspmm(*args: Any) -> list[Tensor]:
     csr, (operands, formula, reduces, want_arg) = csr_and_rest(args)
-    like, shapes = next(t for t in operands if t.is_floating_point()), shapes_of(operands)
-    heads, width = widest(shapes)
-    rounded = like.is_cuda and torch.get_float32_matmul_precision() != "highest"
-    spec = OpSpec.on("gspmm", csr, like, heads, width, formula=formula, reduces=tuple(reduces),
-                     shapes=shapes, sharing=gpu_sharing(csr), rounded=rounded)  # fmt: skip
-    backend = choose(spec).backend
-    return backend.gspmm(csr, parse(formula), operands, reduces, want_arg=want_arg)
+    return run_gspmm(csr, formula, tuple(reduces), operands, want_arg=want_arg)
 
 
 def _gspmm_fake(*args: Any) -> list[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
+from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
     Binary,
     Const,
@@ -22,26 +23,29 @@ from pyg_accel.formula import (
     shape_of,
     swap_sides,
 )
-from pyg_accel.kept import Kept
 from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
 from pyg_accel.ops.arrays import NO_GRADS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
 
-__all__ = ["backward", "kinds_of", "setup_context"]
+__all__ = [
+    "backward", "gradients", "kinds_of", "mean_gradient", "plan_gradients", "setup_context",
+]  # fmt: skip
 
 
 def kinds_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     """Sizes as far as formulas care: 1 or not."""
-    return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes_of(operands))
+    return kinds_of_shapes(shapes_of(operands))
 
 
-_SHARES: Kept[Tensor] = Kept()  # [num_rows], of an edge in the mean of its target
+def kinds_of_shapes(shapes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return :func:`kinds_of` operands of these (heads, width)."""
+    return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes)
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def plan_gradients(
     text: str,
     reduces: tuple[str, ...],
     needs: tuple[bool, ...],
@@ -100,11 +104,12 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
     ctx.shapes = shapes_of(operands)
     ctx.facts = (text, tuple(reduces))
     # Only what the backward formulas use is kept: a plain sum keeps no features at all.
-    everything = _plan(text, tuple(reduces), ctx.needs, (True,) * len(reduces), kinds_of(operands))
+    everything = plan_gradients(
+        text, tuple(reduces), ctx.needs, (True,) * len(reduces), kinds_of(operands)
+    )
     used = {i for step in everything for i in step.used}
     keep = [t if i in used or "prod" in reduces else None for i, t in enumerate(operands)]
     ctx.num_operands = len(operands)
-    ctx.kinds = kinds_of(operands)
     arrays.save(ctx, *keep, *kept_args)
 
 
@@ -112,11 +117,38 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
     """Return the gradients of the operator's inputs: those of the operands, None for others."""
     arrays, saved = Arrays.saved(ctx)
     n = ctx.num_operands
-    operands, args = list(saved[:n]), saved[n:]
-    text, reduces = ctx.facts
+    found = gradients(arrays, list(saved[:n]), list(saved[n:]), grad_outputs, *ctx.facts, ctx.needs,
+                      ctx.shapes)  # fmt: skip
+    return *NO_GRADS, found, None, None, None
+
+
+def gradients(
+    arrays: Arrays,
+    operands: Sequence[Tensor | None],
+    args: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
+    text: str,
+    reduces: tuple[str, ...],
+    needs: tuple[bool, ...],
+    shapes: tuple[tuple[int, int], ...],
+) -> list[Tensor | None]:
+    """Return the gradients of operands; those of which gradients are recorded are differentiable.
+
+    Args:
+        arrays: of the graph, with its transpose if a source operand needs a gradient.
+        operands: [rows, H | 1, F | 1]; None where no gradient reads one.
+        args: winners of every reduction, None of those that are no maximum or minimum.
+        grad_outputs: of every reduction, [rows, H, F]; None where there is none.
+        text: the formula.
+        reduces: of its messages.
+        needs: which operands need gradients.
+        shapes: (heads, width) of every operand.
+    """
+    n = len(operands)
     once = not torch.is_grad_enabled()  # nobody will differentiate this backward pass
     if once and reduces == ("mean",) and text == "u0" and arrays.rowptr_t is not None:
-        return *NO_GRADS, [_mean_backward(grad_outputs[0], arrays)], None, None, None
+        grad = grad_outputs[0]
+        return [None if grad is None else mean_gradient(contiguous_rows(grad), arrays)]
     tensors = dict(enumerate(operands))
     given = tuple(g is not None for g in grad_outputs[: len(reduces)])
     for r, reduce in enumerate(reduces):
@@ -133,7 +165,7 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
         tensors[n + 2 * r] = g
 
     grads: list[Tensor | None] = [None] * n
-    steps = list(_plan(text, reduces, ctx.needs, given, ctx.kinds))
+    steps = list(plan_gradients(text, reduces, needs, given, kinds_of_shapes(shapes)))
     by_column = winners_are_columns(parse(text), reduces)
     for step in list(steps):
         if step.side == "u" and reduces in (("max",), ("min",)) and by_column:
@@ -144,24 +176,25 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
             grads[step.operand] = flat.view(arrays.num_cols, *grad.shape[1:])
             steps.remove(step)
     for index, grad in run_steps(steps, tensors, arrays).items():
-        grads[index] = fit(grad, ctx.shapes[index])
-    return *NO_GRADS, grads, None, None, None
+        grads[index] = fit(grad, shapes[index])
+    return grads
 
 
-def _mean_backward(grad: Tensor | None, arrays: Arrays) -> Tensor | None:
-    """The gradient of a plain mean: each edge weighs 1 / degree, so no N x F quotient is made."""
-    if grad is None:
-        return None
+def mean_gradient(grad: Tensor, arrays: Arrays) -> Tensor:
+    """Return the gradient of a plain mean that nobody will differentiate, [num_cols, H, F].
+
+    Each edge weighs 1 / degree, so no N x F quotient is made.
+    """
     rowptr, turned = arrays.rowptr, arrays.transposed
-    share = _SHARES.find((rowptr,), grad.dtype)
-    if share is None:
-        share = 1.0 / (rowptr[1:] - rowptr[:-1]).clamp(min=1).to(grad.dtype)
-        if not (share.is_cuda and torch.cuda.is_current_stream_capturing()):
-            _SHARES.put((rowptr,), grad.dtype, share)
-    weight = share.index_select(0, turned.col).view(-1, 1, 1)
-    operands = [contiguous_rows(grad), weight]
+    derived = facts_of(turned.rowptr, turned.col, turned.num_cols).derived
+    weight: Tensor | None = derived.get(("mean", grad.dtype))
+    if weight is None:
+        share = 1.0 / rowptr.diff().clamp_(min=1).to(grad.dtype)
+        weight = share.index_select(0, turned.col).view(-1, 1, 1)
+        if not (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
+            derived["mean", grad.dtype] = weight
     in_order = Arrays.join(turned._replace(eid=None))
-    (out,) = call("gspmm", *in_order, operands, "mul(u0,e1)", ["sum"], False)
+    (out,) = call("gspmm", *in_order, [grad, weight], "mul(u0,e1)", ["sum"], False)
     result: Tensor = out
     return result
 

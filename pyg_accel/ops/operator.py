@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
 
-__all__ = ["call", "define"]
+__all__ = ["call", "define", "each_gradient", "is_batch", "is_eager", "somebody_listens"]
 
 _library = torch.library.Library("pyg_accel", "FRAGMENT")
 
@@ -81,8 +81,8 @@ def _where_it_was_asked_for(
         ctx.asked_for = asked_for()
 
     def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        if _is_batch(grads[0]):
-            return _each_gradient(lambda *one: run(ctx, *one), grads)
+        if is_batch(grads[0]):
+            return each_gradient(lambda *one: run(ctx, *one), grads)
         if ctx.asked_for == "auto":
             return differentiate(ctx, *grads)
         with prefer_backend(ctx.asked_for):
@@ -120,17 +120,17 @@ def _each_of(
     return result, tree_map(lambda value: None if value is None else 0, result)
 
 
-def _is_batch(grads: Any) -> bool:
+def is_batch(grads: Any) -> bool:
     """Whether gradients are many at once, as for ``torch.autograd.grad(is_grads_batched=True)``.
 
     Function transforms (``torch.func``) make batches of another kind, which the dispatcher knows.
     """
     if type(grads) is list:
-        return any(_is_batch(grad) for grad in grads)
+        return any(is_batch(grad) for grad in grads)
     return grads is not None and torch._C._functorch.is_legacy_batchedtensor(grads)
 
 
-def _each_gradient(
+def each_gradient(
     differentiate: Callable[..., tuple[Any, ...]], grads: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Differentiate for each gradient of a batch."""
@@ -141,7 +141,7 @@ def _each_gradient(
     size = 0
     while not size:  # batches of batches: the innermost that these are of
         for place, grad in enumerate(flat):
-            if _is_batch(grad):
+            if is_batch(grad):
                 whole = torch._remove_batch_dim(grad, level, 0, 0)  # [0, ...] of another level's
                 if whole.size(0):
                     flat[place], dims[place], size = whole, 0, whole.size(0)
@@ -153,9 +153,14 @@ def _each_gradient(
     return grads
 
 
+def is_eager() -> bool:
+    """Whether operators may be run without torch's dispatcher: nobody compiles or watches them."""
+    return not (torch.compiler.is_compiling() or somebody_listens())
+
+
 def call(name: str, *args: Any) -> Any:
     """Call an operator."""
-    if torch.compiler.is_compiling() or _somebody_listens():
+    if not is_eager():
         return getattr(torch.ops.pyg_accel, name)(*args)
     needs = False
     for argument in args:
@@ -174,7 +179,7 @@ def call(name: str, *args: Any) -> Any:
     return list(result) if isinstance(result, tuple) else result
 
 
-def _somebody_listens() -> bool:
+def somebody_listens() -> bool:
     """Whether calls must be visible: to a mode, a function transform or a profiler."""
     return (
         torch._C._len_torch_dispatch_stack() > 0

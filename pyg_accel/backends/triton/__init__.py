@@ -7,6 +7,7 @@ where that is allowed, so other results are the same in every run. Under Triton'
 same kernels run on CPU tensors, slowly: for tests, and only when asked for by name.
 """
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -98,6 +99,20 @@ class TritonBackend(Backend):
         from pyg_accel.backends.triton.gspmm import run
 
         return run(csr, formula, operands, reduces, want_arg=want_arg)
+
+    def bind_gspmm(
+        self,
+        csr: CSR,
+        formula: Formula,
+        operands: list[Tensor],
+        reduces: list[str],
+        *,
+        want_arg: bool,
+    ) -> Callable[[CSR, list[Tensor]], list[Tensor]]:
+        """See :meth:`Backend.bind_gspmm`."""
+        from pyg_accel.backends.triton.gspmm import bind
+
+        return bind(csr, formula, operands, reduces, want_arg=want_arg)
 
     def scatter_arg(self, grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
         """See :meth:`Backend.scatter_arg`; see :mod:`.scatter` for how it is deterministic."""

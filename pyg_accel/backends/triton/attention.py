@@ -237,8 +237,7 @@ class _Call:
     def go(self, outs: list[Tensor], left: list[Tensor]) -> None:
         """Launch; `left` is what stays behind for every edge."""
         csr, recipe, tile = self.csr, self.kernels.recipe, self.kernels.recipe.tile
-        entries, rows = csr.col.numel(), tile.rows
-        schedule = schedule_of(csr.rowptr, entries, tile.split, tile.piece, ordered=rows > 1)
+        schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
         pieces, order = schedule.pieces, schedule.order
         kernel = self.kernels.rows("rows" if order is None else "order", pieces is not None)
         self._launch(kernel, tile, csr.num_rows, (order, None, None), [*outs, *left])

@@ -85,7 +85,7 @@ def _tile(k: int) -> dict[str, Any]:
 def _tasks(csr: CSR) -> list[tuple[int, tuple[Any, Any, Any]]]:
     """How many programs: for rows up to SPLIT entries; for the pieces of the others, and which."""
     tasks: list[tuple[int, tuple[Any, Any, Any]]] = [(csr.num_rows, (None, None, None))]
-    pieces = schedule_of(csr.rowptr, csr.col.numel(), SPLIT, PIECE, ordered=False).pieces
+    pieces = schedule_of(csr, SPLIT, PIECE, ordered=False).pieces
     if pieces is not None:
         tasks.append((pieces.row.numel(), (pieces.row, pieces.begin, pieces.end)))
     return tasks

@@ -1,6 +1,6 @@
 """Launches generated kernels: what a plan says, on the tensors of a call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,17 +29,46 @@ def run(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
     """See :meth:`pyg_accel.backends.Backend.gspmm`."""
-    dtype = next(t.dtype for t in operands if t.is_floating_point())
-    by_column = want_arg and winners_are_columns(formula, reduces)
     if has_sum(formula):
         operands = list(operands)
         if isinstance(formula, Sum) and reduces == ["none"]:
             formula = _without_sums(csr, formula.arg, operands, {})
             if _width(formula, operands) != 1:
+                dtype = next(t.dtype for t in operands if t.is_floating_point())
                 return [_dot(csr, formula, operands, dtype)]
         else:
             formula = _without_sums(csr, formula, operands, {})
-    return _reduce(csr, formula, operands, tuple(reduces), want_arg, by_column, dtype)
+    return bind(csr, formula, operands, reduces, want_arg=want_arg)(csr, operands)
+
+
+def bind(
+    csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
+) -> Callable[[CSR, list[Tensor]], list[Tensor]]:
+    """See :meth:`pyg_accel.backends.Backend.bind_gspmm`."""
+    if has_sum(formula):
+        return lambda csr, operands: run(csr, formula, operands, reduces, want_arg=want_arg)
+    dtype = next(t.dtype for t in operands if t.is_floating_point())
+    extremes = sum(r in ("max", "min") for r in reduces) if want_arg else 0
+    by_column = want_arg and winners_are_columns(formula, reduces)
+    winners = ("col" if by_column else "at") if extremes else ""
+    plan = make_plan(
+        formula, tuple(map(seen, operands)), tuple(reduces), winners, graph_facts(csr), False
+    )
+    heads, width = plan.extent
+    by_edge = [reduce == "none" for reduce in reduces]
+
+    def reduce(csr: CSR, operands: list[Tensor]) -> list[Tensor]:
+        rows, entries, device = csr.num_rows, csr.col.numel(), csr.rowptr.device
+        outs = [
+            torch.empty((entries if each else rows, heads, width), dtype=dtype, device=device)
+            for each in by_edge
+        ]
+        args = [csr.col.new_empty((rows, heads, width)) for _ in range(extremes)]
+        if rows and heads * width:
+            _go(plan, csr, operands, outs, args)
+        return outs + args
+
+    return reduce
 
 
 def _without_sums(
@@ -70,31 +99,6 @@ def _without_sums(
 
 def _width(formula: Formula, operands: list[Tensor]) -> int:
     return extent_of(formula, tuple(t.shape for t in operands))[1]
-
-
-def _reduce(
-    csr: CSR,
-    formula: Formula,
-    operands: list[Tensor],
-    reduces: tuple[str, ...],
-    want_arg: bool,
-    by_column: bool,
-    dtype: torch.dtype,
-) -> list[Tensor]:
-    extremes = sum(r in ("max", "min") for r in reduces) if want_arg else 0
-    winners = ("col" if by_column else "at") if extremes else ""
-    facts = graph_facts(csr)
-    plan = make_plan(formula, tuple(map(seen, operands)), reduces, winners, facts, False)
-    device, extent = csr.rowptr.device, plan.extent
-    outs = [
-        torch.empty((facts.entries if r == "none" else facts.num_rows, *extent), dtype=dtype,
-                    device=device)
-        for r in reduces
-    ]  # fmt: skip
-    args = [csr.col.new_empty((facts.num_rows, *extent)) for _ in range(extremes)]
-    if facts.num_rows and extent[0] * extent[1]:
-        _go(plan, csr, operands, outs, args)
-    return outs + args
 
 
 def _dot(csr: CSR, formula: Formula, operands: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -134,9 +138,7 @@ def _go(
             gather.run(t, csr.eid) if first else t
             for t, first in zip(read, plan.gathered, strict=True)
         ]
-    schedule = schedule_of(
-        csr.rowptr, csr.col.numel(), tile.split, tile.piece, ordered=tile.rows > 1
-    )
+    schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
     pieces, order = schedule.pieces, schedule.order
 
     def launch_tasks(

@@ -24,6 +24,7 @@ from pyg_accel.backends.triton.launch import (
     piece_tile,
 )
 from pyg_accel.backends.triton.recipe import Recipe, states_of
+from pyg_accel.facts import rounded
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of, shape_of
 from pyg_accel.graph import CSR
 
@@ -48,18 +49,19 @@ INT32_ENTRIES = 2**31 - 2**16  # positions past the end of a row must not overfl
 class Seen(NamedTuple):
     """What kernels depend on of an operand [rows, H, F]."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # with a rounded number of rows
     stride: int  # between rows
     dtype: torch.dtype
 
 
 def seen(t: Tensor) -> Seen:
     """Look at an operand."""
-    return Seen(t.shape, t.stride(0), t.dtype)
+    rows, heads, width = t.shape
+    return Seen((rounded(rows), heads, width), t.stride(0), t.dtype)
 
 
 class GraphFacts(NamedTuple):
-    """What kernels depend on of a graph."""
+    """What kernels depend on of a graph; sizes are rounded."""
 
     num_rows: int
     num_cols: int
@@ -75,8 +77,9 @@ def graph_facts(csr: CSR) -> GraphFacts:
     wide = rowptr.dtype == torch.int64 or entries >= INT32_ENTRIES
     numbered = csr.eid is not None
     return GraphFacts(
-        rowptr.numel() - 1, csr.num_cols, entries, wide, numbered, device_facts(rowptr)
-    )
+        rounded(rowptr.numel() - 1), rounded(csr.num_cols), rounded(entries), wide, numbered,
+        device_facts(rowptr),
+    )  # fmt: skip
 
 
 def device_facts(tensor: Tensor) -> Device:

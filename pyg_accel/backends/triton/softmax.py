@@ -39,7 +39,7 @@ def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
     entry = {**shared, "NUMBERED": csr.eid is not None}
     inputs = (scores, None if grad is None else grad.contiguous(), out)
 
-    pieces = schedule_of(csr.rowptr, csr.col.numel(), SPLIT, PIECE, ordered=False).pieces
+    pieces = schedule_of(csr, SPLIT, PIECE, ordered=False).pieces
     rows = most_lanes // lanes
     tile = {"ROWS": rows, "LANES": lanes, "STAGE": "rows", **entry}
     tasks = (csr.num_rows, heads, SPLIT)

@@ -1,0 +1,117 @@
+"""What is known of a CSR matrix beside its arrays; it is stored on the ``col`` array itself.
+
+A dictionary by identity and version costs ten times as long as a read of an attribute, and every
+launch of a kernel asks. Facts die with the array, and are made anew if an array was changed.
+"""
+
+import weakref
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.kept import version_of
+
+__all__ = ["Facts", "Kind", "facts_of", "rounded"]
+
+_ATTRIBUTE = "_pyg_accel_facts"
+
+
+def rounded(number: int) -> int:
+    """Round a size up to three significant bits.
+
+    Kernels are chosen by sizes like these, so that batches of about one size share their choices.
+    """
+    shift = max(number.bit_length() - 3, 0)
+    return -(-number >> shift) << shift
+
+
+class Kind:
+    """The facts of a graph by which kernels are chosen; equal ones are the same object.
+
+    Attributes:
+        num_rows: rounded up, like the next two.
+        num_cols: columns.
+        num_edges: entries.
+        index_dtype: of the arrays.
+        device: where they are.
+        sharing: what rows share (:mod:`pyg_accel.sharing`); empty if not known.
+    """
+
+    __slots__ = ("device", "index_dtype", "num_cols", "num_edges", "num_rows", "sharing")
+
+    def __init__(
+        self,
+        num_rows: int,
+        num_cols: int,
+        num_edges: int,
+        index_dtype: torch.dtype,
+        device: torch.device,
+        sharing: tuple[Any, ...],
+    ) -> None:
+        """Use :meth:`of`."""
+        self.num_rows, self.num_cols, self.num_edges = num_rows, num_cols, num_edges
+        self.index_dtype, self.device, self.sharing = index_dtype, device, sharing
+
+    @classmethod
+    def of(cls, rowptr: Tensor, col: Tensor, num_cols: int, sharing: tuple[Any, ...]) -> "Kind":
+        """Return the kind of a CSR matrix."""
+        sizes = rounded(rowptr.numel() - 1), rounded(num_cols), rounded(col.numel())
+        return _kind(*sizes, col.dtype, col.device, sharing)
+
+
+_kind = lru_cache(maxsize=4096)(Kind)
+
+
+class Facts:
+    """What was found out about a CSR matrix.
+
+    Attributes:
+        num_cols: number of columns.
+        kind: for choices, without what rows share.
+        shared_kind: with it; None until it is known.
+        uses: how many kernels were launched on it.
+        longest: entries of the longest row; None until it is known.
+        pending: the longest row on its way from the device: a pinned tensor and an event.
+        derived: what backends made of the arrays, by their keys.
+    """
+
+    __slots__ = (
+        "_rowptr", "_versions", "derived", "kind", "longest", "num_cols", "pending", "shared_kind",
+        "uses",
+    )  # fmt: skip
+
+    def __init__(self, rowptr: Tensor, col: Tensor, num_cols: int) -> None:
+        """Start with what the arrays tell without being read."""
+        self._rowptr = weakref.ref(rowptr)
+        self._versions = version_of(rowptr), version_of(col)
+        self.num_cols = num_cols
+        self.kind = Kind.of(rowptr, col, num_cols, ())
+        self.shared_kind: Kind | None = None
+        self.uses = 0
+        self.longest: int | None = None
+        self.pending: tuple[Tensor, torch.cuda.Event] | None = None
+        self.derived: dict[Hashable, Any] = {}
+
+    def fit(self, rowptr: Tensor, col: Tensor, num_cols: int) -> bool:
+        """Return whether these are the arrays that were looked at, unchanged."""
+        return (
+            self._rowptr() is rowptr
+            and self.num_cols == num_cols
+            and self._versions == (version_of(rowptr), version_of(col))
+        )
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # A copy of the array, or one that was sent to another process, has facts of its own.
+        return type(None), ()
+
+
+def facts_of(rowptr: Tensor, col: Tensor, num_cols: int) -> Facts:
+    """Return what is known of a CSR matrix."""
+    facts: Facts | None = getattr(col, _ATTRIBUTE, None)
+    if facts is None or not facts.fit(rowptr, col, num_cols):
+        facts = Facts(rowptr, col, num_cols)
+        setattr(col, _ATTRIBUTE, facts)
+    return facts
