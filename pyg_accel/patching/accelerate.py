@@ -17,7 +17,7 @@ from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.patching import compiled
+from pyg_accel.patching import compiled, plans
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
@@ -30,6 +30,7 @@ from pyg_accel.patching.reasons import (
     is_active,
     size_reasons,
     torch_records,
+    transform_reasons,
 )
 from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.sampling import in_force, refuse_training
@@ -51,6 +52,7 @@ def forget() -> None:
     GRAPHS.clear()
     _memo.clear()
     _found.clear()
+    plans.forget()
 
 
 def call(
@@ -73,6 +75,20 @@ def call(
             record(layer, "", "PyG", small[0], time.perf_counter() - start)
             return out
     refuse_training(self)
+    kind = None
+    if not args and in_force() is None:
+        kind = plans.key_of(original, self, edge_index, kwargs)
+    plan = plans.find(self, kind)
+    if plan is not None and not (data_reasons(edge_index) or transform_reasons()):
+        state = random_state(edge_index.device, self) if settings.verify else None
+        with record_choices() as names:
+            out = plan.run(edge_index, kwargs)
+        if out is not None:
+            seconds = time.perf_counter() - start
+            if state is not None:
+                verify(original, self, edge_index, args, kwargs, out, state)
+            record(layer, plan.text, "+".join(names), "", seconds)
+            return out
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     found = _found.get(self, {}).get(key)
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index)
@@ -99,6 +115,7 @@ def call(
             _found.setdefault(self, {})[key] = ""
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(original, self, edge_index, args, kwargs, out, state)
+            plans.learn(self, kind, kwargs, trace, out)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, "+".join(names) or "later", "", seconds)

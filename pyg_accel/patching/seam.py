@@ -33,7 +33,7 @@ from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 
-__all__ = ["Hooks", "hook_reasons", "install", "installed", "uninstall"]
+__all__ = ["Hooks", "hook_reasons", "install", "installed", "is_hooked", "uninstall"]
 
 _MISSING = object()
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -218,6 +218,15 @@ def template(module: MessagePassing, name: str) -> Callable[..., Any]:
     wrapper = getattr(module, name)
     found: Callable[..., Any] = getattr(wrapper, _ORIGINAL)
     return found
+
+
+def is_hooked(module: MessagePassing) -> bool:
+    """Return whether :func:`hook_reasons` has any; it is asked in every call."""
+    own = vars(module)
+    for name in _HOOK_DICTS:
+        if own[name]:
+            return True
+    return bool(own["_explain"]) or own["_decomposed_layers"] > 1
 
 
 def hook_reasons(module: MessagePassing) -> list[str]:

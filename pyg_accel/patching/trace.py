@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, attend
-from pyg_accel.patching.edge_tensors import name_of, plain_shape, real
+from pyg_accel.patching.edge_tensors import asks, name_of, plain_shape, real
 from pyg_accel.patching.lazy import (
     NOTHING,
     LazyTensor,
@@ -55,7 +55,12 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         if name_of(func) in self.watched:
             return self.see(func, args, kwargs or {})
+        if not types:  # no message among the arguments
+            self.pass_on(func)
         return func(*args, **(kwargs or {}))
+
+    def pass_on(self, func: Callable[..., Any]) -> None:
+        """Take a note of a function that just runs."""
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that is watched, or something in its place."""
@@ -66,6 +71,22 @@ class Watch(TorchFunctionMode):
         """Return the innermost one that is on, if one is."""
         modes = reversed(torch.overrides._get_current_function_mode_stack())
         return next((mode for mode in modes if isinstance(mode, Watch)), None)
+
+
+class Done(NamedTuple):
+    """A reduction of messages, as a plan makes it again.
+
+    Attributes:
+        formula: of the messages.
+        operands: as they were given, with the row of edge_index that gathers each (-1: none does).
+        reduce: of the messages.
+        result: what came out.
+    """
+
+    formula: Formula
+    operands: list[tuple[Tensor, int]]
+    reduce: str
+    result: Tensor
 
 
 class Trace(Watch):
@@ -79,6 +100,10 @@ class Trace(Watch):
         operands: tensors that formulas refer to by index, rows first.
         failure: the first reason why this is none for a formula. A message may catch the exception,
             and TorchScript and others raise one of their own in its place.
+        done: the last reduction, if it can be made again from its operands.
+        gathered: node features and the row of edge_index that gathers them.
+        views: (name, arguments, result) of views of ordinary tensors.
+        others: whether any other function ran on ordinary tensors.
     """
 
     def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
@@ -96,6 +121,10 @@ class Trace(Watch):
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
+        self.done: Done | None = None
+        self.gathered: list[tuple[Tensor, int]] = []
+        self.views: list[tuple[str, tuple[Any, ...], Any]] = []
+        self.others = False
 
     def __enter__(self) -> "Trace":
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -132,7 +161,14 @@ class Trace(Watch):
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Find gathers, follow views of edge_index."""
-        return rules().intercept(self, func, args, kwargs)
+        result = rules().intercept(self, func, args, kwargs)
+        if type(result) is Tensor:
+            self.views.append((name_of(func) if not kwargs else "", args, result))
+        return result
+
+    def pass_on(self, func: Callable[..., Any]) -> None:
+        """Take a note of a function that just runs."""
+        self.others = self.others or not asks(func)
 
     # -- edge_index and its rows -----------------------------------------------------------------
 
@@ -148,7 +184,8 @@ class Trace(Watch):
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""
         try:
-            return graph_of(self.edge_index, num_rows, num_cols, self.target, self.owner)
+            with torch._C.DisableTorchFunction():
+                return graph_of(self.edge_index, num_rows, num_cols, self.target, self.owner)
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
             raise Unrecognised(str(error), sticky=False) from error
 
@@ -161,6 +198,7 @@ class Trace(Watch):
         if known is not None and known != source.size(dim):
             raise Unrecognised("node features of different numbers of rows")
         self.sizes[row] = source.size(dim)
+        self.gathered.append((source, row))
         side = "v" if row == self.target else "u"
         shape = [*source.shape]
         shape[dim] = self.num_edges
@@ -220,7 +258,15 @@ class Trace(Watch):
             operands = [real(t) for t in operands]
             outs, note = aggregate(graph, formula, operands, reduces)
         self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
-        return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
+        self.done = None
+        if lazy.later is not NOTHING or lazy.edge_dim:
+            return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
+        if len(outs) == 1 and paired is None and not note:
+            rows = {"u": 1 - self.target, "v": self.target, "e": -1}
+            given = [(self.operands[n], rows[self._sides[n]]) for n in numbers]
+            if not any(self.repeated[n] for n in numbers):
+                self.done = Done(formula, given, reduces[0], outs[0])
+        return outs
 
     def compute(self, lazy: LazyTensor) -> Tensor:
         """Write the tensor out: [.., E, ..]."""

@@ -1,0 +1,142 @@
+"""What the methods of a layer read: whether a later call computes what an earlier one did.
+
+A traced call is kept as a plan (:mod:`.plans`) only where everything that could change its formula
+can be compared. That is decided from the source of the layer's methods: they may read their
+arguments and plain attributes of the layer, and call methods of tensors and functions of torch.
+What reads anything else (globals, sizes, counters, other modules) is traced in each call.
+"""
+
+import ast
+import inspect
+import math
+import textwrap
+from collections.abc import Callable
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch_geometric.nn import MessagePassing
+
+__all__ = ["METHODS", "attributes_read"]
+
+# What a rendered `propagate` and `edge_updater` call.
+METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
+_MODULES = (torch, torch.nn.functional, math)
+_BUILTINS = frozenset({"isinstance", "float", "int", "bool", "abs", "max", "min"})
+# Sizes vary between calls of one plan, and numbers in tensors are not looked at.
+_NOT_READ = frozenset({
+    "size", "shape", "numel", "nelement", "item", "tolist", "data", "data_ptr", "stride", "grad",
+    "grad_fn", "requires_grad", "device", "is_cuda", "storage", "numpy", "_version",
+})  # fmt: skip
+# Functions of torch that tell of its state.
+_ASKS = ("are_", "get_", "has_", "initial_", "is_", "seed", "set_")
+_STATEMENTS = (
+    ast.arguments, ast.arg, ast.Return, ast.Assign, ast.AnnAssign, ast.If, ast.Assert, ast.Pass,
+    ast.Expr, ast.IfExp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Call, ast.keyword,
+    ast.Attribute, ast.Name, ast.Constant, ast.Tuple, ast.expr_context, ast.operator,
+    ast.unaryop, ast.boolop, ast.cmpop, ast.JoinedStr,
+)  # fmt: skip
+
+
+def attributes_read(cls: type[MessagePassing]) -> frozenset[str] | None:
+    """Return the attributes that the methods of a layer class read; None if they read more."""
+    if cls.aggregate is not MessagePassing.aggregate or cls.update is not MessagePassing.update:
+        return None
+    found: set[str] = set()
+    for method in (cls.message, cls.edge_update):
+        if method in (MessagePassing.message, MessagePassing.edge_update):
+            continue
+        own = _read(method)
+        if own is None:
+            return None
+        found |= own
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1024)
+def _read(method: Callable[..., Any]) -> frozenset[str] | None:
+    """The attributes of ``self`` that a method reads; None if it reads anything else."""
+    if not inspect.isfunction(method) or method.__closure__ or hasattr(method, "__wrapped__"):
+        return None
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    except (OSError, SyntaxError, TypeError):
+        return None
+    (function,) = tree.body
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+        return None
+    reader = _Reader(method)
+    if not all(reader.accepts(statement) for statement in function.body):
+        return None
+    return frozenset(reader.attributes)
+
+
+class _Reader:
+    """Goes through the body of a method."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        code = method.__code__
+        self.me = code.co_varnames[0] if code.co_argcount else ""
+        self.locals = frozenset(code.co_varnames)
+        self.globals: dict[str, Any] = method.__globals__
+        self.attributes: set[str] = set()
+
+    def accepts(self, node: ast.AST) -> bool:
+        """Whether a part of the method reads nothing but arguments and attributes of the layer."""
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        if isinstance(node, ast.Name):
+            # The layer itself must not go anywhere, nor may a global come in.
+            return node.id != self.me and (node.id in self.locals or node.id in ("True", "False"))
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            values = [node.value] if node.value is not None else []
+            return all(isinstance(t, ast.Name) for t in targets) and all(map(self.accepts, values))
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            return self._called(node.func) and all(
+                self.accepts(part) or self._is_type(part, node.func) for part in given
+            )
+        return isinstance(node, _STATEMENTS) and all(
+            self.accepts(child) for child in ast.iter_child_nodes(node)
+        )
+
+    def _attribute(self, node: ast.Attribute) -> bool:
+        if not isinstance(node.ctx, ast.Load) or node.attr in _NOT_READ:
+            return False
+        if isinstance(node.value, ast.Name) and node.value.id == self.me:
+            self.attributes.add(node.attr)
+            return True
+        return self.accepts(node.value)
+
+    def _called(self, function: ast.expr) -> bool:
+        """Whether this is a method of a tensor, a function of torch, or a harmless builtin."""
+        if isinstance(function, ast.Name):
+            name = function.id
+            return name in _BUILTINS and name not in self.globals and name not in self.locals
+        if not isinstance(function, ast.Attribute) or function.attr in _NOT_READ:
+            return False
+        owner: ast.expr = function
+        while isinstance(owner, ast.Attribute):
+            owner = owner.value
+        if isinstance(owner, ast.Name) and owner.id not in self.locals:
+            return self._is_torch(function.value) and not function.attr.startswith(_ASKS)
+        if isinstance(owner, ast.Name) and owner.id == self.me:
+            # A module or a method: no plan is made of a call of one, but of a branch without it.
+            return self._attribute(function)
+        return self.accepts(function.value)
+
+    def _is_torch(self, owner: ast.expr) -> bool:
+        if isinstance(owner, ast.Name):
+            found = self.globals.get(owner.id)
+        elif isinstance(owner, ast.Attribute) and self._is_torch(owner.value):
+            found = torch.nn.functional if owner.attr == "functional" else None
+        else:
+            found = None
+        return isinstance(found, ModuleType) and found in _MODULES
+
+    def _is_type(self, node: ast.expr, function: ast.expr) -> bool:
+        """Whether this is the second argument of ``isinstance(x, Tensor)``."""
+        named = isinstance(node, ast.Name) and self.globals.get(node.id) is torch.Tensor
+        return named and isinstance(function, ast.Name) and function.id == "isinstance"
