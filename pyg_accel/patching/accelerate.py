@@ -20,6 +20,7 @@ from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import compiled, plans
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
+from pyg_accel.patching.kinds import kind_of_call
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.reasons import (
@@ -77,17 +78,17 @@ def call(
     refuse_training(self)
     kind = None
     if not args and in_force() is None:
-        kind = plans.key_of(original, self, edge_index, kwargs)
+        kind = kind_of_call(original, self, edge_index, kwargs)
     plan = plans.find(self, kind)
     if plan is not None and not (data_reasons(edge_index) or transform_reasons()):
         state = random_state(edge_index.device, self) if settings.verify else None
         with record_choices() as names:
-            out = plan.run(edge_index, kwargs)
+            out = plan.run(self, edge_index, kwargs)
         if out is not None:
             seconds = time.perf_counter() - start
             if state is not None:
                 verify(original, self, edge_index, args, kwargs, out, state)
-            record(layer, plan.text, "+".join(names), "", seconds)
+            record(layer, plan.text, "+".join(names) or "later", "", seconds)
             return out
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     found = _found.get(self, {}).get(key)

@@ -11,8 +11,9 @@ that the numbers are those of PyG.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,10 +27,23 @@ from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
 from pyg_accel.patching.typed import with_pairs_as_sources
 
-if TYPE_CHECKING:
-    from pyg_accel.patching.trace import Trace
+__all__ = ["Source", "Weights", "Where", "attend"]
 
-__all__ = ["Source", "Weights", "attend"]
+
+class Where(NamedTuple):
+    """The graph of a call.
+
+    Attributes:
+        owner: the edge_index that the user holds.
+        target: row of edge_index with the targets.
+        num_rows: number of targets.
+        num_cols: number of sources.
+    """
+
+    owner: Tensor
+    target: int
+    num_rows: int
+    num_cols: int
 
 
 @dataclass
@@ -69,10 +83,19 @@ class Source:
         ]
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
+        self._kind: tuple[Any, ...] | None = None
+
+    def kind(self) -> tuple[Any, ...]:
+        """What is known of weights beside the numbers in their operands."""
+        if self._kind is None:
+            facts = [(t.dtype, t.shape[1:], t.requires_grad) for t in self.operands]
+            text = _text_of(self.score)
+            self._kind = (text, *facts, *self.repeated, self.dtype, self.shape[1:], self.grad)
+        return self._kind
 
     def text(self) -> str:
         """For the report."""
-        return f"softmax_j({self.score})"
+        return f"softmax_j({_text_of(self.score)})"
 
     def given(self) -> list[Tensor]:
         """The operands with as many rows as the graph says."""
@@ -87,10 +110,14 @@ class Source:
             for t, repeats in zip(self.operands, self.repeated, strict=True)
         ]
 
-    def fits(self, trace: "Trace") -> bool:
+    def fits(self, where: Where) -> bool:
         """Whether a call goes over the same graph."""
-        same = self.owner is trace.owner and self.target == trace.target
-        return same and self.version == version_of(trace.owner)
+        return (
+            self.owner is where.owner
+            and self.target == where.target
+            and self.version == version_of(where.owner)
+            and (self.graph.num_rows, self.graph.num_cols) == (where.num_rows, where.num_cols)
+        )
 
     def written(self) -> Tensor:
         """The weights without dropout, [E] or [E, H]."""
@@ -109,10 +136,12 @@ class Weights(Waiting):
     Attributes:
         source: their scores.
         mask: what dropout multiplies them by, of the shape of the scores.
+        made: the functions by which they were made from the first ones, with their arguments.
     """
 
     source: Source
     mask: Tensor | None
+    made: "tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...]"
     _real: Tensor | None
 
     @staticmethod
@@ -124,7 +153,7 @@ class Weights(Waiting):
             cls, tuple(source.shape if shape is None else shape), dtype=source.dtype,
             device=source.graph.device,
         )  # fmt: skip
-        made.source, made.mask, made._real = source, mask, None
+        made.source, made.mask, made.made, made._real = source, mask, (), None
         return made
 
     def ordinary(self) -> Tensor:
@@ -144,11 +173,14 @@ class Weights(Waiting):
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Views of weights and dropout can wait."""
+        made = None
         if name in _VIEWS and (shape := _viewed(self, name, args, kwargs)) is not None:
-            return Weights(self.source, shape, self.mask)
-        if name == "dropout" and not kwargs.get("inplace") and len(args) < 3:
-            return _dropped(func, self, args, kwargs)
-        return None
+            made = Weights(self.source, shape, self.mask)
+        elif name == "dropout" and not kwargs.get("inplace") and len(args) < 3:
+            made = _dropped(func, self, args, kwargs)
+        if made is not None and made is not self:
+            made.made = (*self.made, (func, args, kwargs))
+        return made
 
 
 _VIEWS = {"view", "reshape", "unsqueeze", "squeeze", "view_as", "reshape_as"}
@@ -168,7 +200,7 @@ def _viewed(
 
 def _dropped(
     func: Callable[..., Any], weights: Weights, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor:
+) -> Weights:
     with torch._C.DisableTorchFunctionSubclass():
         ones = torch.ones(weights.shape, dtype=weights.dtype, device=weights.device)
     mask = func(ones, *args, **kwargs)
@@ -181,49 +213,46 @@ def _dropped(
 
 
 def attend(
-    trace: "Trace", formula: Formula, numbers: Sequence[int], num_rows: int
+    formula: Formula,
+    operands: list[Tensor],
+    repeated: Sequence[bool],
+    where: Where,
 ) -> tuple[Tensor, str, str] | None:
     """Compute a sum of messages that are weighted, as attention.
 
     Args:
-        trace: the call.
-        formula: of the messages, over the operands of these numbers.
-        numbers: of operands.
-        num_rows: number of targets.
+        formula: of the messages.
+        operands: of the formula, by index.
+        repeated: which of them have one row for all targets.
+        where: the graph.
 
     Returns:
         [num_rows, ...], what to report, and what :meth:`Source.text` had been reported before;
         None if the messages are something else.
     """
-    operands = [trace.operands[n] for n in numbers]
+    num_rows = where.num_rows
     found = [i for i, t in enumerate(operands) if isinstance(t, Weights)]
     if len(found) != 1:
         return None
     weights = operands[found[0]]
     assert isinstance(weights, Weights)
-    value = _without(formula, found[0])
+    value, read = _value_of(formula, found[0])
     source = weights.source
-    if (
-        value is None
-        or not list(operands_of(value))
-        or not source.fits(trace)
-        or num_rows != source.graph.num_rows
-    ):
-        return None
-    known = trace.sizes[1 - trace.target]
-    if (num_rows if known is None else known) != source.graph.num_cols:
+    if value is None or not read or not source.fits(where):
         return None
     layout = _layout(weights, [t for i, t in enumerate(operands) if i != found[0]])
     if layout is None:
         return None
     graph, score, names, given = source.graph, source.score, [*source.operands], source.given()
-    if all(o.side != "u" for o in operands_of(score)):
-        paired = with_pairs_as_sources(value, operands, trace.target, num_rows)
+    scored = _operands_of(score)
+    if all(o.side != "u" for o in scored):
+        paired = with_pairs_as_sources(value, operands, where.target, num_rows)
         if paired is not None:
             graph, value, operands = paired
-    sides = {o.index: o.side for o in operands_of(score)}
+            read = _operands_of(value)
+    sides = {o.index: o.side for o in scored}
     places: dict[int, int] = {}
-    for o in dict.fromkeys(operands_of(value)):
+    for o in read:
         t = real(operands[o.index])
         same = [k for k, s in enumerate(names)
                 if s is t and sides.get(k) == o.side and tuple(given[k].shape[1:]) ==
@@ -231,21 +260,52 @@ def attend(
         if same:
             places[o.index] = same[0]
             continue
-        if trace.repeated[numbers[o.index]]:
-            t = t.expand(num_rows, *t.shape[1:])
         places[o.index] = len(given)
         sides[len(given)] = o.side
         names.append(operands[o.index])
-        given.append(layout.fold(t))
-    value = map_operands(value, lambda o: Operand(o.side, places[o.index]))
-    text = f"sum_j mul({source.text()},{value})"
+        with torch._C.DisableTorchFunction():
+            if repeated[o.index]:
+                t = t.expand(num_rows, *t.shape[1:])
+            given.append(layout.fold(t))
+    factor = -1
     if weights.mask is not None:
-        value = Binary("mul", value, Operand("e", len(given)))
-        given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
+        factor = len(given)
+        with torch._C.DisableTorchFunction():
+            given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
+    waiting, score_text, value_text, text = _texts(score, value, tuple(places.items()), factor)
     with torch._C.DisableTorchFunction():
-        out = ops.attention(graph, score, value, given, edge_order=True)
+        out = ops.attention(graph, score_text, value_text, given, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
-    return out, text, source.text()
+    return out, text, waiting
+
+
+_text_of = lru_cache(maxsize=1024)(str)
+
+
+@lru_cache(maxsize=1024)
+def _operands_of(formula: Formula) -> tuple[Operand, ...]:
+    return tuple(dict.fromkeys(operands_of(formula)))
+
+
+@lru_cache(maxsize=1024)
+def _value_of(formula: Formula, index: int) -> tuple[Formula | None, tuple[Operand, ...]]:
+    """What an operand is multiplied by, and the operands of that."""
+    value = _without(formula, index)
+    return value, () if value is None else _operands_of(value)
+
+
+@lru_cache(maxsize=1024)
+def _texts(
+    score: Formula, value: Formula, places: tuple[tuple[int, int], ...], factor: int
+) -> tuple[str, str, str, str]:
+    """For the report and for the operator: the scores, and the values at their operands' places."""
+    where = dict(places)
+    value = map_operands(value, lambda o: Operand(o.side, where[o.index]))
+    waiting = f"softmax_j({score})"
+    text = f"sum_j mul({waiting},{value})"
+    if factor >= 0:
+        value = Binary("mul", value, Operand("e", factor))
+    return waiting, str(score), str(value), text
 
 
 def _layout(weights: Tensor, operands: list[Tensor]) -> Layout | None:

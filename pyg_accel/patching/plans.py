@@ -1,12 +1,12 @@
 """Calls that were traced before, made again without a trace.
 
-The first call of a kind is traced. If all that it did is one reduction of a formula over tensors
-that it was given, and nothing else can change that (:mod:`.readable`), the formula is kept with the
-places of its operands, and the next call of the kind goes straight to the kernel.
+The first call of a kind is traced. If all that it did is one reduction of a formula, one softmax,
+or one softmax and the sum that it weighs, over tensors that the call was given, and nothing else
+can change that (:mod:`.readable`), the formulas are kept with the places of their operands, and the
+next call of the kind goes straight to the kernel.
 
-A kind of call is everything that a trace looks at: what is known of each argument beside its
-numbers, modes of torch, and the attributes that the layer's methods read. The layer's methods,
-hooks and aggregation are looked at in every call.
+A kind of call (:mod:`.kinds`) is everything that a trace looks at: what is known of each argument
+beside its numbers, modes of torch, and the attributes that the layer's methods read.
 """
 
 import weakref
@@ -16,44 +16,88 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel import ops
-from pyg_accel.backends.dispatch import situation
+from pyg_accel.formula import Formula
 from pyg_accel.ops.csr import graph_of
-from pyg_accel.patching.readable import METHODS, attributes_read
-from pyg_accel.patching.reasons import has_hooks
-from pyg_accel.patching.seam import is_hooked
-from pyg_accel.patching.trace import Trace
+from pyg_accel.ops.layout import Layout
+from pyg_accel.patching.attention import Source, Weights, Where, attend
+from pyg_accel.patching.kinds import Key, reads_of
+from pyg_accel.patching.trace import Done, Trace
 
 __all__ = ["Plan", "find", "forget", "learn"]
 
 _MOST = 64  # kinds of call of one layer
-_VIEWS = frozenset({"view", "unsqueeze"})
+_VIEWS = frozenset({"view", "unsqueeze", "reshape"})
+# A function with its arguments, to be called with what the one before it returned.
+_Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+_THE_LAYER, _THE_SOFTMAX = "the layer", "the softmax"
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """Where an operand comes from.
+class _Origin:
+    """Where a tensor of a call comes from.
 
     Attributes:
-        name: of an argument of ``propagate``.
-        place: in a pair of tensors, 0 or 1; -1 for a tensor by itself.
-        views: (method, arguments) of what the message made of it.
+        name: of an argument of ``propagate`` or of an attribute of the layer.
+        place: in a pair of tensors, 0 or 1; or what has the attribute; None for an argument.
+        steps: what the message made of it, views and dropout of attention weights.
+        row: row of edge_index that gathers it; -1 for what has a row an edge.
+        repeated: it has one row, which all targets share.
     """
 
     name: str
-    place: int
-    views: tuple[tuple[str, tuple[Any, ...]], ...]
+    place: int | str | None
+    steps: tuple[_Step, ...]
+    row: int
+    repeated: bool
 
-    def take(self, kwargs: dict[str, Any]) -> Tensor:
-        """Return the operand of a call."""
-        found: Any = kwargs[self.name]
-        tensor: Tensor = found if self.place < 0 else found[self.place]
-        for name, args in self.views:
-            tensor = getattr(tensor, name)(*args)
-        return tensor
+
+class _Call:
+    """A call that is being made: what it was given, and what was made of that."""
+
+    def __init__(self, module: MessagePassing, kwargs: dict[str, Any]) -> None:
+        self.module, self.kwargs = module, kwargs
+        self.weights: Weights | None = None
+        self._made: dict[int, Any] = {}  # by the identity of steps, which tensors may share
+
+    def take(self, origin: _Origin) -> Any:
+        """Return a tensor of this call."""
+        if origin.place == _THE_SOFTMAX:
+            value: Any = self.weights
+        elif origin.place == _THE_LAYER:
+            value = getattr(self.module, origin.name)
+        else:
+            value = self.kwargs[origin.name]
+            if origin.place is not None:
+                value = value[origin.place]
+        for step in origin.steps:
+            found = self._made.get(id(step))
+            if found is None:
+                function, args, kwargs = step
+                found = self._made[id(step)] = function(value, *args, **kwargs)
+            value = found
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """Attention weights.
+
+    Attributes:
+        score: formula of the scores.
+        operands: of the formula.
+        layout: in which they meet; None where the formula sums over the width.
+        dtype: of the weights.
+        trailing: shape of the weights of an edge.
+    """
+
+    score: Formula
+    operands: tuple[_Origin, ...]
+    layout: Layout | None
+    dtype: torch.dtype
+    trailing: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,62 +105,130 @@ class Plan:
     """A kind of call.
 
     Attributes:
-        formula: of the messages.
-        reduce: of the messages.
-        sources: of its operands.
-        gathered: (argument, row of edge_index) of node features by themselves: they tell how many
-            nodes there are. Of pairs both do.
-        target: row of edge_index with the target nodes.
         text: for the report.
+        target: row of edge_index with the target nodes.
+        gathered: (argument, row of edge_index) of node features that are no pair: they tell how
+            many nodes there are. Of pairs both do.
+        softmax: attention weights that the call makes.
+        formula: of the messages that it reduces; None if it returns the attention weights.
+        reduce: of the messages; ``"attention"`` where they are weighted.
+        operands: of the formula; or the weights to return.
+        assigned: attributes of the layer that weights are assigned to.
     """
 
-    formula: str
-    reduce: str
-    sources: tuple[_Source, ...]
-    gathered: tuple[tuple[str, int], ...]
-    target: int
     text: str
+    target: int
+    gathered: tuple[tuple[str, int], ...]
+    softmax: _Softmax | None
+    formula: Formula | str | None
+    reduce: str
+    operands: tuple[_Origin, ...]
+    assigned: tuple[tuple[str, _Origin], ...]
 
-    def run(self, edge_index: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+    def run(self, module: MessagePassing, edge_index: Tensor, kwargs: dict[str, Any]) -> Any:
         """Make a call; None if its sizes do not agree, which PyG's own path explains."""
-        sizes = self._sizes(kwargs)
+        sizes = _sizes(self.gathered, self.target, kwargs)
         if sizes is None:
             return None
-        target, source = sizes[self.target], sizes[1 - self.target]
-        rows = source if target is None else target
-        cols = target if source is None else source
-        if rows is None or cols is None:
+        rows, cols = sizes
+        call = _Call(module, kwargs)
+        where = Where(edge_index, self.target, rows, cols)
+        if self.softmax is not None and not self._weigh(call, where):
             return None
-        try:
-            graph = graph_of(edge_index, rows, cols, self.target)
-        except (IndexError, ValueError):
+        operands = [call.take(origin) for origin in self.operands]
+        if self.formula is None:
+            out = operands[0]
+        else:
+            if not _fit(self.operands, operands, where):
+                return None
+            out = self._reduce(where, operands)
+        if out is not None:
+            for name, origin in self.assigned:
+                vars(module)[name] = call.take(origin)
+        return out
+
+    def _weigh(self, call: _Call, where: Where) -> bool:
+        """Put the softmax off; returns whether it can be made."""
+        softmax = self.softmax
+        assert softmax is not None
+        graph = _graph(where)
+        operands = [call.take(origin) for origin in softmax.operands]
+        if graph is None or not _fit(softmax.operands, operands, where):
+            return False
+        if softmax.layout is not None:
+            operands = [softmax.layout.fold(t) for t in operands]
+        shape = (graph.num_edges, *softmax.trailing)
+        repeated = [origin.repeated for origin in softmax.operands]
+        call.weights = Weights(
+            Source(where.owner, where.target, graph, softmax.score, operands, repeated,
+                   softmax.dtype, shape)
+        )  # fmt: skip
+        return True
+
+    def _reduce(self, where: Where, operands: list[Any]) -> Tensor | None:
+        if self.reduce == "attention":
+            assert isinstance(self.formula, Formula)
+            repeated = [origin.repeated for origin in self.operands]
+            attended = attend(self.formula, operands, repeated, where)
+            return None if attended is None else attended[0]
+        graph = _graph(where)
+        if graph is None:
             return None
-        operands = [source.take(kwargs) for source in self.sources]
+        for place, origin in enumerate(self.operands):
+            if origin.repeated:
+                operands[place] = operands[place].expand(where.num_rows, *operands[place].shape[1:])
+        assert isinstance(self.formula, str)
         out: Tensor = ops.gspmm(graph, self.formula, operands, reduce=self.reduce, edge_order=True)
         return out
 
-    def _sizes(self, kwargs: dict[str, Any]) -> list[int | None] | None:
-        given = kwargs.get("size")
-        sizes: list[int | None] = [None, None] if given is None else list(given)
-        for name, row in self.gathered:
-            value = kwargs[name]
-            pair = ((row, value),) if isinstance(value, Tensor) else enumerate(value)
-            for place, tensor in pair:
-                if tensor is None:
-                    continue
-                if sizes[place] is None:
-                    sizes[place] = tensor.size(0)
-                elif sizes[place] != tensor.size(0):
-                    return None
-        return sizes
+
+def _graph(where: Where) -> Any:
+    """The CSR form of a call's graph; None if its edges do not fit the numbers of nodes."""
+    try:
+        return graph_of(where.owner, where.num_rows, where.num_cols, where.target)
+    except (IndexError, ValueError):
+        return None
 
 
-_Key = tuple[Any, ...]
+def _fit(origins: tuple[_Origin, ...], operands: list[Any], where: Where) -> bool:
+    """Whether operands have the rows that their places ask for."""
+    for origin, t in zip(origins, operands, strict=True):
+        if origin.repeated:
+            rows = 1
+        elif origin.row < 0:
+            rows = where.owner.size(1)
+        else:
+            rows = where.num_rows if origin.row == where.target else where.num_cols
+        if t.size(0) != rows:
+            return False
+    return True
+
+
+def _sizes(
+    gathered: tuple[tuple[str, int], ...], target: int, kwargs: dict[str, Any]
+) -> tuple[int, int] | None:
+    """The numbers of targets and sources, as PyG finds them; None if they do not agree."""
+    given = kwargs.get("size")
+    sizes: list[int | None] = [None, None] if given is None else list(given)
+    for name, row in gathered:
+        value = kwargs[name]
+        pair = enumerate(value) if type(value) is tuple else ((row, value),)
+        for place, tensor in pair:
+            if tensor is None:
+                continue
+            if sizes[place] is None:
+                sizes[place] = tensor.size(0)
+            elif sizes[place] != tensor.size(0):
+                return None
+    rows, cols = sizes[target], sizes[1 - target]
+    rows, cols = cols if rows is None else rows, rows if cols is None else cols
+    return None if rows is None or cols is None else (rows, cols)
+
+
 # Of each layer: its plans, None for kinds of call that have none.
-_known: "weakref.WeakKeyDictionary[MessagePassing, dict[_Key, Plan | None]]" = (
+_known: "weakref.WeakKeyDictionary[MessagePassing, dict[Key, Plan | None]]" = (
     weakref.WeakKeyDictionary()
 )
-_missing: Any = object()
 
 
 def forget() -> None:
@@ -124,139 +236,138 @@ def forget() -> None:
     _known.clear()
 
 
-def key_of(
-    original: Callable[..., Any], module: MessagePassing, edge_index: Any, kwargs: dict[str, Any]
-) -> _Key | None:
-    """Return the kind of a call; None for those that are traced each time."""
-    cls = type(module)
-    read = _attributes(cls)
-    if read is None or type(edge_index) is not Tensor or edge_index.dim() != 2:
-        return None
-    own = vars(module)
-    aggregation = module.aggr_module
-    if (
-        is_hooked(module)
-        or aggregation is None
-        or has_hooks(aggregation)
-        or not own.keys().isdisjoint(METHODS)
-        or not vars(aggregation).keys().isdisjoint(_RUN)
-        or torch.nn.modules.module._has_any_global_hook()
-    ):
-        return None
-    device = edge_index.device
-    key: list[Any] = [
-        original, module.training, type(aggregation), module.flow, module.node_dim,
-        edge_index.dtype, edge_index.size(0), device, torch.is_grad_enabled(),
-        torch.is_autocast_enabled(device.type), cls.message, cls.edge_update, situation(),
-    ]  # fmt: skip
-    for name in read:
-        value = getattr(module, name, None)
-        if type(value) not in _CONSTANTS:
-            return None
-        key.append((type(value), value))
-    for name, value in kwargs.items():
-        fact = _fact(value) if name != "size" else value is None
-        if fact is None:
-            return None
-        key.append((name, fact))
-    return tuple(key)
-
-
-_RUN = frozenset({"forward", "reduce"})
-_CONSTANTS = (bool, int, float, str, type(None))
-_NONE = ("None",)
-
-
-def _fact(value: Any) -> Any:
-    """What is known of an argument beside its numbers; None for what has no plan."""
-    kind = type(value)
-    if kind is Tensor or kind is Parameter:
-        return (value.dtype, value.shape[1:], value.device, value.requires_grad, value.dim() > 0)
-    if value is None:
-        return _NONE
-    if kind is tuple and len(value) == 2:
-        pair = (_fact(value[0]), _fact(value[1]))
-        return None if None in pair else pair
-    return (kind, value) if kind in _CONSTANTS else None
-
-
-def _attributes(cls: type[MessagePassing]) -> frozenset[str] | None:
-    """As :func:`attributes_read`, found again while the methods of a class are the same."""
-    methods = tuple(getattr(cls, name) for name in METHODS)
-    found = _read.get(cls)
-    if found is None or found[0] != methods:
-        found = _read[cls] = (methods, attributes_read(cls))
-    return found[1]
-
-
-_read: "weakref.WeakKeyDictionary[type, tuple[Any, frozenset[str] | None]]" = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def find(module: MessagePassing, key: _Key | None) -> Plan | None:
+def find(module: MessagePassing, kind: Key | None) -> Plan | None:
     """Return the plan of a kind of call, if there is one."""
-    return None if key is None else _known.get(module, {}).get(key)
+    return None if kind is None else _known.get(module, {}).get(kind)
 
 
 def learn(
-    module: MessagePassing, key: _Key | None, kwargs: dict[str, Any], trace: Any, out: Any
+    module: MessagePassing, kind: Key | None, kwargs: dict[str, Any], trace: Any, out: Any
 ) -> None:
-    """Keep what a call did, if that is one reduction and nothing else."""
-    if key is None:
+    """Keep what a call did, if it can be done again."""
+    if kind is None:
         return
     plans = _known.setdefault(module, {})
-    if plans.get(key, _missing) is not _missing:
+    if kind in plans:
         return
     if len(plans) >= _MOST:
         plans.clear()
-    plans[key] = _plan(module, kwargs, trace, out) if isinstance(trace, Trace) else None
+    plans[kind] = _Learner(module, kwargs, trace).plan(out) if type(trace) is Trace else None
 
 
-def _plan(module: MessagePassing, kwargs: dict[str, Any], trace: Trace, out: Any) -> Plan | None:
-    done = trace.done
-    if done is None or out is not done.result or len(trace.formulas) != 1 or trace.others:
+class _Learner:
+    """Finds out where the tensors of a traced call came from."""
+
+    def __init__(self, module: MessagePassing, kwargs: dict[str, Any], trace: Trace) -> None:
+        self.module, self.kwargs, self.trace = module, kwargs, trace
+        self.views = {id(result): (name, args) for name, args, result in trace.views}
+
+    def plan(self, out: Any) -> Plan | None:
+        """Return the plan of the call; None if it has none."""
+        trace, done, made = self.trace, self.trace.done, self.trace.softmaxed
+        if trace.others or trace.edge_index is not trace.owner:
+            return None
+        gathered = {}
+        for tensor, row in trace.gathered:
+            origin = self._origin(tensor, row)
+            if origin is None or origin.steps or origin.place not in (None, 0, 1):
+                return None
+            gathered[origin.name] = row
+        softmax = None
+        if made is not None:
+            softmax = self._softmax(made)
+            if softmax is None:
+                return None
+        formula: Formula | str | None = None
+        reduce = ""
+        if done is not None and out is done.result:
+            operands = [self._origin(*operand) for operand in done.operands]
+            formula, reduce = done.formula, done.reduce
+            if reduce != "attention":
+                formula = str(formula)
+        elif isinstance(out, Weights):
+            operands = [self._origin(out, -1)]
+        else:
+            return None
+        assigned = [(name, self._assigned(name)) for name in reads_of(type(self.module)).assigned]
+        sizes = _sizes(tuple(gathered.items()), trace.target, self.kwargs)
+        rows = out.source.graph.num_rows if isinstance(out, Weights) else out.size(0)
+        if (
+            None in operands
+            or any(origin is None for _, origin in assigned)
+            or len(trace.formulas) != 1
+            or sizes is None
+            or sizes[0] != rows
+        ):
+            return None
+        return Plan(
+            trace.formulas[0], trace.target, tuple(gathered.items()), softmax, formula, reduce,
+            tuple(operands), tuple(assigned),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _softmax(self, made: Done) -> _Softmax | None:
+        operands = [self._origin(*operand) for operand in made.operands]
+        weights = made.result
+        if None in operands or not isinstance(weights, Weights):
+            return None
+        source = weights.source
+        trailing = tuple(source.shape[1:])
+        folded = [t.shape[1:] for t, _, _ in made.operands] != [
+            t.shape[1:] for t in source.operands
+        ]
+        layout = Layout(trailing, len(trailing)) if folded else None
+        return _Softmax(source.score, tuple(operands), layout, source.dtype, trailing)  # type: ignore[arg-type]
+
+    def _assigned(self, name: str) -> _Origin | None:
+        value = vars(self.module).get(name)
+        return self._origin(value, -1) if isinstance(value, Weights) else None
+
+    def _origin(self, tensor: Tensor, row: int, repeated: bool = False) -> _Origin | None:
+        """Where a tensor comes from. Of a pair, PyG gathers the one whose place is the row."""
+        if isinstance(tensor, Weights):
+            return self._of_weights(tensor)
+        steps: list[_Step] = []
+        while id(tensor) in self.views:
+            name, (tensor, *args) = self.views[id(tensor)]
+            step = (getattr(Tensor, name, None), tuple(args), {})
+            if name not in _VIEWS or not _is_constant(step):
+                return None
+            steps.insert(0, step)  # type: ignore[arg-type]
+        found = [
+            (name, row if type(value) is tuple else None)
+            for name, value in self.kwargs.items()
+            if value is tensor or (type(value) is tuple and row >= 0 and value[row] is tensor)
+        ]
+        if repeated and not found:
+            reads = reads_of(type(self.module)).attributes
+            own = [name for name in reads if getattr(self.module, name, None) is tensor]
+            return _Origin(own[0], _THE_LAYER, tuple(steps), row, repeated) if own else None
+        if len(found) != 1:  # one tensor may be several arguments
+            return None
+        return _Origin(*found[0], tuple(steps), row, repeated)
+
+    def _of_weights(self, weights: Weights) -> _Origin | None:
+        """Where attention weights come from: this call, or an argument that another call made."""
+        origins = [
+            (name, None, value) for name, value in self.kwargs.items() if isinstance(value, Weights)
+        ]
+        softmaxed = self.trace.softmaxed
+        if softmaxed is not None and isinstance(softmaxed.result, Weights):
+            origins.append(("", _THE_SOFTMAX, softmaxed.result))  # type: ignore[arg-type]
+        for name, place, first in origins:
+            count = len(first.made)
+            if first.source is weights.source and weights.made[:count] == first.made:
+                steps = weights.made[count:]
+                if all(map(_is_constant, steps)):
+                    return _Origin(name, place, steps, -1, repeated=False)
         return None
-    made = {id(result): (name, args) for name, args, result in trace.views}
-    sources = []
-    for operand, row in done.operands:
-        source = _source_of(operand, row, kwargs, made)
-        if source is None:
-            return None
-        sources.append(source)
-    gathered = {}
-    for tensor, row in trace.gathered:
-        source = _source_of(tensor, row, kwargs, made)
-        if source is None or source.views:
-            return None
-        gathered[source.name] = row
-    return Plan(
-        str(done.formula), done.reduce, tuple(sources), tuple(gathered.items()), trace.target,
-        trace.formulas[0],
-    )  # fmt: skip
 
 
-def _source_of(
-    tensor: Tensor,
-    row: int,
-    kwargs: dict[str, Any],
-    made: dict[int, tuple[str, tuple[Any, ...]]],
-) -> _Source | None:
-    """Where a tensor comes from: an argument, or a view that the message made of one.
-
-    Of a pair, PyG gathers the tensor whose place is the row of edge_index.
-    """
-    views: list[tuple[str, tuple[Any, ...]]] = []
-    while id(tensor) in made:
-        name, (tensor, *args) = made[id(tensor)]
-        # A view that names the number of edges would hold for that number alone.
-        plain = all(type(a) is int for a in args)
-        if name not in _VIEWS or not plain or (name == "view" and args[:1] != [-1]):
-            return None
-        views.insert(0, (name, tuple(args)))
-    found = [
-        _Source(name, row if type(value) is tuple else -1, tuple(views))
-        for name, value in kwargs.items()
-        if value is tensor or (type(value) is tuple and row >= 0 and value[row] is tensor)
-    ]
-    return found[0] if len(found) == 1 else None  # one tensor may be several arguments
+def _is_constant(step: Any) -> bool:
+    """Whether a function does the same for any number of edges."""
+    function, args, kwargs = step
+    given = [*args, *kwargs.values()]
+    if not all(type(a) in (int, float, bool) for a in given):
+        return False
+    # A view that names the number of edges would hold for that number alone.
+    return function.__name__ not in ("view", "reshape") or (args[:1] == (-1,) and not kwargs)

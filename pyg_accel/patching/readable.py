@@ -11,14 +11,14 @@ import inspect
 import math
 import textwrap
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch_geometric.nn import MessagePassing
 
-__all__ = ["METHODS", "attributes_read"]
+__all__ = ["METHODS", "Reads", "read_class"]
 
 # What a rendered `propagate` and `edge_updater` call.
 METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
@@ -29,6 +29,12 @@ _NOT_READ = frozenset({
     "size", "shape", "numel", "nelement", "item", "tolist", "data", "data_ptr", "stride", "grad",
     "grad_fn", "requires_grad", "device", "is_cuda", "storage", "numpy", "_version",
 })  # fmt: skip
+# Arguments that tell sizes or the graph itself: a softmax may have them, nothing else.
+_OF_THE_GRAPH = frozenset({
+    "index", "ptr", "dim_size", "size", "size_i", "size_j", "edge_index", "edge_index_i",
+    "edge_index_j", "adj_t",
+})  # fmt: skip
+_SOFTMAX = ("torch_geometric.utils._softmax", "softmax")
 # Functions of torch that tell of its state.
 _ASKS = ("are_", "get_", "has_", "initial_", "is_", "seed", "set_")
 _STATEMENTS = (
@@ -39,24 +45,50 @@ _STATEMENTS = (
 )  # fmt: skip
 
 
-def attributes_read(cls: type[MessagePassing]) -> frozenset[str] | None:
-    """Return the attributes that the methods of a layer class read; None if they read more."""
+@dataclass(frozen=True)
+class Reads:
+    """What the methods of a layer class read beside their arguments.
+
+    Attributes:
+        all_known: that is all; the other fields say nothing where it is not.
+        attributes: of the layer.
+        assigned: attributes of the layer that are assigned to.
+        globals: modules and functions, as the dictionary that holds them and their names.
+        trailing: the size of a last dimension.
+    """
+
+    all_known: bool
+    attributes: tuple[str, ...] = ()
+    assigned: tuple[str, ...] = ()
+    globals: tuple[tuple[dict[str, Any], str], ...] = ()
+    trailing: bool = False
+
+
+_UNKNOWN = Reads(all_known=False)
+
+
+def read_class(cls: type[MessagePassing]) -> Reads:
+    """Return what the methods of a layer class read."""
     if cls.aggregate is not MessagePassing.aggregate or cls.update is not MessagePassing.update:
-        return None
-    found: set[str] = set()
+        return _UNKNOWN
+    readers = []
     for method in (cls.message, cls.edge_update):
-        if method in (MessagePassing.message, MessagePassing.edge_update):
-            continue
-        own = _read(method)
-        if own is None:
-            return None
-        found |= own
-    return frozenset(found)
+        if method not in (MessagePassing.message, MessagePassing.edge_update):
+            reader = _read(method)
+            if reader is None:
+                return _UNKNOWN
+            readers.append(reader)
+    attributes = {name for reader in readers for name in reader.attributes}
+    assigned = {name for reader in readers for name in reader.assigned}
+    if attributes & assigned:
+        return _UNKNOWN
+    names = [(reader.globals, name) for reader in readers for name in sorted(reader.names)]
+    trailing = any(reader.trailing for reader in readers)
+    return Reads(True, tuple(sorted(attributes)), tuple(sorted(assigned)), tuple(names), trailing)
 
 
-@lru_cache(maxsize=1024)
-def _read(method: Callable[..., Any]) -> frozenset[str] | None:
-    """The attributes of ``self`` that a method reads; None if it reads anything else."""
+def _read(method: Callable[..., Any]) -> "_Reader | None":
+    """What a method reads; None if not all of it can be known."""
     if not inspect.isfunction(method) or method.__closure__ or hasattr(method, "__wrapped__"):
         return None
     try:
@@ -69,7 +101,7 @@ def _read(method: Callable[..., Any]) -> frozenset[str] | None:
     reader = _Reader(method)
     if not all(reader.accepts(statement) for statement in function.body):
         return None
-    return frozenset(reader.attributes)
+    return reader
 
 
 class _Reader:
@@ -81,6 +113,9 @@ class _Reader:
         self.locals = frozenset(code.co_varnames)
         self.globals: dict[str, Any] = method.__globals__
         self.attributes: set[str] = set()
+        self.assigned: set[str] = set()
+        self.names: set[str] = set()
+        self.trailing = False
 
     def accepts(self, node: ast.AST) -> bool:
         """Whether a part of the method reads nothing but arguments and attributes of the layer."""
@@ -88,19 +123,65 @@ class _Reader:
             return self._attribute(node)
         if isinstance(node, ast.Name):
             # The layer itself must not go anywhere, nor may a global come in.
-            return node.id != self.me and (node.id in self.locals or node.id in ("True", "False"))
+            known = node.id in self.locals and node.id not in _OF_THE_GRAPH
+            return known and node.id != self.me
+        if isinstance(node, ast.Raise):
+            return True  # a call that raises leaves no plan
+        if isinstance(node, ast.Compare) and self._is_empty(node):
+            return True
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             values = [node.value] if node.value is not None else []
-            return all(isinstance(t, ast.Name) for t in targets) and all(map(self.accepts, values))
+            return all(map(self._target, targets)) and all(map(self.accepts, values))
         if isinstance(node, ast.Call):
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if self._is_last_size(node):
+                self.trailing = True
+                return True
+            if self._is_softmax(node.func):
+                return all(
+                    (isinstance(part, ast.Name) and part.id in _OF_THE_GRAPH) or self.accepts(part)
+                    for part in given
+                )
             return self._called(node.func) and all(
                 self.accepts(part) or self._is_type(part, node.func) for part in given
             )
         return isinstance(node, _STATEMENTS) and all(
             self.accepts(child) for child in ast.iter_child_nodes(node)
         )
+
+    def _target(self, node: ast.expr) -> bool:
+        """Whether something is assigned to a local name, or to an attribute of the layer."""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            self.assigned.add(node.attr)
+            return node.value.id == self.me
+        return isinstance(node, ast.Name) and node.id not in _OF_THE_GRAPH
+
+    def _is_empty(self, node: ast.Compare) -> bool:
+        """Whether this is ``index.numel() == 0``: a kind of call says whether there are edges."""
+        return ast.unparse(node) == "index.numel() == 0"
+
+    def _is_last_size(self, node: ast.Call) -> bool:
+        """Whether this is ``x.size(-1)`` of an argument."""
+        function = node.func
+        if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
+            return False
+        return (
+            function.attr == "size"
+            and [ast.unparse(a) for a in node.args] == ["-1"]
+            and self.accepts(function.value)
+        )
+
+    def _is_softmax(self, function: ast.expr) -> bool:
+        """Whether this is PyG's softmax over target nodes, or what stands in for it."""
+        if not isinstance(function, ast.Name) or function.id in self.locals:
+            return False
+        found = self.globals.get(function.id)
+        found = getattr(found, "__original_fn", found)
+        if (getattr(found, "__module__", ""), getattr(found, "__name__", "")) != _SOFTMAX:
+            return False
+        self.names.add(function.id)
+        return True
 
     def _attribute(self, node: ast.Attribute) -> bool:
         if not isinstance(node.ctx, ast.Load) or node.attr in _NOT_READ:
@@ -130,6 +211,7 @@ class _Reader:
     def _is_torch(self, owner: ast.expr) -> bool:
         if isinstance(owner, ast.Name):
             found = self.globals.get(owner.id)
+            self.names.add(owner.id)
         elif isinstance(owner, ast.Attribute) and self._is_torch(owner.value):
             found = torch.nn.functional if owner.attr == "functional" else None
         else:

@@ -16,7 +16,7 @@ from pyg_accel.kept import version_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
-from pyg_accel.patching.attention import Source, Weights, attend
+from pyg_accel.patching.attention import Source, Weights, Where, attend
 from pyg_accel.patching.edge_tensors import asks, name_of, plain_shape, real
 from pyg_accel.patching.lazy import (
     NOTHING,
@@ -78,13 +78,14 @@ class Done(NamedTuple):
 
     Attributes:
         formula: of the messages.
-        operands: as they were given, with the row of edge_index that gathers each (-1: none does).
+        operands: as they were given, with the row of edge_index that gathers each (-1: none does),
+            and whether all targets share one row.
         reduce: of the messages.
         result: what came out.
     """
 
     formula: Formula
-    operands: list[tuple[Tensor, int]]
+    operands: list[tuple[Tensor, int, bool]]
     reduce: str
     result: Tensor
 
@@ -101,6 +102,7 @@ class Trace(Watch):
         failure: the first reason why this is none for a formula. A message may catch the exception,
             and TorchScript and others raise one of their own in its place.
         done: the last reduction, if it can be made again from its operands.
+        softmaxed: the attention weights that were made, likewise.
         gathered: node features and the row of edge_index that gathers them.
         views: (name, arguments, result) of views of ordinary tensors.
         others: whether any other function ran on ordinary tensors.
@@ -122,6 +124,7 @@ class Trace(Watch):
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
         self.done: Done | None = None
+        self.softmaxed: Done | None = None
         self.gathered: list[tuple[Tensor, int]] = []
         self.views: list[tuple[str, tuple[Any, ...], Any]] = []
         self.others = False
@@ -244,10 +247,16 @@ class Trace(Watch):
         if num_rows is None:
             num_rows = self.sizes[self.target] or self._rows_of_side(lazy, "v")
         if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
-            attended = attend(self, formula, numbers, num_rows)
+            known = self.sizes[1 - self.target]
+            where = Where(self.owner, self.target, num_rows, num_rows if known is None else known)
+            operands = [self.operands[n] for n in numbers]
+            attended = attend(formula, operands, [self.repeated[n] for n in numbers], where)
             if attended is not None:
                 out, text, waiting = attended
                 self.formulas = [f for f in self.formulas if f != waiting] + [text]
+                if lazy.later is NOTHING and lazy.edge_dim == 0:
+                    self.done = Done(formula, self._given_places(numbers), "attention", out)
+                    return [out]
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
         graph = self.graph_of(num_rows)
         with torch._C.DisableTorchFunction():
@@ -262,14 +271,16 @@ class Trace(Watch):
         if lazy.later is not NOTHING or lazy.edge_dim:
             return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
         if len(outs) == 1 and paired is None and not note:
-            rows = {"u": 1 - self.target, "v": self.target, "e": -1}
-            given = [(self.operands[n], rows[self._sides[n]]) for n in numbers]
-            if not any(self.repeated[n] for n in numbers):
-                self.done = Done(formula, given, reduces[0], outs[0])
+            self.done = Done(formula, self._given_places(numbers), reduces[0], outs[0])
         return outs
+
+    def _given_places(self, numbers: Sequence[int]) -> list[tuple[Tensor, int, bool]]:
+        rows = {"u": 1 - self.target, "v": self.target, "e": -1}
+        return [(self.operands[n], rows[self._sides[n]], self.repeated[n]) for n in numbers]
 
     def compute(self, lazy: LazyTensor) -> Tensor:
         """Write the tensor out: [.., E, ..]."""
+        self.others = True
         if lazy.parts is not None:
             with torch._C.DisableTorchFunction():
                 pieces = [self.compute(p) if isinstance(p, LazyTensor) else p for p in lazy.parts]
@@ -297,6 +308,7 @@ class Trace(Watch):
 
     def dot(self, lazy: LazyTensor) -> Tensor:
         """Sum over the last dimension: [E, ...] without it, written out."""
+        self.others = True
         formula, numbers = self._own_numbers(lazy)
         graph = self.graph_of(self._rows_of_side(lazy, "v"))
         operands = self._operands(numbers, graph.num_rows)
@@ -315,13 +327,17 @@ class Trace(Watch):
         shape = tuple(plain_shape(lazy))
         graph = self.graph_of(num_rows)
         layout = Layout(shape[1:], len(shape) - 1)
-        operands = [real(self.operands[n]) for n in numbers]
-        if not lazy.summed:
-            operands = [layout.fold(t) for t in operands]
-        source = Source(self.owner, self.target, graph, formula, operands,
-                        [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
+        with torch._C.DisableTorchFunction():
+            operands = [real(self.operands[n]) for n in numbers]
+            if not lazy.summed:
+                operands = [layout.fold(t) for t in operands]
+            source = Source(self.owner, self.target, graph, formula, operands,
+                            [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
         self.formulas.append(source.text())
-        return self.leaf("e", Weights(source), shape, 0)
+        weights = Weights(source)
+        self.others = self.others or self.softmaxed is not None
+        self.softmaxed = Done(formula, self._given_places(numbers), "softmax", weights)
+        return self.leaf("e", weights, shape, 0)
 
     def _own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
         """Renumber the operands of a formula from 0; return the old numbers."""

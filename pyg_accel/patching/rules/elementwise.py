@@ -227,11 +227,13 @@ def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float"
     if place >= 0 and value.size(place) != 1:
         raise Unrecognised("shapes that do not broadcast", sticky=False)
     # The same for every edge: one row that all targets share.
-    value = value.reshape((1,) * max(0, -place) + tuple(value.shape))
+    if place < 0:
+        value = value.reshape((1,) * -place + tuple(value.shape))
     place = max(0, place)
     shape = [*value.shape]
     shape[place] = trace.num_edges
-    return trace.leaf("v", value.movedim(place, 0), shape, place, repeated=True)
+    rows_first = value.movedim(place, 0) if place else value
+    return trace.leaf("v", rows_first, shape, place, repeated=True)
 
 
 _OPERATORS = {

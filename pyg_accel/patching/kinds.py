@@ -1,0 +1,91 @@
+"""Kinds of calls: everything that the trace of a call looks at, as a key."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.backends.dispatch import situation
+from pyg_accel.patching.attention import Weights
+from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.patching.readable import METHODS, Reads, read_class
+from pyg_accel.patching.reasons import has_hooks
+from pyg_accel.patching.seam import is_hooked
+
+__all__ = ["Key", "kind_of_call", "reads_of"]
+
+Key = tuple[Any, ...]
+_RUN = frozenset({"forward", "reduce"})  # methods of an aggregation
+_CONSTANTS = (bool, int, float, str, type(None))
+_NONE = ("None",)
+
+
+def kind_of_call(
+    original: Callable[..., Any], module: MessagePassing, edge_index: Any, kwargs: dict[str, Any]
+) -> Key | None:
+    """Return the kind of a call; None for those that are traced each time."""
+    cls = type(module)
+    reads = reads_of(cls)
+    if not reads.all_known or type(edge_index) is not Tensor or edge_index.dim() != 2:
+        return None
+    aggregation = module.aggr_module
+    if (
+        is_hooked(module)
+        or aggregation is None
+        or has_hooks(aggregation)
+        or not vars(module).keys().isdisjoint(METHODS)
+        or not vars(aggregation).keys().isdisjoint(_RUN)
+        or torch.nn.modules.module._has_any_global_hook()
+    ):
+        return None
+    device = edge_index.device
+    key: list[Any] = [
+        original, module.training, type(aggregation), module.flow, module.node_dim,
+        edge_index.dtype, edge_index.size(0), edge_index.size(1) > 0, device,
+        torch.is_grad_enabled(), torch.is_autocast_enabled(device.type), cls.message,
+        cls.edge_update, situation(),
+    ]  # fmt: skip
+    for names, name in reads.globals:
+        key.append(names.get(name))
+    for name in reads.attributes:
+        fact = _fact(getattr(module, name, None))
+        if fact is None:
+            return None
+        key.append(fact)
+    for name, value in kwargs.items():
+        fact = (value is None,) if name == "size" else _fact(value)
+        if fact is None or (reads.trailing and isinstance(value, Tensor) and value.dim() < 2):
+            return None
+        key.append((name, fact))
+    return tuple(key)
+
+
+def _fact(value: Any) -> Any:
+    """What is known of a value beside the numbers in a tensor; None for what has no plan."""
+    kind = type(value)
+    if kind is Tensor or kind is Parameter:
+        return (value.dtype, value.shape[1:], value.device, value.requires_grad, value.dim() > 0)
+    if value is None:
+        return _NONE
+    if kind is tuple and len(value) == 2:
+        pair = (_fact(value[0]), _fact(value[1]))
+        return None if None in pair else pair
+    if kind is Weights:
+        return (*value.source.kind(), value.mask is None, plain_shape(value)[1:], value.made)
+    return (kind, value) if kind in _CONSTANTS else None
+
+
+def reads_of(cls: type[MessagePassing]) -> Reads:
+    """Return what the methods of a class read; found out again when one was replaced."""
+    methods = tuple(getattr(cls, name) for name in METHODS)
+    found = _reads.get(cls)
+    if found is None or found[0] != methods:
+        found = _reads[cls] = (methods, read_class(cls))
+    return found[1]
+
+
+_reads: "weakref.WeakKeyDictionary[type, tuple[Any, Reads]]" = weakref.WeakKeyDictionary()
