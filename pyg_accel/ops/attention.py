@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
-from pyg_accel.backends.dispatch import is_fast
+from pyg_accel.backends.dispatch import is_fast, situation
+from pyg_accel.facts import Kind
 from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import Graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
@@ -21,7 +22,7 @@ from pyg_accel.ops.attention_parts import extent, unfused
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
-from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.operator import call, define, is_eager
 from pyg_accel.ops.steps import shapes_of
 from pyg_accel.sharing import kind_of
 
@@ -60,8 +61,20 @@ def attention(
         BackendNotSupported: if no backend can run it.
     """
     score_text, value_text = str(score), str(value)
-    read, from_edges = _read(score_text, value_text)
     operands = list(operands)
+    read, from_edges = _read(score_text, value_text)
+    known = None
+    if type(graph) is Graph and is_eager():
+        known = _find_way(graph, score_text, value_text, read, operands)
+    if known is not None:
+        folded = [contiguous_rows(_folded(t)) for t in operands]
+        edge_order = edge_order and from_edges
+        if not known:
+            return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
+        turned = torch.is_grad_enabled() and any(t.requires_grad for t in folded)
+        arrays = Arrays.of(graph, edge_order=edge_order, transposed=turned)
+        result: Tensor = call("attention", *arrays, folded, score_text, value_text)[0]
+        return result
     what = f"the score {score_text} and the value {value_text}"
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = [(t.shape, t.dtype, t.device) for t in operands]
@@ -80,16 +93,57 @@ def attention(
     shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
     # A function that Dynamo does not look into runs with is_compiling() false in torch 2.11.
     known_by_shape = torch.compiler.is_compiling() or isinstance(graph, CompiledGraph)
-    sharing = () if known_by_shape else kind_of(csr).sharing
+    kind = None if known_by_shape else kind_of(csr)
+    sharing = () if kind is None else kind.sharing
     sized = OpSpec.of_any_size(
         "attention", graph.device.type, dtype, int(heads), int(width),
         score=score_text, formula=value_text, shapes=shapes, sharing=sharing,
     )  # fmt: skip
-    if not is_fast(sized) or (any(needs) and not is_backward_fast(sized, needs)):
+    fused = is_fast(sized) and not (any(needs) and not is_backward_fast(sized, needs))
+    if kind is not None and all(t.dtype == dtype for t in operands):
+        _keep_way(kind, score_text, value_text, operands, fused=fused)
+    if not fused:
         return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
     arrays = Arrays.of(graph, edge_order=edge_order, transposed=any(needs))
     out: Tensor = call("attention", *arrays, folded, score_text, value_text)[0]
     return out
+
+
+# Whether calls of a kind are one operator, by everything that this depends on.
+_ways: dict[tuple[Any, ...], bool] = {}
+
+
+def _way(kind: Kind, score: str, value: str, operands: Sequence[Tensor]) -> tuple[Any, ...]:
+    grad = torch.is_grad_enabled()
+    facts = [(type(t), t.shape[1:], t.dtype, grad and t.requires_grad) for t in operands]
+    return (kind, score, value, situation(), *facts)
+
+
+def _find_way(
+    graph: Graph,
+    score: str,
+    value: str,
+    read: tuple[tuple[str, int], ...],
+    operands: Sequence[Tensor],
+) -> bool | None:
+    """Whether a call is one operator; None where that is not known, or operands do not fit."""
+    rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
+    if any(
+        index >= len(operands)
+        or operands[index].size(0) != rows[side]
+        or operands[index].device != graph.device
+        for side, index in read
+    ):
+        return None
+    return _ways.get(_way(kind_of(graph.csr()), score, value, operands))
+
+
+def _keep_way(
+    kind: Kind, score: str, value: str, operands: Sequence[Tensor], *, fused: bool
+) -> None:
+    if len(_ways) >= 4096:
+        _ways.clear()
+    _ways[_way(kind, score, value, operands)] = fused
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

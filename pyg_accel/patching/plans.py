@@ -261,6 +261,7 @@ class _Learner:
     def __init__(self, module: MessagePassing, kwargs: dict[str, Any], trace: Trace) -> None:
         self.module, self.kwargs, self.trace = module, kwargs, trace
         self.views = {id(result): (name, args) for name, args, result in trace.views}
+        self._steps: dict[int, _Step | None] = {}
 
     def plan(self, out: Any) -> Plan | None:
         """Return the plan of the call; None if it has none."""
@@ -329,10 +330,12 @@ class _Learner:
         steps: list[_Step] = []
         while id(tensor) in self.views:
             name, (tensor, *args) = self.views[id(tensor)]
-            step = (getattr(Tensor, name, None), tuple(args), {})
-            if name not in _VIEWS or not _is_constant(step):
+            if name not in _VIEWS:
                 return None
-            steps.insert(0, step)  # type: ignore[arg-type]
+            step = _for_any_size((getattr(Tensor, name), tuple(args), {}), -1)
+            if step is None:
+                return None
+            steps.insert(0, step)
         found = [
             (name, row if type(value) is tuple else None)
             for name, value in self.kwargs.items()
@@ -357,17 +360,27 @@ class _Learner:
         for name, place, first in origins:
             count = len(first.made)
             if first.source is weights.source and weights.made[:count] == first.made:
-                steps = weights.made[count:]
-                if all(map(_is_constant, steps)):
-                    return _Origin(name, place, steps, -1, repeated=False)
+                steps = [self._step(step) for step in weights.made[count:]]
+                if None not in steps:
+                    return _Origin(name, place, tuple(steps), -1, repeated=False)  # type: ignore[arg-type]
         return None
 
+    def _step(self, step: _Step) -> _Step | None:
+        """The step for any number of edges; steps that tensors share stay one."""
+        if id(step) not in self._steps:
+            self._steps[id(step)] = _for_any_size(step, self.trace.num_edges)
+        return self._steps[id(step)]
 
-def _is_constant(step: Any) -> bool:
-    """Whether a function does the same for any number of edges."""
+
+def _for_any_size(step: _Step, num_edges: int) -> _Step | None:
+    """A step that does the same for any number of edges; None if it names another number."""
     function, args, kwargs = step
-    given = [*args, *kwargs.values()]
-    if not all(type(a) in (int, float, bool) for a in given):
-        return False
-    # A view that names the number of edges would hold for that number alone.
-    return function.__name__ not in ("view", "reshape") or (args[:1] == (-1,) and not kwargs)
+    if len(args) == 1 and isinstance(args[0], (tuple, list)):
+        args = tuple(args[0])
+    if not all(type(a) in (int, float, bool) for a in (*args, *kwargs.values())):
+        return None
+    if function.__name__ not in ("view", "reshape"):
+        return function, args, kwargs
+    if kwargs or not args or args[0] not in (-1, num_edges) or -1 in args[1:]:
+        return None
+    return function, (-1, *args[1:]), kwargs

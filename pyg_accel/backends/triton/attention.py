@@ -25,6 +25,7 @@ from pyg_accel.backends.triton.plan import (
     operand_shape,
     seen,
 )
+from pyg_accel.facts import rounded
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -226,7 +227,7 @@ class _Call:
         facts = _Facts(
             tuple(operand_shape(seen(t), heads, width) for t in operands),
             tuple((t.size(1), t.size(2)) for t in operands), (heads, width),
-            (csr.num_rows, csr.num_cols, entries), numbered, accumulate,
+            (rounded(csr.num_rows), rounded(csr.num_cols), rounded(entries)), numbered, accumulate,
             "int64" if position else "int32", infinite, device_facts(csr.rowptr),
         )  # fmt: skip
         self.csr, self.operands, self.heads = csr, operands, heads
