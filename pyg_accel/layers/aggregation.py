@@ -27,6 +27,7 @@ __all__ = [
     "aggregate",
     "compress",
     "compress_both",
+    "dtype_of",
     "is_plain",
     "linear_map",
     "multiplies_first",
@@ -135,6 +136,11 @@ def num_nodes(x: Features) -> int:
     return _stored(x).size(-2)
 
 
+def dtype_of(x: Features) -> torch.dtype:
+    """Return the dtype of features."""
+    return _stored(x).dtype
+
+
 def _stored(x: Features) -> Tensor:
     return x.values if isinstance(x, CBSR) else x
 
@@ -174,7 +180,8 @@ def aggregate(
     if weight is not None:
         if weight.dim() != 1:  # a view of it would be another tensor each time to those that keep
             weight = weight.view(-1)
-        weight = weight.to(_stored(features).dtype)
+        if is_sparse_matrix(edge_index):  # of an edge_index, weights promote as in PyG
+            weight = weight.to(dtype_of(features))
     reduce = _REDUCES[str(conv.aggr)]
     if not start:
         return _reduced(graph, features, weight, reduce)

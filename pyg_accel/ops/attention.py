@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
+from pyg_accel.checks import shown
 from pyg_accel.formula import Formula, operands_of, parse
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.attention_backward import backward, is_backward_fast, setup_context
 from pyg_accel.ops.attention_parts import extent, unfused
@@ -59,9 +60,11 @@ def attention(
             one number an edge and head.
         BackendNotSupported: if no backend can run it.
     """
+    check_graph(graph)
     score_text, value_text = str(score), str(value)
     read, from_edges = _read(score_text, value_text)
-    operands = list(operands)
+    if not isinstance(operands, (list, tuple)) or not all(isinstance(t, Tensor) for t in operands):
+        raise ValueError(f"expected 'operands' to be a list of tensors (got {shown(operands)})")
     what = f"the score {score_text} and the value {value_text}"
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = [(t.shape, t.dtype, t.device) for t in operands]

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.layout import Layout, find_layout
@@ -64,8 +64,13 @@ def gspmm(
         ValueError: for operands that do not fit the graph or one another, or unknown reductions.
         BackendNotSupported: if no backend can run it.
     """
+    check_graph(graph)
     text = formula if isinstance(formula, str) else str(formula)
+    if not isinstance(reduce, (str, tuple, list)):
+        raise ValueError(f"expected 'reduce' of {', '.join(REDUCES)} (got {reduce!r})")
     reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
+    if not isinstance(operands, (list, tuple)):
+        raise ValueError(f"expected 'operands' to be a list (got {type(operands).__name__})")
     operands = list(operands)
     ordinary = all(type(t) is Tensor or type(t) is Parameter for t in operands)
     if not ordinary:

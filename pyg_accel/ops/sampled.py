@@ -4,7 +4,8 @@ Which edges those are is defined in :mod:`pyg_accel.backends.sampling`; the grad
 :mod:`.sampled_backward`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.sampling import Sampling
-from pyg_accel.graph import Graph
+from pyg_accel.checks import whole
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ROW_ARRAYS
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
@@ -69,13 +71,16 @@ def sampled_spmm(
         ValueError: for arguments that do not fit, ``reduce="mean"`` with a ``rescale`` among them.
         BackendNotSupported: if no backend can run it.
     """
+    check_graph(graph)
+    if isinstance(x, Quantized):
+        x.check()
     values, scale = (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
     if scale is None and isinstance(values, Tensor) and not values.is_floating_point():
         raise ValueError(f"expected 'x' to be floating-point, or quantized (got {values.dtype})")
     if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     rescale = _check(graph, values, weight, reduce, rescale)
-    Sampling(int(width), strategy, rescale)  # raises for what it cannot be
+    width = min(Sampling(width, strategy, rescale).width, _EVERYTHING)  # or raises
     if weight is not None and scale is not None:
         weight = weight.to(scale.dtype)
     elif weight is not None:
@@ -119,13 +124,22 @@ def sampling_rates(
             f"expected a Graph or the degrees [N] of its targets (got {got}); of an edge_index, "
             "Graph.from_edge_index(edge_index) makes a graph"
         )
-    if any(width < 1 for width in widths):
-        raise ValueError(f"expected widths of at least 1 (got {list(widths)})")
+    if not isinstance(graph, Graph) and (degree.is_floating_point() or degree.is_complex()):
+        raise ValueError(f"expected degrees in whole numbers (got {degree.dtype})")
+    check_widths(widths)
     kept = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
     return {w: n / kept[-1] if kept[-1] else 1.0 for w, n in zip(widths, kept, strict=False)}
 
 
 _EVERYTHING = 2**31 - 1
+
+
+def check_widths(widths: Sequence[int]) -> None:
+    """Raise ValueError unless there is a width, and each is a whole number of at least 1."""
+    if not isinstance(widths, Iterable) or not (widths := list(widths)):
+        raise ValueError(f"expected 'widths' to be one or more whole numbers (got {widths!r})")
+    for width in widths:
+        whole("widths", width)
 
 
 def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
@@ -135,6 +149,8 @@ def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
         return seed.reshape(1)
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"expected 'seed' to be a whole number of 64 bits (got {seed!r})")
     return torch.tensor([seed], dtype=torch.int64, device=device)
 
 
