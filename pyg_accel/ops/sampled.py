@@ -4,7 +4,9 @@ Which edges those are is defined in :mod:`pyg_accel.backends.sampling`; the grad
 :mod:`.sampled_backward`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Integral
 from typing import Any
 
@@ -126,20 +128,32 @@ def sampling_rates(
         )
     if not isinstance(graph, Graph) and (degree.is_floating_point() or degree.is_complex()):
         raise ValueError(f"expected degrees in whole numbers (got {degree.dtype})")
-    check_widths(widths)
+    widths = _checked(widths)
     kept = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
     return {w: n / kept[-1] if kept[-1] else 1.0 for w, n in zip(widths, kept, strict=False)}
 
 
 _EVERYTHING = 2**31 - 1
+_noted: ContextVar[list[int] | None] = ContextVar("pyg_accel_noted_samples", default=None)
 
 
-def check_widths(widths: Sequence[int]) -> None:
-    """Raise ValueError unless there is a width, and each is a whole number of at least 1."""
-    if not isinstance(widths, Iterable) or not (widths := list(widths)):
+@contextmanager
+def note_samples() -> Iterator[list[int]]:
+    """Collect the width of each sampled aggregation that runs inside the block, compiled or not."""
+    widths: list[int] = []
+    token = _noted.set(widths)
+    try:
+        yield widths
+    finally:
+        _noted.reset(token)
+
+
+def _checked(widths: Iterable[int]) -> list[int]:
+    """Return widths; ValueError unless there is one, and each is a whole number of at least 1."""
+    found = list(widths) if isinstance(widths, Iterable) else []
+    if not found:
         raise ValueError(f"expected 'widths' to be one or more whole numbers (got {widths!r})")
-    for width in widths:
-        whole("widths", width)
+    return [whole("widths", width) for width in found]
 
 
 def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
@@ -189,6 +203,8 @@ def _forward(*args: Any) -> Tensor:
     sampling = Sampling(*how)
     spec = OpSpec.on("sampled_spmm", csr, x, x.size(1), x.size(2), k=sampling.width)
     weight = None if weight is None else weight.contiguous()
+    if (noted := _noted.get()) is not None:
+        noted.append(sampling.width)
     return choose(spec).backend.sampled_spmm(csr, x, scale, weight, sampling, seed)
 
 
