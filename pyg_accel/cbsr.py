@@ -73,12 +73,14 @@ class CBSR(NamedTuple):
         """
         if not isinstance(dense, Tensor) or dense.dim() != 2 or not dense.is_floating_point():
             raise ValueError("expected 'dense' to be a floating-point tensor [N, F]")
+        if dense.layout != torch.strided:
+            raise ValueError(f"expected 'dense' to be strided (got {dense.layout})")
         rows, width = dense.shape
         dtype = index_dtype(width)
         if width == 0:
             raise ValueError("expected 'dense' to have at least one column")
         most = int((dense != 0).sum(1).max()) if rows else 0
-        k = max(most, 1) if k is None else k
+        k = max(most, 1) if k is None else whole("k", k)
         if not max(most, 1) <= k <= width:
             raise ValueError(
                 f"expected 'k' between {max(most, 1)}, the entries of the fullest row, and {width} "

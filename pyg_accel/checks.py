@@ -12,10 +12,10 @@ def whole(name: str, value: object, least: int = 1) -> int:
     """Return a whole number; a truth value is none.
 
     Raises:
-        ValueError: for anything else, or less than ``least``.
+        ValueError: for anything else, less than ``least`` or of more than 64 bits.
     """
     is_whole = isinstance(value, (int, Integral)) and not isinstance(value, bool)
-    if not is_whole or value < least:  # type: ignore[operator]
+    if not is_whole or not least <= value < 2**63:  # type: ignore[operator]
         raise ValueError(
             f"expected '{name}' to be a whole number of at least {least} (got {value!r})"
         )

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
 from pyg_accel.cbsr import CBSR, check_cbsr, check_columns
-from pyg_accel.checks import shown
+from pyg_accel.checks import shown, whole
 from pyg_accel.ops.operator import call, define
 
 __all__ = ["cbsr_linear", "multiplies_compressed"]
@@ -68,6 +68,7 @@ def multiplies_compressed(cbsr: CBSR, columns: int) -> bool:
     """
     if not isinstance(cbsr, CBSR):
         raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
+    whole("columns", columns, 0)
     values = cbsr.values
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(values.device.type):
         return False

@@ -79,6 +79,9 @@ def gspmm(
                 raise ValueError(
                     f"expected operand {index} to be a tensor (got {type(t).__name__})"
                 )
+    for index, t in enumerate(operands):
+        if t.layout != torch.strided:
+            raise ValueError(f"expected operand {index} to be strided (got {t.layout})")
     if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)

@@ -33,6 +33,8 @@ def maxk(x: Tensor, k: int) -> CBSR:
     """
     if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
         raise ValueError("expected 'x' to be a floating-point tensor [N, F]")
+    if x.layout != torch.strided:
+        raise ValueError(f"expected 'x' to be strided (got {x.layout})")
     check_k(k)
     width = x.size(1)
     dtype = index_dtype(width)

@@ -69,7 +69,9 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column")
     """
     if not isinstance(x, Tensor) or x.dim() not in (2, 3) or not x.is_floating_point():
         raise ValueError("expected 'x' to be floating-point features [N, F] or [N, H, F]")
-    if dtype not in _MOST:
+    if x.layout != torch.strided:
+        raise ValueError(f"expected 'x' to be strided (got {x.layout})")
+    if not isinstance(dtype, torch.dtype) or dtype not in _MOST:
         raise ValueError(f"expected int8 or float8_e4m3fn (got {dtype})")
     if per not in ("column", "row"):
         raise ValueError(f"expected 'per' to be 'column' or 'row' (got '{per}')")

@@ -172,6 +172,8 @@ def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, res
     """Raise for arguments that do not fit; return the factor of reduction and rescaling."""
     if not isinstance(values, Tensor) or values.dim() not in (2, 3):
         raise ValueError("expected 'x' to be a tensor [N, F] or [N, H, F]")
+    if values.layout != torch.strided:
+        raise ValueError(f"expected 'x' to be strided (got {values.layout})")
     if values.size(0) != graph.num_cols or values.device != graph.device:
         raise ValueError(
             f"expected 'x' to have {graph.num_cols} rows on {graph.device} "

@@ -46,7 +46,7 @@ def sddmm(
     for name, x in (("x_target", x_target), ("x_source", x_source)):
         if not isinstance(x, Tensor) or x.dim() < 2:
             raise ValueError(f"expected '{name}' to be [N, F] or [N, H, F] (got {shown(x)})")
-    if op not in _FORMULAS:
+    if not isinstance(op, str) or op not in _FORMULAS:
         raise ValueError(f"expected 'op' of {', '.join(_FORMULAS)} (got {op!r})")
     result: Tensor = gspmm(
         graph, _FORMULAS[op], [x_target, x_source], reduce="none", edge_order=edge_order

@@ -1,5 +1,6 @@
 """Sparse graph translation of a graph, for looking at tiles and for kernels of one's own."""
 
+from pyg_accel.checks import whole
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.tiles import Tiles, tiles_of
 
@@ -25,4 +26,4 @@ def sgt(graph: Graph, *, window: int = 16, tile: int = 8) -> Tiles:
         ValueError: for sizes below 1 or above 32768 places a tile.
     """
     check_graph(graph)
-    return tiles_of(graph.csr(), window, tile)
+    return tiles_of(graph.csr(), whole("window", window), whole("tile", tile))
