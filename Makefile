@@ -13,7 +13,7 @@ ARGS   ?=
 PY        := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 LIBRARY   := pyg_accel/_C_cpu.abi3.so
-SOURCES   := $(wildcard csrc/*.cpp csrc/*.h csrc/common/*.h csrc/cpu/*.cpp csrc/cpu/*.h csrc/cuda/*)
+SOURCES   := $(wildcard csrc/*.cpp csrc/*.map csrc/cpu/*.cpp csrc/cpu/*.h csrc/cuda/*)
 C_FILES   := find csrc -regex '.*\.\(h\|cuh\|cpp\|cu\)' -exec clang-format
 
 # torch looks for ninja on the PATH.

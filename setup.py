@@ -27,6 +27,9 @@ CXX = os.environ.get("CXX") or ("c++" if shutil.which("c++") else "g++")
 NVCC = shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin")) or (
     shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 )
+# Nothing is exported: libraries are loaded for their static initialisers, which register operators.
+# An exported copy of a C++ standard-library symbol could take the place of another library's.
+SCRIPT, EXPORTS = "--version-script", os.path.abspath("csrc/exports.map")
 # Machine code for Ampere and Hopper; later ones compile the PTX when they first load it.
 TARGETS = ("arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a",
            "arch=compute_90,code=compute_90")  # fmt: skip
@@ -88,29 +91,31 @@ def native() -> dict[str, Any]:
             includes = [f"-I{path}" for path in ("csrc", *include_paths())]
             headers = [p.stat().st_mtime for p in Path("csrc/cuda").glob("*.*h")]
 
-            def compile_one(source: str) -> tuple[str, bool]:
+            def compile_one(source: str) -> str:
                 made = folder / (Path(source).name + ".o")
                 newest = max(Path(source).stat().st_mtime, *headers)
                 if made.exists() and made.stat().st_mtime > newest:
-                    return str(made), False
+                    return str(made)
                 command = [str(NVCC), "-ccbin", CXX, *FLAGS[:2], *FLAGS[4:], *includes]
                 command += [f"-Xcompiler={f}" for f in ("-fPIC", "-fvisibility=hidden", *prefixes)]
                 for where in TARGETS:
                     command += ["-gencode", where]
                 command += ["-c", source, "-o", str(made)]
                 subprocess.check_call(command)
-                return str(made), True
+                return str(made)
 
             jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
             with ThreadPoolExecutor(jobs) as pool:
                 objects = list(pool.map(compile_one, sorted(ext.depends)))
-            if target.exists() and not any(fresh for _, fresh in objects):
+            newest = max(Path(path).stat().st_mtime for path in (EXPORTS, *objects))
+            if target.exists() and target.stat().st_mtime > newest:
                 return
             # libtorch must stay a dependency though nothing here names it: with a CUDA build of
             # torch it brings libtorch_cuda, which has the current stream.
-            link = [str(NVCC), "-ccbin", CXX, "-shared", *(made for made, _ in objects),
-                    *(f"-L{path}" for path in library_paths()), "-Xlinker", "--no-as-needed",
-                    "-ltorch", "-ltorch_cpu", "-cudart", "static", "-o", str(target)]  # fmt: skip
+            link = [str(NVCC), "-ccbin", CXX, "-shared", *objects,
+                    *(f"-L{path}" for path in library_paths()), "-Xlinker", f"{SCRIPT}={EXPORTS}",
+                    "-Xlinker", "--no-as-needed", "-ltorch", "-ltorch_cpu", "-cudart", "static",
+                    "-o", str(target)]  # fmt: skip
             subprocess.check_call(link)
 
     # Not CppExtension, which links c10 and libtorch too: the stable ABI is a C interface that lives
@@ -118,7 +123,7 @@ def native() -> dict[str, Any]:
     library = Extension(
         CPU,
         sources=["csrc/library.cpp", *sorted(glob("csrc/cpu/*.cpp"))],
-        depends=sorted(glob("csrc/cpu/*.h")),
+        depends=[*sorted(glob("csrc/cpu/*.h")), EXPORTS],
         include_dirs=[os.path.abspath("csrc"), *include_paths()],
         library_dirs=library_paths(),
         libraries=["torch_cpu"],
@@ -127,7 +132,9 @@ def native() -> dict[str, Any]:
         # Error messages name source files: without the build machine's folders, please.
         extra_compile_args=FLAGS + prefixes,
         # A kernel that was declared but not written fails here, not in a user's process.
-        extra_link_args=["-Wl,--no-undefined"] if sys.platform == "linux" else [],
+        extra_link_args=(
+            ["-Wl,--no-undefined", f"-Wl,{SCRIPT}={EXPORTS}"] if sys.platform == "linux" else []
+        ),
     )
     cuda = Extension(
         CUDA, sources=[], depends=glob("csrc/cuda/*.cpp") + glob("csrc/cuda/*.cu"),

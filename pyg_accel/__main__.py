@@ -29,6 +29,7 @@ PACKAGES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m pyg_accel", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"pyg_accel {pyg_accel.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="versions, processor, backends and why not")
     run = commands.add_parser("run", help="run a PyG script unchanged under patch(), then report")
@@ -63,7 +64,7 @@ def doctor() -> int:
     """Print what is installed and what works; 0 if a backend faster than the reference does."""
     import torch
 
-    from pyg_accel.backends import backends
+    from pyg_accel.doctor import examine
     from pyg_accel.large_pages import small_pages_reasons
     from pyg_accel.settings import SETTINGS, settings
 
@@ -78,14 +79,12 @@ def doctor() -> int:
     print(f"GPUs: {names or 'none'}")
     print("backends:")
     fast = False
-    for name, backend in backends().items():
-        reasons = backend.unavailable_reasons()
+    for name, reasons, info in examine():
         print(f"  {name:16} {'available' if not reasons else 'no: ' + '; '.join(reasons)}")
-        if not reasons:
-            fast |= name != "reference"
-            for key, value in backend.info().items():
-                text = " ".join(value) if isinstance(value, list) else value
-                print(f"    {key}: {text}")
+        fast |= name != "reference" and not reasons
+        for key, value in info.items():
+            text = " ".join(value) if isinstance(value, list) else value
+            print(f"    {key}: {text}")
     changed = [s for s in SETTINGS if getattr(settings, s.name) != s.default]
     print("settings: " + (", ".join(f"{s.variable}={getattr(settings, s.name)}" for s in changed)
                           or "all defaults"))  # fmt: skip

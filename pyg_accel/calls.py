@@ -90,6 +90,9 @@ def report(file: TextIO | None = None) -> Report:
     Returns:
         The same as data.
     """
+    if file is not None and not hasattr(file, "write"):
+        raise ValueError(f"expected 'file' to be open for writing (got {file!r}); to write into a "
+                         "file of that name, open(name, 'w') it")  # fmt: skip
     with _lock:
         snapshot = Report([Row(**vars(row)) for row in _rows.values()], small_pages_reasons())
     snapshot.rows.sort(key=lambda row: -row.seconds)

@@ -5,9 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["CBSR", "MAX_WIDTH", "index_dtype"]
+from pyg_accel.checks import require, shown, whole
+from pyg_accel.kept import Kept
+
+__all__ = ["CBSR", "MAX_WIDTH", "check_cbsr", "check_columns", "index_dtype", "scattered", "trust"]
 
 MAX_WIDTH = 65_536
+_valid: Kept[bool] = Kept()  # columns that were checked, or that our own kernels wrote
 
 
 def index_dtype(width: int) -> torch.dtype:
@@ -24,8 +28,10 @@ def index_dtype(width: int) -> torch.dtype:
 class CBSR(NamedTuple):
     """Compressed balanced sparse rows (MaxK-GNN paper, section 3.2): k entries in each row.
 
-    The columns of a row ascend and are distinct; kernels rely on it and nothing checks it. Entries
-    may be zero. uint16 has few operators in torch: take ``indices.long()`` to compute with it.
+    The columns of a row ascend and are distinct. The first operator that takes a CBSR from
+    elsewhere checks it, in one pass, and raises ValueError; those of ``ops.maxk`` need no check.
+    Entries may be zero. uint16 has few operators in torch: take ``indices.long()`` to compute with
+    it.
 
     Attributes:
         values: [N, k], floating point.
@@ -43,9 +49,15 @@ class CBSR(NamedTuple):
         return self.values.size(1)
 
     def dense(self) -> Tensor:
-        """Return the matrix [N, F], zero where nothing is stored; differentiable."""
-        zeros = self.values.new_zeros(self.values.size(0), self.width)
-        return zeros.scatter(1, self.indices.long(), self.values)
+        """Return the matrix [N, F], zero where nothing is stored; differentiable.
+
+        Raises:
+            ValueError: if this is no CBSR matrix.
+        """
+        check_cbsr(self)
+        if not torch.compiler.is_compiling():  # compiled code checks what it scatters by itself
+            check_columns(self.indices, self.width)
+        return scattered(self)
 
     @classmethod
     def from_dense(cls, dense: Tensor, k: int | None = None) -> "CBSR":
@@ -61,12 +73,14 @@ class CBSR(NamedTuple):
         """
         if not isinstance(dense, Tensor) or dense.dim() != 2 or not dense.is_floating_point():
             raise ValueError("expected 'dense' to be a floating-point tensor [N, F]")
+        if dense.layout != torch.strided:
+            raise ValueError(f"expected 'dense' to be strided (got {dense.layout})")
         rows, width = dense.shape
         dtype = index_dtype(width)
         if width == 0:
             raise ValueError("expected 'dense' to have at least one column")
         most = int((dense != 0).sum(1).max()) if rows else 0
-        k = max(most, 1) if k is None else k
+        k = max(most, 1) if k is None else whole("k", k)
         if not max(most, 1) <= k <= width:
             raise ValueError(
                 f"expected 'k' between {max(most, 1)}, the entries of the fullest row, and {width} "
@@ -74,4 +88,57 @@ class CBSR(NamedTuple):
             )
         nonzero_first = (dense == 0).to(torch.uint8).argsort(dim=1, stable=True)
         columns = nonzero_first[:, :k].sort(dim=1).values
-        return cls(dense.gather(1, columns), columns.to(dtype), width)
+        return cls(dense.gather(1, columns), trust(columns.to(dtype), width), width)
+
+
+def check_cbsr(cbsr: object) -> None:
+    """Raise ValueError for what is no CBSR matrix, by its shapes and dtypes."""
+    if not isinstance(cbsr, CBSR):
+        raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
+    values, indices, width = cbsr
+    if not isinstance(values, Tensor) or not isinstance(indices, Tensor):
+        raise ValueError(
+            f"expected values and indices to be tensors (got {shown(values)} and {shown(indices)})"
+        )
+    if values.dim() != 2 or values.shape != indices.shape or not values.is_floating_point():
+        raise ValueError(
+            f"expected values [N, k] in floating point and indices of that shape (got "
+            f"{list(values.shape)} {values.dtype} and {list(indices.shape)})"
+        )
+    if not isinstance(width, torch.SymInt):
+        whole("width", width, 0)
+    if not min(1, width) <= values.size(1) <= width:
+        raise ValueError(f"expected between 1 and {width} entries a row (got {values.size(1)})")
+    if indices.dtype != index_dtype(width):
+        raise ValueError(f"expected indices in {index_dtype(width)} (got {indices.dtype})")
+    if indices.device != values.device:
+        raise ValueError(f"expected indices on {values.device} (got {indices.device})")
+
+
+def check_columns(indices: Tensor, width: int) -> None:
+    """Raise ValueError unless columns ascend within each row and are below ``width``.
+
+    Columns that were found right are remembered with their tensor, until it changes.
+    """
+    if _valid.find((indices,), width):
+        return
+    # torch compares no uint16 on a GPU.
+    columns = indices.int() if indices.dtype == torch.uint16 else indices
+    ascends = (columns[:, 1:] > columns[:, :-1]).all()
+    inside = (columns[:, -1:].int() < width).all()
+    require(ascends & inside, f"expected the columns of a CBSR to ascend within [0, {width}) in "
+            "each row, each at most once")  # fmt: skip
+    trust(indices, width)
+
+
+def trust(indices: Tensor, width: int) -> Tensor:
+    """Remember that columns are right, and return them."""
+    if type(indices) is Tensor and not torch.compiler.is_compiling():
+        _valid.put((indices,), width, True)
+    return indices
+
+
+def scattered(cbsr: CBSR) -> Tensor:
+    """Return the dense matrix of a CBSR that is known to be right."""
+    values, indices, width = cbsr
+    return values.new_zeros(values.size(0), width).scatter(1, indices.long(), values)

@@ -5,9 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_accel.checks import require, shown, whole
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
-__all__ = ["CSR", "Graph", "ptr2index"]
+__all__ = ["CSR", "Graph", "check_graph", "ptr2index"]
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -71,7 +72,32 @@ class Graph:
         *,
         sorted: bool,
     ) -> None:
-        """Wrap arrays that are known to be valid; :meth:`from_csr` checks them."""
+        """Check arrays and hold them.
+
+        Args:
+            rowptr: [num_rows + 1] int32 or int64, ascending from 0 to E.
+            col: [E] of the same dtype and device.
+            perm: [E] of the same dtype and device, or None.
+            num_cols: number of source nodes.
+            sorted: columns ascend within each row.
+
+        Raises:
+            ValueError: if that is not so.
+        """
+        _check_csr(rowptr, col)
+        inside = (col >= 0) & (col < whole("num_cols", num_cols, 0))
+        require(inside.all(), f"expected 'col' within [0, {num_cols})")
+        if sorted:
+            require(_ascends(rowptr, col), "expected 'col' to ascend within each row, as 'sorted' "
+                    "says")  # fmt: skip
+        if perm is not None:
+            _check_perm(perm, col)
+            perm = perm.contiguous()
+        self._hold(rowptr.contiguous(), col.contiguous(), perm, num_cols, sorted=sorted)
+
+    def _hold(
+        self, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int, *, sorted: bool
+    ) -> None:
         self.rowptr = rowptr
         self.col = col
         self.perm = perm
@@ -81,6 +107,15 @@ class Graph:
         self._transposed: tuple[Tensor, Tensor, Tensor] | None = None
         self._transposed_edges: Tensor | None = None
         self._degree: Tensor | None = None
+
+    @classmethod
+    def trusted(
+        cls, rowptr: Tensor, col: Tensor, perm: Tensor | None, num_cols: int, *, sorted: bool
+    ) -> "Graph":
+        """Hold arrays that are known to be valid, without looking at them."""
+        graph = cls.__new__(cls)
+        graph._hold(rowptr, col, perm, num_cols, sorted=sorted)
+        return graph
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, col: Tensor, *, num_cols: int | None = None) -> "Graph":
@@ -97,28 +132,15 @@ class Graph:
         Raises:
             ValueError: if the arrays are not a CSR matrix.
         """
-        for name, array in (("rowptr", rowptr), ("col", col)):
-            if not isinstance(array, Tensor) or array.dim() != 1:
-                raise ValueError(f"expected '{name}' to be a one-dimensional tensor")
-            if array.dtype not in _INDEX_DTYPES:
-                raise ValueError(f"expected '{name}' to be int32 or int64 (got {array.dtype})")
-        if rowptr.dtype != col.dtype or rowptr.device != col.device:
-            raise ValueError("expected 'rowptr' and 'col' to share their dtype and device")
-        if rowptr.numel() == 0 or rowptr[0] != 0 or rowptr[-1] != col.numel():
-            raise ValueError("expected 'rowptr' to run from 0 to the number of entries of 'col'")
-        if bool((rowptr[1:] < rowptr[:-1]).any()):
-            raise ValueError("expected 'rowptr' to ascend")
+        _check_csr(rowptr, col)
         low, high = (int(col.min()), int(col.max())) if col.numel() else (0, -1)
         if num_cols is None:
             num_cols = max(rowptr.numel() - 1, high + 1)
-        if low < 0 or high >= num_cols:
+        if low < 0 or high >= whole("num_cols", num_cols, 0):
             raise ValueError(f"expected 'col' within [0, {num_cols}) (got {low} to {high})")
         rowptr, col = rowptr.contiguous(), col.contiguous()
-        inside = torch.ones(max(col.numel() - 1, 0), dtype=torch.bool, device=col.device)
-        starts = rowptr[1:-1].long()
-        inside[starts[(starts > 0) & (starts < col.numel())] - 1] = False
-        ordered = bool((col[1:] >= col[:-1])[inside].all())
-        return cls(rowptr, col, None, num_cols, sorted=ordered)
+        ordered = bool(_ascends(rowptr, col))
+        return cls.trusted(rowptr, col, None, num_cols, sorted=ordered)
 
     @classmethod
     def from_edge_index(
@@ -156,9 +178,11 @@ class Graph:
             raise ValueError(f"expected 'edge_index' to be int32 or int64 (got {edge_index.dtype})")
         if flow not in ("source_to_target", "target_to_source"):
             raise ValueError(f"unknown flow '{flow}'")
-        sizes: list[int | None] = list(size) if size is not None else [None, None]
-        if len(sizes) != 2 or any(n is not None and n < 0 for n in sizes):
-            raise ValueError(f"expected 'size' to be two numbers of at least 0 (got {size})")
+        if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
+            raise ValueError(
+                f"expected 'size' to be two numbers, of source and target nodes (got {size!r})"
+            )
+        sizes = [None if n is None else whole("size", n, 0) for n in size or (None, None)]
         if None in sizes:
             most = int(edge_index.max()) + 1 if edge_index.numel() else 0
             sizes = [most if n is None else n for n in sizes]
@@ -180,7 +204,7 @@ class Graph:
                 line = str(error).splitlines()[0]
                 raise IndexError(line[line.index("found") :]) from None  # without the place in C++
             rowptr, col, perm = arrays
-            return cls(rowptr, col, perm, num_cols, sorted=True)
+            return cls.trusted(rowptr, col, perm, num_cols, sorted=True)
         for name, ids, most in (("target", row, num_rows), ("source", col, num_cols)):
             inside = ((ids >= 0) & (ids < most)).all()
             if ids.device.type == "cpu":
@@ -193,7 +217,8 @@ class Graph:
         keys, perm = torch.sort(row.long() * stride + col, stable=True)
         starts = torch.arange(0, (num_rows + 1) * stride, stride, device=row.device)
         rowptr = torch.searchsorted(keys, starts, out_int32=narrow)
-        return cls(rowptr, (keys % stride).to(dtype), perm.to(dtype), num_cols, sorted=True)
+        col, perm = (keys % stride).to(dtype), perm.to(dtype)
+        return cls.trusted(rowptr, col, perm, num_cols, sorted=True)
 
     @property
     def num_edges(self) -> int:
@@ -242,6 +267,49 @@ class Graph:
             f"Graph(num_rows={self.num_rows}, num_cols={self.num_cols}, "
             f"num_edges={self.num_edges}, {self.rowptr.dtype}, device={self.device})"
         )
+
+
+def check_graph(graph: object) -> None:
+    """Raise ValueError for what is no graph, with the way to make one."""
+    if not isinstance(graph, Graph):
+        got = f"a tensor {shown(graph)}" if isinstance(graph, Tensor) else shown(graph)
+        raise ValueError(
+            f"expected 'graph' to be a Graph (got {got}); of an edge_index, "
+            "Graph.from_edge_index(edge_index) makes one"
+        )
+
+
+def _check_csr(rowptr: Tensor, col: Tensor) -> None:
+    """Raise ValueError for arrays that are no CSR matrix, whatever its columns."""
+    for name, array in (("rowptr", rowptr), ("col", col)):
+        if not isinstance(array, Tensor) or array.dim() != 1:
+            raise ValueError(f"expected '{name}' to be a one-dimensional tensor")
+        if array.dtype not in _INDEX_DTYPES:
+            raise ValueError(f"expected '{name}' to be int32 or int64 (got {array.dtype})")
+    if rowptr.dtype != col.dtype or rowptr.device != col.device:
+        raise ValueError("expected 'rowptr' and 'col' to share their dtype and device")
+    ends = "expected 'rowptr' to run from 0 to the number of entries of 'col'"
+    if rowptr.numel() == 0:
+        raise ValueError(ends)
+    require((rowptr[0] == 0) & (rowptr[-1] == col.numel()), ends)
+    require((rowptr[1:] >= rowptr[:-1]).all(), "expected 'rowptr' to ascend")
+
+
+def _ascends(rowptr: Tensor, col: Tensor) -> Tensor:
+    """Whether columns ascend within each row, as a tensor of one element."""
+    row = ptr2index(rowptr, col.numel())
+    return ((col[1:] >= col[:-1]) | (row[1:] != row[:-1])).all()
+
+
+def _check_perm(perm: Tensor, col: Tensor) -> None:
+    if not isinstance(perm, Tensor) or perm.shape != col.shape:
+        raise ValueError(f"expected 'perm' to be a tensor {list(col.shape)} (got {shown(perm)})")
+    if perm.dtype != col.dtype or perm.device != col.device:
+        raise ValueError("expected 'perm' to share dtype and device with 'col'")
+    message = f"expected 'perm' to have every number of [0, {col.numel()}) once"
+    require(((perm >= 0) & (perm < col.numel())).all(), message)
+    seen = torch.zeros(col.numel(), dtype=torch.bool, device=col.device)
+    require(seen.index_fill_(0, perm.long(), True).all(), message)
 
 
 def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyg_accel.checks import whole
 from pyg_accel.graph import CSR, ptr2index
 from pyg_accel.kept import Kept
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
@@ -137,9 +138,9 @@ def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
 
 def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     """Translate a matrix; see :func:`tiles_of`. Waits for the device: sizes depend on the data."""
-    if window < 1 or tile < 1 or window * tile > _MOST_SLOTS:
+    if whole("window", window) * whole("tile", tile) > _MOST_SLOTS:
         raise ValueError(
-            f"expected 'window' and 'tile' of at least 1, at most {_MOST_SLOTS} slots together "
+            f"expected 'window' and 'tile' of at most {_MOST_SLOTS} slots together "
             f"(got {window} x {tile})"
         )
     rows, entries, device = csr.num_rows, csr.col.numel(), csr.col.device

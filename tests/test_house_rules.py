@@ -16,13 +16,13 @@ HARD_CAP = 420
 # Imports run downwards only. Rooms of one floor may know each other only if they are one room.
 FLOORS = {
     "errors": 1, "settings": 1, "formula": 1, "native": 1, "graph": 1, "cbsr": 1,
-    "large_pages": 1, "memo": 1, "matrices": 1, "calls": 1, "kept": 1, "tiles": 1,
+    "checks": 1, "large_pages": 1, "memo": 1, "matrices": 1, "calls": 1, "kept": 1, "tiles": 1,
     "sharing": 1,
     "backends": 2,
     "ops": 3,
     "testing": 3,
     "patching": 4, "layers": 4, "reordering": 4,
-    "rewrite": 5,
+    "rewrite": 5, "doctor": 5,
     "__main__": 6,
 }  # fmt: skip
 PRIVATE_OF_PYG = re.compile(

@@ -1,10 +1,13 @@
 """``python -m pyg_accel``."""
 
 import importlib.metadata
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
+import pyg_accel
 from pyg_accel import __main__ as program
 
 
@@ -14,6 +17,54 @@ def test_doctor_lists_packages_backends_and_a_verdict(capsys):
     assert f"torch            {importlib.metadata.version('torch')}" in text
     assert "backends:\n  reference        available" in text
     assert ("verdict: patch() accelerates models here" in text) == (status == 0)
+
+
+CRASHING = """
+import os, sys
+from pyg_accel.backends.reference import ReferenceBackend
+class Crashing(ReferenceBackend):
+    name = "crashing"
+    def info(self):
+        sys.stderr.write("terminate called after throwing an instance of 'std::bad_cast'\\n")
+        sys.stderr.flush()
+        os.abort()
+class Failing(ReferenceBackend):
+    name = "failing"
+    def info(self):
+        raise RuntimeError("no such kernel")
+class Wrong(ReferenceBackend):
+    name = "wrong"
+    def gspmm(self, *args, **given):
+        return [out + 1 for out in super().gspmm(*args, **given)]
+"""
+
+
+@pytest.mark.slow
+def test_doctor_survives_backends_that_crash_fail_or_err(tmp_path, capfd, monkeypatch):
+    (tmp_path / "crashing_backends.py").write_text(CRASHING)
+    facts = tmp_path / "crashing_backends-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: crashing-backends\nVersion: 1.0\n"
+    )
+    names = [f"{n.lower()} = crashing_backends:{n}" for n in ("Crashing", "Failing", "Wrong")]
+    (facts / "entry_points.txt").write_text("\n".join(["[pyg_accel.backends]", *names]))
+    root = Path(program.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root)]))
+    program.main(["doctor"])
+    text = capfd.readouterr().out
+    assert ("  crashing         no: its test crashes (SIGABRT): terminate called after throwing an "
+            "instance of 'std::bad_cast'\n") in text  # fmt: skip
+    assert "  failing          no: its test ends with status 1: RuntimeError: no such" in text
+    assert "  wrong            no: a sum of three edges on cpu is wrong: [[4.0, 5.0]" in text
+    assert "  reference        available\n" in text
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"pyg_accel {pyg_accel.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,12 @@ def test_tiles_are_kept_for_as_long_as_the_graph_lives():
     assert dead() is None
 
 
-@pytest.mark.parametrize("size", [(0, 8), (16, 0), (256, 256)])
-def test_impossible_sizes_are_refused(size):
-    with pytest.raises(ValueError, match="expected 'window' and 'tile'"):
+@pytest.mark.parametrize(
+    ("size", "named"),
+    [((0, 8), "'window'"), ((16, 0), "'tile'"), ((256, 256), "'window' and 'tile'")],
+)
+def test_impossible_sizes_are_refused(size, named):
+    with pytest.raises(ValueError, match=f"expected {named} "):
         ops.sgt(graph_of("directed"), window=size[0], tile=size[1])
 
 

@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include <fstream>
+#include <cstdio>
 
 #include "kernels.h"
 #include "tensors.h"
@@ -11,14 +11,20 @@ namespace pyg_accel {
 namespace {
 
 // The kernel's own account first: in virtual machines the C library may add up every cache of the
-// host, which no program here can use.
+// host, which no program here can use. C's files, not C++'s: those read numbers by a locale, which
+// fails where this library and torch have different copies of the C++ library.
 int64_t last_level_cache() {
   for (int index = 4; index >= 2; --index) {
-    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +
-                       "/size");
-    int64_t kibibytes = 0;
-    if (file >> kibibytes && kibibytes > 0)
-      return kibibytes << 10;
+    const std::string path =
+        "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size";
+    std::FILE* file = std::fopen(path.c_str(), "r");
+    if (file == nullptr)
+      continue;
+    long long kibibytes = 0;
+    const int found = std::fscanf(file, "%lld", &kibibytes);
+    std::fclose(file);
+    if (found == 1 && kibibytes > 0)
+      return int64_t{kibibytes} << 10;
   }
   for (const int level : {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
     const int64_t bytes = sysconf(level);

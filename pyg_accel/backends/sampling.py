@@ -27,12 +27,12 @@ in a sample drawn without replacement.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Integral
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyg_accel.checks import whole
 from pyg_accel.graph import CSR
 
 __all__ = [
@@ -73,10 +73,7 @@ class Sampling:
     rescale: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.width, Integral) or self.width < 1:
-            raise ValueError(
-                f"expected 'width' to be a whole number of at least 1 (got {self.width!r})"
-            )
+        whole("width", self.width)
         if self.strategy not in STRATEGIES:
             known = ", ".join(STRATEGIES)
             raise ValueError(f"expected a strategy of {known} (got '{self.strategy}')")

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.cbsr import CBSR
+from pyg_accel.checks import shown
 from pyg_accel.ops import maxk
 from pyg_accel.ops.maxk import check_k
 
@@ -17,6 +18,8 @@ def dense_maxk(x: Tensor | CBSR, k: int) -> Tensor:
     """
     if isinstance(x, CBSR):
         return x.dense()
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        raise ValueError(f"expected 'x' to be features [..., F] or a CBSR (got {shown(x)})")
     if k >= x.size(-1):
         return x
     if x.dim() == 2:

@@ -17,6 +17,7 @@ from pyg_accel import ops
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.cbsr import CBSR
+from pyg_accel.checks import shown
 from pyg_accel.graph import Graph
 from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.layers.adjacency import adjacency
@@ -27,6 +28,7 @@ __all__ = [
     "aggregate",
     "compress",
     "compress_both",
+    "dtype_of",
     "is_plain",
     "linear_map",
     "multiplies_first",
@@ -58,6 +60,8 @@ def compress(x: Features, k: int) -> Features:
     """
     if isinstance(x, CBSR):
         return x
+    if not isinstance(x, Tensor):
+        raise ValueError(f"expected 'x' to be features [N, F] or a CBSR (got {shown(x)})")
     pays = x.dim() == 2 and k * _columns_an_entry(x) <= x.size(1)
     return maxk(x, k) if pays else dense_maxk(x, k)
 
@@ -120,9 +124,16 @@ def is_plain(lin: Linear) -> bool:
 
 def compress_both(x: Any, k: int) -> Any:
     """Put the features of both sides through MaxK, once if they are the same."""
+    _check_pair(x)
     if isinstance(x, (Tensor, CBSR)) or x[1] is x[0]:
         return (compress(x if isinstance(x, (Tensor, CBSR)) else x[0], k),) * 2
     return tuple(None if each is None else compress(each, k) for each in x)
+
+
+def _check_pair(x: Any) -> None:
+    if not isinstance(x, (Tensor, CBSR)) and (not isinstance(x, (tuple, list)) or len(x) != 2):
+        raise ValueError(f"expected 'x' to be features [N, F], a CBSR or a pair of them (got "
+                         f"{shown(x)})")  # fmt: skip
 
 
 def written_out(x: Features) -> Tensor:
@@ -133,6 +144,11 @@ def written_out(x: Features) -> Tensor:
 def num_nodes(x: Features) -> int:
     """Return how many nodes features belong to."""
     return _stored(x).size(-2)
+
+
+def dtype_of(x: Features) -> torch.dtype:
+    """Return the dtype of features."""
+    return _stored(x).dtype
 
 
 def _stored(x: Features) -> Tensor:
@@ -174,7 +190,8 @@ def aggregate(
     if weight is not None:
         if weight.dim() != 1:  # a view of it would be another tensor each time to those that keep
             weight = weight.view(-1)
-        weight = weight.to(_stored(features).dtype)
+        if is_sparse_matrix(edge_index):  # of an edge_index, weights promote as in PyG
+            weight = weight.to(dtype_of(features))
     reduce = _REDUCES[str(conv.aggr)]
     if not start:
         return _reduced(graph, features, weight, reduce)
@@ -223,6 +240,8 @@ def _both_written_out(pair: tuple[Features | None, Features | None]) -> tuple[Te
 
 def _sizes(pair: tuple[Features | None, ...], size: Any, flow: str) -> tuple[int, int]:
     """Number of source and of target nodes, found as PyG finds them."""
+    if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
+        raise ValueError(f"expected 'size' to be two numbers of nodes (got {size!r})")
     counts: list[int | None] = [None, None] if size is None else list(size)
     for side, features in enumerate(pair):
         if features is None:

@@ -12,6 +12,7 @@ from pyg_accel.layers.aggregation import (
     Features,
     aggregate,
     compress,
+    dtype_of,
     multiplies_first,
     num_nodes,
     pyg_reasons,
@@ -93,8 +94,10 @@ class MaxKGCNConv(GCNConv):
             product = transformed(self.lin, features)
             out = aggregate(self, product, edge_index, edge_weight=edge_weight)
         else:
-            out = aggregate(self, features, edge_index, edge_weight=edge_weight)
-            out = self.lin(out)
+            weight = None if edge_weight is None else edge_weight.to(dtype_of(features))
+            out = self.lin(aggregate(self, features, edge_index, edge_weight=weight))
+            if edge_weight is not None:  # PyG multiplies weights by what the linear map gave
+                out = out.to(torch.promote_types(out.dtype, edge_weight.dtype))
         return out if self.bias is None else out + self.bias
 
     def _normalized(
@@ -107,9 +110,8 @@ class MaxKGCNConv(GCNConv):
         if known is not None:
             edge_index, edge_weight = known
             return edge_index, edge_weight
-        dtype = (features.values if isinstance(features, CBSR) else features).dtype
         args = (edge_index, edge_weight, num_nodes(features), self.improved, self.add_self_loops,
-                self.flow, dtype)  # fmt: skip
+                self.flow, dtype_of(features))  # fmt: skip
         found = gcn_norm(*args) if torch.compiler.is_compiling() else MEMO(gcn_norm, *args)
         if is_sparse_tensor(edge_index):
             self._cached_adj_t = found if self.cached else None

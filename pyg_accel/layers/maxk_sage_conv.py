@@ -91,7 +91,8 @@ class MaxKSAGEConv(SAGEConv):
         if is_plain(lin) and multiplies_first(self, x[0], edge_index, self.out_channels):
             product = linear_map(x[0], lin.weight)
             out = aggregate(self, (product, x[1]), edge_index, size)
-            out = out if lin.bias is None else out + lin.bias
+            # Under autocast the product is narrower than the bias, and PyG's linear map adds both.
+            out = out if lin.bias is None else out + lin.bias.to(out.dtype)
         else:
             out = lin(aggregate(self, x, edge_index, size))
         if self.root_weight and x[1] is not None:

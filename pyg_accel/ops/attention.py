@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast, situation
+from pyg_accel.checks import shown
 from pyg_accel.facts import Kind
 from pyg_accel.formula import Formula, operands_of, parse
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.attention_backward import backward, is_backward_fast, setup_context
 from pyg_accel.ops.attention_parts import extent, unfused
@@ -60,7 +61,10 @@ def attention(
             one number an edge and head.
         BackendNotSupported: if no backend can run it.
     """
+    check_graph(graph)
     score_text, value_text = str(score), str(value)
+    if not isinstance(operands, (list, tuple)) or not all(isinstance(t, Tensor) for t in operands):
+        raise ValueError(f"expected 'operands' to be a list of tensors (got {shown(operands)})")
     operands = list(operands)
     read, from_edges = _read(score_text, value_text)
     known = None

@@ -161,7 +161,7 @@ def _unfused_gradients(
     ctx: Any, arrays: Arrays, operands: list[Tensor], grad: Tensor
 ) -> list[Tensor | None]:
     """Gradients through the parts of attention, which have derivatives of every order."""
-    graph = Graph(*arrays.csr[:4], sorted=arrays.sorted)
+    graph = Graph.trusted(*arrays.csr[:4], sorted=arrays.sorted)
     score, value = ctx.texts
     # Each a tensor of its own: one may be an operand twice, or be made from another.
     operands = [t.view_as(t) for t in operands]

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pyg_accel.backends import Backend, OpSpec, choose
 from pyg_accel.backends.base import atomics_allowed
-from pyg_accel.cbsr import CBSR, index_dtype
-from pyg_accel.graph import CSR, Graph
+from pyg_accel.cbsr import CBSR, check_cbsr, check_columns
+from pyg_accel.checks import shown
+from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, NO_GRADS, Arrays, csr_and_rest
 from pyg_accel.ops.operator import call, define
 
@@ -65,27 +66,17 @@ def cbsr_spmm(
     return out
 
 
-def check_cbsr(cbsr: object) -> None:
-    """Raise ValueError for what is no CBSR matrix."""
-    if not isinstance(cbsr, CBSR):
-        raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
-    values, indices, width = cbsr
-    if values.dim() != 2 or values.shape != indices.shape or not values.is_floating_point():
-        raise ValueError(
-            f"expected values [N, k] in floating point and indices of that shape (got "
-            f"{list(values.shape)} {values.dtype} and {list(indices.shape)})"
-        )
-    if indices.dtype != index_dtype(width):
-        raise ValueError(f"expected indices in {index_dtype(width)} (got {indices.dtype})")
-
-
 def _check(graph: Graph, cbsr: CBSR, weight: Tensor | None, reduce: str) -> None:
+    check_graph(graph)
     check_cbsr(cbsr)
     values, indices, width = cbsr
     if values.size(0) != graph.num_cols:
         raise ValueError(f"expected 'cbsr' to have {graph.num_cols} rows (got {values.size(0)})")
-    if not 1 <= cbsr.k <= width:
-        raise ValueError(f"expected between 1 and {width} entries a row (got {cbsr.k})")
+    if width == 0:
+        raise ValueError("expected 'cbsr' to have at least one column")
+    if weight is not None and not isinstance(weight, Tensor):
+        raise ValueError(f"expected 'weight' to be a tensor [{graph.num_edges}] (got "
+                         f"{shown(weight)})")  # fmt: skip
     for name, t in (("cbsr", values), ("cbsr", indices), ("weight", weight)):
         if t is not None and t.device != graph.device:
             raise ValueError(f"expected '{name}' on {graph.device} (got {t.device})")
@@ -93,7 +84,7 @@ def _check(graph: Graph, cbsr: CBSR, weight: Tensor | None, reduce: str) -> None
         weight.shape != (graph.num_edges,) or not weight.is_floating_point()
     ):
         raise ValueError(
-            f"expected 'weight' to be floating-point [{graph.num_edges}] (got {list(weight.shape)})"
+            f"expected 'weight' to be floating-point [{graph.num_edges}] (got {shown(weight)})"
         )
     if reduce not in REDUCES:
         raise ValueError(f"expected 'reduce' of {', '.join(REDUCES)} (got {reduce!r})")
@@ -106,6 +97,7 @@ def _chosen(op: str, csr: CSR, values: Tensor, width: int, k: int) -> Backend:
 
 def _cbsr_spmm(*args: Any) -> Tensor:
     csr, (values, indices, width, weight, reduce) = csr_and_rest(args)
+    check_columns(indices, width)
     backend = _chosen("cbsr_spmm", csr, values, width, values.size(1))
     return backend.cbsr_spmm(csr, values, indices, width, weight, reduce)
 

@@ -17,8 +17,8 @@ from torch.nn.functional import linear
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
-from pyg_accel.cbsr import CBSR
-from pyg_accel.ops.cbsr import check_cbsr
+from pyg_accel.cbsr import CBSR, check_cbsr, check_columns
+from pyg_accel.checks import shown, whole
 from pyg_accel.ops.operator import call, define
 
 __all__ = ["cbsr_linear", "multiplies_compressed"]
@@ -44,10 +44,13 @@ def cbsr_linear(cbsr: CBSR, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """
     check_cbsr(cbsr)
     values, indices, width = cbsr
-    if weight.dim() != 2 or weight.size(1) != width:
-        raise ValueError(f"expected 'weight' to be [H, {width}] (got {list(weight.shape)})")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"expected 'bias' to be [{weight.size(0)}] (got {list(bias.shape)})")
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.size(1) != width:
+        raise ValueError(f"expected 'weight' to be [H, {width}] (got {shown(weight)})")
+    if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]):
+        raise ValueError(f"expected 'bias' to be [{weight.size(0)}] (got {shown(bias)})")
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and t.device != values.device:
+            raise ValueError(f"expected '{name}' on {values.device} (got {t.device})")
     dtypes = {t.dtype for t in (values, weight, bias) if t is not None}
     if len(dtypes) > 1 and not torch.is_autocast_enabled(values.device.type):
         raise ValueError(f"expected one dtype (got {', '.join(sorted(map(str, dtypes)))})")
@@ -63,6 +66,9 @@ def multiplies_compressed(cbsr: CBSR, columns: int) -> bool:
 
     Not in compiled code and not under autocast, where the dense product is compiled or narrowed.
     """
+    if not isinstance(cbsr, CBSR):
+        raise ValueError(f"expected 'cbsr' to be a CBSR matrix (got {type(cbsr).__name__})")
+    whole("columns", columns, 0)
     values = cbsr.values
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(values.device.type):
         return False
@@ -74,6 +80,7 @@ def _spec(op: str, like: Tensor, width: int, k: int, columns: int) -> OpSpec:
 
 
 def _mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
+    check_columns(indices, width)
     spec = _spec("cbsr_mm", values, width, values.size(1), dense.size(1))
     return choose(spec).backend.cbsr_mm(values, indices, width, dense)
 

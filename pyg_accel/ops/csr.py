@@ -84,7 +84,7 @@ class CompiledGraph(Graph):
         """
         self._args = (edge_index, num_rows, num_cols, target, loops)
         rowptr, col, perm = torch.ops.pyg_accel.csr(*self._args)
-        super().__init__(rowptr, col, perm, num_cols, sorted=True)
+        self._hold(rowptr, col, perm, num_cols, sorted=True)
 
     @property
     def in_edge_order(self) -> bool:

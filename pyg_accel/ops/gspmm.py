@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.launch import run_gspmm
@@ -64,10 +64,17 @@ def gspmm(
         ValueError: for operands that do not fit the graph or one another, or unknown reductions.
         BackendNotSupported: if no backend can run it.
     """
+    check_graph(graph)
     text = formula if isinstance(formula, str) else str(formula)
+    if not isinstance(reduce, (str, tuple, list)):
+        raise ValueError(f"expected 'reduce' of {', '.join(REDUCES)} (got {reduce!r})")
     reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
+    if not isinstance(operands, (list, tuple)):
+        raise ValueError(f"expected 'operands' to be a list (got {type(operands).__name__})")
     operands = list(operands)
-    ordinary = all(type(t) is Tensor or type(t) is Parameter for t in operands)
+    ordinary = all(
+        (type(t) is Tensor or type(t) is Parameter) and t.layout is torch.strided for t in operands
+    )
     if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     if ordinary and operands and is_eager() and type(graph) is Graph:
@@ -81,6 +88,9 @@ def gspmm(
                 raise ValueError(
                     f"expected operand {index} to be a tensor (got {type(t).__name__})"
                 )
+    for index, t in enumerate(operands):
+        if t.layout != torch.strided:
+            raise ValueError(f"expected operand {index} to be strided (got {t.layout})")
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = tuple((t.shape, t.dtype, t.device) for t in operands)
     # Others may have symbolic sizes, which are no key of a cache.

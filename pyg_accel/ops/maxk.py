@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
-from pyg_accel.cbsr import CBSR, index_dtype
+from pyg_accel.cbsr import CBSR, index_dtype, scattered, trust
+from pyg_accel.checks import whole
 from pyg_accel.ops.operator import call, define
 
 __all__ = ["check_k", "maxk"]
@@ -32,12 +33,15 @@ def maxk(x: Tensor, k: int) -> CBSR:
     """
     if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
         raise ValueError("expected 'x' to be a floating-point tensor [N, F]")
+    if x.layout != torch.strided:
+        raise ValueError(f"expected 'x' to be strided (got {x.layout})")
     check_k(k)
     width = x.size(1)
     dtype = index_dtype(width)
     if k >= width:
         columns = torch.arange(width, device=x.device).to(dtype)
-        return CBSR(x.contiguous(), columns.expand(x.size(0), -1).contiguous(), width)
+        columns = columns.expand(x.size(0), -1).contiguous()
+        return CBSR(x.contiguous(), trust(columns, width), width)
     values, indices = call("maxk", x.contiguous(), k)
     return CBSR(values, indices, width)
 
@@ -48,14 +52,13 @@ def check_k(k: object) -> int:
     Raises:
         ValueError: unless it is a whole number of at least 1.
     """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"expected 'k' to be a whole number of at least 1 (got {k!r})")
-    return k
+    return whole("k", k)
 
 
 def _maxk(x: Tensor, k: int) -> list[Tensor]:
     spec = OpSpec.by_rows("maxk", x, x.size(1), k=k)
-    return list(choose(spec).backend.maxk(x, k))
+    values, indices = choose(spec).backend.maxk(x, k)
+    return [values, trust(indices, x.size(1))]
 
 
 def _fake(x: Tensor, k: int) -> list[Tensor]:
@@ -72,7 +75,7 @@ def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     """The paper's gradient: the pattern of the forward pass."""
     if grads[0] is None:
         return None, None
-    return CBSR(grads[0], ctx.saved_tensors[0], ctx.width).dense(), None
+    return scattered(CBSR(grads[0], ctx.saved_tensors[0], ctx.width)), None
 
 
 define("maxk(Tensor x, int k) -> Tensor[]", _maxk, _fake, _differentiate, _setup_context)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_accel.checks import require, shown
+
 __all__ = ["Quantized", "quantize"]
 
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -21,6 +23,25 @@ class Quantized:
 
     values: Tensor
     scale: Tensor
+
+    def check(self) -> None:
+        """Raise ValueError for a scale that does not belong to the values."""
+        values, scale = self.values, self.scale
+        if (
+            not isinstance(values, Tensor)
+            or values.dtype not in _MOST
+            or values.dim() not in (2, 3)
+        ):
+            got = f"{shown(values)} {values.dtype}" if isinstance(values, Tensor) else shown(values)
+            raise ValueError(f"expected values [N, F] or [N, H, F] of int8 or float8 (got {got})")
+        ones = (1,) * (values.dim() - 1)
+        shapes = [(values.size(0), *ones), (1, *values.shape[1:])]
+        if not isinstance(scale, Tensor) or tuple(scale.shape) not in shapes:
+            either = " or ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(f"expected 'scale' to be {either} (got {shown(scale)})")
+        if scale.dtype != torch.float32 or scale.device != values.device:
+            got = f"{scale.dtype}, {scale.device}"
+            raise ValueError(f"expected 'scale' in float32 on {values.device} (got {got})")
 
     def dequantize(self) -> Tensor:
         """Return the features in float32."""
@@ -48,7 +69,9 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column")
     """
     if not isinstance(x, Tensor) or x.dim() not in (2, 3) or not x.is_floating_point():
         raise ValueError("expected 'x' to be floating-point features [N, F] or [N, H, F]")
-    if dtype not in _MOST:
+    if x.layout != torch.strided:
+        raise ValueError(f"expected 'x' to be strided (got {x.layout})")
+    if not isinstance(dtype, torch.dtype) or dtype not in _MOST:
         raise ValueError(f"expected int8 or float8_e4m3fn (got {dtype})")
     if per not in ("column", "row"):
         raise ValueError(f"expected 'per' to be 'column' or 'row' (got '{per}')")
@@ -58,6 +81,7 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column")
         shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
         return Quantized(wide.to(dtype), wide.new_ones(shape))
     most = wide.abs().amax(dims, keepdim=True)
+    require(most.isfinite().all(), "expected 'x' of finite numbers (got NaN or infinity)")
     scale = torch.where(most > 0, most / _MOST[dtype], 1.0)
     scaled = wide / scale
     if dtype == torch.int8:

@@ -4,7 +4,10 @@ Which edges those are is defined in :mod:`pyg_accel.backends.sampling`; the grad
 :mod:`.sampled_backward`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,7 +15,8 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.sampling import Sampling
-from pyg_accel.graph import Graph
+from pyg_accel.checks import whole
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ROW_ARRAYS
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
@@ -69,13 +73,16 @@ def sampled_spmm(
         ValueError: for arguments that do not fit, ``reduce="mean"`` with a ``rescale`` among them.
         BackendNotSupported: if no backend can run it.
     """
+    check_graph(graph)
+    if isinstance(x, Quantized):
+        x.check()
     values, scale = (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
     if scale is None and isinstance(values, Tensor) and not values.is_floating_point():
         raise ValueError(f"expected 'x' to be floating-point, or quantized (got {values.dtype})")
     if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     rescale = _check(graph, values, weight, reduce, rescale)
-    Sampling(int(width), strategy, rescale)  # raises for what it cannot be
+    width = min(Sampling(width, strategy, rescale).width, _EVERYTHING)  # or raises
     if weight is not None and scale is not None:
         weight = weight.to(scale.dtype)
     elif weight is not None:
@@ -119,13 +126,34 @@ def sampling_rates(
             f"expected a Graph or the degrees [N] of its targets (got {got}); of an edge_index, "
             "Graph.from_edge_index(edge_index) makes a graph"
         )
-    if any(width < 1 for width in widths):
-        raise ValueError(f"expected widths of at least 1 (got {list(widths)})")
+    if not isinstance(graph, Graph) and (degree.is_floating_point() or degree.is_complex()):
+        raise ValueError(f"expected degrees in whole numbers (got {degree.dtype})")
+    widths = _checked(widths)
     kept = torch.stack([degree.clamp(max=w).sum() for w in (*widths, _EVERYTHING)]).tolist()
     return {w: n / kept[-1] if kept[-1] else 1.0 for w, n in zip(widths, kept, strict=False)}
 
 
 _EVERYTHING = 2**31 - 1
+_noted: ContextVar[list[int] | None] = ContextVar("pyg_accel_noted_samples", default=None)
+
+
+@contextmanager
+def note_samples() -> Iterator[list[int]]:
+    """Collect the width of each sampled aggregation that runs inside the block, compiled or not."""
+    widths: list[int] = []
+    token = _noted.set(widths)
+    try:
+        yield widths
+    finally:
+        _noted.reset(token)
+
+
+def _checked(widths: Iterable[int]) -> list[int]:
+    """Return widths; ValueError unless there is one, and each is a whole number of at least 1."""
+    found = list(widths) if isinstance(widths, Iterable) else []
+    if not found:
+        raise ValueError(f"expected 'widths' to be one or more whole numbers (got {widths!r})")
+    return [whole("widths", width) for width in found]
 
 
 def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
@@ -135,6 +163,8 @@ def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
         return seed.reshape(1)
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"expected 'seed' to be a whole number of 64 bits (got {seed!r})")
     return torch.tensor([seed], dtype=torch.int64, device=device)
 
 
@@ -142,6 +172,8 @@ def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, res
     """Raise for arguments that do not fit; return the factor of reduction and rescaling."""
     if not isinstance(values, Tensor) or values.dim() not in (2, 3):
         raise ValueError("expected 'x' to be a tensor [N, F] or [N, H, F]")
+    if values.layout != torch.strided:
+        raise ValueError(f"expected 'x' to be strided (got {values.layout})")
     if values.size(0) != graph.num_cols or values.device != graph.device:
         raise ValueError(
             f"expected 'x' to have {graph.num_cols} rows on {graph.device} "
@@ -173,6 +205,8 @@ def _forward(*args: Any) -> Tensor:
     sampling = Sampling(*how)
     spec = OpSpec.on("sampled_spmm", csr, x, x.size(1), x.size(2), k=sampling.width)
     weight = None if weight is None else weight.contiguous()
+    if (noted := _noted.get()) is not None:
+        noted.append(sampling.width)
     return choose(spec).backend.sampled_spmm(csr, x, scale, weight, sampling, seed)
 
 

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from pyg_accel.graph import Graph
+from pyg_accel.checks import shown
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.gspmm import gspmm
 
 __all__ = ["sddmm"]
@@ -41,7 +42,11 @@ def sddmm(
         ValueError: for an unknown op or shapes that do not fit.
         BackendNotSupported: if no backend can run it.
     """
-    if op not in _FORMULAS:
+    check_graph(graph)
+    for name, x in (("x_target", x_target), ("x_source", x_source)):
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            raise ValueError(f"expected '{name}' to be [N, F] or [N, H, F] (got {shown(x)})")
+    if not isinstance(op, str) or op not in _FORMULAS:
         raise ValueError(f"expected 'op' of {', '.join(_FORMULAS)} (got {op!r})")
     result: Tensor = gspmm(
         graph, _FORMULAS[op], [x_target, x_source], reduce="none", edge_order=edge_order

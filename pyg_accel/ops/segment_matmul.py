@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
+from pyg_accel.checks import shown
 from pyg_accel.ops.operator import call, define
 
 __all__ = ["segment_matmul"]
@@ -26,6 +27,9 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
         ValueError: for shapes or dtypes that do not fit.
         BackendNotSupported: if no backend can run it.
     """
+    for name, t in (("x", x), ("ptr", ptr), ("weight", weight)):
+        if not isinstance(t, Tensor):
+            raise ValueError(f"expected '{name}' to be a tensor (got {shown(t)})")
     if x.dim() != 2 or weight.dim() != 3 or x.size(1) != weight.size(1):
         raise ValueError(
             f"expected 'x' [N, K] and 'weight' [R, K, M] (got {list(x.shape)} and "
@@ -35,6 +39,8 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
         raise ValueError(f"expected one floating dtype (got {x.dtype} and {weight.dtype})")
     if ptr.dtype != torch.int64 or ptr.shape != (weight.size(0) + 1,):
         raise ValueError(f"expected 'ptr' to be int64 [{weight.size(0) + 1}]")
+    if x.device != weight.device:
+        raise ValueError(f"expected 'weight' on {x.device} (got {weight.device})")
     result: Tensor = call("segment_matmul", x, ptr.cpu(), weight)
     return result
 

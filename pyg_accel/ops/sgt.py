@@ -1,6 +1,7 @@
 """Sparse graph translation of a graph, for looking at tiles and for kernels of one's own."""
 
-from pyg_accel.graph import Graph
+from pyg_accel.checks import whole
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.tiles import Tiles, tiles_of
 
 __all__ = ["sgt"]
@@ -24,4 +25,5 @@ def sgt(graph: Graph, *, window: int = 16, tile: int = 8) -> Tiles:
     Raises:
         ValueError: for sizes below 1 or above 32768 places a tile.
     """
-    return tiles_of(graph.csr(), window, tile)
+    check_graph(graph)
+    return tiles_of(graph.csr(), whole("window", window), whole("tile", tile))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
-from pyg_accel.graph import CSR, Graph
+from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ROW_ARRAYS, Arrays
 from pyg_accel.ops.operator import call, define
 
@@ -28,10 +28,13 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
         ValueError: for shapes or dtypes that do not fit.
         BackendNotSupported: if no backend can run it.
     """
+    check_graph(graph)
     if not isinstance(scores, Tensor) or scores.dim() not in (1, 2):
         raise ValueError("expected 'scores' to be a tensor [E] or [E, H]")
     if scores.size(0) != graph.num_edges or not scores.is_floating_point():
         raise ValueError(f"expected 'scores' to be floating-point with {graph.num_edges} rows")
+    if scores.device != graph.device:
+        raise ValueError(f"expected 'scores' on {graph.device} (got {scores.device})")
     arrays = graph.csr(edge_order=edge_order)[:4]
     wide = scores.unsqueeze(-1) if scores.dim() == 1 else scores
     out: Tensor = call("edge_softmax", *arrays, wide)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.gspmm import gspmm
 
 __all__ = ["spmm"]
@@ -41,6 +41,7 @@ def spmm(
         ValueError: for shapes that do not fit, or unknown reductions.
         BackendNotSupported: if no backend can run it.
     """
+    check_graph(graph)
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise ValueError("expected 'x' to be a tensor [N, F] or [N, H, F]")
     if weight is None:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pyg_accel.checks import shown, whole
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.ops import sampling_rates
+from pyg_accel.ops.sampled import note_samples
 from pyg_accel.patching.sampling import sampled
 from pyg_accel.patching.switch import patched
 
@@ -135,13 +137,21 @@ def calibrate_sampling(
         The smallest width, or None where none is good enough, and a row for each that was tried.
 
     Raises:
-        ValueError: for a mask that selects nothing or is not of these nodes, data without classes,
-            a negative drop, or widths below 1.
+        ValueError: for a mask that selects nothing or is not of these nodes, data without classes
+            (or other targets and no metric), a negative drop, no widths or widths below 1, and for
+            a model of which nothing is sampled.
     """
-    if mask.dtype != torch.bool or not bool(mask.any()):
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not bool(mask.any()):
         raise ValueError("expected 'mask' to be bool and to select at least one node")
-    if getattr(data, "y", None) is None:
+    y = getattr(data, "y", None)
+    if not isinstance(y, Tensor) or y.dim() == 0:
         raise ValueError("expected 'data' to have the classes of its nodes, 'y'")
+    whole("repeats", repeats)
+    if metric is None and (y.is_floating_point() or y.is_complex() or y.numel() != y.size(0)):
+        raise ValueError(
+            f"expected 'data.y' to have one class a node (got {shown(y)} {y.dtype}); for other "
+            "targets pass 'metric', of outputs and targets, larger where better"
+        )
     if mask.shape != data.y.shape[:1]:
         raise ValueError(
             f"expected 'mask' to be [{data.y.size(0)}], one a node (got {list(mask.shape)})"
@@ -152,9 +162,9 @@ def calibrate_sampling(
     if widths is None:
         most = int(degree.max()) if degree.numel() else 1
         widths = [4 << i for i in range(max(most - 1, 0).bit_length() - 1)] or [4]
-    widths = sorted(set(widths))
-    forward, metric = forward or _forward, metric or _accuracy
     rates = sampling_rates(degree, widths)
+    widths = sorted(rates)
+    forward, metric = forward or _forward, metric or _accuracy
     was_training = model.training
     model.eval()
     measured = []
@@ -166,8 +176,19 @@ def calibrate_sampling(
                 if width is None:
                     out, milliseconds = _timed(forward, model, data, repeats)
                 else:
-                    with sampled(width, strategy, rescale=rescale):
+                    with sampled(width, strategy, rescale=rescale), note_samples() as samples:
                         out, milliseconds = _timed(forward, model, data, repeats)
+                    if not samples:
+                        raise ValueError(
+                            f"nothing of {type(model).__name__} is sampled, so no width is any "
+                            "faster: only sums and means of patched layers are "
+                            "(pyg_accel.report() lists the layers)"
+                        )
+                if not isinstance(out, Tensor) or out.shape[:1] != mask.shape:
+                    raise ValueError(
+                        f"expected the model's output to have {mask.numel()} rows, one a node (got "
+                        f"{shown(out)}); 'forward' may select it"
+                    )
                 score = float(metric(out[mask], data.y[mask]))
                 measured.append((width, score, milliseconds))
     finally:
@@ -185,7 +206,9 @@ def calibrate_sampling(
 def _degrees(data: Any) -> Tensor:
     edges = getattr(data, "edge_index", None)
     if edges is None:
-        adj = data.adj_t
+        adj = getattr(data, "adj_t", None)
+        if adj is None:
+            raise ValueError("expected 'data' to have an 'edge_index', or a sparse matrix 'adj_t'")
         row = adj.coo()[0] if not isinstance(adj, Tensor) else adj.to_sparse_coo().indices()[0]
         return torch.bincount(row)
     if is_sparse_matrix(edges):
@@ -205,6 +228,8 @@ def _forward(model: torch.nn.Module, data: Any) -> Tensor:
 
 
 def _accuracy(out: Tensor, y: Tensor) -> float:
+    if out.dim() != 2:
+        raise ValueError(f"expected outputs [N, C], one a node and class (got {shown(out)})")
     return float((out.argmax(-1) == y.view(-1)).double().mean())
 
 
@@ -216,7 +241,7 @@ def _timed(
 ) -> tuple[Tensor, float]:
     out = forward(model, data)
     laps = []
-    for _ in range(max(repeats, 1)):
+    for _ in range(repeats):
         _wait(out)
         start = time.perf_counter()
         forward(model, data)

@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SimpleConv
+from torch_geometric.nn import (
+    EdgeCNN,
+    GATConv,
+    GCNConv,
+    GINConv,
+    GraphSAGE,
+    SAGEConv,
+    SimpleConv,
+)
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import SparseTensor
 
@@ -286,6 +294,56 @@ def test_calibration_takes_weights_metrics_and_matrices():
         SAGEConv(2, 2), other, data.val_mask, widths=(8,), progress=False, repeats=1
     )
     assert found.rows[1].rate < 0.2
+
+
+def test_calibration_refuses_a_model_of_which_nothing_is_sampled():
+    data = noisy_task()
+    for model in (GraphSAGE(2, 8, 2, 2, aggr="max"), EdgeCNN(2, 8, 2, 2)):
+        name = type(model).__name__
+        with pytest.raises(ValueError, match=f"nothing of {name} is sampled"):
+            pyg_accel.calibrate_sampling(model, data, data.val_mask, repeats=1, progress=False)
+
+
+def test_calibration_of_a_compiled_model_sees_its_samples():
+    data, model = noisy_task(), torch.compile(Mean(), backend="aot_eager")
+    for _ in range(2):  # the second time nothing is traced
+        found = pyg_accel.calibrate_sampling(
+            model, data, data.val_mask, widths=[4, 64], repeats=1, progress=False
+        )
+        assert [row.width for row in found.rows] == [None, 4, 64]
+
+
+def test_calibration_of_numbers_wants_a_metric():
+    data = noisy_task()
+    numbers = Data(x=data.x, edge_index=data.edge_index, y=torch.randn(400))
+    mask = data.val_mask
+    with pytest.raises(ValueError, match="pass 'metric'"):
+        pyg_accel.calibrate_sampling(Mean(), numbers, mask, progress=False)
+    several = Data(x=data.x, edge_index=data.edge_index, y=torch.ones(400, 2).long())
+    with pytest.raises(ValueError, match="one class a node"):
+        pyg_accel.calibrate_sampling(Mean(), several, mask, progress=False)
+    found = pyg_accel.calibrate_sampling(
+        Mean(), numbers, mask, widths=[64], repeats=1, progress=False,
+        metric=lambda out, y: -float((out[:, 0] - y).square().mean()),
+    )  # fmt: skip
+    assert found.width == 64
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"repeats": 0}, "'repeats' to be a whole number of at least 1"),
+        ({"widths": ()}, "'widths' to be one or more"),
+        ({"widths": (True,)}, "'widths' to be a whole number"),
+        ({"widths": (4, 8.5)}, "'widths' to be a whole number"),
+        ({"forward": lambda model, data: data.x[:3]}, "400 rows"),
+        ({"forward": lambda model, data: data.x[:, 0]}, r"\[N, C\]"),
+    ],
+)
+def test_calibration_names_the_argument_that_does_not_fit(given, words):
+    data = noisy_task()
+    with pytest.raises(ValueError, match=words):
+        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, progress=False, **given)
 
 
 def test_calibration_refuses_what_does_not_fit():

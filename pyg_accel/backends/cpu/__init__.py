@@ -23,7 +23,7 @@ from pyg_accel.backends.cpu.program import (
 )
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.cbsr import CBSR
+from pyg_accel.cbsr import CBSR, scattered
 from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, dot_ends, operands_of, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
@@ -179,7 +179,7 @@ class CpuBackend(Backend):
     ) -> Tensor:
         """See :meth:`Backend.cbsr_spmm`; 16-bit features are added up in fp32, as below."""
         if _dense_pays(width, values.size(1)):
-            x = CBSR(values, indices, width).dense()
+            x = scattered(CBSR(values, indices, width))
             return self._weighted_sum(csr, x, weight, reduce)
         arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols)
         out: Tensor = cpu_library().cbsr_spmm(

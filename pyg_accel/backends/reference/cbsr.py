@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyg_accel.cbsr import CBSR, index_dtype
+from pyg_accel.cbsr import CBSR, index_dtype, scattered
 from pyg_accel.graph import CSR, ptr2index
 
 __all__ = ["dot", "maxk", "mm", "mm_t", "sddmm", "spmm", "sspmm"]
@@ -48,7 +48,7 @@ def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
 
 def mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
     """See :meth:`pyg_accel.backends.Backend.cbsr_mm`."""
-    return CBSR(values, indices, width).dense() @ dense
+    return scattered(CBSR(values, indices, width)) @ dense
 
 
 def sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
 
 def mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
     """See :meth:`pyg_accel.backends.Backend.cbsr_mm_t`."""
-    return CBSR(values, indices, width).dense().t() @ x
+    return scattered(CBSR(values, indices, width)).t() @ x
 
 
 def _wide(features: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton import gspmm
 from pyg_accel.backends.triton.kernels.cbsr import dot_kernel, sspmm_push_kernel
 from pyg_accel.backends.triton.launcher import launch
-from pyg_accel.cbsr import CBSR
+from pyg_accel.cbsr import CBSR, scattered
 from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
 
@@ -33,7 +33,7 @@ def spmm(
     csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
 ) -> Tensor:
     """See :meth:`pyg_accel.backends.Backend.cbsr_spmm`."""
-    return _weighted(csr, CBSR(values, indices, width).dense(), weight, reduce)
+    return _weighted(csr, scattered(CBSR(values, indices, width)), weight, reduce)
 
 
 def sspmm(transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:

@@ -1,0 +1,58 @@
+"""The dtype of a MaxK layer's result is that of PyG's layer, in either order of products."""
+
+import pytest
+import torch
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv
+
+from pyg_accel import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
+
+LAYERS = {
+    "sage": (MaxKSAGEConv, SAGEConv, {}),
+    "sage-normalize": (MaxKSAGEConv, SAGEConv, {"normalize": True}),
+    "gcn": (MaxKGCNConv, GCNConv, {}),
+    "gcn-plain": (MaxKGCNConv, GCNConv, {"normalize": False}),
+    "gin": (MaxKGINConv, GINConv, None),
+}
+NODES, EDGES, WIDTH = 60, 500, 64
+
+
+def layer(kind, options, width, *, bias, **given):
+    if options is None:
+        return kind(torch.nn.Linear(WIDTH, width, bias=bias), **given)
+    return kind(WIDTH, width, bias=bias, **options, **given)
+
+
+@pytest.mark.parametrize("k", [4, 32])
+@pytest.mark.parametrize("width", [8, 200])  # fewer and more than what is stored of a row
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast_gives_the_dtype_that_pyg_gives(name, bias, width, k):
+    maxk, plain, options = LAYERS[name]
+    ours, theirs = layer(maxk, options, width, bias=bias, k=k), layer(plain, options, width,
+                                                                      bias=bias)  # fmt: skip
+    theirs.load_state_dict(ours.state_dict())
+    x, edge_index = torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES))
+    exact = theirs(MaxK(k)(x), edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, right = ours(x, edge_index), theirs(MaxK(k)(x), edge_index)
+    assert found.dtype == right.dtype
+    torch.testing.assert_close(
+        found.float(), exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max())
+    )
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [8, 200])
+def test_weights_of_edges_widen_the_result_as_in_pyg(width, dtype, autocast):
+    ours = MaxKGCNConv(WIDTH, width, bias=False, k=4)
+    theirs = GCNConv(WIDTH, width, bias=False)
+    theirs.load_state_dict(ours.state_dict())
+    x, edge_index = torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES))
+    weight = torch.rand(EDGES, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = ours(x, edge_index, weight)
+        right = theirs(MaxK(4)(x), edge_index, weight)
+    assert found.dtype == right.dtype == dtype
+    allowed = 2e-2 if autocast else 1e-5
+    torch.testing.assert_close(found, right, rtol=allowed, atol=allowed)
