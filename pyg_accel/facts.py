@@ -74,13 +74,11 @@ class Facts:
         shared_kind: with it; None until it is known.
         uses: how many kernels were launched on it.
         longest: entries of the longest row; None until it is known.
-        pending: the longest row on its way from the device: a pinned tensor and an event.
         derived: what backends made of the arrays, by their keys.
     """
 
     __slots__ = (
-        "_rowptr", "_versions", "derived", "kind", "longest", "num_cols", "pending", "shared_kind",
-        "uses",
+        "_rowptr", "_versions", "derived", "kind", "longest", "num_cols", "shared_kind", "uses",
     )  # fmt: skip
 
     def __init__(self, rowptr: Tensor, col: Tensor, num_cols: int) -> None:
@@ -92,7 +90,6 @@ class Facts:
         self.shared_kind: Kind | None = None
         self.uses = 0
         self.longest: int | None = None
-        self.pending: tuple[Tensor, torch.cuda.Event] | None = None
         self.derived: dict[Hashable, Any] = {}
 
     def fit(self, rowptr: Tensor, col: Tensor, num_cols: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_accel.facts import Facts, facts_of
+from pyg_accel.facts import facts_of
 from pyg_accel.graph import CSR
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
@@ -47,26 +47,27 @@ class Schedule:
 
 
 _AS_THEY_COME = Schedule(None, None)
-# Below so many entries a long row that is not cut costs less than waiting for the device does; from
-# this use on the longest row is asked for, without waiting for the answer.
-_WORTH_WAITING, _ASKED_FROM = 2**20, 4
+# In a graph of so few entries the longest row costs less than waiting for the device does.
+_NOT_WORTH_ASKING = 2**14
 
 
-def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool, wait: bool = False) -> Schedule:
+def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
     """Return the schedule of a graph.
 
-    Waits for the device once for a large graph, for the length of its longest row, and once for
-    each way to cut the long rows of a graph. Where the longest row is not known, because the graph
-    is small and new or a CUDA graph is captured, rows are taken as they come and none is cut.
+    Waits for the device once a graph, for the length of its longest row, and once for each way to
+    cut its long rows. Rows of small graphs are taken as they come and none is cut, so that a new
+    graph in each step does not wait; and so are those of a graph that is new while a CUDA graph is
+    captured.
 
     Args:
         csr: the graph.
         split: rows longer than this are cut into pieces.
         piece: entries of a piece.
         ordered: bring rows of like length together.
-        wait: for the device, however small the graph is; for schedules that are kept elsewhere.
     """
     rowptr, entries = csr.rowptr, csr.col.numel()
+    if rowptr.is_cuda and entries <= _NOT_WORTH_ASKING:
+        return _AS_THEY_COME
     facts = facts_of(rowptr, csr.col, csr.num_cols)
     key = ("schedule", split, piece, ordered)
     found: Schedule | None = facts.derived.get(key)
@@ -74,11 +75,9 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool, wait: bool =
         return found
     if rowptr.is_cuda and torch.cuda.is_current_stream_capturing():
         return _AS_THEY_COME
-    wait = wait or torch.are_deterministic_algorithms_enabled()  # a cut row is added up otherwise
-    longest = _longest(facts, rowptr, entries, wait=wait)
-    if longest is None:
-        return _AS_THEY_COME
-    rows = rowptr.numel() - 1
+    if facts.longest is None:
+        facts.longest = int(rowptr.diff().max()) if entries else 0
+    longest, rows = facts.longest, rowptr.numel() - 1
     uneven = longest * rows > 2 * entries + 4 * rows
     found = Schedule(
         _order(rowptr, split, longest) if ordered and uneven else None,
@@ -86,26 +85,6 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool, wait: bool =
     )
     facts.derived[key] = found
     return found
-
-
-def _longest(facts: Facts, rowptr: Tensor, entries: int, *, wait: bool) -> int | None:
-    """The entries of the longest row; None if they are not known without waiting."""
-    if facts.longest is None:
-        if entries == 0:
-            facts.longest = 0
-        elif wait or not rowptr.is_cuda or entries >= _WORTH_WAITING:
-            facts.longest = int(rowptr.diff().max())
-        elif facts.pending is not None:
-            host, arrived = facts.pending
-            if arrived.query():
-                facts.longest, facts.pending = int(host), None
-        elif facts.uses >= _ASKED_FROM:
-            host = torch.empty((), dtype=rowptr.dtype, pin_memory=True)
-            host.copy_(rowptr.diff().max(), non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record(torch.cuda.current_stream(rowptr.device))
-            facts.pending = host, arrived
-    return facts.longest
 
 
 def _order(rowptr: Tensor, split: int, longest: int) -> Tensor:

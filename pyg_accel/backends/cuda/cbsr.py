@@ -114,7 +114,7 @@ def plan_of(csr: CSR) -> Plan:
 
 def _build(csr: CSR) -> Plan:
     mean = csr.col.numel() / csr.num_rows
-    cut = schedule_of(csr, SPLIT, PIECE, ordered=False, wait=True).pieces
+    cut = schedule_of(csr, SPLIT, PIECE, ordered=False).pieces
     if cut is None:
         nothing = torch.zeros(1, dtype=torch.int32, device=csr.rowptr.device)
         return Plan(mean, None, nothing[:0], nothing)

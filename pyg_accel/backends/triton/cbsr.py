@@ -57,8 +57,9 @@ def sspmm_push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> T
     if csr.col.numel() == 0:
         return out.to(x.dtype)
     eid = None if weight is None else csr.eid
-    for tasks, where in _tasks(csr):
-        arguments = (csr.rowptr, *where, csr.col, eid, weight, indices, x, out, SPLIT, k, width)
+    for tasks, where, longest in _tasks(csr):
+        arguments = (csr.rowptr, *where, csr.col, eid, weight, indices, x, out, longest,
+                     k, width)  # fmt: skip
         launch(sspmm_push_kernel, (tasks,), arguments, PIECES=where[0] is not None, **_tile(k))
     return out.to(x.dtype)
 
@@ -70,8 +71,9 @@ def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
         return out
     k, width = values.size(1), x.size(1)
     accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
-    for tasks, where in _tasks(csr):
-        arguments = (csr.rowptr, *where, csr.col, csr.eid, values, indices, x, out, SPLIT, k, width)
+    for tasks, where, longest in _tasks(csr):
+        arguments = (csr.rowptr, *where, csr.col, csr.eid, values, indices, x, out, longest,
+                     k, width)  # fmt: skip
         launch(dot_kernel, (tasks,), arguments, PIECES=where[0] is not None, ACC=accumulate,
                **_tile(k))  # fmt: skip
     return out
@@ -82,10 +84,10 @@ def _tile(k: int) -> dict[str, Any]:
     return {"EDGES": GATHERS * 32 // slots, "SLOTS": slots}
 
 
-def _tasks(csr: CSR) -> list[tuple[int, tuple[Any, Any, Any]]]:
-    """How many programs: for rows up to SPLIT entries; for the pieces of the others, and which."""
-    tasks: list[tuple[int, tuple[Any, Any, Any]]] = [(csr.num_rows, (None, None, None))]
+def _tasks(csr: CSR) -> list[tuple[int, tuple[Any, Any, Any], int]]:
+    """How many programs, for which pieces (None: for rows), and the longest row they go over."""
     pieces = schedule_of(csr, SPLIT, PIECE, ordered=False).pieces
-    if pieces is not None:
-        tasks.append((pieces.row.numel(), (pieces.row, pieces.begin, pieces.end)))
-    return tasks
+    if pieces is None:
+        return [(csr.num_rows, (None, None, None), csr.col.numel())]
+    where = (pieces.row, pieces.begin, pieces.end)
+    return [(csr.num_rows, (None, None, None), SPLIT), (pieces.row.numel(), where, SPLIT)]

@@ -42,7 +42,8 @@ def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
     pieces = schedule_of(csr, SPLIT, PIECE, ordered=False).pieces
     rows = most_lanes // lanes
     tile = {"ROWS": rows, "LANES": lanes, "STAGE": "rows", **entry}
-    tasks = (csr.num_rows, heads, SPLIT)
+    longest = entries if pieces is None else SPLIT  # that is not left to others
+    tasks = (csr.num_rows, heads, longest)
     launch(softmax_kernel, (-(-csr.num_rows // rows), grid_heads),
            (csr.rowptr, csr.eid, None, None, *inputs, None, None, *tasks), **tile)  # fmt: skip
     if pieces is None:
