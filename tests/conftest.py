@@ -1,7 +1,10 @@
-"""What every test shares: seeds, a clean house before and after, runs that tests compare."""
+"""What every test shares: tiers, seeds, a clean house before and after, runs to compare."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,58 @@ from pyg_accel.patching import reasons, seam
 from pyg_accel.settings import SETTINGS, settings
 
 DATA = "PYG_ACCEL_DATA"
+
+
+def all_pairs(rows: Sequence[tuple[Hashable, ...]]) -> list[int]:
+    """Choose rows of a table in which every two values of two columns meet that meet in any row.
+
+    Greedy: always the row that adds most, the first of equals. So the choice is the same each time,
+    and about as long as the product of the two longest columns.
+    """
+    meetings = [
+        frozenset(combinations(enumerate(row), 2)) or frozenset(enumerate(row)) for row in rows
+    ]
+    missing = set().union(*meetings)
+    chosen = []
+    while missing:
+        best = max(range(len(rows)), key=lambda i: len(meetings[i] & missing))
+        missing -= meetings[best]
+        chosen.append(best)
+    return sorted(chosen)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``pairs``, mark as ``full`` what a table of all pairs leaves out.
+
+    ``pairs("triton")`` thins out the cases with that parameter only.
+    """
+    products: dict[tuple[Hashable, ...], list[Any]] = {}
+    for item in items:
+        marker, case = item.get_closest_marker("pairs"), getattr(item, "callspec", None)
+        if marker and case:
+            some = tuple(value for value in case.params.values() if value in marker.args)
+            if some or not marker.args:
+                products.setdefault((item.parent, item.originalname, some), []).append(item)
+    for product in products.values():
+        rows = [tuple(item.callspec.params.values()) for item in product]
+        chosen = set(all_pairs(rows))
+        for i, item in enumerate(product):
+            if i not in chosen:
+                item.add_marker(pytest.mark.full)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> None:
+    """Do not compute overflows of integers: Triton's interpreter does, then asserts nothing.
+
+    Without ``debug`` that is half of its time.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+        from triton.runtime.interpreter import interpreter_builder
+
+        assert not interpreter_builder.options.debug
+        interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,8 @@
 """One suite for every backend: each graph of the zoo, each formula and reduction, all gradients."""
 
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -42,12 +44,21 @@ FORMULAS = {
 }
 MAIN = ("copy", "weight-a-head", "gine", "dot")
 HALF = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float64, torch.float32, *HALF)
 
 
 SUMS_ALONE = ("torch_sparse", "pyg_lib")  # see test_optional.py
 
 
-@pytest.fixture(params=[name for name in backends() if name not in SUMS_ALONE])
+EVERYWHERE = [name for name in backends() if name not in SUMS_ALONE]
+# Where kernels are not interpreted. Above other parameters it makes the backend the one that
+# changes first, so that all of them share a truth.
+compiled = pytest.mark.parametrize(
+    "backend", [name for name in EVERYWHERE if name != "triton"], indirect=True
+)
+
+
+@pytest.fixture(params=EVERYWHERE)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     found = get_backend(request.param)
     if reasons := found.unavailable_reasons():
@@ -126,6 +137,33 @@ def scales(
     return forward, backward
 
 
+class Answer(NamedTuple):
+    """What every backend should find, and what its errors are relative to."""
+
+    result: Tensor
+    result_scale: Tensor
+    grad: Tensor
+    gradients: list[Tensor]
+    gradient_scales: list[Tensor]
+
+
+@lru_cache(maxsize=32)  # enough for a test to find what the same test of another backend has left
+def answer(
+    case: GraphCase, name: str, heads: int, width: int, dtype: torch.dtype, reduce: str
+) -> Answer:
+    text, operands = make_operands(case, name, heads, width, dtype)
+    exact = [t.detach().double().requires_grad_() for t in operands]
+    expected = truth(case, text, exact, reduce)
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randn(expected.shape, generator=generator).to(dtype)
+    gradients = [None] * len(exact)
+    if expected.requires_grad:  # it does not where there is no edge
+        gradients = torch.autograd.grad(expected, exact, grad.double(), allow_unused=True)
+    gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(exact, gradients)]  # noqa: B905
+    scale, gradient_scales = scales(case, text, operands, reduce, grad)
+    return Answer(expected.detach(), scale, grad, gradients, gradient_scales)
+
+
 def check(
     backend: Backend, case: GraphCase, name: str, heads: int, width: int, dtype: torch.dtype,
     reduce: str,
@@ -133,17 +171,13 @@ def check(
     if case.name == "hub":  # the only graph that is large enough for threads
         torch.set_num_threads(2)
     text, operands = make_operands(case, name, heads, width, dtype)
-    exact = [t.detach().double().requires_grad_() for t in operands]
-    expected = truth(case, text, exact, reduce)
+    right = answer(case, name, heads, width, dtype, reduce)
     found = ops.gspmm(GRAPHS[case.name], text, operands, reduce=reduce, edge_order=True)
     if text.startswith("sum"):
         found = found.unsqueeze(-1)
-    assert found.shape == expected.shape
+    assert found.shape == right.result.shape
     assert found.dtype == dtype
-    generator = torch.Generator().manual_seed(1)
-    grad = torch.randn(found.shape, generator=generator).to(dtype)
     relative, absolute = backend.tolerance(dtype)
-    out_scale, grad_scales = scales(case, text, operands, reduce, grad)
     label = f"{name} {reduce} {heads}x{width}"
 
     def compare(what: str, ours: Tensor, right: Tensor, scale: Tensor) -> None:
@@ -152,48 +186,70 @@ def check(
             f"{label}: {what} is off by {float(error.max()):.2e}"
         )
 
-    compare("the result", found.detach(), expected.detach(), out_scale)
+    compare("the result", found.detach(), right.result, right.result_scale)
     if dtype in HALF and reduce in ("max", "min", "prod"):
         return  # rounding creates ties (see the test of ties) and moves products by whole factors
-    ours = torch.autograd.grad(found, operands, grad, allow_unused=True)
-    right = [None] * len(exact)
-    if expected.requires_grad:  # it does not where there is no edge
-        right = torch.autograd.grad(expected, exact, grad.double(), allow_unused=True)
+    ours = torch.autograd.grad(found, operands, right.grad, allow_unused=True)
     for i, operand in enumerate(operands):
         mine = torch.zeros_like(operand) if ours[i] is None else ours[i]
-        good = torch.zeros_like(exact[i]) if right[i] is None else right[i]
         assert mine.shape == operand.shape
         assert mine.dtype == dtype
-        compare(f"the gradient of operand {i}", mine, good, grad_scales[i])
+        compare(
+            f"the gradient of operand {i}", mine, right.gradients[i], right.gradient_scales[i]
+        )
 
 
-def reductions(name: str, case: GraphCase, backend: Backend | None = None) -> list[str]:
+def reductions(name: str, case: GraphCase) -> list[str]:
     if FORMULAS[name][0].startswith("sum"):
         return ["none"]
     found = list(DIFFERENTIABLE)
     if case.name == "hub":  # a product of 17000 numbers is 0 or infinite
         found.remove("prod")
-    if backend is not None and backend.name == "triton":  # interpreted: three of them in turn
-        turn = list(FORMULAS).index(name) + 2 * list(CASES).index(case.name)
-        found = [found[(turn + 2 * k) % len(found)] for k in range(3)]
     return found
 
 
+def sizes(case: str, dtype: torch.dtype) -> list[tuple[int, int]]:
+    """Heads and widths."""
+    if case == "hub":
+        return [(1, 5)]
+    return [(2, 33), (1, 1)] if dtype == torch.float64 else [(3, 16)]
+
+
+@compiled
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("case", CASES)
 def test_float64_results_and_gradients_equal_the_truth(backend, case, name):
-    for heads, width in ((1, 5),) if case == "hub" else ((2, 33), (1, 1)):
-        for reduce in reductions(name, CASES[case], backend):
-            check(backend, CASES[case], name, heads, width, torch.float64, reduce)
+    for size in sizes(case, torch.float64):
+        for reduce in reductions(name, CASES[case]):
+            check(backend, CASES[case], name, *size, torch.float64, reduce)
 
 
+@compiled
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=["f32", "bf16", "f16"])
 @pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize("case", CASES)
 def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, name, dtype):
-    heads, width = (1, 5) if case == "hub" else (3, 16)
-    for reduce in reductions(name, CASES[case], backend):
-        check(backend, CASES[case], name, heads, width, dtype, reduce)
+    for size in sizes(case, dtype):
+        for reduce in reductions(name, CASES[case]):
+            check(backend, CASES[case], name, *size, dtype, reduce)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("backend", ["triton"], indirect=True)
+@pytest.mark.parametrize(
+    ("case", "name", "dtype", "size", "reduce"),
+    [
+        pytest.param(case, name, dtype, size, reduce,
+                     id=f"{case}-{name}-{short}-{size[0]}x{size[1]}-{reduce}")
+        for short, dtype in zip(("f64", "f32", "bf16", "f16"), FLOATS, strict=True)
+        for case in CASES
+        for name in (FORMULAS if dtype == torch.float64 else MAIN)
+        for size in sizes(case, dtype)
+        for reduce in reductions(name, CASES[case])
+    ],
+)  # fmt: skip
+def test_interpreted_kernels_equal_the_truth(backend, case, name, dtype, size, reduce):
+    check(backend, CASES[case], name, *size, dtype, reduce)
 
 
 @pytest.mark.parametrize("width", [1, 7, 33, 64, 100, 257])
