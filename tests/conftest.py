@@ -44,15 +44,18 @@ def all_pairs(rows: Sequence[tuple[Hashable, ...]]) -> list[int]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``pairs``, mark as ``full`` what a table of all pairs leaves out.
+    """Mark cases as ``full`` by their parameters.
 
-    ``pairs("triton")`` thins out the cases with that parameter only.
+    ``pairs``: those that a table of all pairs leaves out. ``pairs("triton")`` looks only at cases
+    with that parameter. ``heavy("triton", 577)``: those that have both parameters.
     """
     products: dict[tuple[Hashable, ...], list[Any]] = {}
-    for item in items:
-        marker, case = item.get_closest_marker("pairs"), getattr(item, "callspec", None)
-        if marker and case:
-            some = tuple(value for value in case.params.values() if value in marker.args)
+    for item in (item for item in items if hasattr(item, "callspec")):
+        values = list(item.callspec.params.values())
+        if any(all(v in values for v in heavy.args) for heavy in item.iter_markers("heavy")):
+            item.add_marker(pytest.mark.full)
+        elif marker := item.get_closest_marker("pairs"):
+            some = tuple(v for v in marker.args if v in values)
             if some or not marker.args:
                 products.setdefault((item.parent, item.originalname, some), []).append(item)
     for product in products.values():

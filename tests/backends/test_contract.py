@@ -194,9 +194,7 @@ def check(
         mine = torch.zeros_like(operand) if ours[i] is None else ours[i]
         assert mine.shape == operand.shape
         assert mine.dtype == dtype
-        compare(
-            f"the gradient of operand {i}", mine, right.gradients[i], right.gradient_scales[i]
-        )
+        compare(f"the gradient of operand {i}", mine, right.gradients[i], right.gradient_scales[i])
 
 
 def reductions(name: str, case: GraphCase) -> list[str]:
@@ -252,11 +250,18 @@ def test_interpreted_kernels_equal_the_truth(backend, case, name, dtype, size, r
     check(backend, CASES[case], name, *size, dtype, reduce)
 
 
+@pytest.mark.pairs("triton")
 @pytest.mark.parametrize("width", [1, 7, 33, 64, 100, 257])
-@pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "gated"])
-def test_every_width_equals_the_truth(backend, name, width):
-    for reduce in ("none",) if name == "dot" else ("sum", "max", "mean"):
-        check(backend, CASES["directed"], name, 1, width, torch.float32, reduce)
+@pytest.mark.parametrize(
+    ("name", "reduce"),
+    [
+        (name, reduce)
+        for name in (*MAIN, "weight-an-edge", "gated")
+        for reduce in (("none",) if name == "dot" else ("sum", "max", "mean"))
+    ],
+)
+def test_every_width_equals_the_truth(backend, name, reduce, width):
+    check(backend, CASES["directed"], name, 1, width, torch.float32, reduce)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -300,19 +305,26 @@ def test_integers_in_float32_add_up_exactly(backend, case):
         assert torch.equal(found.double(), expected.expand_as(found)), text
 
 
+@pytest.mark.pairs("triton")
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
-@pytest.mark.parametrize("name", ["copy", "weight-an-edge", "gine", "dot"])
-def test_int32_and_int64_indices_give_the_same_bits(backend, name, index_dtype):
+@pytest.mark.parametrize(
+    ("name", "reduce"),
+    [
+        (name, reduce)
+        for name in ("copy", "weight-an-edge", "gine", "dot")
+        for reduce in (("none",) if name == "dot" else ("sum", "mean", "max", "none"))
+    ],
+)
+def test_int32_and_int64_indices_give_the_same_bits(backend, name, reduce, index_dtype):
     narrow = GRAPHS["directed"]
     graph = Graph.from_csr(
         narrow.rowptr.to(index_dtype), narrow.col.to(index_dtype), num_cols=narrow.num_cols
     )
     text, operands = make_operands(CASES["directed"], name, 2, 9, torch.float32)
-    for reduce in ("none",) if name == "dot" else ("sum", "mean", "max", "none"):
-        outs = [ops.gspmm(g, text, operands, reduce=reduce) for g in (graph, narrow)]
-        assert torch.equal(*outs)
-        grads = [torch.autograd.grad(out.sum(), operands) for out in outs]
-        assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    outs = [ops.gspmm(g, text, operands, reduce=reduce) for g in (graph, narrow)]
+    assert torch.equal(*outs)
+    grads = [torch.autograd.grad(out.sum(), operands) for out in outs]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 def test_int64_indices_of_winners_route_gradients(backend):
@@ -350,31 +362,38 @@ LAYOUTS = {
 }
 
 
+GRADIENT_LAYOUTS = {
+    "plain": lambda t: t,
+    "one-row": lambda t: t[:1].expand_as(t),
+    "one-number": lambda t: t.flatten()[0].expand_as(t),
+    "heads-outermost": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "transposed": lambda t: t.transpose(-1, 1).contiguous().transpose(-1, 1),
+    "slice-of-columns": lambda t: torch.cat([t, t], -1)[..., : t.size(-1)],
+}
+
+
+@pytest.mark.pairs("triton")
+@pytest.mark.parametrize("gradient", GRADIENT_LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["copy", "weight-a-head", "gine", "dot"])
-def test_memory_layout_of_operands_does_not_matter(backend, name, layout):
+@pytest.mark.parametrize(
+    ("name", "reduce"),
+    [*((name, how) for name in ("copy", "weight-a-head", "gine") for how in ("sum", "max")),
+     ("dot", "none")],
+)  # fmt: skip
+def test_memory_layout_of_operands_does_not_matter(backend, name, reduce, layout, gradient):
     text, operands = make_operands(CASES["directed"], name, 3, 8, torch.float32)
     odd = [LAYOUTS[layout](t.detach()).requires_grad_() for t in operands]
     plain = [t.detach().contiguous().requires_grad_() for t in odd]
-    for reduce in ("none",) if name == "dot" else ("sum", "max"):
-        outs = [
-            ops.gspmm(GRAPHS["directed"], text, given, reduce=reduce, edge_order=True)
-            for given in (odd, plain)
-        ]
-        assert torch.equal(*outs)
-        flat = torch.randn(outs[0].shape)
-        for grad in (
-            flat,
-            flat[:1].expand_as(flat),
-            torch.ones(()).expand_as(flat),
-            flat.transpose(0, 1).contiguous().transpose(0, 1),  # heads outermost
-            flat.transpose(-1, 1).contiguous().transpose(-1, 1),
-            torch.cat([flat, flat], -1)[..., : flat.size(-1)],
-        ):
-            ours = torch.autograd.grad(outs[0], odd, grad, retain_graph=True)
-            right = torch.autograd.grad(outs[1], plain, grad.contiguous(), retain_graph=True)
-            for a, b in zip(ours, right, strict=True):
-                torch.testing.assert_close(a, b)
+    outs = [
+        ops.gspmm(GRAPHS["directed"], text, given, reduce=reduce, edge_order=True)
+        for given in (odd, plain)
+    ]
+    assert torch.equal(*outs)
+    grad = GRADIENT_LAYOUTS[gradient](torch.randn(outs[0].shape))
+    ours = torch.autograd.grad(outs[0], odd, grad)
+    right = torch.autograd.grad(outs[1], plain, grad.contiguous())
+    for a, b in zip(ours, right, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -385,14 +404,13 @@ def test_edge_softmax_equals_the_truth(backend, case):
         scores = (torch.randn(target.numel(), heads) * 10).to(dtype).requires_grad_()
         exact = scores.detach().double().requires_grad_()
         found = ops.edge_softmax(graph, scores, edge_order=True)
-        expected = torch.zeros_like(exact)
-        for node in target.unique():
-            expected = expected.index_put(
-                ((target == node).nonzero().flatten(),), exact[target == node].softmax(0)
-            )
+        nodes, place = target.unique(return_inverse=True)
+        shares = exact.exp()  # of numbers below 100
+        total = torch.zeros(len(nodes), heads, dtype=torch.float64).index_add(0, place, shares)
+        expected = shares / total[place]
         grad = torch.randn_like(found)
         (ours,) = torch.autograd.grad(found, scores, grad)
-        (right,) = torch.autograd.grad(expected + 0 * exact, exact, grad.double())
+        (right,) = torch.autograd.grad(expected, exact, grad.double())
         torch.testing.assert_close(found.double(), expected, rtol=10 * relative, atol=absolute)
         torch.testing.assert_close(ours.double(), right, rtol=10 * relative, atol=10 * absolute)
 
@@ -431,9 +449,11 @@ CPU_VARIANTS = {
     "both-blocks": ("", 16, 9),
     "portable-blocks": ("portable", 16, 9),
 }
+# Above other parameters, as `compiled`.
+each_cpu_variant = pytest.mark.parametrize("cpu_variant", CPU_VARIANTS, indirect=True)
 
 
-@pytest.fixture(params=CPU_VARIANTS)
+@pytest.fixture
 def cpu_variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
     if reasons := cpu_unavailable_reasons():
         pytest.skip("; ".join(reasons))
@@ -448,6 +468,7 @@ def cpu_variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
     library.configure("", 0, 0)
 
 
+@each_cpu_variant
 @pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "quotient", "attention-score"])
 @pytest.mark.parametrize("case", ["directed", "empty-rows", "bipartite", "duplicates", "hub"])
 def test_every_cpu_kernel_equals_the_truth(cpu_variant, case, name):
@@ -459,6 +480,7 @@ def test_every_cpu_kernel_equals_the_truth(cpu_variant, case, name):
             check(cpu_variant, CASES[case], name, heads, width, dtype, reduce)
 
 
+@each_cpu_variant
 @pytest.mark.parametrize("dtype", HALF, ids=["bf16", "f16"])
 def test_every_cpu_kernel_handles_16_bit(cpu_variant, dtype):
     for name in ("copy", "weight-a-head", "gine", "dot"):
