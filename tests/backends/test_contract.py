@@ -92,31 +92,50 @@ def make_operands(
     return text, operands
 
 
-def scales(
-    case: GraphCase, text: str, operands: list[Tensor], reduce: str, grad: Tensor
+@lru_cache(maxsize=2)  # for the reductions of one formula
+def slopes(
+    case: GraphCase, name: str, heads: int, width: int, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
+    """|Message| of every edge, and its derivatives by every operand, in float64."""
+    text, operands = make_operands(case, name, heads, width, dtype)
+    place = places(case, text)
+    whole = [max((t.size(dim) for t in operands), default=1) for dim in (1, 2)]
+    written_out = [
+        t.detach().double()[at].expand(-1, *whole).clone().requires_grad_()
+        for t, at in zip(operands, place, strict=True)
+    ]
+    edges = torch.arange(case.edge_index.size(1))
+    one_each = GraphCase("edges", torch.stack([edges, edges]), len(edges), len(edges))
+    message = truth(one_each, text, written_out, "none")
+    found = torch.autograd.grad(message, written_out, torch.ones_like(message))
+    return message.detach().abs(), [slope.abs() for slope in found]
+
+
+def places(case: GraphCase, text: str) -> list[Tensor]:
+    """For every operand, the row that every edge reads."""
+    source, target = case.edge_index.long()
+    rows = {"u": source, "v": target, "e": torch.arange(source.numel())}
+    sides = {o.index: o.side for o in operands_of(parse(text))}
+    return [rows[sides[i]] for i in sorted(sides)]
+
+
+def scales(
+    case: GraphCase, name: str, heads: int, width: int, dtype: torch.dtype, reduce: str,
+    grad: Tensor,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Sum of |terms| of a result and of every gradient: what a tolerance is relative to.
 
     A term is what one edge adds. Operands are of order one, so cancellation inside a message costs
     rounding of that size: each term counts at least 1 (times the incoming gradient's, backward).
     """
-    source, target = case.edge_index.long()
-    edges = torch.arange(source.numel())
-    sides = {o.index: o.side for o in operands_of(parse(text))}
-    place = {"u": source, "v": target, "e": edges}
-    heads = max((t.size(1) for t in operands), default=1)
-    width = max((t.size(2) for t in operands), default=1)
-    written_out = [
-        t.detach().double()[place[sides[i]]].expand(-1, heads, width).clone().requires_grad_()
-        for i, t in enumerate(operands)
-    ]
-    one_each = GraphCase("edges", torch.stack([edges, edges]), len(edges), len(edges))
-    message = truth(one_each, text, written_out, "none")
+    text, operands = make_operands(case, name, heads, width, dtype)
+    message, derivatives = slopes(case, name, heads, width, dtype)
+    target = case.edge_index[1].long()
 
     def add_up(terms: Tensor, index: Tensor, rows: int) -> Tensor:
         return torch.zeros(rows, *terms.shape[1:], dtype=torch.float64).index_add_(0, index, terms)
 
-    size = message.detach().abs() + 1
+    size = message + 1
     if reduce == "none":
         forward, seed = size, grad.double().abs()
     elif reduce == "prod":
@@ -126,12 +145,10 @@ def scales(
         forward = add_up(size.pow(2) if reduce == "sqsum" else size, target, case.num_targets)
         seed = grad.double().abs()[target] * (2 * size if reduce == "sqsum" else 1)
     backward = []
-    slopes = torch.autograd.grad(message, written_out, torch.ones_like(message))
-    for i, t in enumerate(operands):
-        terms = (slopes[i].abs() + 1) * seed
-        total = add_up(terms, place[sides[i]], t.size(0))
+    for operand, slope, at in zip(operands, derivatives, places(case, text), strict=True):
+        total = add_up((slope + 1) * seed, at, operand.size(0))
         for dim in (1, 2):
-            if t.size(dim) == 1:
+            if operand.size(dim) == 1:
                 total = total.sum(dim, keepdim=True)
         backward.append(total)
     return forward, backward
@@ -159,8 +176,11 @@ def answer(
     gradients = [None] * len(exact)
     if expected.requires_grad:  # it does not where there is no edge
         gradients = torch.autograd.grad(expected, exact, grad.double(), allow_unused=True)
-    gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(exact, gradients)]  # noqa: B905
-    scale, gradient_scales = scales(case, text, operands, reduce, grad)
+    gradients = [
+        torch.zeros_like(t) if gradient is None else gradient
+        for t, gradient in zip(exact, gradients, strict=True)
+    ]
+    scale, gradient_scales = scales(case, name, heads, width, dtype, reduce, grad)
     return Answer(expected.detach(), scale, grad, gradients, gradient_scales)
 
 
