@@ -72,10 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> None:
-    """Do not compute overflows of integers: Triton's interpreter does, then asserts nothing.
-
-    Without ``debug`` that is half of its time.
-    """
+    """Save Triton's interpreter the overflows of integers, which it asserts with ``debug`` only."""
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
         from triton.runtime.interpreter import interpreter_builder
 
