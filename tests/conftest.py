@@ -1,6 +1,7 @@
 """What every test shares: tiers, seeds, a clean house before and after, runs to compare."""
 
 import os
+import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -31,16 +32,18 @@ DATA = "PYG_ACCEL_DATA"
 def all_pairs(rows: Sequence[tuple[Hashable, ...]]) -> list[int]:
     """Choose rows of a table in which every two values of two columns meet that meet in any row.
 
-    Greedy: always the row that adds most, the first of equals. So the choice is the same each time,
-    and about as long as the product of the two longest columns.
+    Greedy: always the row that adds most, and among equals any, so that no value is met more often
+    than need be. The choice is the same each time, and about as long as the product of the two
+    longest columns.
     """
+    order = random.Random(0).sample(range(len(rows)), len(rows))
     meetings = [
         frozenset(combinations(enumerate(row), 2)) or frozenset(enumerate(row)) for row in rows
     ]
     missing = set().union(*meetings)
     chosen = []
     while missing:
-        best = max(range(len(rows)), key=lambda i: len(meetings[i] & missing))
+        best = max(order, key=lambda i: len(meetings[i] & missing))
         missing -= meetings[best]
         chosen.append(best)
     return sorted(chosen)

@@ -252,21 +252,32 @@ def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, name,
             check(backend, CASES[case], name, *size, dtype, reduce)
 
 
+def each_way(cases: list[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        ("case", "name", "dtype", "size", "reduce"),
+        [
+            pytest.param(case, name, dtype, size, reduce,
+                         id=f"{case}-{name}-{short}-{size[0]}x{size[1]}-{reduce}")
+            for short, dtype in zip(("f64", "f32", "bf16", "f16"), FLOATS, strict=True)
+            for case in cases
+            for name in (FORMULAS if dtype == torch.float64 else MAIN)
+            for size in sizes(case, dtype)
+            for reduce in reductions(name, CASES[case])
+        ],
+    )  # fmt: skip
+
+
 @pytest.mark.pairs
 @pytest.mark.parametrize("backend", ["triton"], indirect=True)
-@pytest.mark.parametrize(
-    ("case", "name", "dtype", "size", "reduce"),
-    [
-        pytest.param(case, name, dtype, size, reduce,
-                     id=f"{case}-{name}-{short}-{size[0]}x{size[1]}-{reduce}")
-        for short, dtype in zip(("f64", "f32", "bf16", "f16"), FLOATS, strict=True)
-        for case in CASES
-        for name in (FORMULAS if dtype == torch.float64 else MAIN)
-        for size in sizes(case, dtype)
-        for reduce in reductions(name, CASES[case])
-    ],
-)  # fmt: skip
+@each_way([name for name, case in CASES.items() if case.edge_index.numel()])
 def test_interpreted_kernels_equal_the_truth(backend, case, name, dtype, size, reduce):
+    check(backend, CASES[case], name, *size, dtype, reduce)
+
+
+@pytest.mark.pairs  # of their own: two values that met here only would meet in vain
+@pytest.mark.parametrize("backend", ["triton"], indirect=True)
+@each_way([name for name, case in CASES.items() if not case.edge_index.numel()])
+def test_interpreted_kernels_take_graphs_without_edges(backend, case, name, dtype, size, reduce):
     check(backend, CASES[case], name, *size, dtype, reduce)
 
 
