@@ -20,7 +20,7 @@ C_FILES   := find csrc -regex '.*\.\(h\|cuh\|cpp\|cu\)' -exec clang-format
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build peers demo test test-gpu test-pyg lint format bench clean
+.PHONY: help venv build peers demo test test-all test-gpu test-pyg lint format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -34,8 +34,14 @@ peers: $(VENV)/.peers  ## install torch-sparse; its first compilation takes a qu
 demo: build  ## run the quickstart
 	$(PY) examples/quickstart.py $(ARGS)
 
-test: build  ## run the tests
-	$(PY) -m pytest $(ARGS)
+# A process for each core and one thread in each; ARGS="-n 0" keeps to one process, as --pdb needs.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal
+
+test: build  ## run the quick tier of the tests
+	$(PYTEST) $(ARGS)
+
+test-all: build  ## run all tests
+	$(PYTEST) -m "" $(ARGS)
 
 # With the Python at hand: torch for CUDA, triton, PyG and pytest are all it takes.
 test-gpu:  ## run the tests that need a GPU, with $(PYTHON)

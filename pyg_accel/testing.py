@@ -79,18 +79,25 @@ def truth(
     message = message.expand(source.numel(), *shape_of(message_formula, sizes))
     if reduce == "none":
         return message
-    rows = []
-    for node in range(case.num_targets):
-        mine = message[target == node]
-        if mine.size(0) == 0:
-            rows.append(torch.full(message.shape[1:], float(reduce == "prod"), dtype=torch.float64))
-        elif reduce == "sqsum":
-            rows.append(mine.pow(2).sum(0))
-        elif reduce in ("max", "min"):
-            rows.append(getattr(mine, reduce)(0).values)
-        else:
-            rows.append(getattr(mine, reduce)(0))
-    return torch.stack(rows) if rows else message.new_zeros(0, *message.shape[1:])
+    result = message.new_full((case.num_targets, *message.shape[1:]), float(reduce == "prod"))
+    degree, by_target = target.bincount(minlength=case.num_targets), target.argsort(stable=True)
+    first = degree.cumsum(0) - degree
+    for count in degree[degree > 0].unique():  # targets of as many edges are reduced together
+        nodes = (degree == count).nonzero().flatten()
+        mine = message[by_target[first[nodes].unsqueeze(1) + torch.arange(int(count))]]
+        result = result.index_put((nodes,), _reduced(mine, reduce))
+    return result
+
+
+def _reduced(messages: Tensor, reduce: str) -> Tensor:
+    """[nodes, edges of each, H, F] to [nodes, H, F]."""
+    if reduce == "sqsum":
+        return messages.pow(2).sum(1)
+    if reduce in ("max", "min"):
+        best: Tensor = getattr(messages, reduce)(1).values
+        return best
+    plain: Tensor = getattr(messages, reduce)(1)
+    return plain
 
 
 def _message(formula: Formula, operands: list[Tensor], source: Tensor, target: Tensor) -> Tensor:

@@ -1,11 +1,19 @@
-"""What every test shares: seeds, a clean house before and after, runs that tests compare."""
+"""What every test shares: tiers, seeds, a clean house before and after, runs to compare."""
 
 import os
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Read when torch's compiler is imported: its pool of processes takes longer to start than it saves.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 import torch
 from torch import Tensor
 
@@ -19,6 +27,60 @@ from pyg_accel.patching import reasons, seam
 from pyg_accel.settings import SETTINGS, settings
 
 DATA = "PYG_ACCEL_DATA"
+
+
+def all_pairs(rows: Sequence[tuple[Hashable, ...]]) -> list[int]:
+    """Choose rows of a table in which every two values of two columns meet that meet in any row.
+
+    Greedy: always the row that adds most, and among equals any, so that no value is met more often
+    than need be. The choice is the same each time, and about as long as the product of the two
+    longest columns.
+    """
+    order = random.Random(0).sample(range(len(rows)), len(rows))
+    meetings = [
+        frozenset(combinations(enumerate(row), 2)) or frozenset(enumerate(row)) for row in rows
+    ]
+    missing = set().union(*meetings)
+    chosen = []
+    while missing:
+        best = max(order, key=lambda i: len(meetings[i] & missing))
+        missing -= meetings[best]
+        chosen.append(best)
+    return sorted(chosen)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases as ``full`` by their parameters.
+
+    ``pairs``: those that a table of all pairs leaves out. ``pairs("triton")`` looks only at cases
+    with that parameter. ``heavy("triton", 577)``: those that have both parameters.
+    """
+    products: dict[tuple[Hashable, ...], list[Any]] = {}
+    for item in (item for item in items if hasattr(item, "callspec")):
+        values = list(item.callspec.params.values())
+        if any(all(v in values for v in heavy.args) for heavy in item.iter_markers("heavy")):
+            item.add_marker(pytest.mark.full)
+        elif marker := item.get_closest_marker("pairs"):
+            some = tuple(v for v in marker.args if v in values)
+            if some or not marker.args:
+                products.setdefault((item.parent, item.originalname, some), []).append(item)
+    for product in products.values():
+        rows = [tuple(item.callspec.params.values()) for item in product]
+        chosen = set(all_pairs(rows))
+        for i, item in enumerate(product):
+            if i not in chosen:
+                item.add_marker(pytest.mark.full)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> None:
+    """Save Triton's interpreter the overflows of integers, which it asserts with ``debug`` only."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+        from triton.runtime.interpreter import interpreter_builder
+
+        assert not interpreter_builder.options.debug
+        interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
 
 
 @pytest.fixture(autouse=True)

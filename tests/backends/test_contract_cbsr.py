@@ -224,6 +224,7 @@ def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, dtype
         check(backend, case_for(backend, case), 40, 9, dtype, reduce, weighted)
 
 
+@pytest.mark.heavy("triton", 5000)
 @pytest.mark.parametrize(("width", "k"), [*SHAPES, (1030, 70), (5000, 300), (64, 64)])
 def test_every_width_and_k_equals_the_truth(backend, width, k):
     check(backend, CASES["duplicates"], width, k, torch.float32, "sum", False)

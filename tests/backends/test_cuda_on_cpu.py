@@ -4,6 +4,8 @@ What they compute is that of a GPU up to the order of atomic additions; what the
 not tested here. `tests/cuda_on_cpu` stands in for CUDA.
 """
 
+import fcntl
+import os
 import shutil
 import subprocess
 from glob import glob
@@ -32,8 +34,20 @@ SHAPES = [(1, 1), (7, 3), (33, 8), (64, 64), (100, 20), (256, 16), (256, 32), (2
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The operators of the CUDA library for CPU tensors."""
-    built = tmp_path_factory.mktemp("cuda") / "cuda_on_cpu.so"
+    """The operators of the CUDA library for CPU tensors, compiled once for all processes."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # whose folder is in that of the run
+        folder = folder.parent
+    built = folder / "cuda_on_cpu.so"
+    with open(folder / "cuda_on_cpu.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            compile_for_cpu(built)
+    torch.ops.load_library(built)
+    return torch.ops.pyg_accel_cuda
+
+
+def compile_for_cpu(built: Path) -> None:
     sources = [*glob(f"{ROOT}/csrc/cuda/cbsr_*.c*"), f"{ROOT}/csrc/cuda/maxk.cu",
                f"{ROOT}/tests/cuda_on_cpu/fibers.cpp"]  # fmt: skip
     sources = [path for path in sources if not path.endswith(".cuh")]
@@ -44,8 +58,6 @@ def library(tmp_path_factory):
         "-DTORCH_TARGET_VERSION=0x020a000000000000", "-o", str(built),
         *(f"-L{path}" for path in library_paths()), "-ltorch_cpu",
     ])  # fmt: skip
-    torch.ops.load_library(built)
-    return torch.ops.pyg_accel_cuda
 
 
 @pytest.fixture(autouse=True)

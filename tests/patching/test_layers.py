@@ -175,9 +175,7 @@ LAYERS = {
         with_features(8),
         ("sum_j mul(sigmoid(add(add(v0,e1),add(u2,e3))),add(u4,e5))",),
     ),
-    "film": Layer(
-        lambda: pyg.FiLMConv(16, 8), formulas=("mean_j relu(add(mul(v0,u1),v2))", "mean_j u0")[:1]
-    ),
+    "film": Layer(lambda: pyg.FiLMConv(16, 8), formulas=("mean_j relu(add(mul(v0,u1),v2))",)),
     "cg": Layer(
         lambda: pyg.CGConv(16, 8),
         with_features(8),
