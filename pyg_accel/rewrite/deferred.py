@@ -163,9 +163,12 @@ class Messages(Deferred):
             factor = factor.to(self.dtype)
         elif type(factor) not in (int, float):
             return None
-        known = 1.0 if self.factor is None else self.factor
+        known = self.factor
         made = self.of(self.run, self.product, self.source, tuple(self.shape), self.dtype)
-        made.factor = known / factor if inverse else known * factor
+        if inverse:
+            made.factor = (1.0 if known is None else known) / factor
+        else:
+            made.factor = factor if known is None else known * factor
         return made  # type: ignore[no-any-return]
 
     def weight(self) -> Tensor | None:

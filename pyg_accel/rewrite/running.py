@@ -11,12 +11,13 @@ it does something else with them, they are gathered, and PyG's own aggregation s
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from inspect import Parameter, signature
 from threading import get_ident
+from types import CodeType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.patching.reasons import modules_in
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.deferred import Deferred, Messages, Product, Unfit, settled
 from pyg_accel.rewrite.guards import RENDERED, is_rendered
@@ -64,6 +66,34 @@ def _parameters(message: Any) -> tuple[Parameter, ...]:
     return tuple(signature(message).parameters.values())[1:]
 
 
+@lru_cache(maxsize=256)
+def _asks_types(cls: type) -> bool:
+    """Whether a module's code may tell a tensor without data by its exact type."""
+    todo: list[Any] = [cls.forward, getattr(cls, "message", None)]  # type: ignore[attr-defined]
+    seen: set[CodeType] = set()
+    while todo:
+        function = todo.pop()
+        todo += [f for f in (getattr(function, "__wrapped__", None),) if f is not None]
+        code = getattr(function, "__code__", None)
+        home = (getattr(function, "__module__", None) or "").partition(".")[0]
+        if not isinstance(code, CodeType) or code in seen or home in ("torch", "torch_geometric"):
+            continue
+        seen.add(code)
+        names = set(_names(code))
+        if names & {"type", "__class__"}:
+            return True
+        todo += [getattr(cls, name, None) for name in names]
+        todo += [function.__globals__.get(name) for name in names]
+    return False
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
 def _context(device: torch.device) -> tuple[Any, ...]:
     """What decides about a result and its gradient beside the operands."""
     cast = torch.is_autocast_enabled(device.type)
@@ -99,6 +129,8 @@ class Run(TorchFunctionMode):
         """Return what the layer returns."""
         if self._call.bipartite:
             raise NotLifted(f"no lifting rule for {self._name} on a bipartite graph")
+        if any(_asks_types(type(module)) for module in modules_in(self._conv)):
+            raise NotLifted(f"the code of {self._name} asks for the types of objects")
         own = vars(self._conv)
         before = own.get("propagate")
         own["propagate"] = self.propagate
@@ -220,11 +252,12 @@ class Run(TorchFunctionMode):
             raise NotLifted(f"{name} calls propagate with a size")
         if _context(call.x.device) != self._start:
             raise NotLifted(f"{name} changes the mode of autograd or autocast")
-        here, there = edge_index[call.target], edge_index[1 - call.target]
-        known = {
-            "edge_index": edge_index, "edge_index_i": here, "edge_index_j": there, "index": here,
-            "ptr": None, "dim_size": call.num_rows, "size_i": call.num_rows,
-            "size_j": call.num_rows,
+        rows, entries = call.num_rows, call.edge_index
+        known: dict[str, Callable[[], Any]] = {
+            "edge_index": lambda: entries, "ptr": lambda: None, "dim_size": lambda: rows,
+            "index": lambda: entries[call.target], "edge_index_i": lambda: entries[call.target],
+            "edge_index_j": lambda: entries[1 - call.target], "size_i": lambda: rows,
+            "size_j": lambda: rows,
         }  # fmt: skip
         given: dict[str, Any] = {}
         features = None
@@ -232,7 +265,7 @@ class Run(TorchFunctionMode):
             key = parameter.name
             base = key[:-2]
             if key in known:
-                given[key] = known[key]
+                given[key] = known[key]()
             elif key.endswith("_j") and features is None and isinstance(kwargs.get(base), Tensor):
                 features = given[key] = kwargs[base]
             elif (

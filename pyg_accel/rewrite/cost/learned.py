@@ -3,7 +3,8 @@
 import json
 import math
 from collections.abc import Collection, Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.roofline import Machine, Roofline
 from pyg_accel.rewrite.cost.vector import NAMES, vectors
 
-__all__ = ["ABOUT", "FORMAT", "SHIPPED", "Learned", "read"]
+__all__ = ["ABOUT", "FORMAT", "SHIPPED", "Learned", "read", "unusable"]
 
 FORMAT = 1
 ABOUT = "about.json"
@@ -84,6 +85,21 @@ class Learned:
         if name not in self._boosters:
             self._boosters[name] = _load(self._folder / f"{name}.json")
         return self._boosters[name]
+
+
+@cache
+def unusable() -> str:
+    """Return why xgboost cannot be used, in a line; nothing if it can."""
+    if find_spec("xgboost") is None:
+        return "xgboost is not installed (pip install xgboost-cpu)"
+    try:
+        import xgboost  # noqa: F401
+    except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
+        # Its package raises an error of its own (a ValueError) for a missing or broken library,
+        # and one that was built for another numpy may raise any of these.
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        return f"xgboost is installed but cannot be imported: {type(error).__name__}: {reason}"
+    return ""
 
 
 def _load(path: Path) -> Any:

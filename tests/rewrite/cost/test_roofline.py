@@ -1,6 +1,9 @@
+import sys
+
 import pytest
 
-from pyg_accel.rewrite.cost import GraphFeatures, Primitive, Roofline, cost_model
+from pyg_accel.rewrite import cost
+from pyg_accel.rewrite.cost import GraphFeatures, Primitive, Roofline, cost_model, learned
 
 GRAPH = GraphFeatures(100_000, 100_000, 2_000_000)
 SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr_spmm",
@@ -50,3 +53,27 @@ def test_unknown_primitives_and_missing_graphs_are_errors():
 
 def test_the_source_names_the_machine():
     assert "threads" in cost_model("cpu").source
+
+
+BROKEN = {
+    "an import error": "raise ImportError('libgomp.so.1: cannot open shared object file')",
+    "a missing dependency": "import no_such_package_of_anyone",
+    "a broken library": "raise OSError('invalid ELF header')",
+    "its own error": "class LibraryError(ValueError): pass\nraise LibraryError('no libxgboost.so')",
+    "another numpy": "raise AttributeError('_ARRAY_API not found')",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
+def test_a_broken_xgboost_leaves_the_roofline(code, tmp_path, monkeypatch):
+    (tmp_path / "xgboost.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "xgboost", raising=False)
+    monkeypatch.setattr(cost, "_folder_of", lambda device: tmp_path)
+    learned.unusable.cache_clear()
+    try:
+        source = cost_model("cpu").source
+    finally:
+        learned.unusable.cache_clear()
+    assert "xgboost is installed but cannot be imported: " in source
+    assert "\n" not in source
