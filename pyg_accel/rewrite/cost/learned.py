@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterable
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -87,6 +88,16 @@ class Learned:
         return self._boosters[name]
 
 
+# What importing a package raises that lacks a library, or was built for another numpy.
+_BROKEN = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError)
+
+
+def _not_found() -> type[BaseException]:
+    """The error of xgboost's own for a library that is missing, once its import raised that."""
+    module = sys.modules.get("xgboost.libpath")
+    return getattr(module, "XGBoostLibraryNotFound", ImportError)
+
+
 @cache
 def unusable() -> str:
     """Return why xgboost cannot be used, in a line; nothing if it can."""
@@ -94,9 +105,7 @@ def unusable() -> str:
         return "xgboost is not installed (pip install xgboost-cpu)"
     try:
         import xgboost  # noqa: F401
-    except (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError) as error:
-        # Its package raises an error of its own (a ValueError) for a missing or broken library,
-        # and one that was built for another numpy may raise any of these.
+    except (*_BROKEN, _not_found()) as error:
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         return f"xgboost is installed but cannot be imported: {type(error).__name__}: {reason}"
     return ""
