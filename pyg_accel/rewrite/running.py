@@ -129,7 +129,8 @@ class Run(TorchFunctionMode):
         """Return what the layer returns."""
         if self._call.bipartite:
             raise NotLifted(f"no lifting rule for {self._name} on a bipartite graph")
-        if any(_asks_types(type(module)) for module in modules_in(self._conv)):
+        kinds: set[Any] = set(map(type, modules_in(self._conv)))
+        if any(map(_asks_types, kinds)):
             raise NotLifted(f"the code of {self._name} asks for the types of objects")
         own = vars(self._conv)
         before = own.get("propagate")
