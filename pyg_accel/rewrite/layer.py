@@ -167,7 +167,9 @@ class Associated(torch.nn.Module):
 
     def _written(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the code of a layer that a user wrote, with its products in the fastest order."""
-        kinds = self.conv.training, state_of(self.conv), *map(_kind, call.given.values())
+        modes = (self.conv.training, torch.is_grad_enabled(),
+                 torch.is_autocast_enabled(call.x.device.type))  # fmt: skip
+        kinds = modes, state_of(self.conv), *map(_kind, call.given.values())
         if kinds in self._left:
             raise NotLifted(self._left[kinds])
         run = Run(call, lambda inner: self.decision(inner).program.run(inner))

@@ -375,3 +375,14 @@ def test_a_product_is_computed_before_its_operands_are_written_to():
         found = layer(x.clone(), edge_index, weight.clone())
         torch.testing.assert_close(found, conv(x.clone(), edge_index, weight.clone()))
     assert not layer.reasons
+
+
+def test_what_is_left_to_the_layer_in_one_mode_is_rewritten_in_another():
+    conv, x, edge_index = Before(), torch.randn(N, 6), torch.randint(N, (2, E))
+    layer, weight = Associated(conv, Options()), torch.rand(E)
+    with torch.autocast("cpu", torch.bfloat16):  # the weights make messages float32 again
+        found = layer(x, edge_index, weight)
+        torch.testing.assert_close(found, conv(x, edge_index, weight))
+    assert layer.reasons and not layer.decisions
+    torch.testing.assert_close(layer(x, edge_index, weight), conv(x, edge_index, weight))
+    assert layer.decisions
