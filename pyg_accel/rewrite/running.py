@@ -232,7 +232,7 @@ class Run(TorchFunctionMode):
         if isinstance(out, Messages) and out.value is None:
             product = replace(product, aggregates=True, mean=mean, weight=out.weight())
             return Deferred.of(self, product, out, (call.num_rows, shape[1]), out.dtype)
-        self.reasons[f"the message of {self._name} is not w * x_j"] = None
+        self.reasons[f"the message of {self._name} is not w * x_j, with one number an edge"] = None
         return conv.aggregate(settled(out), call.edge_index[call.target], dim_size=call.num_rows)
 
     def _arguments(
