@@ -4,7 +4,7 @@
 
 Trains GraphSAGE on a graph of 180 edges a node and finds the smallest width, the number of edges
 that are read of a node, at which the validation nodes lose at most 0.01 of accuracy. Then it prints
-accuracy and time on the test nodes, over all edges and at that width. Test nodes may lose a little
+accuracy and time on the test nodes, over all edges and at that width. Test nodes may lose
 more than 0.01, because the width was chosen by the validation nodes. With a path it draws accuracy
 by width.
 """

@@ -188,7 +188,8 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
     if kind == "cuda" and not torch.cuda.is_available():
         problem = "there is no CUDA device"
     if missing := [name for name in ("tqdm", "xgboost") if find_spec(name) is None]:
-        problem = f"it needs {' and '.join(missing)}: pip install 'pyg-accel[cost]'"
+        packages = " ".join("xgboost-cpu" if name == "xgboost" else name for name in missing)
+        problem = f"it needs {' and '.join(missing)}: pip install {packages}"
     if problem:
         print(f"python -m pyg_accel profile: {problem}", file=sys.stderr)
         return 2

@@ -1,14 +1,16 @@
 """Association trees as a drawing: leaves below, primitives above, the chosen tree in colour."""
 
 from html import escape
+from textwrap import wrap
 
 from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan
 from pyg_accel.rewrite.tree import Node, Tree
 
 __all__ = ["as_svg"]
 
-STEP, LEVEL, MARGIN, CHARACTER = 74, 52, 24, 7
-MOST = 8  # trees of a layer that are drawn: the chosen one, the promoted ones, some pruned ones
+STEP, LEVEL, MARGIN, CHARACTER = 58, 52, 24, 7
+MOST = 4  # trees of a layer that are drawn: the chosen one and the best of the others
+WIDTH = 1200  # of a row of trees; a single tree may be wider
 COLOURS = {"chosen": "#1a7f37", "promoted": "#0969da", "pruned": "#8c959f"}
 
 
@@ -19,9 +21,11 @@ def as_svg(found: ModelPlan) -> str:
     for layer in found.layers:
         what = layer.algebra or "; ".join(layer.reasons)
         title = f"{layer.path or 'the layer'}: {layer.layer}   {what}"
-        parts.append(_text(MARGIN, top + 12, title, "#1f2328", weight="bold", anchor="start"))
-        width = max(width, 2 * MARGIN + CHARACTER * len(title))
-        top += 34
+        for line in wrap(title, (WIDTH - 2 * MARGIN) // CHARACTER):
+            parts.append(_text(MARGIN, top + 12, line, "#1f2328", weight="bold", anchor="start"))
+            width = max(width, 2 * MARGIN + CHARACTER * len(line))
+            top += 18
+        top += 16
         height, used = _layer(layer, top, parts)
         top += height + MARGIN
         width = max(width, used)
@@ -33,22 +37,26 @@ def as_svg(found: ModelPlan) -> str:
 
 
 def _layer(layer: LayerPlan, top: int, parts: list[str]) -> tuple[int, int]:
-    """Draw the trees of a layer side by side; return the height and width taken."""
-    left, lowest = MARGIN, 0
+    """Draw the trees of a layer in rows; return the height and width taken."""
+    left, start, lowest, width = MARGIN, top, 0, 0
     for tree in layer.trees[:MOST]:
         colour = COLOURS["chosen" if tree.chosen else tree.verdict.partition(":")[0].split()[0]]
         span = _span(tree.root)
         label = _label(tree)
         wide = max(span * STEP, CHARACTER * len(label) + 12)
+        if left > MARGIN and left + wide + MARGIN > WIDTH:
+            left, top, lowest = MARGIN, top + lowest + MARGIN, 0
         parts.append(_text(left + wide // 2, top, label, colour, weight="bold"))
         _draw(tree.root, left + (wide - span * STEP) // 2, top + 26, colour, parts)
         left += wide + MARGIN
+        width = max(width, left)
         lowest = max(lowest, 26 + LEVEL * _depth(tree.root) + 16)
+    top += lowest
     if len(layer.trees) > MOST:
-        rest = f"and {len(layer.trees) - MOST} more"
-        parts.append(_text(left, top, rest, COLOURS["pruned"], anchor="start"))
-        left += CHARACTER * len(rest)
-    return lowest, left + MARGIN
+        rest = f"and {len(layer.trees) - MOST} more, which format='text' lists"
+        parts.append(_text(MARGIN, top, rest, COLOURS["pruned"], anchor="start"))
+        top += 20
+    return top - start, width
 
 
 def _label(tree: TreePlan) -> str:

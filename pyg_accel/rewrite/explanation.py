@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from pyg_accel.rewrite.drawing import as_svg
 from pyg_accel.rewrite.planning import plan
-from pyg_accel.rewrite.plans import HEAD, ModelPlan, facts, row, title, unread
+from pyg_accel.rewrite.plans import HEAD, ModelPlan, facts, legend, row, title, unread
 
 __all__ = ["FORMATS", "as_markdown", "explain"]
 
@@ -17,8 +19,8 @@ def explain(
     model: torch.nn.Module,
     *example_inputs: Any,
     train: bool = False,
-    format: str = "text",
-    file: TextIO | None = None,
+    format: str | None = None,
+    file: TextIO | str | PathLike[str] | None = None,
     **options: Any,
 ) -> ModelPlan:
     """Print, for every layer, what it computes, every association, and what was chosen and why.
@@ -27,8 +29,9 @@ def explain(
         model: as for :func:`~pyg_accel.optimize`; or what that returned.
         example_inputs: arguments of a call.
         train: forward and backward together are to be fast.
-        format: ``"text"``, ``"md"``, or ``"svg"``, a drawing of the trees.
-        file: where to print; standard output by default.
+        format: ``"text"``, ``"md"``, or ``"svg"``, a drawing of the best trees; by default what the
+            name of the file ends in, else text.
+        file: where to print, or the name of a file to write; standard output by default.
         options: the other arguments of ``optimize``.
 
     Returns:
@@ -37,10 +40,18 @@ def explain(
     Raises:
         ValueError: for an unknown format, and what ``optimize`` raises.
     """
+    path = Path(file) if isinstance(file, (str, PathLike)) else None
+    if format is None:
+        ending = path.suffix.removeprefix(".") if path else ""
+        format = ending if ending in FORMATS else "text"
     if format not in FORMATS:
         raise ValueError(f"expected 'format' of {', '.join(FORMATS)} (got {format!r})")
     found = plan(model, *example_inputs, train=train, **options)
-    print(FORMATS[format](found), file=file or sys.stdout)
+    text = FORMATS[format](found)
+    if path is not None:
+        path.write_text(text + "\n", encoding="utf-8")
+    else:
+        print(text, file=file or sys.stdout)  # type: ignore[arg-type]
     return found
 
 
@@ -49,7 +60,7 @@ def as_markdown(found: ModelPlan) -> str:
     lines = [f"# {title(found)}"]
     for layer in found.layers:
         lines += ["", f"## `{layer.path or 'the layer'}`: {layer.layer}", ""]
-        lines += [f"- {fact}" for fact in facts(layer)]
+        lines += [f"- {fact}" for fact in (*facts(layer), *legend(layer))]
         if layer.trees:
             lines += ["", "| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
             for tree, *others in map(row, layer.trees):

@@ -14,8 +14,10 @@ from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.copies import Twins, give_back
 from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
 from pyg_accel.rewrite.guards import identity_of, reasons_now, state_of
-from pyg_accel.rewrite.lift import bind, lift, parameters_of
+from pyg_accel.rewrite.lift import bind, is_written, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
+from pyg_accel.rewrite.rules import written
+from pyg_accel.rewrite.running import Run
 
 __all__ = ["Associated"]
 
@@ -61,6 +63,7 @@ class Associated(torch.nn.Module):
 
     def _start(self) -> None:
         self._algebras: dict[Any, tuple[Algebra, dict[str, int]] | str] = {}
+        self._left: dict[Any, str] = {}  # calls of written layers that PyG makes, and why
         self._compiled: dict[str, Program] = {}
         self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
@@ -81,6 +84,7 @@ class Associated(torch.nn.Module):
         state = dict(vars(self))
         for name in (
             "_algebras",
+            "_left",
             "_compiled",
             "_defaults",
             "_recent",
@@ -150,12 +154,32 @@ class Associated(torch.nn.Module):
                 raise NotLifted("; ".join(reasons))
             given = bind(self.conv, args, kwargs)
             call = Call(self.conv, given)
-            out = self._cast(self.decision(call).program.run(call), call)
+            if is_written(type(self.conv)):
+                out = self._written(call, args, kwargs)
+            else:
+                out = self._cast(self.decision(call).program.run(call), call)
         except NotLifted as reason:  # a rule may find out when it looks at values
             self.reasons[str(reason)] = self.reasons.get(str(reason), 0) + 1
             out = self.conv(*args, **kwargs)
         if give_back(self.conv, self.source):  # what the layer caches, say
             self._seen = identity_of(self.source)
+        return out
+
+    def _written(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the code of a layer that a user wrote, with its products in the fastest order."""
+        modes = (self.conv.training, torch.is_grad_enabled(),
+                 torch.is_autocast_enabled(call.x.device.type))  # fmt: skip
+        kinds = modes, state_of(self.conv), *map(_kind, call.given.values())
+        if kinds in self._left:
+            raise NotLifted(self._left[kinds])
+        run = Run(call, lambda inner: self.decision(inner).program.run(inner))
+        out = run(args, kwargs)
+        if run.left:
+            if len(self._left) >= KINDS:
+                self._left.clear()
+            self._left[kinds] = run.left
+        for reason in {**run.reasons, run.left: None} if run.left else run.reasons:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
         return out
 
     def decision(self, call: Call) -> Decision:
@@ -197,11 +221,12 @@ class Associated(torch.nn.Module):
 
         An option that changed, or a module in another's place, makes calls of another kind.
         """
-        kinds = state_of(self.conv), *map(_kind, call.given.values())
+        product = call.memo.get("product")
+        kinds = product.form if product else (state_of(self.conv), *map(_kind, call.given.values()))
         found = self._algebras.get(kinds)
         if found is None:
             try:
-                algebra = lift(self.conv, call)
+                algebra = written(self.conv, call) if product else lift(self.conv, call)
                 found = algebra, widths_of(algebra, call)
             except NotLifted as reason:
                 found = str(reason)

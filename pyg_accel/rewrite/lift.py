@@ -17,7 +17,7 @@ from pyg_accel.rewrite.guards import reasons_now
 from pyg_accel.rewrite.registry import rule_of
 from pyg_accel.rewrite.rules import written
 
-__all__ = ["bind", "lift", "parameters_of"]
+__all__ = ["bind", "is_written", "lift", "parameters_of"]
 
 
 @lru_cache(maxsize=256)
@@ -45,8 +45,11 @@ def lift(conv: MessagePassing, call: Call) -> Algebra:
     if reasons := reasons_now(conv):
         raise NotLifted("; ".join(reasons))
     rule, reason = rule_of(type(conv))  # type: ignore[arg-type]
-    if rule is not None:
-        return rule(conv, call)
-    if type(conv).__module__.startswith("torch_geometric."):
+    if rule is None and not is_written(type(conv)):
         raise NotLifted(reason)
-    return written(conv, call)
+    return (rule or written)(conv, call)
+
+
+def is_written(cls: type) -> bool:
+    """Return whether a layer is a user's own, without a rule: its code is run as it is."""
+    return rule_of(cls)[0] is None and not cls.__module__.startswith("torch_geometric.")

@@ -1,14 +1,30 @@
 """What was decided for a model, layer by layer, as data and as text."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
+from itertools import zip_longest
+from textwrap import wrap
 
+from pyg_accel.rewrite.ir import Leaf
 from pyg_accel.rewrite.tree import Tree
 
-__all__ = ["HEAD", "LayerPlan", "ModelPlan", "TreePlan", "facts", "row", "title", "unread"]
+__all__ = [
+    "HEAD",
+    "LayerPlan",
+    "ModelPlan",
+    "TreePlan",
+    "facts",
+    "legend",
+    "row",
+    "title",
+    "unread",
+]
 
+WIDTH = 100  # of text
+COLUMNS = (36, 32, 10, 16)  # of a table in it
 HEAD = ("association", "primitives", "predicted", "verdict")
 
 
@@ -84,7 +100,9 @@ class ModelPlan:
         """Return text; tables by ``rich`` if it is installed."""
         lines = [title(self)]
         for layer in self.layers:
-            lines += ["", f"{layer.path or 'the layer'}: {layer.layer}", *facts(layer)]
+            lines += ["", f"{layer.path or 'the layer'}: {layer.layer}"]
+            for fact in (*facts(layer), *legend(layer)):
+                lines += wrap(fact, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
             if layer.trees:
                 rows = [row(tree) for tree in layer.trees]
                 lines.append(_rich_table(rows) if find_spec("rich") else _plain_table(rows))
@@ -109,6 +127,50 @@ def facts(layer: LayerPlan) -> Iterator[str]:
         yield f"{len(layer.trees)} associations, {pruned} pruned; decided by {layer.by}{source}"
     for reason in layer.reasons:
         yield f"left as it is: {reason}"
+
+
+def legend(layer: LayerPlan) -> Iterator[str]:
+    """Yield what the symbols of a layer's associations stand for, in a line."""
+    if not layer.trees:
+        return
+    leaves = {leaf.name: leaf for tree in layer.trees for leaf in _leaves(tree.root)}
+    kinds: dict[str, list[str]] = {}
+    for leaf in leaves.values():
+        kinds.setdefault(_meaning(leaf), []).append(leaf.name)
+    found = [f"{', '.join(sorted(names))}: {meaning}" for meaning, names in kinds.items()]
+    found += [f"{leaf} = {' '.join([leaf.name] * leaf.power)}"
+              for leaf in {str(x): x for t in layer.trees for x in _leaves(t.root)}.values()
+              if leaf.power > 1]  # fmt: skip
+    works = " ".join(w for t in layer.trees for w in (*t.forward, *t.backward, *t.once))
+    if "ᵀ" in works:
+        found.append("ᵀ: transposed")
+    if heads := re.search(r"([A-Z1])·(\d+)", works):
+        found.append(f"{heads[0]}: {heads[2]} heads of {heads[1]} columns each")
+    if size := re.search(r"gemm (\w+)x(\w+)x(\w+)", works):
+        a, b, c = size.groups()
+        found.append(f"{size[0]}: a matrix product [{a}, {b}] times [{b}, {c}]")
+    yield "symbols: " + "; ".join(found)
+
+
+def _leaves(tree: Tree) -> Iterator[Leaf]:
+    if isinstance(tree, Leaf):
+        yield tree
+    else:
+        for arg in tree.args:
+            if arg is not None:
+                yield from _leaves(arg)
+
+
+def _meaning(leaf: Leaf) -> str:
+    if leaf.number:
+        return "a number"
+    if leaf.kind == "data" and leaf.cols == "1":
+        return f"a column of {leaf.rows} ones"
+    return {
+        "data": "features", "weight": "weights that learn", "bias": "a bias",
+        "diagonal": "a diagonal, one number a node", "sparse": "the edges, as a matrix",
+        "weighted": "the edges with their weights, as a matrix",
+    }[leaf.kind]  # fmt: skip
 
 
 def unread(found: ModelPlan) -> Iterator[str]:
@@ -146,16 +208,18 @@ def _rich_table(rows: list[tuple[str, ...]]) -> str:
         column.overflow = "fold"
     for row in rows:
         table.add_row(*(text.replace("[", r"\[") for text in row))
-    console = Console(file=StringIO(), width=160, color_system=None)
+    console = Console(file=StringIO(), width=WIDTH, color_system=None)
     console.print(table)
     assert isinstance(console.file, StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
 def _plain_table(rows: list[tuple[str, ...]]) -> str:
-    table = [HEAD, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(HEAD))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    )
+    lines: list[str] = []
+    for row in (HEAD, *rows):
+        cells = [wrap(cell, width) or [""] for cell, width in zip(row, COLUMNS, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            lines.append(
+                "  ".join(p.ljust(w) for p, w in zip(parts, COLUMNS, strict=True)).rstrip()
+            )
+    return "\n".join(lines)

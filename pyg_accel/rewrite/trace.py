@@ -174,7 +174,6 @@ def trace(
     model: torch.nn.Module,
     given: Mapping[str, Any],
     opaque: Mapping[str, torch.nn.Module],
-    prepare: Callable[[torch.nn.Module, fx.Tracer], None] | None = None,
 ) -> tuple[torch.nn.Module, fx.Graph]:
     """Read a model.
 
@@ -182,7 +181,6 @@ def trace(
         model: any module.
         given: example arguments of its ``forward``, by name.
         opaque: what stands for the modules that are not to be read, by path.
-        prepare: changes the copy that will be read.
 
     Returns:
         A module that holds what the graph refers to, and the graph.
@@ -195,8 +193,6 @@ def trace(
         raise Unreadable("", "it takes any number of arguments")
     root = _skeleton(model, "", opaque)
     tracer = _Tracer(given)
-    if prepare is not None:
-        prepare(root, tracer)
     _Tracer.current = tracer
     try:
         read = tracer.trace(root)

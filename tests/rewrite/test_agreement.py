@@ -320,8 +320,7 @@ class Constant(Linear):
 
 
 @pytest.mark.parametrize(("make", "reason"), [
-    (Filter, "more than one weight an edge"), (Scaled, "more than one weight an edge"),
-    (Arguments, ""), (Constant, "makes tensors of its own"),
+    (Filter, "is not w * x_j"), (Scaled, "is not w * x_j"), (Arguments, ""), (Constant, ""),
 ])  # fmt: skip
 def test_layers_of_users_are_rewritten_or_left_alone(make, reason):
     x, edge_index = example()

@@ -105,6 +105,31 @@ def test_the_drawing_is_well_formed_and_shows_the_trees():
     assert any(t.startswith("chosen") for t in texts)
 
 
+@pytest.mark.parametrize("rich", [True, False])
+def test_text_explains_its_symbols_within_a_hundred_columns(rich, monkeypatch):
+    if not rich:
+        monkeypatch.setattr(plans, "find_spec", lambda name: None)
+    x, edge_index = inputs()
+    for conv, *told in (
+        (nn.TAGConv(12, 4, K=3), "D² = D D", "A: the edges, as a matrix"),
+        (nn.GATConv(12, 4, heads=2), "H·2: 2 heads of H columns each", "ᵀ: transposed"),
+        (nn.TransformerConv(12, 4, heads=2), "eN: a column of N ones"),
+    ):
+        text = str(pyg_accel.plan(conv, x, edge_index, train=True, cost=Flops()))
+        assert max(map(len, text.splitlines())) <= 100
+        flat = " ".join(text.split())
+        assert all(what in flat for what in told)
+
+
+def test_the_drawing_of_many_trees_is_legible_and_says_how_many_more_there_are(tmp_path):
+    path = tmp_path / "trees.svg"
+    found = pyg_accel.explain(nn.TAGConv(12, 4, K=3), *inputs(), cost=Flops(), file=str(path))
+    root = ElementTree.fromstring(path.read_text())
+    assert int(root.get("width")) <= 1700
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(f"and {len(found.layers[0].trees) - 4} more" in text for text in texts)
+
+
 def test_an_unknown_format_is_refused():
     with pytest.raises(ValueError, match="text, md, svg"):
         pyg_accel.explain(Net(), *inputs(), format="pdf")

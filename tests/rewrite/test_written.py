@@ -205,3 +205,184 @@ def test_a_rule_for_a_layer_of_ones_own_is_registered_by_class():
         torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
     with pytest.raises(ValueError, match="a rule for Smoothed already"):
         lifts(Smoothed)(smoothed)
+
+
+class Branching(MessagePassing):
+    """Every branch that its code takes is taken in the call at hand."""
+
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(6, 4)
+        self.power, self.options, self.half = 1, [1.0], None
+
+    def forward(self, x, edge_index, edge_weight=None):
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        if self.half is not None:
+            out = out * self.half
+        out += self.options[0]
+        return out if self.training else out * GLOBAL
+
+    def message(self, x_j, edge_weight):
+        if edge_weight is None:
+            return x_j.relu() if self.power == 1 else x_j
+        assert isinstance(x_j, torch.Tensor)
+        if self.training and x_j.dim() == 2 and x_j.size(-1) == 4:
+            return F.dropout(edge_weight, 0.5).view(-1, 1) * x_j
+        return self.scale * (edge_weight.view(-1, 1) * x_j)
+
+
+GLOBAL = 1.0
+
+
+def test_a_message_takes_its_branches_in_every_call(monkeypatch):
+    conv, (x, edge_index) = Branching().double().eval(), inputs()
+    weight = torch.rand(E, dtype=torch.float64)
+    layer = Associated(conv, Options(train=True))
+
+    def agrees():
+        for args in ([], [weight]):
+            mine, theirs = (outcome(m, x, edge_index, *args) for m in (layer, conv))
+            for a, b in zip(mine, theirs, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+    agrees()
+    assert "the message of Branching is not w * x_j" in next(iter(layer.reasons))
+    for name, value in (("power", 2), ("half", 0.5), ("scale", 3.0)):
+        monkeypatch.setattr(conv, name, value)
+        agrees()
+    conv.options[0] = 5.0
+    agrees()
+    monkeypatch.setattr(f"{__name__}.GLOBAL", 2.0)
+    agrees()
+    conv.train(), layer.train()
+    agrees()
+    assert layer.decisions
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -3 * grad
+
+
+class Twice(Before):
+    def forward(self, x, edge_index, edge_weight=None):
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        return self.propagate(edge_index, x=out, edge_weight=None)
+
+
+class Own(Before):
+    def forward(self, x, edge_index, edge_weight=None):
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        return Reversed.apply(out)
+
+
+class Counted(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="sum")
+        self.lin = nn.Linear(6, 4)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j, index, size_i, dim_size, ptr=None):
+        assert ptr is None and size_i == dim_size
+        return x_j / torch.bincount(index, minlength=size_i)[index].view(-1, 1)
+
+
+class Changed(Before):
+    def forward(self, x, edge_index, edge_weight=None):
+        h = self.lin(x)
+        h += 1
+        return self.propagate(edge_index, x=h, edge_weight=edge_weight)
+
+
+class Detached(Before):
+    def forward(self, x, edge_index, edge_weight=None):
+        with torch.no_grad():
+            h = self.lin(x)
+        return self.propagate(edge_index, x=h, edge_weight=edge_weight) + self.lin.bias
+
+
+class Typed(Before):
+    def forward(self, x, edge_index, edge_weight=None):
+        h = self.lin(x)
+        h = h if type(h) is torch.Tensor else h + 1
+        return self.propagate(edge_index, x=h, edge_weight=edge_weight)
+
+
+class Updated(Before):
+    def update(self, out):
+        return out.relu() + 1
+
+
+class Shared(Before):
+    def forward(self, x, edge_index, edge_weight=None):
+        h = self.lin(x)
+        return self.propagate(edge_index, x=h, edge_weight=edge_weight) + h
+
+
+@pytest.mark.parametrize(
+    ("make", "lifted", "reason"),
+    [(Twice, True, "changes its features"), (Own, False, "the mode of autograd"),
+     (Counted, True, ""), (Changed, False, "changes its features"),
+     (Detached, False, "changes its features"), (Typed, False, "asks for the types"),
+     (Updated, False, "has its own update"), (Shared, True, "otherwise too")],
+)  # fmt: skip
+def test_code_that_cannot_wait_for_its_product_gets_what_pyg_computes(make, lifted, reason):
+    conv, (x, edge_index) = make().double(), inputs()
+    layer = Associated(conv, Options(train=True))
+    for _ in range(3):
+        mine, theirs = outcome(layer, x, edge_index), outcome(conv, x, edge_index)
+        for a, b in zip(mine, theirs, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    assert bool(layer.decisions) == lifted
+    assert any(reason in why for why in layer.reasons) if reason else not layer.reasons
+
+
+def test_a_tensor_that_is_kept_has_data():
+    class Keeps(Before):
+        def forward(self, x, edge_index, edge_weight=None):
+            self.last = self.propagate(edge_index, x=self.lin(x), edge_weight=None)
+            return {"out": self.last, "twice": [2 * self.last]}
+
+    conv, (x, edge_index) = Keeps().double(), inputs()
+    layer = Associated(conv, Options())
+    found = layer(x, edge_index)
+    assert type(conv.last) is type(found["out"]) is torch.Tensor
+    torch.testing.assert_close(found, conv(x, edge_index))
+
+
+def test_a_product_is_computed_before_its_operands_are_written_to():
+    class Writes(Before):
+        def forward(self, x, edge_index, edge_weight=None):
+            out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+            x.mul_(2)
+            edge_weight.view(-1).zero_()
+            return out
+
+    conv, (x, edge_index) = Writes().double(), inputs()
+    layer, weight = Associated(conv, Options()), torch.rand(E, dtype=torch.float64)
+    with torch.no_grad():
+        found = layer(x.clone(), edge_index, weight.clone())
+        torch.testing.assert_close(found, conv(x.clone(), edge_index, weight.clone()))
+    assert not layer.reasons
+
+
+def test_what_is_left_to_the_layer_in_one_mode_is_rewritten_in_another():
+    conv, x, edge_index = Before(), torch.randn(N, 6), torch.randint(N, (2, E))
+    layer, weight = Associated(conv, Options()), torch.rand(E)
+    with torch.autocast("cpu", torch.bfloat16):  # the weights make messages float32 again
+        found = layer(x, edge_index, weight)
+        torch.testing.assert_close(found, conv(x, edge_index, weight))
+    assert layer.reasons and not layer.decisions
+    torch.testing.assert_close(layer(x, edge_index, weight), conv(x, edge_index, weight))
+    assert layer.decisions

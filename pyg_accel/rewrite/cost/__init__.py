@@ -1,6 +1,5 @@
 """What primitives cost: learned models, and a roofline where there are none."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from pyg_accel.rewrite.cost.base import CostModel, Primitive
 from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.features import GraphFeatures
-from pyg_accel.rewrite.cost.learned import SHIPPED, Learned, read
+from pyg_accel.rewrite.cost.learned import SHIPPED, Learned, read, unusable
 from pyg_accel.rewrite.cost.roofline import Roofline
 from pyg_accel.settings import settings
 
@@ -19,7 +18,8 @@ def cost_model(device: torch.device | str) -> CostModel:
     """Return what decides on a device; its ``source`` says what that is, and why.
 
     Models that were learned on such a device come first: those of the folder that the setting
-    ``cost_models`` names, then those that are shipped. Otherwise the roofline decides.
+    ``cost_models`` names, then those that are shipped. Otherwise the roofline decides, as it
+    does without an xgboost that works.
 
     Raises:
         ValueError: for a folder that is not there, or files in it that hold no cost models.
@@ -29,8 +29,8 @@ def cost_model(device: torch.device | str) -> CostModel:
     if folder is None:
         why = "no models were learned on such a device; `python -m pyg_accel profile` makes them"
         return Roofline.of(device, why)
-    if find_spec("xgboost") is None:
-        return Roofline.of(device, "xgboost is not installed (pip install 'pyg-accel[cost]')")
+    if why := unusable():
+        return Roofline.of(device, why)
     model = read(folder)
     if model.device != here:
         raise ValueError(f"the cost models in '{folder}' are of {model.device}, not of {here}")

@@ -2,8 +2,10 @@
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.roofline import Machine, Roofline
 from pyg_accel.rewrite.cost.vector import NAMES, vectors
 
-__all__ = ["ABOUT", "FORMAT", "SHIPPED", "Learned", "read"]
+__all__ = ["ABOUT", "FORMAT", "SHIPPED", "Learned", "read", "unusable"]
 
 FORMAT = 1
 ABOUT = "about.json"
@@ -84,6 +86,29 @@ class Learned:
         if name not in self._boosters:
             self._boosters[name] = _load(self._folder / f"{name}.json")
         return self._boosters[name]
+
+
+# What importing a package raises that lacks a library, or was built for another numpy.
+_BROKEN = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError)
+
+
+def _not_found() -> type[BaseException]:
+    """The error of xgboost's own for a library that is missing, once its import raised that."""
+    module = sys.modules.get("xgboost.libpath")
+    return getattr(module, "XGBoostLibraryNotFound", ImportError)
+
+
+@cache
+def unusable() -> str:
+    """Return why xgboost cannot be used, in a line; nothing if it can."""
+    if find_spec("xgboost") is None:
+        return "xgboost is not installed (pip install xgboost-cpu)"
+    try:
+        import xgboost  # noqa: F401
+    except (*_BROKEN, _not_found()) as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        return f"xgboost is installed but cannot be imported: {type(error).__name__}: {reason}"
+    return ""
 
 
 def _load(path: Path) -> Any:

@@ -74,13 +74,16 @@ class Parts:
         out: Expr = x @ self.linear(name, layer, x.cols, cols, heads=heads)
         if layer.bias is None:
             return out
-        rows = x.rows
+        bias = Leaf(f"{name.lower()}", "1", cols, "weight", heads)
+        return out + self.ones(x.rows) @ self.leaf(bias, lambda call: layer.bias.unsqueeze(0))
+
+    def ones(self, rows: str) -> Leaf:
+        """Add a column of ones."""
         ones = Leaf(f"e{rows}", rows, "1", "data")
         if ones.name not in self.values:
             self.constants += (ones.name,)
             self.leaf(ones, _ones_of(rows))
-        bias = Leaf(f"{name.lower()}", "1", cols, "weight", heads)
-        return out + ones @ self.leaf(bias, lambda call: layer.bias.unsqueeze(0))
+        return ones
 
     def number(self, name: str, value: float) -> Leaf:
         """Add a number, as the diagonal that multiplies with it."""

@@ -1,6 +1,9 @@
+import sys
+
 import pytest
 
-from pyg_accel.rewrite.cost import GraphFeatures, Primitive, Roofline, cost_model
+from pyg_accel.rewrite import cost
+from pyg_accel.rewrite.cost import GraphFeatures, Primitive, Roofline, cost_model, learned
 
 GRAPH = GraphFeatures(100_000, 100_000, 2_000_000)
 SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr_spmm",
@@ -50,3 +53,40 @@ def test_unknown_primitives_and_missing_graphs_are_errors():
 
 def test_the_source_names_the_machine():
     assert "threads" in cost_model("cpu").source
+
+
+LIBPATH = """
+class XGBoostLibraryNotFound(Exception):
+    pass
+
+def find():
+    raise XGBoostLibraryNotFound("Cannot find XGBoost Library in the candidate path.\\nmore")
+"""
+BROKEN = {
+    "an import error": "raise ImportError('libgomp.so.1: cannot open shared object file')",
+    "a missing dependency": "import no_such_package_of_anyone",
+    "a broken library": "raise OSError('invalid ELF header')",
+    "its own error": "class LibraryError(ValueError): pass\nraise LibraryError('no libxgboost.so')",
+    "its library is missing": "from xgboost.libpath import find\nfind()",
+    "another numpy": "raise AttributeError('_ARRAY_API not found')",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
+def test_a_broken_xgboost_leaves_the_roofline(code, tmp_path, monkeypatch):
+    package = tmp_path / "xgboost"
+    package.mkdir()
+    (package / "__init__.py").write_text(code)
+    (package / "libpath.py").write_text(LIBPATH)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [n for n in sys.modules if n.partition(".")[0] == "xgboost"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(cost, "_folder_of", lambda device: tmp_path)
+    learned.unusable.cache_clear()
+    try:
+        source = cost_model("cpu").source
+    finally:
+        learned.unusable.cache_clear()
+        sys.modules.pop("xgboost.libpath", None)
+    assert "xgboost is installed but cannot be imported: " in source
+    assert "\n" not in source
