@@ -28,6 +28,7 @@ from pyg_accel.patching.reasons import (
     data_reasons,
     device_of,
     is_active,
+    num_edges,
     size_reasons,
     torch_records,
 )
@@ -67,7 +68,7 @@ def call(
     start = time.perf_counter()
     layer = type(self).__name__
     if type(edge_index) is Tensor and edge_index.dim() == 2 and in_force() is None:
-        small = size_reasons(edge_index.size(1), edge_index.device.type)
+        small = size_reasons(num_edges(edge_index), edge_index.device.type)
         if small:  # and nothing else matters: it must cost next to nothing
             out = original(self, edge_index, *args, **kwargs)
             record(layer, "", "PyG", small[0], time.perf_counter() - start)
@@ -145,7 +146,7 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         type(edges) is Tensor
         and edges.dim() == 2
         and _memo.expects_no_more_of(edges)
-        and size_reasons(edges.size(1), edges.device.type)  # no graph will be built of it
+        and size_reasons(num_edges(edges), edges.device.type)  # no graph will be built of it
     ):
         return _memo.run(function, *args, **kwargs)
     return _memo(function, *args, **kwargs)
@@ -161,7 +162,8 @@ def softmax(
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
     if (
-        len(shape) not in (1, 2)
+        given.get("ptr") is not None
+        or len(shape) not in (1, 2)
         or shape[0] != trace.num_edges
         or shape[1:].numel() > NARROW
         or given.get("dim", 0) != 0

@@ -95,7 +95,7 @@ class Trace(Watch):
         self._sides: list[str] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
-        self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
+        self._rows: dict[int, tuple[Tensor, int, int]] = {}  # by identity: row and version
 
     def __enter__(self) -> "Trace":
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -137,13 +137,34 @@ class Trace(Watch):
     # -- edge_index and its rows -----------------------------------------------------------------
 
     def follow(self, index: Tensor, row: int) -> None:
-        """Remember that a tensor is row 0 or 1 of edge_index (or a view of it)."""
-        self._rows[id(index)] = (index, row)
+        """Remember that a tensor is row 0 or 1 of edge_index, or made of it by views and copies."""
+        self._rows[id(index)] = (index, row, _version(index))
 
-    def row_of(self, index: object) -> int | None:
-        """Return which row of edge_index a tensor is, if it is one."""
+    def followed(self, index: object) -> int | None:
+        """Return the row of edge_index that a tensor was made of, whatever its shape is now."""
         known = self._rows.get(id(index))
-        return None if known is None else known[1]
+        return None if known is None or known[2] != _version(known[0]) else known[1]
+
+    def row_of(
+        self, index: object, shape: Sequence[int] | None = None, dim: int = 0
+    ) -> int | None:
+        """Return which row of edge_index a tensor is, if it is one.
+
+        Args:
+            index: any object.
+            shape: the row is to be repeated to; by default it is [E], the row itself.
+            dim: of the shape, where the edges are.
+        """
+        row = self.followed(index)
+        if row is None:
+            return None
+        assert isinstance(index, Tensor)
+        wanted = (self.num_edges,) if shape is None else tuple(shape)
+        if tuple(index.shape) != wanted or index.dtype != self.edge_index.dtype:
+            return None
+        # Of a view of [E] that repeats it, all strides but one are 0.
+        others = (stride for d, stride in enumerate(index.stride()) if d != dim and wanted[d] != 1)
+        return row if wanted[dim] == self.num_edges and not any(others) else None
 
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""

@@ -34,12 +34,14 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
     if name == "index_select" and len(args) + len(kwargs) == 3:
-        source, dim, index = (*args, *kwargs.values())
-        row = trace.row_of(index)
-        if row is not None and not isinstance(source, LazyTensor):
-            return trace.gather(source, dim, row)
-        if dim == 0 and products.chooses(trace, source, index):
-            return Matrices(source, index)
+        given = dict(zip(("input", "dim", "index"), args, strict=False)) | kwargs
+        source, dim, index = (given.get(key) for key in ("input", "dim", "index"))
+        if type(dim) is int:
+            row = trace.row_of(index)
+            if row is not None and _can_gather(source, dim):
+                return trace.gather(source, dim, row)
+            if dim == 0 and products.chooses(trace, source, index):
+                return Matrices(source, index)
     elif name == "__getitem__":
         source, index = args
         if source is trace.edge_index and type(index) is int:
@@ -47,7 +49,7 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
             trace.follow(result, index % 2)
             return result
         row = trace.row_of(index)
-        if row is not None and not isinstance(source, LazyTensor):
+        if row is not None and _can_gather(source, 0):
             return trace.gather(source, 0, row)
         if products.chooses(trace, source, index):
             return Matrices(source, index)
@@ -56,7 +58,7 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
         for row, index in enumerate(rows):
             trace.follow(index, row)
         return rows
-    elif args and (row := trace.row_of(args[0])) is not None:
+    elif args and (row := trace.followed(args[0])) is not None:
         if len(args) > 1 and isinstance(args[1], LazyTensor):  # index.expand_as(messages)
             result = args[0].expand(plain_shape(args[1]))
         else:
@@ -64,6 +66,16 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
         trace.follow(result, row)
         return result
     return func(*args, **kwargs)
+
+
+def _can_gather(source: Any, dim: int) -> bool:
+    """Whether a tensor has rows along a dimension; where it has not, torch raises what it raises."""
+    return (
+        isinstance(source, Tensor)
+        and not isinstance(source, LazyTensor)
+        and source.layout == torch.strided
+        and -source.dim() <= dim < source.dim()
+    )
 
 
 _VIEWS_OF_MESSAGES = {
