@@ -22,7 +22,7 @@ from torch import Tensor
 from pyg_accel.kept import Kept, Snapshot
 from pyg_accel.settings import settings
 
-__all__ = ["MEMO", "Memo", "is_sparse_tensor"]
+__all__ = ["MEMO", "Memo", "is_sparse_tensor", "tensors_in"]
 
 # So many results that nobody asked for again in a row are those of sampled batches.
 _PATIENCE, _GLIMPSES = 16, 64
@@ -34,7 +34,7 @@ class _Remembered(NamedTuple):
 
     def fits(self) -> bool:
         """Whether nobody has changed the result, or asked for gradients of it."""
-        tensors = _tensors(self.result)
+        tensors = tensors_in(self.result)
         return self.unchanged.fits(tensors) and not any(t.requires_grad for t in tensors)
 
     def lend(self) -> Any:
@@ -54,7 +54,8 @@ def is_sparse_tensor(value: Any) -> bool:
     return type(value).__name__ == "SparseTensor" and hasattr(value, "storage")
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a nest of tuples, lists, dictionaries and sparse matrices."""
     if isinstance(value, Tensor):
         return [value]
     if is_sparse_tensor(value):
@@ -62,9 +63,9 @@ def _tensors(value: Any) -> list[Tensor]:
         own = (storage._row, storage._rowptr, storage._col, storage._value)
         return [t for t in own if t is not None]
     if isinstance(value, dict):
-        return _tensors(list(value.values()))
+        return tensors_in(list(value.values()))
     if isinstance(value, (tuple, list)):
-        return [t for v in value for t in _tensors(v)]
+        return [t for v in value for t in tensors_in(v)]
     return []
 
 
@@ -115,7 +116,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, Tensor):
         return ("tensor", id(value))
     if is_sparse_tensor(value):
-        return ("sparse", *value.sizes(), *map(id, _tensors(value)))
+        return ("sparse", *value.sizes(), *map(id, tensors_in(value)))
     return (type(value), value)
 
 
@@ -147,7 +148,7 @@ class Memo:
             if isinstance(value, Tensor):
                 tensors.append(value)
             elif is_sparse_tensor(value):
-                tensors += _tensors(value)
+                tensors += tensors_in(value)
         if any(type(t) is not Tensor for t in tensors):
             return function(*args, **kwargs)
         if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
@@ -166,7 +167,7 @@ class Memo:
             self._unused = 0
             return known.lend()
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
-        made = _tensors(result)
+        made = tensors_in(result)
         if any(t.is_inference() or t.requires_grad for t in made):
             return result
         # A result that is an argument, or a view of one, would keep itself alive.
@@ -203,7 +204,7 @@ class Memo:
 
     def _equal_to_known(self, values: list[Any], result: Any) -> Any:
         """Return a result with every edge_index replaced by an equal one of the same parent."""
-        given = [t for t in _tensors(values) if _is_edge_index(t)]
+        given = [t for t in tensors_in(values) if _is_edge_index(t)]
         if not given:
             return result
         if type(result) is tuple:

@@ -15,13 +15,13 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix
-from pyg_accel.memo import MEMO
+from pyg_accel.memo import MEMO, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import compiled
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
-from pyg_accel.patching.randomness import random_state, restore
+from pyg_accel.patching.randomness import random_state, restore, tensors_of
 from pyg_accel.patching.reasons import (
     RECORDED,
     call_reasons,
@@ -80,9 +80,8 @@ def call(
     if found and not reasons:
         reasons = [found]
     if not reasons:
-        # A message that turns out not to be a formula runs twice: it must draw the same numbers.
-        twice = found is None or settings.verify
-        state = random_state(device_of(edge_index), self if twice else None)
+        # A message that turns out not to be a formula, today, runs twice: from the same state.
+        state = random_state(device_of(edge_index), self)
         try:
             if found is None and saved_tensors_are_hooked():
                 # A checkpoint counts what a call saves, and the attempt of one that fails too.
@@ -119,7 +118,9 @@ def _attempt(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     """Make a call with lazy messages: its result, what was seen, and the backends that ran."""
-    trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
+    trace, plain, named = _trace(original, self, edge_index, args, kwargs)
+    trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
+    kwargs = named
     with record_choices() as names, trace:
         out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
     return out, trace, names

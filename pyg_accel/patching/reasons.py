@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
@@ -84,6 +85,8 @@ def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = Fa
 def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     """Return those that are the layer's or its graph's: what else there is, all calls share."""
     reasons = hook_reasons(module)
+    if any(is_lazy(p) for m in modules_in(module) for p in m._parameters.values()):
+        reasons.append("parameters whose shape this call will tell")
     if is_watched(module.aggr_module):
         reasons.append(WATCHED)
     elif any(m._backward_hooks or m._backward_pre_hooks for m in modules_in(*module.children())):

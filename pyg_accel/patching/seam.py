@@ -33,7 +33,7 @@ from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 
-__all__ = ["Hooks", "hook_reasons", "install", "installed", "uninstall"]
+__all__ = ["HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "uninstall"]
 
 _MISSING = object()
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -51,7 +51,7 @@ _MEMOISED = (
 )
 _HOLDERS = ("torch_geometric.nn", "torch_geometric.utils", "torch_sparse")
 _HOMES = ("torch_geometric.", "torch_sparse.")
-_HOOK_DICTS = (
+HOOK_DICTS = (
     "_propagate_forward_pre_hooks",
     "_propagate_forward_hooks",
     "_message_forward_pre_hooks",
@@ -224,7 +224,7 @@ def hook_reasons(module: MessagePassing) -> list[str]:
     """Return why PyG's own path must be taken, whatever the message is."""
     reasons = [
         f"a {name.strip('_').removesuffix('s').replace('_', ' ')}"
-        for name in _HOOK_DICTS
+        for name in HOOK_DICTS
         if getattr(module, name, None)
     ]
     if module.explain:

@@ -1,6 +1,6 @@
 """One accelerated call: what it gathers, and the kernels that its formulas run on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,13 @@ from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, attend
-from pyg_accel.patching.edge_tensors import name_of, plain_shape, real
+from pyg_accel.patching.edge_tensors import (
+    EdgeTensor,
+    changed_in_place,
+    name_of,
+    plain_shape,
+    real,
+)
 from pyg_accel.patching.lazy import (
     NOTHING,
     LazyTensor,
@@ -38,6 +44,7 @@ class Watch(TorchFunctionMode):
     Attributes:
         watched: names of the functions that it looks at; the others just run.
         formulas: what has been run, for the report.
+        given: returns the tensors that were there before the call and cannot be put back.
     """
 
     watched: frozenset[str] = frozenset()
@@ -45,6 +52,8 @@ class Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.formulas: list[str] = []
+        self.given: Callable[[], Iterable[Tensor]] = tuple
+        self._storages: set[int] | None = None
 
     def __torch_function__(
         self,
@@ -53,9 +62,23 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if name_of(func) in self.watched:
-            return self.see(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if name in self.watched:
+            return self.see(func, args, kwargs)
+        if changed := changed_in_place(name, args, kwargs):
+            self.guard(name, changed)
+        return func(*args, **kwargs)
+
+    def guard(self, name: str, changed: Iterable[Tensor]) -> None:
+        """Raise before a tensor is changed in place that this call did not make.
+
+        PyG's path, should it run after this one, would change it a second time.
+        """
+        if self._storages is None:
+            self._storages = {_storage(t) for t in self.given()}
+        if any(_storage(t) in self._storages for t in changed):
+            raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that is watched, or something in its place."""
@@ -333,6 +356,14 @@ class Trace(Watch):
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)
+
+
+def _storage(tensor: Tensor) -> int:
+    """Return what tensors that share memory have in common."""
+    with torch._C.DisableTorchFunction():
+        if isinstance(tensor, EdgeTensor) or tensor.layout != torch.strided:
+            return id(tensor)
+        return tensor.untyped_storage()._cdata
 
 
 def saved_tensors_are_hooked() -> bool:

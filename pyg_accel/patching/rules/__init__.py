@@ -139,7 +139,9 @@ def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 def _computed(lazy: LazyTensor, name: str) -> Tensor:
     shape = plain_shape(lazy)
     if shape[: lazy.edge_dim].numel() * shape[lazy.edge_dim + 1 :].numel() > NARROW:
-        raise Unrecognised(f"'{name}' on messages of {list(shape)}")
+        # Without the number of edges: the report has a row for every reason.
+        sizes = ["E" if d == lazy.edge_dim else str(n) for d, n in enumerate(shape)]
+        raise Unrecognised(f"'{name}' on messages of [{', '.join(sizes)}]")
     if lazy.shared and name in _VIEWS_OF_MESSAGES:
         raise Unrecognised(f"'{name}' on a message that has views already")
     out = lazy.tracer.compute(lazy)
