@@ -15,7 +15,7 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix
-from pyg_accel.memo import MEMO, tensors_in
+from pyg_accel.memo import MEMO, copied, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import compiled
 from pyg_accel.patching.attention import Weights
@@ -40,7 +40,7 @@ from pyg_accel.patching.trace import Trace, saved_tensors_are_hooked
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "forget", "memoise", "set_sparse_value", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "forget", "layer", "memoise", "set_sparse_value", "softmax", "spmm"]
 
 _memo = MEMO
 # Of each layer, by kind of call: why its message is no formula; empty where it is one.
@@ -138,9 +138,26 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
     return original(self, *args, **kwargs)
 
 
+def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for what runs the forward of a layer: there results are remembered, only there.
+
+    Whoever calls such a function himself may change what he gets.
+    """
+    if torch_records() or not is_active():
+        return original(self, *args, **kwargs)
+    with _memo.lending() as lent:
+        out = original(self, *args, **kwargs)
+    if not lent:
+        return out
+    own = vars(self)
+    for name in own.keys() - _OF_EVERY_MODULE | {"_buffers"}:
+        own[name] = copied(own[name], lent)
+    return out if _memo.lent is not None else copied(out, lent)
+
+
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch_records() or not is_active():
+    if torch_records() or not is_active() or _memo.lent is None:
         return function(*args, **kwargs)
     edges = args[0] if args else None
     if (
@@ -150,7 +167,7 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         and size_reasons(num_edges(edges), edges.device.type)  # no graph will be built of it
     ):
         return _memo.run(function, *args, **kwargs)
-    return _memo(function, *args, **kwargs)
+    return _memo.lend(function, *args, **kwargs)
 
 
 def softmax(

@@ -12,13 +12,12 @@ from torch.overrides import TorchFunctionMode
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.kept import version_of
+from pyg_accel.kept import memory_of, version_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, attend
 from pyg_accel.patching.edge_tensors import (
-    EdgeTensor,
     changed_in_place,
     name_of,
     plain_shape,
@@ -76,8 +75,8 @@ class Watch(TorchFunctionMode):
         PyG's path, should it run after this one, would change it a second time.
         """
         if self._storages is None:
-            self._storages = {_storage(t) for t in self.given()}
-        if any(_storage(t) in self._storages for t in changed):
+            self._storages = set(map(memory_of, self.given()))
+        if not self._storages.isdisjoint(map(memory_of, changed)):
             raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -356,14 +355,6 @@ class Trace(Watch):
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)
-
-
-def _storage(tensor: Tensor) -> int:
-    """Return what tensors that share memory have in common."""
-    with torch._C.DisableTorchFunction():
-        if isinstance(tensor, EdgeTensor) or tensor.layout != torch.strided:
-            return id(tensor)
-        return tensor.untyped_storage()._cdata
 
 
 def saved_tensors_are_hooked() -> bool:
