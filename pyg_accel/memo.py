@@ -111,7 +111,7 @@ class Memo:
         # What came out of functions of an edge_index, by that parent.
         self._families: Kept[list[Tensor]] = Kept(lambda: settings.graph_cache)
         self._lock = threading.RLock()
-        # Of a thread: whether a function runs whose inner calls need no memory, what a layer borrowed.
+        # Of a thread: if a function runs whose inner calls need no memory; what a layer borrowed.
         self._running = threading.local()
         self._unused = 0  # results remembered since one was asked for again
         self._glimpsed: OrderedDict[int, weakref.ref[Tensor]] = OrderedDict()

@@ -167,9 +167,7 @@ class Trace(Watch):
         known = self._rows.get(id(index))
         return None if known is None or known[2] != _version(known[0]) else known[1]
 
-    def row_of(
-        self, index: object, shape: Sequence[int] | None = None, dim: int = 0
-    ) -> int | None:
+    def row_of(self, index: object, shape: Sequence[int] | None = None, dim: int = 0) -> int | None:
         """Return which row of edge_index a tensor is, if it is one.
 
         Args:
