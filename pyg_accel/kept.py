@@ -27,7 +27,8 @@ def memory_of(tensor: Tensor) -> int:
     """
     if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided:
         return id(tensor)
-    return tensor.untyped_storage()._cdata
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 class Snapshot:

@@ -116,10 +116,9 @@ def changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if kwargs.get("inplace"):
             changed += args[:1] or [kwargs.get("input")]
         changed.append(kwargs.get("out"))
-    flat = (
-        t for value in changed for t in (value if isinstance(value, (list, tuple)) else [value])
-    )
-    return [t for t in flat if isinstance(t, Tensor)]
+    for value in changed:  # as it grows
+        changed += value if isinstance(value, (list, tuple)) else ()
+    return [value for value in changed if isinstance(value, Tensor)]
 
 
 _METHODS = {

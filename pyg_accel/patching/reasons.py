@@ -85,7 +85,7 @@ def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = Fa
 def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     """Return those that are the layer's or its graph's: what else there is, all calls share."""
     reasons = hook_reasons(module)
-    if any(is_lazy(p) for m in modules_in(module) for p in m._parameters.values()):
+    if any(is_lazy(p) for m in modules_in(module) for p in m._parameters.values() if p is not None):
         reasons.append("parameters whose shape this call will tell")
     if is_watched(module.aggr_module):
         reasons.append(WATCHED)

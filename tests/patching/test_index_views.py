@@ -56,8 +56,8 @@ SAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "select-by-keywords": lambda i, j, t: torch.index_select(TABLE, index=t, dim=0) * j,
     "add-one-column": lambda i, j, t: j + zeros(N, F).scatter_add(0, t.unsqueeze(-1), j)[t],
     "add-three-columns": lambda i, j, t: j + zeros(N, F).scatter_add(0, column(t, 3), j)[t],
-    "add-to-wider": lambda i, j, t: zeros(N, F + 2).scatter_add(0, column(t, F), j)[t][:, 1:-1] + j,
-    "add-narrow": lambda i, j, t: zeros(N, 4).scatter_add(0, column(t, 2), j[:, :4])[t].sum(1, True) * j,
+    "add-to-wider": lambda i, j, t: j + zeros(N, F + 2).scatter_add(0, column(t, F), j)[t][:, 2:],
+    "add-narrow": lambda i, j, t: zeros(N, 4).scatter_add(0, column(t, 2), j[:, :4])[t][:, :1] * j,
     "maxima-of-three": lambda i, j, t: j
     + zeros(N, F).scatter_reduce(0, column(t, 3), j, "amax", include_self=False)[t],
     "add-in-place": lambda i, j, t: j + zeros(N, F).scatter_add_(0, t.view(-1, 1), j)[t],

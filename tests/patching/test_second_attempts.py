@@ -1,4 +1,4 @@
-"""A message that is a formula in one call and none in the next: what both change is changed once."""
+"""A message that is a formula in one call and none in the next changes what it does once."""
 
 from collections.abc import Callable
 from typing import Any

@@ -30,13 +30,16 @@ from pyg_accel.patching.typed import Matrices
 __all__ = ["apply", "intercept", "reduce_over_targets"]
 
 
+_SELECT = dict.fromkeys(("input", "dim", "index"))  # names of arguments, in their order
+
+
 def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
     if name == "index_select" and len(args) + len(kwargs) == 3:
-        given = dict(zip(("input", "dim", "index"), args, strict=False)) | kwargs
-        source, dim, index = (given.get(key) for key in ("input", "dim", "index"))
-        if type(dim) is int:
+        given = dict(zip(_SELECT, args, strict=False)) | kwargs
+        if given.keys() == _SELECT.keys() and type(given["dim"]) is int:
+            source, dim, index = (given[key] for key in _SELECT)
             row = trace.row_of(index)
             if row is not None and _can_gather(source, dim):
                 return trace.gather(source, dim, row)
@@ -69,7 +72,7 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
 
 
 def _can_gather(source: Any, dim: int) -> bool:
-    """Whether a tensor has rows along a dimension; where it has not, torch raises what it raises."""
+    """Whether a tensor has rows along a dimension; where it has none, torch is to raise."""
     return (
         isinstance(source, Tensor)
         and not isinstance(source, LazyTensor)
