@@ -6,9 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-__all__ = ["Kept", "Snapshot", "version_of"]
+__all__ = ["Kept", "Snapshot", "memory_of", "version_of"]
 
 T = TypeVar("T")
 
@@ -16,6 +18,17 @@ T = TypeVar("T")
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was changed in place; -1 in inference mode, where nobody counts."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return what tensors that share memory have in common; others may have a number of their own.
+
+    Tensors of a class of their own, and sparse ones, are known by identity.
+    """
+    if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided:
+        return id(tensor)
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 class Snapshot:

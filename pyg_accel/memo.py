@@ -7,22 +7,26 @@ instead: the same tensors come back for the same arguments, and with them the sa
 Where that cannot be, because a weight is being learned or a mask is new in every call, the function
 runs; but an edge_index that equals one which came out before is replaced by that one. Comparing is
 far cheaper than sorting, and needs no belief in what the function does.
+
+Tensors that come back are shared, and so none of them may get to where somebody could change it: a
+layer borrows them while its forward runs (:meth:`Memo.lending`), and leaves copies behind where it
+returns or keeps one.
 """
 
-import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.kept import Kept, Snapshot
+from pyg_accel.kept import Kept, Snapshot, memory_of
 from pyg_accel.settings import settings
 
-__all__ = ["MEMO", "Memo", "is_sparse_tensor"]
+__all__ = ["MEMO", "Memo", "copied", "is_sparse_tensor", "tensors_in"]
 
 # So many results that nobody asked for again in a row are those of sampled batches.
 _PATIENCE, _GLIMPSES = 16, 64
@@ -34,19 +38,8 @@ class _Remembered(NamedTuple):
 
     def fits(self) -> bool:
         """Whether nobody has changed the result, or asked for gradients of it."""
-        tensors = _tensors(self.result)
+        tensors = tensors_in(self.result)
         return self.unchanged.fits(tensors) and not any(t.requires_grad for t in tensors)
-
-    def lend(self) -> Any:
-        """Return the result; with weights of its own if somebody holds these, a cache perhaps.
-
-        An edge_index stays shared, because its graph is known by it.
-        """
-        if type(self.result) is not tuple:
-            return self.result
-        if all(now <= alone for now, alone in zip(_references(self), _ALONE, strict=True)):
-            return self.result
-        return tuple(t.clone() if _is_weight(t) else t for t in self.result)
 
 
 def is_sparse_tensor(value: Any) -> bool:
@@ -54,7 +47,8 @@ def is_sparse_tensor(value: Any) -> bool:
     return type(value).__name__ == "SparseTensor" and hasattr(value, "storage")
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a nest of tuples, lists, dictionaries and sparse matrices."""
     if isinstance(value, Tensor):
         return [value]
     if is_sparse_tensor(value):
@@ -62,42 +56,26 @@ def _tensors(value: Any) -> list[Tensor]:
         own = (storage._row, storage._rowptr, storage._col, storage._value)
         return [t for t in own if t is not None]
     if isinstance(value, dict):
-        return _tensors(list(value.values()))
+        return tensors_in(list(value.values()))
     if isinstance(value, (tuple, list)):
-        return [t for v in value for t in _tensors(v)]
+        return [t for v in value for t in tensors_in(v)]
     return []
 
 
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _references(kept: _Remembered) -> tuple[int, int]:
-    """How often Python refers to a result, and to the one of its weights that most do.
-
-    Newer torch counts all of C++ (a graph of autograd, say) as one more, which does not matter.
-    """
-    counts = [
-        sys.getrefcount(t) - (_COUNTS_CPP and t._use_count() > 1)
-        for t in kept.result
-        if _is_weight(t)
-    ]
-    return sys.getrefcount(kept.result), max(counts, default=0)
-
-
-def _counts_cpp() -> bool:
-    """Whether Python's count of a tensor grows with the first reference from C++."""
-    probe = torch.empty(0, device="cpu")
-    before = sys.getrefcount(probe)
-    with torch.enable_grad():
-        graph = probe * torch.empty(0, device="cpu", requires_grad=True)  # keeps the factor
-    return graph.requires_grad and sys.getrefcount(probe) > before
-
-
-_COUNTS_CPP = _counts_cpp()
-_ALONE = _references(
-    _Remembered((torch.empty(0, device="cpu"),), Snapshot(()))
-)  # as the memo itself does
+def copied(value: Any, shared: list[Tensor]) -> Any:
+    """Return a value with copies of tensors that share memory with certain ones."""
+    if is_sparse_tensor(value):
+        again = not set(map(memory_of, tensors_in(value))).isdisjoint(map(memory_of, shared))
+        return value.clone() if again else value
+    if isinstance(value, Tensor):
+        return value.clone() if memory_of(value) in map(memory_of, shared) else value
+    if type(value) is dict:
+        items: Any = {key: copied(item, shared) for key, item in value.items()}
+        return items if any(items[key] is not value[key] for key in value) else value
+    if type(value) in (list, tuple):
+        items = type(value)(copied(item, shared) for item in value)
+        return items if any(i is not v for i, v in zip(items, value, strict=True)) else value
+    return value
 
 
 def _is_edge_index(value: Any) -> bool:
@@ -115,7 +93,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, Tensor):
         return ("tensor", id(value))
     if is_sparse_tensor(value):
-        return ("sparse", *value.sizes(), *map(id, _tensors(value)))
+        return ("sparse", *value.sizes(), *map(id, tensors_in(value)))
     return (type(value), value)
 
 
@@ -133,7 +111,8 @@ class Memo:
         # What came out of functions of an edge_index, by that parent.
         self._families: Kept[list[Tensor]] = Kept(lambda: settings.graph_cache)
         self._lock = threading.RLock()
-        self._running = threading.local()  # a function whose inner calls need no memory
+        # Of a thread: if a function runs whose inner calls need no memory; what a layer borrowed.
+        self._running = threading.local()
         self._unused = 0  # results remembered since one was asked for again
         self._glimpsed: OrderedDict[int, weakref.ref[Tensor]] = OrderedDict()
 
@@ -147,11 +126,11 @@ class Memo:
             if isinstance(value, Tensor):
                 tensors.append(value)
             elif is_sparse_tensor(value):
-                tensors += _tensors(value)
+                tensors += tensors_in(value)
         if any(type(t) is not Tensor for t in tensors):
             return function(*args, **kwargs)
         if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
-            return self._equal_to_known(values, function(*args, **kwargs))
+            return self._equal_to_known(values, self.run(function, *args, **kwargs))
         modes = (
             torch.is_inference_mode_enabled(),
             torch.get_default_dtype(),
@@ -161,12 +140,12 @@ class Memo:
         try:
             known = self._results.find(tensors, key)
         except TypeError:  # an argument that cannot be a key
-            return self._equal_to_known(values, function(*args, **kwargs))
+            return self._equal_to_known(values, self.run(function, *args, **kwargs))
         if known is not None and known.fits():
             self._unused = 0
-            return known.lend()
+            return known.result
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
-        made = _tensors(result)
+        made = tensors_in(result)
         if any(t.is_inference() or t.requires_grad for t in made):
             return result
         # A result that is an argument, or a view of one, would keep itself alive.
@@ -183,6 +162,35 @@ class Memo:
             return function(*args, **kwargs)
         finally:
             self._running.on = before
+
+    @property
+    def lent(self) -> list[Tensor] | None:
+        """What the layer that runs has borrowed; None outside of layers."""
+        return getattr(self._running, "lent", None)
+
+    @contextmanager
+    def lending(self) -> Iterator[list[Tensor]]:
+        """Let a layer borrow results in a ``with`` block; yields the list of their tensors."""
+        before, lent = self.lent, list[Tensor]()
+        self._running.lent = lent
+        try:
+            yield lent
+        finally:
+            self._running.lent = before
+            if before is not None:  # what one layer returns to another is borrowed still
+                before += lent
+
+    def lend(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As a call, for the layer that runs; what it has already comes as a copy."""
+        result, lent = self(function, *args, **kwargs), self.lent
+        if lent is None or getattr(self._running, "on", False):
+            return result
+        given = set(map(memory_of, tensors_in([*args, *kwargs.values()])))
+        made = [t for t in tensors_in(result) if memory_of(t) not in given]
+        if any(t is other for t in made for other in lent):
+            return copied(result, made)
+        lent += made
+        return result
 
     def expects_no_more_of(self, edge_index: Tensor) -> bool:
         """Whether this is new, as all have been of late that were not seen again.
@@ -203,7 +211,7 @@ class Memo:
 
     def _equal_to_known(self, values: list[Any], result: Any) -> Any:
         """Return a result with every edge_index replaced by an equal one of the same parent."""
-        given = [t for t in _tensors(values) if _is_edge_index(t)]
+        given = [t for t in tensors_in(values) if _is_edge_index(t)]
         if not given:
             return result
         if type(result) is tuple:
@@ -218,7 +226,8 @@ class Memo:
             family = self._families.get((parent,), (), list)
             for known in family:
                 if known is found or torch.equal(known, found):
-                    return known
+                    taken = any(known is t for t in self.lent or ())
+                    return found if taken else known
             family.append(found)
             del family[: max(len(family) - settings.graph_cache, 0)]
         return found

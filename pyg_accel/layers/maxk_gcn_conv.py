@@ -112,7 +112,8 @@ class MaxKGCNConv(GCNConv):
             return edge_index, edge_weight
         args = (edge_index, edge_weight, num_nodes(features), self.improved, self.add_self_loops,
                 self.flow, dtype_of(features))  # fmt: skip
-        found = gcn_norm(*args) if torch.compiler.is_compiling() else MEMO(gcn_norm, *args)
+        alone = self.cached or torch.compiler.is_compiling()  # what is cached is the layer's own
+        found = gcn_norm(*args) if alone else MEMO(gcn_norm, *args)
         if is_sparse_tensor(edge_index):
             self._cached_adj_t = found if self.cached else None
             return found, None

@@ -15,20 +15,21 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix
-from pyg_accel.memo import MEMO
+from pyg_accel.memo import MEMO, copied, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import compiled, plans
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.kinds import kind_of_call
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
-from pyg_accel.patching.randomness import random_state, restore
+from pyg_accel.patching.randomness import random_state, restore, tensors_of
 from pyg_accel.patching.reasons import (
     RECORDED,
     call_reasons,
     data_reasons,
     device_of,
     is_active,
+    num_edges,
     size_reasons,
     torch_records,
     transform_reasons,
@@ -41,7 +42,7 @@ from pyg_accel.patching.trace import Trace, saved_tensors_are_hooked
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "forget", "memoise", "set_sparse_value", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "forget", "layer", "memoise", "set_sparse_value", "softmax", "spmm"]
 
 _memo = MEMO
 # Of each layer, by kind of call: why its message is no formula; empty where it is one.
@@ -70,7 +71,7 @@ def call(
     start = time.perf_counter()
     layer = type(self).__name__
     if type(edge_index) is Tensor and edge_index.dim() == 2 and in_force() is None:
-        small = size_reasons(edge_index.size(1), edge_index.device.type)
+        small = size_reasons(num_edges(edge_index), edge_index.device.type)
         if small:  # and nothing else matters: it must cost next to nothing
             out = original(self, edge_index, *args, **kwargs)
             record(layer, "", "PyG", small[0], time.perf_counter() - start)
@@ -96,9 +97,8 @@ def call(
     if found and not reasons:
         reasons = [found]
     if not reasons:
-        # A message that turns out not to be a formula runs twice: it must draw the same numbers.
-        twice = found is None or settings.verify
-        state = random_state(device_of(edge_index), self if twice else None)
+        # A message that turns out not to be a formula, today, runs twice: from the same state.
+        state = random_state(device_of(edge_index), self)
         try:
             if found is None and saved_tensors_are_hooked():
                 # A checkpoint counts what a call saves, and the attempt of one that fails too.
@@ -136,7 +136,9 @@ def _attempt(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     """Make a call with lazy messages: its result, what was seen, and the backends that ran."""
-    trace, plain, kwargs = _trace(original, self, edge_index, args, kwargs)
+    trace, plain, named = _trace(original, self, edge_index, args, kwargs)
+    trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
+    kwargs = named
     with record_choices() as names, trace:
         out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
     return out, trace, names
@@ -154,19 +156,36 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
     return original(self, *args, **kwargs)
 
 
+def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for what runs the forward of a layer: there results are remembered, only there.
+
+    Whoever calls such a function himself may change what he gets.
+    """
+    if torch_records() or not is_active():
+        return original(self, *args, **kwargs)
+    with _memo.lending() as lent:
+        out = original(self, *args, **kwargs)
+    if not lent:
+        return out
+    own = vars(self)
+    for name in own.keys() - _OF_EVERY_MODULE | {"_buffers"}:
+        own[name] = copied(own[name], lent)
+    return out if _memo.lent is not None else copied(out, lent)
+
+
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch_records() or not is_active():
+    if torch_records() or not is_active() or _memo.lent is None:
         return function(*args, **kwargs)
     edges = args[0] if args else None
     if (
         type(edges) is Tensor
         and edges.dim() == 2
         and _memo.expects_no_more_of(edges)
-        and size_reasons(edges.size(1), edges.device.type)  # no graph will be built of it
+        and size_reasons(num_edges(edges), edges.device.type)  # no graph will be built of it
     ):
         return _memo.run(function, *args, **kwargs)
-    return _memo(function, *args, **kwargs)
+    return _memo.lend(function, *args, **kwargs)
 
 
 def softmax(
@@ -179,7 +198,8 @@ def softmax(
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs
     shape = plain_shape(src)
     if (
-        len(shape) not in (1, 2)
+        given.get("ptr") is not None
+        or len(shape) not in (1, 2)
         or shape[0] != trace.num_edges
         or shape[1:].numel() > NARROW
         or given.get("dim", 0) != 0

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["EdgeTensor", "Waiting", "asks", "follow", "name_of", "plain_shape", "real", "replaced"]
+__all__ = [
+    "EdgeTensor",
+    "Waiting",
+    "asks",
+    "changed_in_place",
+    "follow",
+    "name_of",
+    "plain_shape",
+    "real",
+    "replaced",
+]
 
 
 class EdgeTensor(Tensor):
@@ -85,6 +95,30 @@ def plain_shape(tensor: Tensor) -> torch.Size:
 def name_of(func: Callable[..., Any]) -> str:
     """Return the name of a torch function, e.g. ``index_select``."""
     return getattr(func, "__name__", str(func))
+
+
+_ASSIGNMENTS = {
+    "__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__",
+    "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__",
+    "__irshift__",
+}  # fmt: skip
+
+
+def changed_in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that a torch function of this name will write into.
+
+    Not the running statistics of a normalisation: these are buffers of modules.
+    """
+    changed: list[Any] = []
+    if name in _ASSIGNMENTS or (name.endswith("_") and not name.endswith("__")):
+        changed += args[:1] or list(kwargs.values())[:1]
+    if kwargs:
+        if kwargs.get("inplace"):
+            changed += args[:1] or [kwargs.get("input")]
+        changed.append(kwargs.get("out"))
+    for value in changed:  # as it grows
+        changed += value if isinstance(value, (list, tuple)) else ()
+    return [value for value in changed if isinstance(value, Tensor)]
 
 
 _METHODS = {

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
@@ -28,6 +29,7 @@ __all__ = [
     "is_watched",
     "layer_reasons",
     "modules_in",
+    "num_edges",
     "size_reasons",
     "switch",
     "takes_part",
@@ -76,15 +78,15 @@ def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = Fa
     reasons = transform_reasons()
     device = device_of(edge_index).type
     if not (reasons or any_size or in_force() is not None):
-        sparse = is_sparse_matrix(edge_index)
-        edges = num_entries(edge_index) if sparse else edge_index.size(1)
-        reasons = size_reasons(edges, device)
+        reasons = size_reasons(num_edges(edge_index), device)
     return reasons or fast_backend_reasons(device)  # the dearest question comes last
 
 
 def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
     """Return those that are the layer's or its graph's: what else there is, all calls share."""
     reasons = hook_reasons(module)
+    if any(is_lazy(p) for m in modules_in(module) for p in m._parameters.values() if p is not None):
+        reasons.append("parameters whose shape this call will tell")
     if is_watched(module.aggr_module):
         reasons.append(WATCHED)
     elif any(m._backward_hooks or m._backward_pre_hooks for m in modules_in(*module.children())):
@@ -144,6 +146,12 @@ def data_reasons(edge_index: Any) -> list[str]:
     """Return why a call outside of a compiler must not look at its tensors."""
     fake = isinstance(edge_index, FakeTensor) or _get_dispatch_mode(_FAKE) is not None
     return ["tensors without data"] if fake else []
+
+
+def num_edges(edge_index: Any) -> int:
+    """Return how many edges a graph has, whatever its class and layout."""
+    edges: int = num_entries(edge_index) if is_sparse_matrix(edge_index) else edge_index.size(1)
+    return edges
 
 
 def size_reasons(num_edges: int, device: str) -> list[str]:

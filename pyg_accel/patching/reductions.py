@@ -50,7 +50,8 @@ def aggregate(
     members: list[Any] = list(self.aggrs) if type(self) is MultiAggregation else [self]
     if (
         x.tracer.row_of(index) != x.tracer.target
-        or dim % len(plain_shape(x)) != x.edge_dim
+        or dim not in (x.edge_dim, x.edge_dim - len(plain_shape(x)))
+        or ptr is not None
         or kwargs
         or dim_size is None  # as many rows as the largest index says
         or not all(type(m) in _SIMPLE or _is_spread(m) for m in members)

@@ -8,6 +8,8 @@ and put back by :func:`uninstall`:
   ``MessagePassing._set_jittable_templates``, which renders them for classes still to come.
 * ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
   decomposition run that one instead. It only takes a note.
+* ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its hooks: only
+  inside of it results are remembered.
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks),
   wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
@@ -29,11 +31,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch.nn import Embedding
+from torch.nn import Embedding, Module
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 
-__all__ = ["Hooks", "hook_reasons", "install", "installed", "is_hooked", "uninstall"]
+__all__ = [
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
+]  # fmt: skip
 
 _MISSING = object()
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -51,7 +55,7 @@ _MEMOISED = (
 )
 _HOLDERS = ("torch_geometric.nn", "torch_geometric.utils", "torch_sparse")
 _HOMES = ("torch_geometric.", "torch_sparse.")
-_HOOK_DICTS = (
+HOOK_DICTS = (
     "_propagate_forward_pre_hooks",
     "_propagate_forward_hooks",
     "_message_forward_pre_hooks",
@@ -76,6 +80,7 @@ class Hooks:
         call: Callable[..., Any],
         bypassed: Callable[..., Any],
         aggregate: Callable[..., Any],
+        layer: Callable[..., Any],
         memoise: Callable[..., Any],
         softmax: Callable[..., Any],
         spmm: Callable[..., Any],
@@ -87,6 +92,7 @@ class Hooks:
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
+        self.layer = layer
         self.remember, self.embedding = remember, embedding
         self.relations, self.hetero = relations, hetero
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {
@@ -116,6 +122,7 @@ def install(hooks: Hooks) -> None:
 
         _replace(MessagePassing, "_set_jittable_templates", rendered)
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
+        _replace(MessagePassing, "_call_impl", _wrapped(Module._call_impl, hooks.layer))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
@@ -223,7 +230,7 @@ def template(module: MessagePassing, name: str) -> Callable[..., Any]:
 def is_hooked(module: MessagePassing) -> bool:
     """Return whether :func:`hook_reasons` has any; it is asked in every call."""
     own = vars(module)
-    for name in _HOOK_DICTS:
+    for name in HOOK_DICTS:
         if own[name]:
             return True
     return bool(own["_explain"]) or own["_decomposed_layers"] > 1
@@ -233,7 +240,7 @@ def hook_reasons(module: MessagePassing) -> list[str]:
     """Return why PyG's own path must be taken, whatever the message is."""
     reasons = [
         f"a {name.strip('_').removesuffix('s').replace('_', ' ')}"
-        for name in _HOOK_DICTS
+        for name in HOOK_DICTS
         if getattr(module, name, None)
     ]
     if module.explain:

@@ -17,6 +17,7 @@ _HOOKS = seam.Hooks(
     call=accelerate.call,
     bypassed=accelerate.bypassed,
     aggregate=aggregate,
+    layer=accelerate.layer,
     memoise=accelerate.memoise,
     softmax=accelerate.softmax,
     spmm=accelerate.spmm,

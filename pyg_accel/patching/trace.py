@@ -1,6 +1,6 @@
 """One accelerated call: what it gathers, and the kernels that its formulas run on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -12,12 +12,18 @@ from torch.overrides import TorchFunctionMode
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.kept import version_of
+from pyg_accel.kept import memory_of, version_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, Where, attend
-from pyg_accel.patching.edge_tensors import asks, name_of, plain_shape, real
+from pyg_accel.patching.edge_tensors import (
+    asks,
+    changed_in_place,
+    name_of,
+    plain_shape,
+    real,
+)
 from pyg_accel.patching.lazy import (
     NOTHING,
     LazyTensor,
@@ -38,6 +44,7 @@ class Watch(TorchFunctionMode):
     Attributes:
         watched: names of the functions that it looks at; the others just run.
         formulas: what has been run, for the report.
+        given: returns the tensors that were there before the call and cannot be put back.
     """
 
     watched: frozenset[str] = frozenset()
@@ -45,6 +52,8 @@ class Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.formulas: list[str] = []
+        self.given: Callable[[], Iterable[Tensor]] = tuple
+        self._storages: set[int] | None = None
 
     def __torch_function__(
         self,
@@ -53,11 +62,25 @@ class Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if name_of(func) in self.watched:
-            return self.see(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if name in self.watched:
+            return self.see(func, args, kwargs)
+        if changed := changed_in_place(name, args, kwargs):
+            self.guard(name, changed)
         if not types:  # no message among the arguments
             self.pass_on(func)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+    def guard(self, name: str, changed: Iterable[Tensor]) -> None:
+        """Raise before a tensor is changed in place that this call did not make.
+
+        PyG's path, should it run after this one, would change it a second time.
+        """
+        if self._storages is None:
+            self._storages = set(map(memory_of, self.given()))
+        if not self._storages.isdisjoint(map(memory_of, changed)):
+            raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
 
     def pass_on(self, func: Callable[..., Any]) -> None:
         """Take a note of a function that just runs."""
@@ -122,7 +145,7 @@ class Trace(Watch):
         self._sides: list[str] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
-        self._rows: dict[int, tuple[Tensor, int]] = {}  # index tensors by identity
+        self._rows: dict[int, tuple[Tensor, int, int]] = {}  # by identity: row and version
         self.done: Done | None = None
         self.softmaxed: Done | None = None
         self.gathered: list[tuple[Tensor, int]] = []
@@ -176,13 +199,32 @@ class Trace(Watch):
     # -- edge_index and its rows -----------------------------------------------------------------
 
     def follow(self, index: Tensor, row: int) -> None:
-        """Remember that a tensor is row 0 or 1 of edge_index (or a view of it)."""
-        self._rows[id(index)] = (index, row)
+        """Remember that a tensor is row 0 or 1 of edge_index, or made of it by views and copies."""
+        self._rows[id(index)] = (index, row, _version(index))
 
-    def row_of(self, index: object) -> int | None:
-        """Return which row of edge_index a tensor is, if it is one."""
+    def followed(self, index: object) -> int | None:
+        """Return the row of edge_index that a tensor was made of, whatever its shape is now."""
         known = self._rows.get(id(index))
-        return None if known is None else known[1]
+        return None if known is None or known[2] != _version(known[0]) else known[1]
+
+    def row_of(self, index: object, shape: Sequence[int] | None = None, dim: int = 0) -> int | None:
+        """Return which row of edge_index a tensor is, if it is one.
+
+        Args:
+            index: any object.
+            shape: the row is to be repeated to; by default it is [E], the row itself.
+            dim: of the shape, where the edges are.
+        """
+        row = self.followed(index)
+        if row is None:
+            return None
+        assert isinstance(index, Tensor)
+        wanted = (self.num_edges,) if shape is None else tuple(shape)
+        if tuple(index.shape) != wanted or index.dtype != self.edge_index.dtype:
+            return None
+        # Of a view of [E] that repeats it, all strides but one are 0.
+        others = (stride for d, stride in enumerate(index.stride()) if d != dim and wanted[d] != 1)
+        return row if wanted[dim] == self.num_edges and not any(others) else None
 
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""

@@ -446,7 +446,7 @@ def test_a_wide_message_of_an_unknown_function_declines_with_its_name(report_of)
         torch.testing.assert_close(layer(x, edges, x, x), expected)
         torch.testing.assert_close(layer(x, edges, x, x), expected)
     (row,) = report_of()
-    assert (row.formula, row.reason, row.calls) == ("", f"'sin' on messages of [{E}, 40]", 2)
+    assert (row.formula, row.reason, row.calls) == ("", "'sin' on messages of [E, 40]", 2)
 
 
 def test_a_narrow_message_of_an_unknown_function_is_written_out(report_of):

@@ -1,16 +1,35 @@
 """Results of functions of an edge_index are remembered for as long as it lives, and no longer."""
 
 import gc
+import sys
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCN, GCNConv, HGTConv, PDNConv, RGCNConv, SGConv
+from torch_geometric.nn import (
+    GCN,
+    GATConv,
+    GCNConv,
+    HGTConv,
+    MessagePassing,
+    PDNConv,
+    RGCNConv,
+    SGConv,
+)
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import (
+    add_remaining_self_loops,
+    add_self_loops,
+    get_laplacian,
+    remove_self_loops,
+)
 
 import pyg_accel
-from pyg_accel.memo import Memo
+from pyg_accel import MaxKGCNConv
+from pyg_accel.kept import memory_of
+from pyg_accel.memo import Memo, copied
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import accelerate
 from pyg_accel.settings import settings
@@ -95,17 +114,31 @@ def test_results_depend_on_the_default_dtype():
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("hold", [lambda result: result, lambda result: result[1]])
-def test_weights_that_somebody_holds_are_not_given_to_others(hold):
+def test_a_layer_borrows_and_gets_a_copy_of_what_it_has_already():
     memo, edges = Memo(), torch.randint(0, 9, (2, 30))
-    memo(norm, edges)
-    seen = [id(memo(norm, edges)[1]) for _ in range(3)]
-    assert len(set(seen)) == 1, "nobody held them"
-    mine = hold(memo(norm, edges))
-    index, weight = memo(norm, edges)
-    weight.mul_(2)
-    assert torch.equal(mine[1] if type(mine) is tuple else mine, torch.ones(30))
-    assert memo(norm, edges)[0] is index
+    with memo.lending() as lent:
+        index, weight = memo.lend(norm, edges)
+        assert len(lent) == 2
+        again, more = memo.lend(norm, edges)
+        assert torch.equal(again, index)
+        assert again is not index
+        assert more is not weight
+    with memo.lending():
+        assert memo.lend(norm, edges)[0] is index
+    assert memo.lent is None
+
+
+def test_what_a_layer_leaves_behind_is_a_copy():
+    shared = [torch.arange(4).view(2, 2), torch.ones(2)]
+    mine = torch.zeros(3)
+    row = shared[0][1]
+    kept = copied({"a": (shared[0], [row, mine, None]), "b": 3}, shared)
+    assert torch.equal(kept["a"][0], shared[0])
+    assert kept["a"][0] is not shared[0]
+    assert not set(map(memory_of, kept["a"][1][:1])) & set(map(memory_of, shared))
+    assert kept["a"][1][1] is mine
+    nothing = {"a": (mine,)}
+    assert copied(nothing, shared) is nothing
 
 
 def test_layers_that_cache_their_graph_have_weights_of_their_own(always):
@@ -116,6 +149,86 @@ def test_layers_that_cache_their_graph_have_weights_of_their_own(always):
         before = other(x, edges)
         one._cached_edge_index[1].mul_(0.5)
         assert torch.equal(other(x, edges), before)
+
+
+PUBLIC = [add_self_loops, remove_self_loops, add_remaining_self_loops, get_laplacian, gcn_norm]
+
+
+def corrupt(edge_index: Tensor) -> None:
+    """Turn edges into negative samples, past torch's counting of changes too."""
+    edge_index.numpy()[1] = 0
+    edge_index[1] = 0
+
+
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("edges", [200, 12_000], ids=["small", "large"])
+def test_what_a_user_calls_returns_tensors_of_his_own(function, edges):
+    name, home = function.__name__, sys.modules[function.__module__]
+    edge_index, weight = torch.randint(0, 300, (2, edges)), torch.rand(edges)
+    with pyg_accel.patched():
+        public = getattr(home, name)  # as if it was imported now
+        assert public is not function
+        GCNConv(4, 3)(torch.randn(300, 4), edge_index, weight)
+        for args in ((edge_index,), (edge_index, weight)):
+            right = function(*args)
+            rows, first = public(*args)[0].unbind(), public(*args)
+            second = public(*args)
+            corrupt(second[0])
+            if second[1] is not None:
+                second[1].zero_()
+            for found in (rows, first[0], public(*args)[0]):
+                torch.testing.assert_close(found[1], right[0][1])
+            torch.testing.assert_close(first[1], right[1])
+
+
+class Negative(MessagePassing):
+    """A layer that corrupts one of two equal graphs in its forward."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        positive = sys.modules[__name__].add_self_loops(edge_index)[0]
+        negative = sys.modules[__name__].add_self_loops(edge_index)[0]
+        negative[1] = negative[1].flip(0)
+        return self.propagate(positive, x=x) - 2 * self.propagate(negative, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+@pytest.mark.parametrize("edges", [200, 12_000], ids=["small", "large"])
+def test_a_layer_that_corrupts_one_of_two_graphs_has_two(edges):
+    layer, x = Negative(), torch.randn(300, 4)
+    edge_index = torch.randint(0, 300, (2, edges))
+    right = layer(x, edge_index)
+    with pyg_accel.patched():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x, edge_index), right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("edges", [200, 12_000], ids=["small", "large"])
+def test_a_graph_that_a_layer_returns_is_the_users(edges):
+    layer, x = GATConv(4, 3), torch.randn(300, 4)
+    edge_index = torch.randint(0, 300, (2, edges))
+    right = layer(x, edge_index, return_attention_weights=True)[1][0]
+    with pyg_accel.patched():
+        first = layer(x, edge_index, return_attention_weights=True)[1][0]
+        second = layer(x, edge_index, return_attention_weights=True)[1][0]
+        corrupt(second)
+        third = GATConv(4, 3)(x, edge_index, return_attention_weights=True)[1][0]
+    assert torch.equal(first, right)
+    assert torch.equal(third, right)
+
+
+@pytest.mark.parametrize("make", [GCNConv, MaxKGCNConv])
+def test_a_graph_that_a_layer_caches_is_its_own(make, always):
+    more = {"k": 2} if make is MaxKGCNConv else {}
+    x, edges = torch.randn(9, 4), torch.randint(0, 9, (2, 30))
+    one, other, plain = (make(4, 3, cached=c, **more) for c in (True, True, False))
+    with pyg_accel.patched():
+        right = [layer(x, edges) for layer in (one, other, plain)]
+        corrupt(one._cached_edge_index[0])
+        one._cached_edge_index[1].numpy()[:] = 0.0
+        torch.testing.assert_close(other(x, edges), right[1])
+        torch.testing.assert_close(plain(x, edges), right[2])
 
 
 def test_a_model_in_training_finds_the_weights_that_it_had(always, monkeypatch):

@@ -30,16 +30,21 @@ from pyg_accel.patching.typed import Matrices
 __all__ = ["apply", "intercept", "reduce_over_targets"]
 
 
+_SELECT = dict.fromkeys(("input", "dim", "index"))  # names of arguments, in their order
+
+
 def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
     if name == "index_select" and len(args) + len(kwargs) == 3:
-        source, dim, index = (*args, *kwargs.values())
-        row = trace.row_of(index)
-        if row is not None and not isinstance(source, LazyTensor):
-            return trace.gather(source, dim, row)
-        if dim == 0 and products.chooses(trace, source, index):
-            return Matrices(source, index)
+        given = dict(zip(_SELECT, args, strict=False)) | kwargs
+        if given.keys() == _SELECT.keys() and type(given["dim"]) is int:
+            source, dim, index = (given[key] for key in _SELECT)
+            row = trace.row_of(index)
+            if row is not None and _can_gather(source, dim):
+                return trace.gather(source, dim, row)
+            if dim == 0 and products.chooses(trace, source, index):
+                return Matrices(source, index)
     elif name == "__getitem__":
         source, index = args
         if source is trace.edge_index and type(index) is int:
@@ -47,7 +52,7 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
             trace.follow(result, index % 2)
             return result
         row = trace.row_of(index)
-        if row is not None and not isinstance(source, LazyTensor):
+        if row is not None and _can_gather(source, 0):
             return trace.gather(source, 0, row)
         if products.chooses(trace, source, index):
             return Matrices(source, index)
@@ -56,7 +61,7 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
         for row, index in enumerate(rows):
             trace.follow(index, row)
         return rows
-    elif args and (row := trace.row_of(args[0])) is not None:
+    elif args and (row := trace.followed(args[0])) is not None:
         if len(args) > 1 and isinstance(args[1], LazyTensor):  # index.expand_as(messages)
             result = args[0].expand(plain_shape(args[1]))
         else:
@@ -64,6 +69,16 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
         trace.follow(result, row)
         return result
     return func(*args, **kwargs)
+
+
+def _can_gather(source: Any, dim: int) -> bool:
+    """Whether a tensor has rows along a dimension; where it has none, torch is to raise."""
+    return (
+        isinstance(source, Tensor)
+        and not isinstance(source, LazyTensor)
+        and source.layout == torch.strided
+        and -source.dim() <= dim < source.dim()
+    )
 
 
 _VIEWS_OF_MESSAGES = {
@@ -127,7 +142,9 @@ def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 def _computed(lazy: LazyTensor, name: str) -> Tensor:
     shape = plain_shape(lazy)
     if shape[: lazy.edge_dim].numel() * shape[lazy.edge_dim + 1 :].numel() > NARROW:
-        raise Unrecognised(f"'{name}' on messages of {list(shape)}")
+        # Without the number of edges: the report has a row for every reason.
+        sizes = ["E" if d == lazy.edge_dim else str(n) for d, n in enumerate(shape)]
+        raise Unrecognised(f"'{name}' on messages of [{', '.join(sizes)}]")
     if lazy.shared and name in _VIEWS_OF_MESSAGES:
         raise Unrecognised(f"'{name}' on a message that has views already")
     out = lazy.tracer.compute(lazy)

@@ -104,7 +104,7 @@ def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
     with torch._C.DisableTorchFunction():
         reached = trace.edge_index[trace.target if side == "v" else 1 - trace.target]
         read = torch.zeros(given.size(0), dtype=torch.bool, device=given.device)
-        read = read.index_fill_(0, reached, True).view(-1, *(1,) * (given.dim() - 1))
+        read = read.index_fill_(0, reached.long(), True).view(-1, *(1,) * (given.dim() - 1))
         rows = torch.where(read, given, 1.0)
     return trace.leaf(side, rows, plain_shape(lazy), 0)
 

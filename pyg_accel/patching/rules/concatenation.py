@@ -99,7 +99,7 @@ def _concatenate(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     lead = next(t for t in tensors if isinstance(t, LazyTensor))
     rank = len(plain_shape(lead))
-    if dim % rank != rank - 1 or rank < 2 or lead.edge_dim != 0:
+    if dim not in (-1, rank - 1) or rank < 2 or lead.edge_dim != 0:
         raise Declined
     return concatenate(tensors)
 
@@ -134,7 +134,8 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     lead = tensors[0]
     shape = plain_shape(lead)
-    if dim % (len(shape) + 1) == 0 or any(t.edge_dim != 0 for t in tensors):
+    full_rank = len(shape) + 1
+    if not -full_rank < dim < full_rank or dim == 0 or any(t.edge_dim != 0 for t in tensors):
         raise Declined
     trace = lead.tracer
     lists = [list(operands_of(t.formula)) for t in tensors]
@@ -152,7 +153,7 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     place = iter(numbers)
     formula = map_operands(lead.formula, lambda o: Operand(o.side, next(place)))
     full = [*shape]
-    full.insert(dim % (len(shape) + 1), len(tensors))
+    full.insert(dim % full_rank, len(tensors))
     with torch._C.DisableTorchFunctionSubclass():
         return LazyTensor(trace, formula, full, 0, lead.dtype)
 
@@ -165,7 +166,9 @@ def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
     rank = len(plain_shape(lazy))
     place = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
-    if not isinstance(place, int) or place % rank == 0 or set(kwargs) - {"dim", "keepdim"}:
+    if not isinstance(place, int) or set(kwargs) - {"dim", "keepdim"}:
+        raise Declined
+    if not -rank < place < rank or place == 0:
         raise Declined
     if lazy.edge_dim != 0:
         raise Declined

@@ -40,15 +40,24 @@ def _need_message(lazy: LazyTensor) -> LazyTensor:
 
 def _scattered(args: Args, names: tuple[str, ...], kwargs: Kwargs) -> dict[str, Any]:
     given = dict(zip(names, args, strict=False)) | kwargs
-    lazy = given.get("src")
-    out, dim = given["self"], given["dim"]
-    if not isinstance(lazy, LazyTensor) or isinstance(out, LazyTensor):
+    lazy, out, dim = given.get("src"), given.get("self"), given.get("dim")
+    if not isinstance(lazy, LazyTensor) or not isinstance(out, Tensor) or type(dim) is not int:
+        raise Declined
+    if isinstance(out, LazyTensor):
         raise Declined
     lazy = _need_message(lazy)
-    if lazy.tracer.row_of(given["index"]) != lazy.tracer.target:
+    shape, place = plain_shape(lazy), lazy.edge_dim
+    # An index of fewer columns, or a wider tensor to add to, leaves out a part of either.
+    if lazy.tracer.row_of(given.get("index"), shape, place) != lazy.tracer.target:
         raise Declined
-    if dim % out.dim() != lazy.edge_dim or out.dim() != len(plain_shape(lazy)):
+    rest = (*shape[:place], *shape[place + 1 :])
+    if not -len(shape) <= dim < len(shape) or dim % len(shape) != place:
         raise Declined
+    if out.dim() != len(shape) or (*out.shape[:place], *out.shape[place + 1 :]) != rest:
+        raise Declined
+    with torch._C.DisableTorchFunctionSubclass():
+        if out.dtype != lazy.dtype:
+            raise Declined
     return given
 
 
@@ -66,7 +75,9 @@ _SCATTER_REDUCES = {"sum": "sum", "mean": "mean", "prod": "prod", "amax": "max",
 @rule("scatter_reduce")
 def _scatter_reduce(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     given = _scattered(args, ("self", "dim", "index", "src", "reduce"), kwargs)
-    lazy, out, reduce = given["src"], given["self"], _SCATTER_REDUCES[given["reduce"]]
+    lazy, out, reduce = given["src"], given["self"], _SCATTER_REDUCES.get(given.get("reduce", ""))
+    if reduce is None or out.requires_grad:
+        raise Declined
     start = 1.0 if reduce == "prod" else 0.0  # what the kernels give to targets without edges
     if given.get("include_self", True) != (reduce == "prod") or not bool((out == start).all()):
         raise Declined

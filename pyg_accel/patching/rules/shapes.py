@@ -131,7 +131,7 @@ def _pick_one_each(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     row = trace.target if operand.side == "v" else 1 - trace.target
     with torch._C.DisableTorchFunction():
         flat = first_operand(lazy).reshape(-1)
-        places = trace.edge_index[row] * shape[1] + index[:, 0]
+        places = trace.edge_index[row].long() * shape[1] + index[:, 0]
         return flat.index_select(0, places).unsqueeze(1)
 
 
