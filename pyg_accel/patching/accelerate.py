@@ -109,7 +109,8 @@ def call(
     return out
 
 
-@torch.compiler.disable  # after a graph break Dynamo would compile what a trace consists of
+# After a graph break Dynamo would compile the functions that a trace consists of.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attempt(
     original: Callable[..., Any],
     self: MessagePassing,

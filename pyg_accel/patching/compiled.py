@@ -30,7 +30,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling
 from pyg_accel.patching.lazy import Unrecognised
-from pyg_accel.patching.reading import Look, Reading, accept, after, attributes_kept, before, find
+from pyg_accel.patching.reading import Look, Reading, accept, after, before, find
 from pyg_accel.patching.trace import Trace
 
 __all__ = ["CompiledTrace", "call"]
@@ -148,8 +148,7 @@ def _run(
 def _made(
     reading: Reading, name: str, edge_index: Tensor, kwargs: Any, state: dict[str, Tensor]
 ) -> Tensor:
-    module = reading.module()
-    with attributes_kept(module), _reparametrize_module(module, state):
+    with reading.attributes() as module, _reparametrize_module(module, state):
         out, reading.formulas = reading.run(module, name, edge_index, _with_none(kwargs))
     return out
 

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing
 
-__all__ = ["Look", "Reading", "Run", "accept", "after", "attributes_kept", "before", "begin", "find",
+__all__ = ["Look", "Reading", "Run", "accept", "after", "before", "begin", "find",
            "picked_from"]  # fmt: skip
 
 # How an accelerated call is made once there is no Dynamo any more: a result, and the formulas.
@@ -54,6 +54,7 @@ class Reading:
     formulas: str = ""
     draws: int = 0
     _changed: set[int] = field(default_factory=set)
+    _set: list[tuple[torch.nn.Module, str, Any]] = field(default_factory=list)
     _last: Node | None = None
 
     def module(self) -> MessagePassing:
@@ -67,13 +68,33 @@ class Reading:
         own = {id(m): m for m in self.module().modules()}
         for key, variable in _changed(context).items():
             self._changed.add(key)
-            value = getattr(variable, "value", None)
-            if id(value) in own and not _is_as_pending(context, variable, value):
-                self.reason = "attributes of the layer that were set in the same graph"
+            value: Any = getattr(variable, "value", None)
+            if id(value) in own:
+                for name, pending in _pending(context, variable).items():
+                    if pending.is_python_constant():
+                        self._set.append((value, name, pending.as_python_constant()))
+                    else:
+                        self.reason = "attributes of the layer that were set in the same graph"
             elif not isinstance(value, torch.nn.Module):
                 self.reason = "objects that were changed in the same graph"
-        _note_origin(context.get_local("edge_index").as_proxy().node)
+        edge_index: Any = context.get_local("edge_index").as_proxy()
+        _note_origin(edge_index.node)
         self._last = next(reversed(context.graph().nodes), None)
+
+    @contextmanager
+    def attributes(self) -> Iterator[MessagePassing]:
+        """Give the layer the attributes that are pending; put back all that it has afterwards."""
+        module = self.module()
+        before = [(vars(m), dict(vars(m))) for m in module.modules()]
+        try:
+            for owner, name, value in self._set:
+                vars(owner)[name] = value
+            yield module
+        finally:  # what the layer put aside has no data
+            for own, then in before:
+                if own.keys() != then.keys() or any(own[name] is not then[name] for name in own):
+                    own.clear()
+                    own.update(then)
 
     def after(self, context: ComptimeContext) -> None:
         """Look at what PyG's path has changed and read."""
@@ -179,22 +200,11 @@ def _pending(context: ComptimeContext, variable: Any) -> dict[str, Any]:
     return found
 
 
-def _is_as_pending(context: ComptimeContext, variable: Any, module: torch.nn.Module) -> bool:
-    """Whether the attributes that will be set have these values already."""
-    return all(
-        pending.is_python_constant()
-        and getattr(module, name, _MISSING) is pending.as_python_constant()
-        for name, pending in _pending(context, variable).items()
-    )
-
-
-_MISSING = object()
-
-
 def _draws(node: Node) -> bool:
     if node.target not in (torch.nn.functional.dropout, torch.dropout):
         return False
-    given = dict(zip(("p", "training"), node.args[1:], strict=False)) | node.kwargs
+    given: dict[str, Any] = dict(zip(("p", "training"), node.args[1:], strict=False))
+    given |= node.kwargs
     return given.get("training", True) is not False and given.get("p", 0.5) != 0
 
 
@@ -221,8 +231,9 @@ def _note_origin(edge_index: Node) -> None:
 
 
 def _is_edge_index(value: Tensor) -> bool:
-    integers = value.dtype in (torch.int32, torch.int64)
-    return integers and value.dim() == 2 and statically_known_true(value.size(0) == 2)
+    if value.dtype not in (torch.int32, torch.int64):
+        return False
+    return value.dim() == 2 and statically_known_true(value.size(0) == 2)
 
 
 def picked_from(size: torch.SymInt) -> int | torch.SymInt:
@@ -241,7 +252,7 @@ class Look(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.draws, self.foreign = 0, False
 
     def __torch_dispatch__(
@@ -257,18 +268,3 @@ class Look(TorchDispatchMode):
                 type(t) in (Tensor, torch.nn.Parameter) for t in tree_leaves((args, kwargs))
             )
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def attributes_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what is set on a module, and on those in it: it has no data."""
-    before = [(vars(m), dict(vars(m))) for m in module.modules()]
-    try:
-        yield
-    finally:
-        for own, then in before:
-            if any(own.get(name, _MISSING) is not value for name, value in then.items()) or len(
-                own
-            ) != len(then):
-                own.clear()
-                own.update(then)

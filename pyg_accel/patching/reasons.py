@@ -148,7 +148,7 @@ def data_reasons(edge_index: Any) -> list[str]:
     return ["tensors without data"] if fake else []
 
 
-def size_reasons(num_edges: int, device: str) -> list[str]:
+def size_reasons(num_edges: int | torch.SymInt, device: str) -> list[str]:
     """Small graphs stay with PyG, whose calls cost less before the first edge.
 
     A compiler may know the number of edges as a symbol. One that is no property of an input stands
@@ -157,9 +157,8 @@ def size_reasons(num_edges: int, device: str) -> list[str]:
     if settings.always:
         return []
     fewest = thresholds(device).min_edges
-    if type(num_edges) is not int:
-        if free_unbacked_symbols(num_edges):
-            num_edges = picked_from(num_edges)
+    if isinstance(num_edges, torch.SymInt):
+        num_edges = picked_from(num_edges)
         if free_unbacked_symbols(num_edges):
             few = not statically_known_true(num_edges >= fewest)
             return ["a number of edges that depends on data"] if few else []
