@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
@@ -17,7 +16,7 @@ from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO, copied, tensors_in
 from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.patching import compiled, plans
+from pyg_accel.patching import compiled, plans, reading
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.kinds import kind_of_call
@@ -128,6 +127,8 @@ def call(
     return out
 
 
+# After a graph break Dynamo would compile the functions that a trace consists of.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attempt(
     original: Callable[..., Any],
     self: MessagePassing,
@@ -222,35 +223,22 @@ def set_sparse_value(function: Callable[..., Any], adj: Any, value: Tensor) -> A
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _pyg_accel_remember(self: MessagePassing) -> None:
-    """A method of layers while anything is patched: see :mod:`.compiled`."""
-    compiled.remember(self, _compile)
+def _pyg_accel_read(self: MessagePassing) -> str:
+    """A method of layers while anything is patched: see :mod:`.reading`."""
+    return reading.begin(self, _compile)
 
 
-def _compile(self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    """Make a call while a compiler makes its graph."""
+def _compile(
+    self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[str, Any]
+) -> tuple[Tensor, str]:
+    """Make a call while a compiler makes its graph: its result, and what was seen."""
     refuse_training(self)
-    original = template(self, name)
-    reasons = call_reasons(self, edge_index)
-    # The graph is made in several passes: Dynamo's is noted.
-    note = compiled.note if not isinstance(edge_index, FunctionalTensor) else lambda *_: None
-    if not reasons:
-        trace = compiled.CompiledTrace(edge_index, self.flow)
-        try:
-            with trace:
-                out: Tensor = _finish(self, original(self, edge_index, **kwargs), _written)
-        except Unrecognised as reason:
-            reasons = [str(reason)]
-        else:
-            formulas = "; ".join(dict.fromkeys(trace.formulas))
-            note(
-                type(self).__name__,
-                "" if formulas else "no reduction that could be fused",
-                formulas,
-            )
-            return out
-    note(type(self).__name__, "; ".join(reasons))
-    return original(self, edge_index, **kwargs)  # type: ignore[no-any-return]
+    if reasons := call_reasons(self, edge_index):
+        raise Unrecognised("; ".join(reasons))
+    trace = compiled.CompiledTrace(edge_index, self.flow)
+    with trace:
+        out: Tensor = _finish(self, template(self, name)(self, edge_index, **kwargs), _written)
+    return out, "; ".join(dict.fromkeys(trace.formulas))
 
 
 def _trace(

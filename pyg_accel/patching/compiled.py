@@ -5,31 +5,39 @@ whole, and runs when the compiler makes its graph, on tensors without data: the 
 there what it does elsewhere, and the operators that it calls are what the graph consists of.
 
 Dynamo guards what it has read, and of such a function it reads nothing: a changed ``eps`` would go
-unnoticed. So PyG's own path is read as well. Its result is not used, so the graph drops it.
+unnoticed. So PyG's own path is read first. If that path has effects that could not be had once, its
+result is returned. Otherwise it is not used, and the compiler drops it: see :mod:`.reading`.
 """
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo import nonstrict_trace
+from torch._dynamo.comptime import comptime
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import MessagePassing
 
 from pyg_accel.calls import record
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling
+from pyg_accel.patching.lazy import Unrecognised
+from pyg_accel.patching.reading import Look, Reading, accept, after, before, find
 from pyg_accel.patching.trace import Trace
 
-__all__ = ["CompiledTrace", "call", "note", "remember"]
+__all__ = ["CompiledTrace", "call"]
 
-# How an accelerated call is made once there is no Dynamo any more; set by accelerate.
-Run = Callable[[MessagePassing, str, Tensor, dict[str, Any]], Tensor]
-_known: "dict[int, tuple[weakref.ref[MessagePassing], Run]]" = {}
+_DEPENDS_ON_DATA = (
+    GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException,
+)  # fmt: skip
 _NONE = "pyg_accel: None"  # Dynamo hands strings on, and None not
 
 
@@ -41,12 +49,6 @@ class CompiledTrace(Trace):
         return CompiledGraph(self.edge_index, num_rows, num_cols, self.target)
 
 
-def remember(module: MessagePassing, run: Run) -> None:
-    """Let :func:`call` find a layer by its id, while Dynamo reads."""
-    key = id(module)
-    _known[key] = (weakref.ref(module, lambda _: _known.pop(key, None)), run)
-
-
 def call(
     original: Callable[..., Any],
     self: Any,
@@ -55,56 +57,100 @@ def call(
     kwargs: dict[str, Any],
 ) -> Any:
     """Make a call of ``propagate`` or ``edge_updater`` in a way that Dynamo can read."""
-    stock = original(self, edge_index, *args, **kwargs)
     plain = isinstance(edge_index, Tensor) and not isinstance(edge_index, EdgeIndex)
     plain = plain and edge_index.layout == torch.strided
     if torch.compiler._is_exporting_flag:  # Dynamo of torch 2.11 takes is_exporting() for True
         note(type(self).__name__, "an export is to run without pyg_accel")
-        return stock
-    if not plain or args or not isinstance(stock, Tensor) or not _passable(kwargs):
-        note(type(self).__name__, "arguments or results that are not plain tensors")
-        return stock
-    self._pyg_accel_remember()
+        return original(self, edge_index, *args, **kwargs)
+    if not plain or args or not _passable(kwargs):
+        note(type(self).__name__, "arguments that are not plain tensors")
+        return original(self, edge_index, *args, **kwargs)
     # By name, and those that share a tensor too: they are put in place of the layer's own.
     state = dict(self.named_parameters(remove_duplicate=False))
     state |= dict(self.named_buffers(remove_duplicate=False))
+    key = self._pyg_accel_read() + ""  # what Dynamo knows as a constant of no origin
+    comptime(before)
+    stock = original(self, edge_index, **kwargs)
+    comptime(after)
     # Dynamo guards what it has read: another sample than before is another graph.
     sample = sampling.state.key
-    return _run(id(self), original.__name__, edge_index, _without_none(kwargs), state, sample)
+    if isinstance(stock, Tensor) and _goes_on(key):
+        name = original.__name__
+        ours = _run(key, name, edge_index, _without_none(kwargs), state, sample)
+        comptime(accept)
+        if _goes_on(key):
+            stock = ours
+    _note(key)
+    return stock
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def note(layer: str, reason: str, formulas: str = "") -> None:
-    """Count a compilation of a call, while Dynamo reads."""
-    if formulas:
-        record(layer, formulas, "torch.compile", "", 0.0)
+def note(layer: str, reason: str) -> None:
+    """Count a compilation of a call that is PyG's, while Dynamo reads."""
+    record(layer, "", "PyG", f"torch.compile: {reason}", 0.0)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _goes_on(key: str) -> bool:
+    return not find(key).reason
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _note(key: str) -> None:
+    reading = find(key)
+    layer = type(reading.module()).__name__
+    if reading.reason is None:
+        note(layer, "a result that is no tensor")
+    elif reading.reason or not reading.formulas:
+        note(layer, reading.reason or "no reduction that could be fused")
     else:
-        record(layer, "", "PyG", f"torch.compile: {reason}", 0.0)
+        record(layer, reading.formulas, "torch.compile", "", 0.0)
 
 
 @nonstrict_trace
 def _run(
-    key: int,
+    key: str,
     name: str,
     edge_index: Tensor,
     kwargs: dict[str, Any],
     state: dict[str, Tensor],
     sample: str,
 ) -> Tensor:
-    owner, run = _known[key]
-    module = owner()
-    assert module is not None, "a layer that is being called is alive"
-    own = vars(module)
-    before = dict(own)
+    reading = find(key)
+    if reading.reason:  # Dynamo has found it out since, and the result is not used
+        return edge_index.new_empty(0)
+    if reading.reason is not None:
+        return _made(reading, name, edge_index, kwargs, state)
+    # Dynamo's pass is the first, on tensors without data.
+    state = {name: tensor.clone() for name, tensor in state.items()}
+    versions = [tensor._version for tensor in state.values()]
+    assert isinstance(edge_index, FakeTensor)
+    symbols = edge_index.fake_mode.shape_env
+    assert symbols is not None
     try:
-        with _reparametrize_module(module, state):
-            return run(module, name, edge_index, _with_none(kwargs))
-    finally:  # what the layer put aside has no data
-        for attribute in [a for a in own if own[a] is not before.get(a)]:
-            if attribute in before:
-                own[attribute] = before[attribute]
-            else:
-                del own[attribute]
+        with Look() as look, symbols.ignore_fresh_unbacked_symbols():
+            out = _made(reading, name, edge_index, kwargs, state)
+    except Unrecognised as reason:
+        reading.reason = str(reason)
+    except _DEPENDS_ON_DATA:
+        reading.reason = "what is done depends on data"
+    else:
+        reading.reason, reading.draws = "", look.draws
+        if look.foreign:
+            reading.reason = "tensors that are neither arguments nor state of the layer"
+        if versions != [tensor._version for tensor in state.values()]:
+            reading.reason = "a message that changes its layer"
+        if not reading.reason:
+            return out
+    return edge_index.new_empty(0)
+
+
+def _made(
+    reading: Reading, name: str, edge_index: Tensor, kwargs: Any, state: dict[str, Tensor]
+) -> Tensor:
+    with reading.attributes() as module, _reparametrize_module(module, state):
+        out, reading.formulas = reading.run(module, name, edge_index, _with_none(kwargs))
+    return out
 
 
 def _passable(value: Any) -> bool:

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.matrices import is_sparse_matrix, num_entries
+from pyg_accel.patching.reading import picked_from
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.seam import hook_reasons
 from pyg_accel.patching.thresholds import thresholds
@@ -154,11 +156,20 @@ def num_edges(edge_index: Any) -> int:
     return edges
 
 
-def size_reasons(num_edges: int, device: str) -> list[str]:
-    """Small graphs stay with PyG, whose calls cost less before the first edge."""
+def size_reasons(num_edges: int | torch.SymInt, device: str) -> list[str]:
+    """Small graphs stay with PyG, whose calls cost less before the first edge.
+
+    A compiler may know the number of edges as a symbol. One that is no property of an input stands
+    for what a function picked from a graph: see :func:`pyg_accel.patching.reading.picked_from`.
+    """
     if settings.always:
         return []
     fewest = thresholds(device).min_edges
+    if isinstance(num_edges, torch.SymInt):
+        num_edges = picked_from(num_edges)
+        if free_unbacked_symbols(num_edges):
+            few = not statically_known_true(num_edges >= fewest)
+            return ["a number of edges that depends on data"] if few else []
     return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
 
 

@@ -1,6 +1,9 @@
 """``torch.compile`` of patched models: whole graphs, few of them, and the numbers of stock."""
 
+import copy
+import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,3 +247,229 @@ def test_the_default_backend_gives_the_results_of_stock():
     with pyg_accel.patched():
         found = results(torch.compile(model, fullgraph=True), model, x, edges)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+# What follows runs at default settings: nothing is accelerated whatever its size.
+
+AT_DEFAULTS: dict[str, Callable[[], torch.nn.Module]] = MODELS | {
+    "gin-edge": lambda: pyg.GINEConv(torch.nn.Linear(F, 4), edge_dim=3),
+    "pna": lambda: pyg.PNAConv(F, 4, ["mean", "max", "std"], ["identity"], torch.ones(9)),
+    "rgcn": lambda: pyg.RGCNConv(F, 4, 3),
+    "hetero": lambda: Relations(),
+}
+
+
+class Relations(torch.nn.Module):
+    """A HeteroConv as a layer for one type of nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.HeteroConv({
+            ("a", "one", "a"): pyg.SAGEConv(F, 4), ("a", "two", "a"): pyg.SAGEConv(F, 4),
+        })  # fmt: skip
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        given = {("a", "one", "a"): edges, ("a", "two", "a"): edges.flip(0)}
+        return self.conv({"a": x}, given)["a"]
+
+
+def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
+    x, edges = torch.randn(50, F, requires_grad=True), torch.randint(0, 50, (2, count))
+    if name == "gin-edge":
+        return x, edges, torch.randn(count, 3)
+    return (x, edges, torch.randint(0, 3, (count,))) if name == "rgcn" else (x, edges)
+
+
+@pytest.mark.parametrize("dynamic", [True, False, None])
+@pytest.mark.parametrize("name", AT_DEFAULTS)
+def test_default_settings_give_the_results_of_stock_at_any_size(name, dynamic, report_of):
+    settings.always = False
+    model, whole = AT_DEFAULTS[name](), name != "rgcn"  # which breaks the graph in stock too
+    # Below the threshold, just below it (self-loops lead beyond), and above.
+    calls = [(mode, of_edges(name, n)) for mode in (True, False) for n in (12_000, 9_990, 300)]
+
+    def outcome(run: Callable[..., Tensor], training: bool, given: tuple[Tensor, ...]) -> Any:
+        model.train(training)
+        torch.manual_seed(1)
+        out = run(*given)
+        return out, *torch.autograd.grad(out.sin().sum(), [given[0], *model.parameters()])
+
+    expected = [outcome(model, *call) for call in calls]
+    with pyg_accel.patched():
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=whole, dynamic=dynamic)
+        for call, right in zip(calls, expected, strict=True):
+            found = outcome(compiled, *call)
+            scale = max(float(t.detach().abs().max()) for t in right)
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=2e-5 * scale)
+    small = "torch.compile: small: fewer than 10000 edges"
+    assert {row.reason for row in report_of() if not row.formula} <= {small}
+    assert any(row.formula for row in report_of())
+    assert any(row.reason for row in report_of())
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_sizes_on_one_side_of_the_threshold_share_a_compilation(name):
+    settings.always = False
+    model, counter = MODELS[name](), CompileCounterWithBackend("aot_eager")
+    with pyg_accel.patched():
+        compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+        for edges in (12_000, 40_000, 300, 9_000, 15_000, 1_000):
+            x, graph = torch.randn(50 + edges % 7, F), torch.randint(0, 50, (2, edges))
+            torch.testing.assert_close(compiled(x, graph), model(x, graph), rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == 2
+
+
+def state_after(layer: torch.nn.Module, *given: Tensor, **options: Any) -> dict[str, Any]:
+    """What three compiled training steps leave in the buffers of a copy of a layer."""
+    torch._dynamo.reset()
+    layer = copy.deepcopy(layer)
+    compiled = torch.compile(layer, backend="aot_eager", **options)
+    outs = [compiled(*given).detach() for _ in range(3)]
+    return dict(layer.named_buffers()) | {"outs": outs}
+
+
+def test_what_a_message_changes_is_changed_once(report_of):
+    network = torch.nn.Sequential(torch.nn.Linear(2 * F, 4), torch.nn.BatchNorm1d(4))
+    layer, x = pyg.EdgeConv(network), torch.randn(20, F)
+    edges = torch.randint(0, 20, (2, 60))
+    right = state_after(layer, x, edges, fullgraph=True)
+    with pyg_accel.patched():
+        found = state_after(layer, x, edges, fullgraph=True)
+    torch.testing.assert_close(found, right)
+    assert {row.reason for row in report_of()} == {
+        "torch.compile: a message that changes its layer"
+    }
+
+
+class Noted(Scaled):
+    """A layer whose message changes an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        self.seen.append(1)
+        return x_j - x_i
+
+
+def test_an_object_that_a_message_changes_is_changed_once(report_of):
+    layer, x, edges = Noted(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    with pyg_accel.patched():
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for calls in (1, 2, 3):
+            compiled(x, edges)
+            assert len(layer.seen) == calls
+    assert {row.reason for row in report_of()} == {"torch.compile: a message that changes objects"}
+
+
+@pytest.mark.parametrize("aggregators", [["max", "std"], ["mean", "var", "min"]])
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}])
+def test_several_aggregators_equal_stock_with_and_without_graph_breaks(aggregators, options):
+    settings.always = False
+    layer = pyg.EGConv(8, 8, num_heads=2, num_bases=2, aggregators=aggregators)
+    x, edges = torch.randn(600, 8), torch.randint(0, 600, (2, 12_000))
+    expected = layer(x, edges)
+    with pyg_accel.patched():
+        compiled = torch.compile(layer, backend="aot_eager", **options)
+        torch.testing.assert_close(compiled(x, edges), expected, rtol=1e-4, atol=1e-5)
+
+
+class Broken(Scaled):
+    """A layer whose call breaks the graph: what follows runs without a compiler."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return (x_j - x_i).relu()
+
+
+def test_a_trace_is_never_compiled(report_of):
+    layer, x, edges = Broken(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    expected, counters = layer(x, edges), torch._dynamo.utils.counters
+    counters.clear()
+    with pyg_accel.patched():
+        torch.testing.assert_close(torch.compile(layer, backend="aot_eager")(x, edges), expected)
+    assert not any("__torch_function__" in reason for reason in counters["graph_break"])
+    assert any(row.formula for row in report_of())
+
+
+class Configured(Scaled):
+    """A layer whose message reads numbers that are no integers of the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.options, self.slope = SimpleNamespace(power=2), 0.5
+
+    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        return self.options.power * (x_j - x_i) * self.slope
+
+
+@pytest.mark.parametrize("dynamic", [True, False, None])
+def test_numbers_that_a_compiler_takes_for_symbols_are_read_anew(dynamic):
+    layer, x, edges = Configured(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    with pyg_accel.patched():
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        for slope, power in ((0.5, 2), (0.7, 2), (0.9, 3), (0.5, 5)):
+            layer.slope, layer.options.power = slope, power
+            torch.testing.assert_close(compiled(x, edges), layer(x, edges))
+
+
+class Prepared(Scaled):
+    """A layer whose message reads what ``forward`` has put aside."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.scale, self.factor = 7, x.exp().mean()
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        return self.scale * (x_j - x_i) * self.factor
+
+
+def test_what_a_layer_puts_aside_before_its_call_is_what_the_message_reads():
+    layer, edges = Prepared(), torch.randint(0, 20, (2, 60))
+    with pyg_accel.patched():
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for x in (torch.randn(20, F), torch.rand(20, F)):
+            layer.scale = 1
+            found = compiled(x, edges)
+            torch.testing.assert_close(found, layer(x, edges))
+
+
+class Foreign(Scaled):
+    """A layer with a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.tensor(3.0)
+
+    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        return (x_j - x_i) * self.factor
+
+
+def test_a_tensor_that_is_no_state_of_the_layer_is_read_anew():
+    layer, x, edges = Foreign(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
+    with pyg_accel.patched():
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for value in (3.0, 4.0):
+            layer.factor = torch.tensor(value)
+            torch.testing.assert_close(compiled(x, edges), layer(x, edges))
+
+
+@pytest.mark.parametrize("kind", [pyg.GATConv, pyg.TransformerConv])
+def test_dropout_in_a_message_draws_the_numbers_of_stock(kind, report_of):
+    layer = kind(F, 4, heads=2, dropout=0.5)
+    x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))
+
+    def two_calls(run: Callable[..., Tensor]) -> list[Tensor]:
+        torch.manual_seed(1)
+        return [run(x, edges) for _ in range(2)]
+
+    expected = two_calls(layer)
+    with pyg_accel.patched():
+        found = two_calls(torch.compile(layer, backend="aot_eager", fullgraph=True))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert all(row.formula for row in report_of())

@@ -1,0 +1,270 @@
+"""What Dynamo finds out while it reads PyG's own path of a call: guards, and side effects.
+
+An accelerated call is made by a function that Dynamo does not read (:mod:`.compiled`). It may only
+stand for PyG's path where that has no effect but its result and attributes of the layer, and only
+on what Dynamo has guarded. The functions here run inside of Dynamo, by ``comptime``.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.comptime import ComptimeContext
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import FloatTensorSource, LocalSource
+from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+    free_unbacked_symbols,
+    statically_known_true,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch_geometric.nn import MessagePassing
+
+__all__ = ["Look", "Reading", "Run", "accept", "after", "before", "begin", "find",
+           "picked_from"]  # fmt: skip
+
+# How an accelerated call is made once there is no Dynamo any more: a result, and the formulas.
+Run = Callable[[MessagePassing, str, Tensor, dict[str, Any]], tuple[Tensor, str]]
+
+
+@dataclass
+class Reading:
+    """One call that Dynamo reads.
+
+    Attributes:
+        layer: whose call it is.
+        run: makes the call.
+        reason: why PyG's own path stays, empty if it does not, None while that is not known.
+        formulas: what is computed in place of PyG's path.
+        draws: how often random numbers are drawn in place of PyG's path.
+    """
+
+    layer: "weakref.ref[MessagePassing]"
+    run: Run
+    reason: str | None = None
+    formulas: str = ""
+    draws: int = 0
+    _changed: set[int] = field(default_factory=set)
+    _set: list[tuple[torch.nn.Module, str, Any]] = field(default_factory=list)
+    _last: Node | None = None
+
+    def module(self) -> MessagePassing:
+        """Return the layer."""
+        module = self.layer()
+        assert module is not None, "a layer that is being called is alive"
+        return module
+
+    def before(self, context: ComptimeContext) -> None:
+        """Look at what is pending when the call begins: Dynamo has it, and the layer has not."""
+        own = {id(m): m for m in self.module().modules()}
+        for key, variable in _changed(context).items():
+            self._changed.add(key)
+            value: Any = getattr(variable, "value", None)
+            if id(value) in own:
+                for name, pending in _pending(context, variable).items():
+                    if pending.is_python_constant():
+                        self._set.append((value, name, pending.as_python_constant()))
+                    else:
+                        self.reason = "attributes of the layer that were set in the same graph"
+            elif not isinstance(value, torch.nn.Module):
+                self.reason = "objects that were changed in the same graph"
+        edge_index: Any = context.get_local("edge_index").as_proxy()
+        _note_origin(edge_index.node)
+        self._last = next(reversed(context.graph().nodes), None)
+
+    @contextmanager
+    def attributes(self) -> Iterator[MessagePassing]:
+        """Give the layer the attributes that are pending; put back all that it has afterwards."""
+        module = self.module()
+        before = [(vars(m), dict(vars(m))) for m in module.modules()]
+        try:
+            for owner, name, value in self._set:
+                vars(owner)[name] = value
+            yield module
+        finally:  # what the layer put aside has no data
+            for own, then in before:
+                if own.keys() != then.keys() or any(own[name] is not then[name] for name in own):
+                    own.clear()
+                    own.update(then)
+
+    def after(self, context: ComptimeContext) -> None:
+        """Look at what PyG's path has changed and read."""
+        own = {id(m) for m in self.module().modules()}
+        for key, variable in _changed(context).items():
+            if key not in self._changed and id(getattr(variable, "value", None)) not in own:
+                self.reason = self.reason or "a message that changes objects"
+        for number in _output(context).unspec_variable_map.values():
+            origin = number.source
+            if isinstance(origin, FloatTensorSource):
+                origin = origin.base
+            if isinstance(origin, LocalSource):  # comes as an argument if at all
+                continue
+            install_guard(origin.make_guard(GuardBuilder.EQUALS_MATCH))  # it is a constant for us
+
+    def accept(self, context: ComptimeContext) -> None:
+        """Let PyG's path, which was only read, draw no random numbers beside ours."""
+        if self.reason or not self.draws:
+            return
+        nodes = list(context.graph().nodes)
+        if self._last is not None:
+            nodes = nodes[nodes.index(self._last) + 1 :]
+        drawing = [node for node in nodes if _draws(node)]
+        if len(drawing) != self.draws:
+            self.reason = "random numbers in a message"
+            return
+        random = set(drawing)
+        for node in nodes:
+            if not random.isdisjoint(node.all_input_nodes):
+                random.add(node)
+        module = self.module()
+        for variable in _changed(context).values():
+            value = getattr(variable, "value", None)
+            if any(value is own for own in module.modules()) and any(
+                not pending.is_python_constant()
+                and (not pending.is_tensor() or pending.as_proxy().node in random)
+                for pending in _pending(context, variable).values()
+            ):
+                self.reason = "random numbers in an attribute that a message sets"
+                return
+        for node in drawing:
+            given = dict(zip(("p", "training", "inplace"), node.args[1:], strict=False))
+            node.args, node.kwargs = node.args[:1], given | node.kwargs | {"training": False}
+
+
+_readings: dict[str, Reading] = {}
+_numbers = count()
+
+
+def begin(layer: MessagePassing, run: Run) -> str:
+    """Return the key by which a new reading is known for as long as its layer lives."""
+    key = str(next(_numbers))
+    owner = weakref.ref(layer, lambda _: _readings.pop(key, None))
+    _readings[key] = Reading(owner, run)
+    return key
+
+
+def find(key: str) -> Reading:
+    """Return a reading."""
+    return _readings[key]
+
+
+# Dynamo hands these a view of the function that calls ``comptime``: its local variable ``key``
+# says which reading is meant.
+
+
+def before(context: ComptimeContext) -> None:
+    """See :meth:`Reading.before`."""
+    _of(context).before(context)
+
+
+def after(context: ComptimeContext) -> None:
+    """See :meth:`Reading.after`."""
+    _of(context).after(context)
+
+
+def accept(context: ComptimeContext) -> None:
+    """See :meth:`Reading.accept`."""
+    _of(context).accept(context)
+
+
+def _of(context: ComptimeContext) -> Reading:
+    return _readings[context.get_local("key").as_python_constant()]
+
+
+def _output(context: ComptimeContext) -> Any:
+    return context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output
+
+
+def _changed(context: ComptimeContext) -> dict[int, Any]:
+    """Objects that Dynamo will change when the graph has run; not those that it makes itself."""
+    effects = _output(context).side_effects
+    return {
+        key: variable
+        for key, variable in effects.id_to_variable.items()
+        if not isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
+        and effects.is_modified(variable)
+    }
+
+
+def _pending(context: ComptimeContext, variable: Any) -> dict[str, Any]:
+    found: dict[str, Any] = _output(context).side_effects.store_attr_mutations.get(variable, {})
+    return found
+
+
+def _draws(node: Node) -> bool:
+    if node.target not in (torch.nn.functional.dropout, torch.dropout):
+        return False
+    given: dict[str, Any] = dict(zip(("p", "training"), node.args[1:], strict=False))
+    given |= node.kwargs
+    return given.get("training", True) is not False and given.get("p", 0.5) != 0
+
+
+# Of numbers of edges that are no property of an input: the number that they were picked from.
+_PICKED: "weakref.WeakKeyDictionary[ShapeEnv, list[tuple[Any, int | torch.SymInt]]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _note_origin(edge_index: Node) -> None:
+    """Remember the number of edges in the input graphs that an edge_index was made of."""
+    size = edge_index.meta["example_value"].size(1)
+    if not (isinstance(size, torch.SymInt) and free_unbacked_symbols(size)):
+        return
+    inputs, seen = [], [edge_index]
+    for node in seen:  # as it grows
+        seen += [one for one in node.all_input_nodes if one not in seen]
+        value = node.meta.get("example_value")
+        if node.op == "placeholder" and isinstance(value, Tensor) and _is_edge_index(value):
+            inputs.append(value.size(1))
+    if inputs:
+        known = _PICKED.setdefault(size.node.shape_env, [])
+        known.append((size.node.expr, functools.reduce(torch.sym_max, inputs)))
+
+
+def _is_edge_index(value: Tensor) -> bool:
+    if value.dtype not in (torch.int32, torch.int64):
+        return False
+    return value.dim() == 2 and statically_known_true(value.size(0) == 2)
+
+
+def picked_from(size: torch.SymInt) -> int | torch.SymInt:
+    """Return the number of edges in the graph that these were picked from, or the same."""
+    env, expr = size.node.shape_env, size.node.expr
+    known = (origin for one, origin in _PICKED.get(env, ()) if env.replace(one) == expr)
+    return next(known, size)
+
+
+class Look(TorchDispatchMode):
+    """Counts the random numbers that are drawn, and finds tensors that Dynamo did not hand over.
+
+    Attributes:
+        draws: how many operators drew random numbers.
+        foreign: a tensor with data was met.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.draws, self.foreign = 0, False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self.draws += torch.Tag.nondeterministic_seeded in func.tags
+        if not func.__name__.startswith("lift"):  # numbers that are written in the code
+            self.foreign |= any(
+                type(t) in (Tensor, torch.nn.Parameter) for t in tree_leaves((args, kwargs))
+            )
+        return func(*args, **(kwargs or {}))
