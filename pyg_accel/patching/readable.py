@@ -28,6 +28,7 @@ _BUILTINS = frozenset({"isinstance", "float", "int", "bool", "abs", "max", "min"
 _NOT_READ = frozenset({
     "size", "shape", "numel", "nelement", "item", "tolist", "data", "data_ptr", "stride", "grad",
     "grad_fn", "requires_grad", "device", "is_cuda", "storage", "numpy", "_version",
+    "storage_offset", "untyped_storage", "is_contiguous",
 })  # fmt: skip
 # Arguments that tell sizes or the graph itself: a softmax may have them, nothing else.
 _OF_THE_GRAPH = frozenset({

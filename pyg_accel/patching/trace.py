@@ -96,6 +96,9 @@ class Watch(TorchFunctionMode):
         return next((mode for mode in modes if isinstance(mode, Watch)), None)
 
 
+_LAYOUT = frozenset({"stride", "storage_offset", "untyped_storage", "is_contiguous"})
+
+
 class Done(NamedTuple):
     """A reduction of messages, as a plan makes it again.
 
@@ -194,7 +197,7 @@ class Trace(Watch):
 
     def pass_on(self, func: Callable[..., Any]) -> None:
         """Take a note of a function that just runs."""
-        self.others = self.others or not asks(func)
+        self.others = self.others or not (asks(func) or name_of(func) in _LAYOUT)
 
     # -- edge_index and its rows -----------------------------------------------------------------
 
