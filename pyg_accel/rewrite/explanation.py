@@ -39,6 +39,8 @@ def explain(
     """
     if format not in FORMATS:
         raise ValueError(f"expected 'format' of {', '.join(FORMATS)} (got {format!r})")
+    if file is not None and not callable(getattr(file, "write", None)):
+        raise ValueError(f"expected 'file' to be an open file (got {file!r})")
     found = plan(model, *example_inputs, train=train, **options)
     print(FORMATS[format](found), file=file or sys.stdout)
     return found
