@@ -136,7 +136,7 @@ def calibrate_sampling(
 
     Raises:
         ValueError: for a mask that selects nothing or is not of these nodes, data without classes,
-            a negative drop, or widths below 1.
+            a negative drop, or widths or repeats below 1.
     """
     if mask.dtype != torch.bool or not bool(mask.any()):
         raise ValueError("expected 'mask' to be bool and to select at least one node")
@@ -148,6 +148,8 @@ def calibrate_sampling(
         )
     if not max_drop >= 0:
         raise ValueError(f"expected 'max_drop' to be at least 0 (got {max_drop})")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(f"expected 'repeats' to be a whole number of at least 1 (got {repeats!r})")
     degree = _degrees(data)
     if widths is None:
         most = int(degree.max()) if degree.numel() else 1
@@ -216,7 +218,7 @@ def _timed(
 ) -> tuple[Tensor, float]:
     out = forward(model, data)
     laps = []
-    for _ in range(max(repeats, 1)):
+    for _ in range(repeats):
         _wait(out)
         start = time.perf_counter()
         forward(model, data)

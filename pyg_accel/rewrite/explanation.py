@@ -37,7 +37,7 @@ def explain(
     Raises:
         ValueError: for an unknown format, and what ``optimize`` raises.
     """
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(f"expected 'format' of {', '.join(FORMATS)} (got {format!r})")
     if file is not None and not callable(getattr(file, "write", None)):
         raise ValueError(f"expected 'file' to be an open file (got {file!r})")

@@ -41,9 +41,14 @@ def optimize(
 
     Layers are lifted into products of matrices, all orders are enumerated, and one is chosen for
     the sizes, the graph and the machine at hand: now for the examples, and again whenever a call
-    has sizes that differ by more than a factor of two. Parameters are shared with ``model``; names,
-    results and gradients stay the same (up to rounding), and so does what ``train()`` and
-    ``eval()`` do. Layers that no rule covers stay as they are, and :func:`explain` says why.
+    has sizes that differ by more than a factor of two. Parameters and buffers are shared with
+    ``model``. Their names, results and gradients stay the same (up to rounding), and so does what
+    ``train()`` and ``eval()`` do. Layers that no rule covers stay as they are, and :func:`explain`
+    says why. Code that a graph cannot stand for (contexts, assignments, branches) is run as it is
+    on rewritten layers; the attribute ``unread`` of the result says where and why.
+
+    The examples are run in both modes, with ``train=True`` backwards too. Buffers, random numbers
+    and what else the model holds are as before afterwards.
 
     Args:
         model: any module made of PyG layers, or one layer.
@@ -75,7 +80,7 @@ def optimize(
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
     given = _bind(model, example_inputs, example_kwargs)
-    static = _checked(train, static, choose, cost, given)
+    static = _checked(train, static, choose, cost, price_all, given)
     if any(is_lazy(p) for p in model.parameters()):  # sizes are known after a first call
         evaluated(model, example_inputs, example_kwargs)
     options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
@@ -107,15 +112,18 @@ def optimize(
     return fast
 
 
-def _checked(train: Any, static: Any, choose: Any, cost: Any, given: Mapping[str, Any]) -> Any:
-    """The names of the static arguments; refuse options that mean nothing."""
-    if not isinstance(train, bool):
-        raise ValueError(f"expected 'train' to be True or False (got {train!r})")
+def _checked(
+    train: Any, static: Any, choose: Any, cost: Any, price_all: Any, given: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the names of the static arguments; refuse options that mean nothing."""
+    for name, value in {"train": train, "price_all": price_all}.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"expected '{name}' to be True or False (got {value!r})")
     names = (static,) if isinstance(static, str) else static
     if names is None:
         names = ()
     if not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
-        raise ValueError(f"expected 'static' to be names of arguments (got {static!r})")
+        raise ValueError(f"expected 'static' to be names of arguments (got {_short(static)})")
     if unknown := [name for name in names if name not in given]:
         raise ValueError(f"expected 'static' to name arguments of the model (got {unknown})")
     if not (choose is None or callable(choose) or isinstance(choose, (str, *get_args(Tree)))):
@@ -123,6 +131,11 @@ def _checked(train: Any, static: Any, choose: Any, cost: Any, given: Mapping[str
     if cost is not None and not callable(getattr(cost, "many", None)):
         raise ValueError(f"expected 'cost' to be a CostModel (got {cost!r})")
     return tuple(names)
+
+
+def _short(value: Any) -> str:
+    """What somebody gave by mistake; tensors are long."""
+    return type(value).__name__ if isinstance(value, (Tensor, list, tuple)) else repr(value)
 
 
 def _misread(
