@@ -98,7 +98,7 @@ class State:
         self._tensors: list[tuple[Tensor, int, Tensor]] = []
         for module in modules:
             held = (*module._parameters.values(), *module._buffers.values())
-            if not any(is_lazy(t) for t in held):
+            if not any(t is not None and is_lazy(t) for t in held):
                 self._remember(vars(module))
         self._random = _random_state()
 

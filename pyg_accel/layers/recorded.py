@@ -104,8 +104,12 @@ _Line = tuple[str, str, Any, Any, Any]
 
 def _written(graph: fx.Graph) -> list[_Line]:
     """The calls of a graph as data."""
+
+    def named(value: Any) -> Any:
+        return _Result(value.name) if isinstance(value, fx.Node) else value
+
     return [
-        (n.op, n.name, n.target, *fx.map_arg((n.args, n.kwargs), lambda m: _Result(m.name)))
+        (n.op, n.name, n.target, *fx.node.map_aggregate((n.args, n.kwargs), named))
         for n in graph.nodes
     ]
 
@@ -119,7 +123,7 @@ def _read(lines: list[_Line]) -> fx.Graph:
 
     for op, name, target, args, kwargs in lines:
         given = fx.node.map_aggregate((args, kwargs), node_of)
-        known[name] = graph.create_node(op, target, *given, name=name)  # type: ignore[misc]
+        known[name] = graph.create_node(op, target, *given, name=name)
     return graph
 
 

@@ -107,7 +107,7 @@ class Twins:
         return copied
 
     def give_back(self, module: torch.nn.Module) -> bool:
-        """Give a module the attributes that its copy was assigned; return whether there were any."""
+        """Give a module what its copy was assigned; return whether there was anything."""
         copied = self._known[id(module)][1]
         own, changed = vars(module), False
         for name, value in vars(copied).items():
@@ -162,7 +162,9 @@ def _rebound(value: Any, twin_of: _Find, known: dict[int, Any]) -> Any:
         func, *given = each(old)
         if any(a is not b for a, b in zip(old, (func, *given), strict=True)):
             args = given[: len(value.args)]
-            found = partial(func, *args, **dict(zip(value.keywords, given[len(args) :], strict=True)))
+            found = partial(
+                func, *args, **dict(zip(value.keywords, given[len(args) :], strict=True))
+            )
     known[id(value)] = found
     return found
 

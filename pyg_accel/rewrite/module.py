@@ -48,7 +48,7 @@ class Rewritten(Recorded):
         """Generate the code of the graph; the model's own is called with what was given."""
         code = super().recompile()
         if self.is_whole:
-            type(self).forward = _forward_of(vars(self)[MODEL])  # type: ignore[method-assign]
+            type(self).forward = _forward_of(vars(self)[MODEL])
         return code
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -66,7 +66,8 @@ def _whole(model: torch.nn.Module) -> fx.Graph:
     graph = fx.Graph()
     args = []
     for name, parameter in signature(model.forward).parameters.items():
-        stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars = "*" if parameter.kind is Parameter.VAR_POSITIONAL else ""
+        stars = "**" if parameter.kind is Parameter.VAR_KEYWORD else stars
         default = () if parameter.default is Parameter.empty else (parameter.default,)
         if parameter.kind is Parameter.KEYWORD_ONLY:
             default = default or (None,)

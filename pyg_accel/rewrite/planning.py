@@ -35,8 +35,10 @@ def plan(
     """
     if isinstance(model, Rewritten):
         if example_inputs or options or train:
-            raise ValueError("expected no examples and no options with a model that is rewritten: "
-                             "its plan is what it decided so far; give those to the original")  # fmt: skip
+            raise ValueError(
+                "expected no examples and no options with a model that is rewritten: its plan is "
+                "what it decided so far (give the original for another)"
+            )
         return plan_of(model)
     fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
     assert isinstance(fast, Rewritten)

@@ -131,7 +131,8 @@ def _differ(expected: Any, found: Any, name: str, *, least: float = 0.0) -> str:
         if not isinstance(found, (tuple, list)) or len(found) != len(expected):
             return f"{name} has another length"
         return _first(
-            _differ(a, b, f"{name}[{i}]") for i, (a, b) in enumerate(zip(expected, found, strict=True))
+            _differ(a, b, f"{name}[{i}]")
+            for i, (a, b) in enumerate(zip(expected, found, strict=True))
         )
     if type(expected) is not type(found):
         return f"{name} is a {type(found).__name__} and not a {type(expected).__name__}"
@@ -148,7 +149,8 @@ def _tensors_differ(expected: Tensor, found: Any, name: str, least: float) -> st
     if found.requires_grad != expected.requires_grad:
         return f"{name} {'needs' if found.requires_grad else 'lacks'} a gradient"
     if not expected.is_floating_point() or expected.layout != torch.strided:
-        expected, found = (t.to_dense() if t.layout != torch.strided else t for t in (expected, found))
+        if expected.layout != torch.strided:
+            expected, found = expected.to_dense(), found.to_dense()
         same = torch.allclose if expected.is_floating_point() else torch.equal
         return "" if same(expected, found) else f"{name} differs"
     if not expected.numel():
