@@ -26,7 +26,8 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     Stacks of PyG (``GraphSAGE``, ``GCN``, ``GIN`` and others built on BasicGNN) keep their class.
     The forward of any other model is read by torch.fx, and comes back as a GraphModule with the
     same parameter names; it has to be readable: no branches on what tensors hold, no other
-    difference between training and evaluation than dropout.
+    difference between training and evaluation than dropout, no contexts such as
+    ``torch.no_grad()``, and no attributes that it assigns.
 
     Args:
         model: the model.
@@ -44,6 +45,8 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     check_k(k)
     if not isinstance(model, Module):
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {type(model).__name__})")
+    if not isinstance(copy, bool):
+        raise ValueError(f"expected 'copy' to be True or False (got {copy!r})")
     model = copying.deepcopy(model) if copy else model
     stacks = {name: m for name, m in model.named_modules() if _is_stack(m)}
     found = [s for name, stack in stacks.items() for s in _swap_stack(name, stack, k)]

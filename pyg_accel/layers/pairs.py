@@ -15,7 +15,8 @@ from torch.nn import Dropout, Identity, Module
 from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing, Sequential
 
-from pyg_accel.layers.names import keep_names
+from pyg_accel.layers.reading import CONSTANT, FAILURES, LeftOut, Reader, as_it_was
+from pyg_accel.layers.recorded import Recorded
 from pyg_accel.layers.swaps import Swap, swap, why_not
 
 __all__ = ["swap_pairs"]
@@ -23,6 +24,7 @@ __all__ = ["swap_pairs"]
 _RELUS = {F.relu, torch.relu, torch.relu_, F.relu_}
 _IN_PLACE = {torch.relu_, F.relu_, "relu_"}
 _PASSES = (Dropout, Identity)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Unreadable(Exception):
@@ -78,12 +80,10 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
     if not any(s.swapped for s in swaps):
         return model, swaps
     graph.lint()
-    swapped = fx.GraphModule(model, graph, type(model).__name__)
-    keep_names(swapped, model)
-    return swapped, swaps
+    return Recorded(model, graph, type(model).__name__), swaps
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Reader):
     """Records calls of layers, PyG's and torch's, and looks into everything else."""
 
     def __init__(self, leaves: Collection[int]) -> None:
@@ -100,18 +100,16 @@ class _Tracer(fx.Tracer):
 
 def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
     """Record the forward of a model, and make its dropout follow the model's mode again."""
-    mode = {m: m.training for m in model.modules()}
     options = inspect.signature(model.forward).parameters.values()
     without = {p.name: None for p in options if p.default is None}
     try:
-        graph = _Tracer(leaves).trace(model.train())
-        evaluated = _Tracer(leaves).trace(model.eval())
-        shorter = _Tracer(leaves).trace(model.train(), without) if without else graph
-    except (fx.proxy.TraceError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        evaluated, _ = _read(model, False, leaves)
+        shorter = _read(model, True, leaves, without)[0] if without else None
+        graph, constants = _read(model, True, leaves)
+    except FAILURES as error:
         raise _Unreadable(f"torch.fx cannot read the forward: {error}") from error
-    finally:
-        for module, training in mode.items():
-            module.training = training
+    vars(model).update(constants)
+    shorter = shorter or graph
     if _calls(graph) != _calls(shorter):
         raise _Unreadable("the forward depends on whether an optional argument is given")
     if _calls(graph) != _calls(evaluated):
@@ -128,6 +126,25 @@ def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
         node.op, node.target, node.kwargs = "call_module", name, {}
         node.args = (given.arguments["input"],)
     return graph
+
+
+def _read(
+    model: Module, mode: bool, leaves: Collection[int], without: dict[str, None] | None = None
+) -> tuple[fx.Graph, dict[str, Any]]:
+    """Return the calls of a model in a mode, and tensors that its code makes."""
+    modules = list(model.modules())
+    with as_it_was(modules):
+        model.train(mode)
+        tracer = _Tracer(leaves)
+        for module in modules:
+            if not tracer.is_leaf_module(module, "") and any(vars(module)[h] for h in _HOOKS):
+                raise LeftOut(f"a hook on {type(module).__name__} would not be run")
+        with as_it_was(modules) as state:
+            graph = tracer.trace(model, without)
+            if change := state.changed():
+                raise LeftOut(f"{change}, and a graph would not")
+            constants = {n: v for n, v in vars(model).items() if n.startswith(CONSTANT)}
+    return graph, constants
 
 
 def _written(model: Sequential) -> fx.Graph:

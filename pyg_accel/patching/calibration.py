@@ -138,7 +138,7 @@ def calibrate_sampling(
 
     Raises:
         ValueError: for a mask that selects nothing or is not of these nodes, data without classes
-            (or other targets and no metric), a negative drop, no widths or widths below 1, and for
+            (or other targets and no metric), a negative drop, no widths, widths or repeats below 1, and for
             a model of which nothing is sampled.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not bool(mask.any()):
@@ -158,6 +158,8 @@ def calibrate_sampling(
         )
     if not max_drop >= 0:
         raise ValueError(f"expected 'max_drop' to be at least 0 (got {max_drop})")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(f"expected 'repeats' to be a whole number of at least 1 (got {repeats!r})")
     degree = _degrees(data)
     if widths is None:
         most = int(degree.max()) if degree.numel() else 1

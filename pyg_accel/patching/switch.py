@@ -47,7 +47,7 @@ class PatchHandle:
         if self._everything:
             reasons.switch(1)
         for module in self._modules:
-            vars(module)[reasons.MARK] = vars(module).get(reasons.MARK, 0) + 1
+            setattr(module, reasons.MARK, getattr(module, reasons.MARK, 0) + 1)
         _handles.append(self)
 
     def remove(self) -> None:
@@ -59,11 +59,11 @@ class PatchHandle:
         if self._everything:
             reasons.switch(-1)
         for module in self._modules:
-            count = vars(module).get(reasons.MARK, 1) - 1
-            if count:
-                vars(module)[reasons.MARK] = count
-            else:
-                vars(module).pop(reasons.MARK, None)
+            count = getattr(module, reasons.MARK, 0) - 1
+            if count > 0:
+                setattr(module, reasons.MARK, count)
+            elif count == 0:
+                delattr(module, reasons.MARK)
         if not _handles:
             seam.uninstall()
             accelerate.forget()

@@ -44,8 +44,10 @@ def explain(
     if format is None:
         ending = path.suffix.removeprefix(".") if path else ""
         format = ending if ending in FORMATS else "text"
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(f"expected 'format' of {', '.join(FORMATS)} (got {format!r})")
+    if path is None and file is not None and not callable(getattr(file, "write", None)):
+        raise ValueError(f"expected 'file' to be a name or an open file (got {file!r})")
     found = plan(model, *example_inputs, train=train, **options)
     text = FORMATS[format](found)
     if path is not None:

@@ -11,7 +11,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
-from pyg_accel.rewrite.copies import Twins, give_back
+from pyg_accel.rewrite.copies import Twins
 from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
 from pyg_accel.rewrite.guards import identity_of, reasons_now, state_of
 from pyg_accel.rewrite.lift import bind, is_written, lift, parameters_of
@@ -24,6 +24,11 @@ __all__ = ["Associated"]
 MOST = 16  # decisions a layer keeps
 KINDS = 64  # of calls that it knows
 RECENT = 8  # graphs that a layer knows again
+# What is its own; all else that is read or assigned is the layer's.
+_OWN = frozenset((
+    "training", "options", "decisions", "reasons", "_twins", "_algebras", "_compiled", "_defaults",
+    "_recent", "_dtypes", "_unseen", "_seen", *vars(torch.nn.Module()),
+))  # fmt: skip
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
     "arguments are of another kind than any that it was called with outside of the compiler"
@@ -33,7 +38,9 @@ OUTSIDE = (
 class Associated(torch.nn.Module):
     """Stands in for a layer of a model, with the layer's own parameters.
 
-    A call that cannot be lifted is made by the layer itself.
+    A call that cannot be lifted is made by the layer itself. It passes for the layer: for an
+    instance of its class, with its attributes and methods, so that code which looks at its layers
+    finds what it expects, and explainers and ``patch()`` find layers.
 
     Attributes:
         source: the layer.
@@ -48,10 +55,9 @@ class Associated(torch.nn.Module):
     def __init__(self, conv: MessagePassing, options: Options) -> None:
         """Share everything with the layer, so that either changes with the other."""
         super().__init__()
-        own = vars(self)
+        own, twins = vars(self), Twins()
         own["_parameters"], own["_buffers"] = conv._parameters, conv._buffers
         own["_non_persistent_buffers_set"] = conv._non_persistent_buffers_set
-        twins = Twins()
         own["source"], own["conv"] = conv, twins(conv)  # no children: names stay what they are
         own["_modules"] = self.conv._modules
         self._twins = twins
@@ -71,13 +77,56 @@ class Associated(torch.nn.Module):
         self._unseen = 0
         self._seen: tuple[int, ...] = ()
 
-    def _look(self) -> list[str]:
-        """Bring the twin up to date; return why it has to be called itself."""
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What it passes for."""
+        conv = vars(self).get("conv")
+        return Associated if conv is None else type(conv)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the layer has under a name."""
+        if name.startswith("__") or "conv" not in vars(self):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        self._update()
+        return getattr(self.conv, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign to the layer what is the layer's."""
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.source, name, value)
+            self._seen = ()  # a property may change what no attribute shows
+
+    def __delattr__(self, name: str) -> None:
+        """Delete what is the layer's."""
+        delattr(self.source, name)
+        self._seen = ()
+
+    def _get_name(self) -> str:
+        return type(self).__name__
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.conv._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.conv._load_from_state_dict(*args)
+
+    def _update(self) -> None:
+        """Bring the twin up to date."""
         seen = identity_of(self.source)
         if seen != self._seen:
             self._twins(self.source)
             self._seen = seen
+
+    def _look(self) -> list[str]:
+        """Bring the twin up to date; return why it has to be called itself."""
+        self._update()
         return reasons_now(self.conv)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Make it anew of its state: it passes for another class, which pickle refuses."""
+        return _blank, (), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be found again: functions that belong to this very layer."""
@@ -102,9 +151,9 @@ class Associated(torch.nn.Module):
         self._start()
 
     def train(self, mode: bool = True) -> "Associated":
-        """Set the mode of the twin too."""
-        super().train(mode)
-        self.conv.training = mode
+        """Set the mode of the twin, the way that a layer of its class does it."""
+        self.conv.train(mode)
+        self.training = self.conv.training
         return self
 
     def extra_repr(self) -> str:
@@ -161,7 +210,7 @@ class Associated(torch.nn.Module):
         except NotLifted as reason:  # a rule may find out when it looks at values
             self.reasons[str(reason)] = self.reasons.get(str(reason), 0) + 1
             out = self.conv(*args, **kwargs)
-        if give_back(self.conv, self.source):  # what the layer caches, say
+        if self._twins.give_back(self.source):  # what the layer caches, say
             self._seen = identity_of(self.source)
         return out
 
@@ -245,6 +294,11 @@ class Associated(torch.nn.Module):
             self._recent.append(weakref.ref(edge_index))
             self._unseen += 1
         return self._unseen > 2
+
+
+def _blank() -> Associated:
+    made: Associated = Associated.__new__(Associated)
+    return made
 
 
 def _kind(value: Any) -> Any:

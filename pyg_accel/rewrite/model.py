@@ -1,10 +1,10 @@
 """``optimize()``: the same model with the cheapest order of its matrix products."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, fx
@@ -12,14 +12,16 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_lazy
 
 from pyg_accel.errors import VerificationError
+from pyg_accel.layers.reading import FAILURES
 from pyg_accel.rewrite.choice import Choose
-from pyg_accel.rewrite.copies import clone, with_embeddings
+from pyg_accel.rewrite.copies import Embedding, Twins, stray
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.module import Rewritten
-from pyg_accel.rewrite.trace import Mode, Unreadable, holds_layers, trace
-from pyg_accel.rewrite.verify import differences, evaluated
+from pyg_accel.rewrite.trace import Unreadable, holds_layers, read
+from pyg_accel.rewrite.tree import Tree
+from pyg_accel.rewrite.verify import Outcome, differences, evaluated
 from pyg_accel.settings import settings
 
 __all__ = ["optimize"]
@@ -39,9 +41,14 @@ def optimize(
 
     Layers are lifted into products of matrices, all orders are enumerated, and one is chosen for
     the sizes, the graph and the machine at hand: now for the examples, and again whenever a call
-    has sizes that differ by more than a factor of two. Parameters are shared with ``model``; names,
-    results and gradients stay the same (up to rounding), and so does what ``train()`` and
-    ``eval()`` do. Layers that no rule covers stay as they are, and :func:`explain` says why.
+    has sizes that differ by more than a factor of two. Parameters and buffers are shared with
+    ``model``. Their names, results and gradients stay the same (up to rounding), and so does what
+    ``train()`` and ``eval()`` do. Layers that no rule covers stay as they are, and :func:`explain`
+    says why. Code that a graph cannot stand for (contexts, assignments, branches) is run as it is
+    on rewritten layers; the attribute ``unread`` of the result says where and why.
+
+    The examples are run in both modes, with ``train=True`` backwards too. Buffers, random numbers
+    and what else the model holds are as before afterwards.
 
     Args:
         model: any module made of PyG layers, or one layer.
@@ -72,35 +79,91 @@ def optimize(
         raise ValueError("expected a model that is not rewritten yet: optimize the original again")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
-    static = (static,) if isinstance(static, str) else tuple(static or ())
     given = _bind(model, example_inputs, example_kwargs)
-    if unknown := [name for name in static if name not in given]:
-        raise ValueError(f"expected 'static' to name arguments of the model (got {unknown})")
+    static = _checked(train, static, choose, cost, price_all, given)
     if any(is_lazy(p) for p in model.parameters()):  # sizes are known after a first call
         evaluated(model, example_inputs, example_kwargs)
     options = Options(train=train, choose=choose, cost=cost, price_all=price_all)
-    layers: dict[int, Associated] = {}
-    fast = _read(model, given, options, static, layers)
-    if static and not any(isinstance(m, Associated) and m.options.static for m in fast.modules()):
+    name = type(model).__name__
+    copied = _copied(model, options)
+    if held := stray(_by_path(copied), {id(m) for m in model.modules()}):
+        why = f"'{held}' holds the model that it is a part of: nothing is rewritten"
+        return Rewritten.of(model, None, {"": why}, name)
+    graph, unread = _read(copied, given)
+    _tell(copied, graph, given, static)
+    if static and not any(isinstance(m, Associated) and m.options.static for m in _within(copied)):
         warnings.warn(
             f"static={list(static)} has no effect: no layer gets {' or '.join(static)} as it is"
             + "".join(f"; {path or 'the model'} is not read: {why}"
-                      for path, why in fast.unread.items()), stacklevel=2,
+                      for path, why in unread.items()), stacklevel=2,
         )  # fmt: skip
-    found = evaluated(fast, example_inputs, example_kwargs)
-    if not fast.is_whole:
-        # Code that was read may mean something else on symbols, so it is run as it is beside that.
-        # Both run the same layers: what PyG would compute may not even fit into memory.
-        whole = Rewritten.whole(model, _by_parts(model, options, layers), {}, given)
-        expected = evaluated(whole, example_inputs, example_kwargs)
-        if wrong := differences(expected, found):
-            whole.unread[""] = f"its graph computes something else: {wrong}"
-            fast, found = whole, expected
+    expected = evaluated(copied, example_inputs, example_kwargs)
+    fast = Rewritten.of(copied, graph, unread, name)
+    if graph is not None:
+        wrong = _misread(copied, fast, example_inputs, example_kwargs, expected, train)
+        if wrong:
+            fast = Rewritten.of(copied, None, unread | {"": wrong}, name)
     if settings.verify:
-        stock = evaluated(model, example_inputs, example_kwargs)
-        if wrong := differences(stock, found):
-            raise VerificationError(f"{type(model).__name__}, rewritten: {wrong}")
+        stock, mine = (
+            evaluated(m, example_inputs, example_kwargs, gradients=train) for m in (model, fast)
+        )
+        if wrong := differences(stock, mine):
+            raise VerificationError(f"{name}, rewritten: {wrong}")
     return fast
+
+
+def _checked(
+    train: Any, static: Any, choose: Any, cost: Any, price_all: Any, given: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the names of the static arguments; refuse options that mean nothing."""
+    for name, value in {"train": train, "price_all": price_all}.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"expected '{name}' to be True or False (got {value!r})")
+    names = (static,) if isinstance(static, str) else static
+    if names is None:
+        names = ()
+    if not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"expected 'static' to be names of arguments (got {_short(static)})")
+    if unknown := [name for name in names if name not in given]:
+        raise ValueError(f"expected 'static' to name arguments of the model (got {unknown})")
+    if not (choose is None or callable(choose) or isinstance(choose, (str, *get_args(Tree)))):
+        raise ValueError(f"expected 'choose' to be a text, a tree or a function (got {choose!r})")
+    if cost is not None and not callable(getattr(cost, "many", None)):
+        raise ValueError(f"expected 'cost' to be a CostModel (got {cost!r})")
+    return tuple(names)
+
+
+def _short(value: Any) -> str:
+    """What somebody gave by mistake; tensors are long."""
+    return type(value).__name__ if isinstance(value, (Tensor, list, tuple)) else repr(value)
+
+
+def _misread(
+    copied: torch.nn.Module,
+    fast: Rewritten,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    expected: Outcome,
+    train: bool,
+) -> str:
+    """Why a graph is not what the code means, or nothing.
+
+    Code that was read may mean something else on symbols, so it is run as it is beside that, in
+    both modes. Both run the same layers: what PyG would compute may not even fit into memory.
+    """
+    try:
+        if wrong := differences(expected, evaluated(fast, args, kwargs)):
+            return f"its graph computes something else: {wrong}"
+    except FAILURES as error:
+        return f"its graph cannot be run: {type(error).__name__}: {error}"
+    try:
+        expected, found = (
+            evaluated(m, args, kwargs, mode=True, gradients=train) for m in (copied, fast)
+        )
+    except FAILURES as error:  # one batch of one node, no labels: its graph cannot be compared
+        return f"it cannot be run in training mode: {type(error).__name__}: {error}"
+    wrong = differences(expected, found)
+    return f"its graph computes something else in training mode: {wrong}" if wrong else ""
 
 
 def _bind(
@@ -114,83 +177,83 @@ def _bind(
     return dict(bound.arguments)
 
 
-def _read(
-    model: torch.nn.Module,
-    given: Mapping[str, Any],
-    options: Options,
-    static: Sequence[str],
-    layers: dict[int, Associated],
-) -> Rewritten:
-    """Read the model; modules that cannot be read keep their code, with rewritten children."""
-    unread: dict[str, str] = {}
-    opaque: dict[str, torch.nn.Module] = {}
-    while "" not in unread and holds_layers(model):
-        try:
-            root, graph = trace(model, given, opaque)
-        except Unreadable as error:
-            unread[error.path] = str(error)
-            if error.path:
-                module = model.get_submodule(error.path)
-                opaque[error.path] = _by_parts(module, options, layers)
-            continue
-        found = _layers(root, graph, given, options, static)
-        layers.update({id(layer.source): layer for layer in found.values()})
-        return Rewritten.of(model, root, graph, found, unread)
-    if isinstance(model, MessagePassing):
-        learn = _requires_grad(given.get("x"))
-        options = replace(options, static="x" in static, upstream=learn)
-    return Rewritten.whole(model, _by_parts(model, options, layers), unread, given)
+def _copied(model: torch.nn.Module, options: Options) -> torch.nn.Module:
+    """A copy of the model with rewritten layers, and modes of its own."""
 
+    def stand_in(module: torch.nn.Module) -> torch.nn.Module | None:
+        return Associated(module, options) if isinstance(module, MessagePassing) else None
 
-def _by_parts(
-    module: torch.nn.Module, options: Options, layers: dict[int, Associated]
-) -> torch.nn.Module:
-    """Return a module that runs the code of this one on rewritten layers."""
-    if isinstance(module, MessagePassing):
-        return layers.setdefault(id(module), Associated(module, options))
-    copied = clone(module)
-    for name, child in module._modules.items():
-        if child is not None and (isinstance(child, MessagePassing) or holds_layers(child)):
-            copied._modules[name] = _by_parts(child, options, layers)
-        elif child is not None:
-            copied._modules[name] = with_embeddings(child)
+    copied = Twins(stand_in)(model)
+    for module in _within(copied):
+        if type(module) is torch.nn.Embedding:
+            module.__class__ = Embedding
     return copied
 
 
-def _layers(
-    root: torch.nn.Module,
-    graph: fx.Graph,
+def _by_path(module: torch.nn.Module, path: str = "") -> dict[str, torch.nn.Module]:
+    """The copies of modules, by path: those outside of layers, and of a layer the twin."""
+    if isinstance(module, Associated):
+        return {path: module.conv}
+    found = {path: module}
+    for name, child in module._modules.items():
+        if child is not None:
+            found |= _by_path(child, f"{path}.{name}" if path else name)
+    return found
+
+
+def _within(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """A module and those inside, but for what is inside of layers."""
+    yield module
+    if not isinstance(module, Associated):
+        for child in module.children():
+            yield from _within(child)
+
+
+def _read(
+    copied: torch.nn.Module, given: Mapping[str, Any]
+) -> tuple[fx.Graph | None, dict[str, str]]:
+    """The graph of a model, if it has one, and why modules are not read: they keep their code."""
+    unread: dict[str, str] = {}
+    while holds_layers(copied) and "" not in unread:
+        try:
+            return read(copied, given, unread), unread
+        except Unreadable as error:
+            unread[error.path] = str(error)
+    return None, unread
+
+
+def _tell(
+    copied: torch.nn.Module,
+    graph: fx.Graph | None,
     given: Mapping[str, Any],
-    options: Options,
     static: Sequence[str],
-) -> dict[str, Associated]:
-    """The layers that the graph calls, by path, each told what is known of its features."""
+) -> None:
+    """Tell every layer that the graph calls what is known of its features."""
+    if isinstance(copied, Associated):
+        learn = _requires_grad(given.get("x"))
+        copied.options = replace(copied.options, static="x" in static, upstream=learn)
+    if graph is None:
+        return
     learns: dict[fx.Node, bool] = {}
-    known: dict[int, Options] = {}
-    calls: list[tuple[str, MessagePassing]] = []
+    known: set[int] = set()
     for node in graph.nodes:
         learns[node] = any(learns[n] for n in node.all_input_nodes)
         if node.op == "placeholder":
             learns[node] = _requires_grad(given.get(node.target))
         elif node.op == "get_attr":
-            learns[node] = _requires_grad(_attribute(root, node.target))
+            learns[node] = _requires_grad(_attribute(copied, node.target))
         elif node.op == "call_module":
-            module = root.get_submodule(node.target)
-            if isinstance(module, MessagePassing):
-                features = node.args[0] if node.args else node.kwargs.get("x")
-                sources = _nodes_in(features)
+            layer = copied.get_submodule(node.target)
+            if isinstance(layer, Associated):
+                sources = _nodes_in(node.args[0] if node.args else node.kwargs.get("x"))
                 fixed = bool(sources) and all(_names_one_of(n, static) for n in sources)
                 learn = any(learns[n] for n in sources)
-                before = known.get(id(module), options)
-                if id(module) in known:  # called twice: what holds for both
-                    fixed, learn = fixed and before.static, learn or bool(before.upstream)
-                known[id(module)] = replace(options, static=fixed, upstream=learn)
-                calls.append((node.target, module))
-            learns[node] |= not isinstance(module, Mode) and any(
-                p.requires_grad for p in module.parameters()
-            )
-    made = {id(module): Associated(module, known[id(module)]) for _, module in calls}
-    return {path: made[id(module)] for path, module in calls}
+                if id(layer) in known:  # called twice: what holds for both
+                    fixed = fixed and layer.options.static
+                    learn = learn or bool(layer.options.upstream)
+                layer.options = replace(layer.options, static=fixed, upstream=learn)
+                known.add(id(layer))
+            learns[node] |= any(p.requires_grad for p in layer.parameters())
 
 
 def _names_one_of(node: fx.Node, names: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from pyg_accel.rewrite.decision import Decision
 from pyg_accel.rewrite.ir import leaves_of
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.model import optimize
-from pyg_accel.rewrite.module import WHOLE, Rewritten
+from pyg_accel.rewrite.module import Rewritten
 from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan
 from pyg_accel.rewrite.tree import Tree
 
@@ -33,7 +33,12 @@ def plan(
     Raises:
         ValueError: what ``optimize`` raises.
     """
-    if isinstance(model, Rewritten) and not example_inputs and not options:
+    if isinstance(model, Rewritten):
+        if example_inputs or options or train:
+            raise ValueError(
+                "expected no examples and no options with a model that is rewritten: its plan is "
+                "what it decided so far (give the original for another)"
+            )
         return plan_of(model)
     fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
     assert isinstance(fast, Rewritten)
@@ -45,10 +50,9 @@ def plan_of(fast: Rewritten) -> ModelPlan:
     found = []
     for path, module in fast.named_modules():
         if isinstance(module, Associated):
-            name = path.removeprefix(WHOLE).removeprefix(".")
-            found.append(_layer(name, module))
+            found.append(_layer(path, module))
     train = any(m.options.train for m in fast.modules() if isinstance(m, Associated))
-    return ModelPlan(fast._name, train, tuple(found),
+    return ModelPlan(type(fast).__name__, train, tuple(found),
                      dict(fast.unread))  # fmt: skip
 
 

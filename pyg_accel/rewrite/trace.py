@@ -3,16 +3,17 @@
 Only modules that hold message passing layers are read; everything else stays a call of the module.
 Three things differ from ``torch.fx.symbolic_trace``:
 
-* ``self.training`` is not baked in. It becomes a call of a :class:`Mode`, a module without
-  parameters that ``train()`` and ``eval()`` reach like any other, so dropout follows the mode.
+* ``self.training`` is not baked in. It becomes an attribute that the graph reads in every call, so
+  dropout follows the mode.
 * Arguments that are no tensors are constants of the graph, and a call with others is refused.
-* A module whose code cannot be read (a branch on a value, say) becomes a leaf. Its code runs as it
-  always did, on rewritten children.
+* A module whose code cannot be read (a branch on a value, say), or does what a graph would leave
+  out (:mod:`pyg_accel.layers.reading`), becomes a leaf. Its code runs as it always did, on
+  rewritten children.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from inspect import Parameter, signature
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,27 +22,14 @@ from torch_geometric import utils
 from torch_geometric.nn import MessagePassing, pool
 from torch_geometric.nn import Sequential as GeometricSequential
 
-from pyg_accel.rewrite.copies import clone, with_embeddings
+from pyg_accel.layers.reading import CONSTANT, FAILURES, LeftOut, Reader, State, as_it_was
+from pyg_accel.patching.reasons import has_hooks
 
-__all__ = ["Mode", "Unreadable", "holds_layers", "trace"]
+__all__ = ["MODE", "Unreadable", "holds_layers", "read"]
 
-MODE = "training_mode"  # name of the child that knows it
-# They do not ask for the mode, and count their children.
+MODE = "training"
+# They do not ask for the mode, and are recognised by their class.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, GeometricSequential)
-
-# What reading code on symbols may raise. A mistake of the model's own comes up when it is run.
-_FAILURES = (
-    fx.proxy.TraceError, TypeError, AttributeError, ValueError, RuntimeError, IndexError, KeyError,
-    AssertionError, NameError,
-)  # fmt: skip
-
-
-class Mode(torch.nn.Module):
-    """Says whether the module that it is a child of is being trained."""
-
-    def forward(self) -> bool:
-        """Return the mode."""
-        return self.training
 
 
 class Unreadable(Exception):
@@ -63,25 +51,19 @@ def holds_layers(module: torch.nn.Module) -> bool:
     return any(isinstance(m, MessagePassing) for m in module.modules() if m is not module)
 
 
-def _skeleton(module: torch.nn.Module, path: str, opaque: Mapping[str, Any]) -> torch.nn.Module:
-    """Copy the modules that will be read; their mode is a symbol."""
-    copied = clone(module)
+def _readable(
+    module: torch.nn.Module, path: str, opaque: Collection[str]
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules whose code is read, by path."""
+    yield path, module
     for name, child in module._modules.items():
         inner = f"{path}.{name}" if path else name
-        if inner in opaque:
-            copied._modules[name] = opaque[inner]
-        elif child is not None and holds_layers(child):
-            copied._modules[name] = _skeleton(child, inner, opaque)
-        elif child is not None and not isinstance(child, MessagePassing):
-            copied._modules[name] = with_embeddings(child)
-    if not isinstance(module, CONTAINERS):
-        copied._modules[MODE] = Mode().train(module.training)
-        copied.__class__ = _symbolic(type(module))
-    return copied
+        if child is not None and inner not in opaque and holds_layers(child):
+            yield from _readable(child, inner, opaque)
 
 
-def _symbolic(cls: type) -> type:
-    """A class whose instances answer ``training`` with a symbol while they are being read."""
+def _symbolic(module: torch.nn.Module) -> type:
+    """A class for a module that is read: it answers ``training`` with a symbol."""
 
     def training(self: torch.nn.Module) -> Any:
         tracer = _Tracer.current
@@ -90,7 +72,13 @@ def _symbolic(cls: type) -> type:
     def assign(self: torch.nn.Module, mode: bool) -> None:
         vars(self)["training"] = mode
 
-    return type(cls.__name__, (cls,), {"training": property(training, assign)})
+    body: dict[str, Any] = {}
+    if not isinstance(module, CONTAINERS):
+        body["training"] = property(training, assign)
+    own = vars(module).get("forward")  # torch.fx looks at the class alone
+    if isinstance(own, MethodType) and own.__self__ is module:
+        body["forward"] = own.__func__
+    return type(type(module).__name__, (type(module),), body)
 
 
 def _functions() -> tuple[FunctionType, ...]:
@@ -103,16 +91,17 @@ def _functions() -> tuple[FunctionType, ...]:
     )
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Reader):
     current: "_Tracer | None" = None
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], readable: Collection[torch.nn.Module]) -> None:
         super().__init__(autowrap_functions=_functions())
-        self.given = given
+        self.given, self.readable = given, {id(module) for module in readable}
         self.stack: list[str] = []
+        self.state: State | None = None
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        return not (holds_layers(m) and (MODE in m._modules or isinstance(m, CONTAINERS)))
+        return id(m) not in self.readable
 
     def call_module(
         self,
@@ -126,13 +115,19 @@ class _Tracer(fx.Tracer):
             return super().call_module(m, forward, args, kwargs)
         self.stack.append(path)
         result = super().call_module(m, forward, args, kwargs)
+        self.check()
         self.stack.pop()
         return result
 
+    def check(self) -> None:
+        """Refuse code that did what is no call."""
+        if self.state is not None and (change := self.state.changed()):
+            raise LeftOut(f"{change}, and a graph would not")
+
     def mode_of(self, module: torch.nn.Module) -> Any:
-        """The mode of a module that is being read, as a call of its :class:`Mode`."""
+        """The mode of a module that is being read, as an attribute that the graph looks up."""
         path = self.path_of_module(module)
-        return self.create_proxy("call_module", f"{path}.{MODE}" if path else MODE, (), {})
+        return self.create_proxy("get_attr", f"{path}.{MODE}" if path else MODE, (), {})
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
@@ -170,38 +165,64 @@ def expect(value: Any, example: Any, name: str) -> None:
         )
 
 
-def trace(
-    model: torch.nn.Module,
+def read(
+    root: torch.nn.Module,
     given: Mapping[str, Any],
-    opaque: Mapping[str, torch.nn.Module],
-) -> tuple[torch.nn.Module, fx.Graph]:
-    """Read a model.
+    opaque: Collection[str] = (),
+) -> fx.Graph:
+    """Read a module that nobody else uses.
 
     Args:
-        model: any module.
+        root: the module.
         given: example arguments of its ``forward``, by name.
-        opaque: what stands for the modules that are not to be read, by path.
+        opaque: paths of the modules that are not to be read.
 
     Returns:
-        A module that holds what the graph refers to, and the graph.
+        The graph of its calls.
 
     Raises:
         Unreadable: naming the innermost module that could not be read.
     """
-    kinds = [p.kind for p in signature(type(model).forward).parameters.values()]
+    kinds = [p.kind for p in signature(root.forward).parameters.values()]
     if Parameter.VAR_POSITIONAL in kinds or Parameter.VAR_KEYWORD in kinds:
         raise Unreadable("", "it takes any number of arguments")
-    root = _skeleton(model, "", opaque)
-    tracer = _Tracer(given)
+    readable = dict(_readable(root, "", opaque))
+    for path, module in readable.items():
+        if has_hooks(module):
+            raise Unreadable(path, "it has a hook, and a graph of its calls would not run that")
+    tracer = _Tracer(given, readable.values())
+    forward = vars(root).get("forward")
+    if forward is not None and not (
+        isinstance(forward, MethodType) and forward.__self__ is root
+    ):  # fmt: skip
+        raise Unreadable("", "its forward is a function of another object")
+    classes = {module: type(module) for module in readable.values()}
+    failed: Exception | None = None
     _Tracer.current = tracer
-    try:
-        read = tracer.trace(root)
-    except _FAILURES as error:
+    with as_it_was(_of_users(root)) as tracer.state:
+        try:
+            for module in classes:
+                module.__class__ = _symbolic(module)
+            found = tracer.trace(root)
+            tracer.check()
+        except FAILURES as error:
+            failed = error
+        finally:
+            _Tracer.current = None
+            for module, cls in classes.items():
+                module.__class__ = cls
+        constants = {n: v for n, v in vars(root).items() if n.startswith(CONSTANT)}
+    if failed is not None:
         path = tracer.stack[-1] if tracer.stack else ""
-        reason = str(error).partition("\n")[0]
-        raise Unreadable(path, f"{type(error).__name__}: {reason}") from error
-    finally:
-        _Tracer.current = None
+        reason = str(failed).partition("\n")[0]
+        reason = reason if isinstance(failed, LeftOut) else f"{type(failed).__name__}: {reason}"
+        raise Unreadable(path, reason) from failed
+    vars(root).update(constants)
     graph = fx.Graph()  # one that does not remember this tracer, so that it can be saved
-    graph.output(graph.graph_copy(read, {}))
-    return root, graph
+    graph.output(graph.graph_copy(found, {}))
+    return graph
+
+
+def _of_users(root: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules whose code users wrote, or may have."""
+    return [m for m in root.modules() if m is root or not isinstance(m, MessagePassing)]

@@ -1,6 +1,7 @@
 """``to_maxk`` swaps pairs of ReLU and layer, keeps parameters, and says what it did."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -180,9 +181,31 @@ class OnData(Functional):
         return self.second(x, edge_index) if x.sum() > 0 else x
 
 
+class Frozen(Functional):
+    def forward(self, x, edge_index):
+        with torch.no_grad():
+            x = self.first(x, edge_index)
+        return self.second(x.relu(), edge_index)
+
+
+class Counting(Functional):
+    def forward(self, x, edge_index):
+        self.calls = 1
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class Hooked(Functional):
+    def __init__(self):
+        super().__init__()
+        self.register_forward_hook(lambda module, given, out: 2 * out)
+
+
 @pytest.mark.parametrize(
     ("build", "k", "reason"),
     [
+        (Frozen, K, "switches gradients"),
+        (Counting, K, "changes calls"),
+        (Hooked, K, "a hook on Hooked"),
         (lambda: GAT(IN, HIDDEN, 2, OUT), K, "MaxK layers exist for"),
         (lambda: nn.Linear(2, 2), K, "no message passing layers"),
         (lambda: GraphSAGE(IN, HIDDEN, 2, OUT, aggr="max"), K, "aggr='max'"),
@@ -211,6 +234,8 @@ def test_what_cannot_be_swapped_is_refused_with_reasons(build, k, reason):
 def test_things_that_are_no_models_and_no_numbers():
     with pytest.raises(ValueError, match=r"expected 'model' to be a torch\.nn\.Module"):
         pyg_accel.to_maxk(GraphSAGE, K)
+    with pytest.raises(ValueError, match="expected 'copy'"):
+        pyg_accel.to_maxk(GraphSAGE(IN, HIDDEN, 2), K, copy="yes")
     with pytest.raises(ValueError, match="expected 'k'"):
         pyg_accel.to_maxk(GraphSAGE(IN, HIDDEN, 2), 0)
 
@@ -229,3 +254,25 @@ def test_the_state_has_the_same_names_in_the_same_order():
 
     model = Model()
     assert list(pyg_accel.to_maxk(model, 2).state_dict()) == list(model.state_dict())
+
+
+def test_what_it_returns_can_be_copied_and_saved():
+    model = Functional().eval()
+    model.unused = nn.Linear(2, 3)
+    swapped = pyg_accel.to_maxk(model, K)
+    assert [n for n, _ in swapped.named_parameters()] == [n for n, _ in model.named_parameters()]
+    file = io.BytesIO()
+    torch.save(swapped, file)
+    file.seek(0)
+    expected = swapped(X, EDGES)
+    for other in (copy.deepcopy(swapped), torch.load(file, weights_only=False)):
+        assert list(other.state_dict()) == list(model.state_dict())
+        assert str(other.maxk_swaps) == str(swapped.maxk_swaps)
+        torch.testing.assert_close(other(X, EDGES), expected, rtol=0, atol=0)
+        assert not torch.equal(other.train()(X, EDGES), other(X, EDGES)), "dropout is on"
+        other.second.lin.weight.data.zero_()
+        torch.testing.assert_close(swapped(X, EDGES), expected, rtol=0, atol=0)
+    doubled = {name: 2 * tensor for name, tensor in swapped.state_dict().items()}
+    called = torch.func.functional_call(swapped, doubled, (X, EDGES))
+    swapped.load_state_dict(doubled)
+    torch.testing.assert_close(called, swapped(X, EDGES))

@@ -354,6 +354,8 @@ def test_calibration_refuses_what_does_not_fit():
         pyg_accel.calibrate_sampling(Mean(), data, torch.ones(7, dtype=torch.bool))
     with pytest.raises(ValueError, match="max_drop"):
         pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, max_drop=-0.1)
+    with pytest.raises(ValueError, match="expected 'repeats'"):
+        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, repeats=0)
     with pytest.raises(ValueError, match="'y'"):
         pyg_accel.calibrate_sampling(Mean(), Data(x=data.x), data.val_mask)
     with pytest.raises(ValueError, match="at least 1"):

@@ -1,0 +1,566 @@
+"""``optimize()`` of models as people write them: what their code does beside calls of tensors."""
+
+import copy
+import functools
+import io
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
+
+import pyg_accel
+from pyg_accel import optimize, plan
+from pyg_accel.patching import reasons
+from pyg_accel.rewrite.layer import Associated
+from pyg_accel.settings import settings
+
+N, E = 60, 500
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def inputs():
+    torch.manual_seed(0)
+    return torch.randn(N, 12), torch.randint(N, (2, E))
+
+
+class Base(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.head = nn.GCNConv(12, 12), nn.SAGEConv(12, 4)
+        self.bn = torch.nn.BatchNorm1d(12)
+
+    def plain(self, x, edge_index):
+        x = F.dropout(self.enc(x, edge_index), 0.5, self.training)
+        return self.head(x, edge_index)
+
+
+class Frozen(Base):
+    def forward(self, x, edge_index):
+        with torch.no_grad():
+            x = self.bn(self.enc(x, edge_index))
+        return self.head(x, edge_index)
+
+
+class FrozenInTraining(Base):
+    def forward(self, x, edge_index):
+        with torch.set_grad_enabled(not self.training):
+            x = self.enc(x, edge_index)
+        return self.head(x, edge_index)
+
+
+class FrozenMethod(Base):
+    @torch.no_grad()
+    def encode(self, x, edge_index):
+        return self.enc(x, edge_index)
+
+    def forward(self, x, edge_index):
+        return self.head(self.encode(x, edge_index), edge_index)
+
+
+class FrozenForward(Base):
+    @torch.no_grad()
+    def forward(self, x, edge_index):
+        return self.plain(x, edge_index)
+
+
+class Switching(Base):
+    def forward(self, x, edge_index):
+        torch.set_grad_enabled(False)
+        x = self.enc(x, edge_index)
+        torch.set_grad_enabled(True)
+        return self.head(x, edge_index)
+
+
+class Autocast(Base):
+    def __init__(self):
+        super().__init__()
+        self.float()
+
+    def forward(self, x, edge_index):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.head(self.enc(x.float(), edge_index), edge_index)
+
+
+class Inference(Base):
+    def forward(self, x, edge_index):
+        with torch.inference_mode():
+            return self.plain(x, edge_index)
+
+
+class Kernel(Base):
+    def forward(self, x, edge_index):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            x = F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+        return self.head(self.enc(x, edge_index), edge_index)
+
+
+class Checkpoint(Base):
+    def forward(self, x, edge_index):
+        x = checkpoint(self.enc, x, edge_index, use_reentrant=False)
+        return self.head(x, edge_index)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+class Adversarial(Base):
+    def forward(self, x, edge_index):
+        return self.head(Reversed.apply(self.enc(x, edge_index)), edge_index)
+
+
+class Outer(torch.nn.Module):
+    """One of the above inside: the rest of the model is read."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.last = inner, nn.GCNConv(4, 3)
+
+    def forward(self, x, edge_index):
+        return self.last(self.inner(x, edge_index), edge_index)
+
+
+class Stored(Base):
+    def __init__(self):
+        super().__init__()
+        self.step = self.plain
+
+    def forward(self, x, edge_index):
+        return self.step(x, edge_index)
+
+
+class StoredLambda(Stored):
+    def __init__(self):
+        super().__init__()
+        self.step = lambda x, edge_index: self.plain(x, edge_index)
+
+
+class StoredDefault(Stored):
+    def __init__(self):
+        super().__init__()
+        self.step = lambda x, edge_index, me=self: me.plain(x, edge_index)
+
+
+class StoredPartial(Stored):
+    def __init__(self):
+        super().__init__()
+        self.step = functools.partial(type(self).plain, self)
+
+
+class StoredList(Stored):
+    def __init__(self):
+        super().__init__()
+        self.steps = [("first", self.enc), ("second", self.head)]
+
+    def forward(self, x, edge_index):
+        for _, conv in self.steps:
+            x = F.dropout(conv(x, edge_index), 0.3, self.training)
+        return x
+
+
+class Block(Base):
+    forward = Base.plain
+
+
+class Replaced(torch.nn.Module):
+    """A module whose forward was replaced on the instance."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+        self.block.forward = self.block.plain
+
+    def forward(self, x, edge_index):
+        return self.block(x, edge_index)
+
+
+def sequence(*last):
+    return nn.Sequential("x, edge_index", [
+        (nn.GCNConv(12, 12), "x, edge_index -> a"), (torch.nn.Dropout(0.5), "a -> a"),
+        (nn.SAGEConv(12, 12), "a, edge_index -> b"), *last,
+    ])  # fmt: skip
+
+
+class Sequences(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([sequence(torch.nn.Tanh()), sequence()])
+
+    def forward(self, x, edge_index):
+        for block in self.blocks:
+            x = block(x, edge_index)
+        return x
+
+
+class Keywords(Base):
+    def forward(self, x, edge_index, **options):
+        return self.plain(x, edge_index) * options.get("scale", 1.0)
+
+
+class Arguments(Base):
+    def forward(self, x, *rest, scale=1.0):
+        return self.plain(x, rest[0]) * scale
+
+
+class Checking(Base):
+    """Code that looks at its layers, and cannot be read."""
+
+    def forward(self, x, edge_index):
+        for conv in (self.enc, self.head):
+            x = conv(x, edge_index) * (2 if isinstance(conv, nn.GCNConv) else conv.out_channels)
+        return x if x.sum() > 1e9 else x + 1
+
+
+class Counting(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+        self.calls, self.seen = 0, []
+
+    def forward(self, x, edge_index):
+        self.count += 1
+        self.calls += 1
+        self.seen.append(self.calls)
+        return self.plain(x, edge_index) * self.count * self.calls
+
+
+class Average(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(12))
+
+    def forward(self, x, edge_index):
+        x = self.enc(x, edge_index)
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        return self.head(x - self.mean, edge_index)
+
+
+class Noise(Base):
+    def forward(self, x, edge_index):
+        return self.plain(x + torch.randn(12), edge_index)
+
+
+class KeepsNorm(Base):
+    """Its batch norm is in evaluation mode for good."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.bn.eval()
+        return self
+
+    def forward(self, x, edge_index):
+        return self.head(self.bn(self.enc(x, edge_index)), edge_index)
+
+
+class Hooked(Base):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+        self.block.register_forward_hook(lambda module, given, out: 3 * out)
+        self.register_forward_pre_hook(lambda module, given: (2 * given[0], given[1]))
+
+    def forward(self, x, edge_index):
+        return self.block(x, edge_index) + self.plain(x, edge_index)
+
+
+class Shared(Base):
+    def __init__(self):
+        super().__init__()
+        self.again = self.enc
+
+    def forward(self, x, edge_index):
+        return self.plain(self.again(x, edge_index).relu(), edge_index)
+
+
+class Several(Base):
+    def forward(self, x, edge_index, weight=None):
+        x = self.enc(x, edge_index, weight).relu_()
+        return {"hidden": x, "rest": (self.head(x, edge_index), None)}
+
+
+LEFT_OUT = [Frozen, FrozenInTraining, FrozenMethod, FrozenForward, Switching, Autocast, Inference,
+            Kernel, Checkpoint, Adversarial]  # fmt: skip
+OTHERS = [Stored, StoredLambda, StoredDefault, StoredPartial, StoredList, Replaced, Sequences,
+          Keywords, Arguments, Checking, Counting, Average, Noise, KeepsNorm, Hooked, Shared,
+          Several, sequence]  # fmt: skip
+
+
+def outcome(model, mode, *args, **kwargs):
+    """Results, gradients and buffers of a call."""
+    model.train(mode)
+    model.zero_grad()
+    torch.manual_seed(1)
+    result = model(*args, **kwargs)
+    outs = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    total = sum(t.double().sin().sum() for t in outs)
+    if total.requires_grad:
+        total.backward()
+    grads = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    return outs, grads, buffers
+
+
+def agree(expected, found, tolerance=1e-8):
+    for mine, theirs in zip(found[0], expected[0], strict=True):
+        assert mine.requires_grad == theirs.requires_grad
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+    for mine, theirs in zip(found[1:], expected[1:], strict=True):
+        assert list(mine) == list(theirs)
+        for name, tensor in theirs.items():
+            assert (tensor is None) == (mine[name] is None), name
+            if tensor is not None:
+                torch.testing.assert_close(mine[name], tensor, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("make", LEFT_OUT + OTHERS, ids=lambda make: make.__name__)
+def test_it_does_what_the_original_does(make, train):
+    model, args = make(), inputs()
+    other = make()  # shares nothing: buffers are changed in every call
+    other.load_state_dict(model.state_dict())
+    names, state = list(vars(model)), copy.deepcopy(model.state_dict())
+    numbers = torch.get_rng_state()
+    fast = optimize(model, *args, train=train)
+    assert torch.equal(numbers, torch.get_rng_state())
+    assert list(vars(model)) == names and getattr(model, "seen", []) == []
+    torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
+    assert list(fast.state_dict()) == list(state)
+    tolerance = 0.05 if make is Autocast else 1e-8
+    for mode in (True, False, True):
+        expected, found = (outcome(m, mode, *args) for m in (other, fast))
+        agree(expected, found, tolerance)
+    layers = [m for m in fast.modules() if isinstance(m, Associated)]
+    assert layers and all(layer.decisions for layer in layers)
+
+
+@pytest.mark.parametrize("make", LEFT_OUT, ids=lambda make: make.__name__)
+def test_what_a_graph_would_leave_out_is_not_read(make):
+    args = inputs()
+    fast = optimize(make(), *args)
+    assert list(fast.unread) == [""]
+    assert "context" in fast.unread[""] or "switches gradients" in fast.unread[""]
+    assert torch.is_grad_enabled()
+    if make not in (Inference, Autocast):
+        inside = optimize(Outer(make()), *args, train=True)
+        assert list(inside.unread) == ["inner"]
+        assert not inside.is_whole
+
+
+@pytest.mark.parametrize(
+    "make", [Stored, StoredLambda, StoredPartial, StoredList, Replaced, Sequences, sequence],
+    ids=lambda make: make.__name__,
+)  # fmt: skip
+def test_each_of_both_has_modes_of_its_own(make):
+    model, args = make(), inputs()
+    fast = optimize(model, *args)
+    with torch.no_grad():
+        fast.eval()
+        model.train()
+        assert torch.equal(fast(*args), fast(*args))
+        fast.train()
+        model.eval()
+        assert not torch.equal(fast(*args), fast(*args))
+        assert torch.equal(model(*args), model(*args))
+
+
+def test_an_object_that_holds_the_model_is_left_alone():
+    class Runner:
+        def __init__(self, model):
+            self.model = model
+
+        def __call__(self, *args):
+            return self.model.plain(*args)
+
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            self.runner = Runner(self)
+
+        def forward(self, x, edge_index):
+            return self.runner(x, edge_index)
+
+    model, args = Net(), inputs()
+    fast = optimize(model, *args)
+    assert "'runner' holds the model" in fast.unread[""]
+    with torch.no_grad():
+        fast.eval()
+        assert torch.equal(fast(*args), fast(*args))
+
+
+def test_two_sequentials_of_one_process_do_not_meet():
+    args = inputs()
+    first = sequence().eval()
+    sequence(torch.nn.Tanh())
+    torch.testing.assert_close(optimize(first, *args)(*args), first(*args))
+
+
+def test_keywords_and_defaults_are_those_of_the_model():
+    model, args = Keywords().eval(), inputs()
+    fast = optimize(model, *args, scale=2.0)
+    for options in ({}, {"scale": 2.0}, {"scale": 3.0}):
+        torch.testing.assert_close(fast(*args, **options), model(*args, **options))
+    model = Arguments().eval()
+    fast = optimize(model, *args)
+    torch.testing.assert_close(fast(*args, scale=3.0), model(*args, scale=3.0))
+
+
+@pytest.mark.parametrize("make", [Frozen, Stored, Sequences, Keywords, Shared, sequence,
+                                  lambda: nn.GCNConv(12, 4)])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_copies_and_saved_models_do_the_same(make):
+    args = inputs()
+    fast = optimize(make(), *args, train=True)
+    file = io.BytesIO()
+    torch.save(fast, file)
+    file.seek(0)
+    for other in (copy.deepcopy(fast), torch.load(file, weights_only=False)):
+        assert list(other.state_dict()) == list(fast.state_dict())
+        assert other.unread == fast.unread
+        assert not {id(p) for p in other.parameters()} & {id(p) for p in fast.parameters()}
+        for mode in (True, False):
+            state = copy.deepcopy(fast.state_dict())
+            agree(outcome(fast, mode, *args), outcome(other, mode, *args))
+            for each in (fast, other):
+                each.load_state_dict(state)
+        assert len(plan(other).layers) == len(plan(fast).layers)
+
+
+@pytest.mark.parametrize("make", [Frozen, Block, lambda: nn.GCNConv(12, 4)])
+def test_a_functional_call_takes_the_names_of_the_original(make):
+    model, args = make().eval(), inputs()
+    fast = optimize(model, *args)
+    names = [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in fast.named_parameters()] == names
+    state = {name: 2 * tensor for name, tensor in model.state_dict().items()}
+    expected = torch.func.functional_call(model, state, args)
+    torch.testing.assert_close(torch.func.functional_call(fast, state, args), expected)
+
+
+def test_its_modules_are_indexed_and_asked_as_those_of_the_original():
+    model, (x, edge_index) = nn.GCN(12, 8, 2, 4, norm="batch").eval(), inputs()
+    fast = optimize(model, x, edge_index)
+    assert len(fast.convs) == 2
+    assert isinstance(fast.convs[0], nn.GCNConv) and fast.convs[0].out_channels == 8
+    assert fast.num_layers == 2
+    h = model.convs[0](x, edge_index)
+    torch.testing.assert_close(fast.convs[0](x, edge_index), h)
+    torch.testing.assert_close(fast.norms[0](h), model.norms[0](h))
+    torch.testing.assert_close(
+        optimize(Stored(), x, edge_index).eval().plain(x, edge_index).shape, torch.Size([N, 4])
+    )
+
+
+def explained(model, algorithm, *args):
+    torch.manual_seed(0)
+    task = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
+    masks = {"edge_mask_type": "object", "model_config": task}
+    nodes = {"node_mask_type": "attributes"} if isinstance(algorithm, GNNExplainer) else {}
+    explainer = Explainer(model, algorithm, explanation_type="model", **nodes, **masks)
+    return explainer(*args, index=3).edge_mask
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [lambda: nn.GCN(12, 8, 2, 4), Checking, lambda: nn.GATConv(12, 4)])
+def test_explainers_find_its_layers(make):
+    model, args = make().eval(), inputs()
+    fast = optimize(model, *args).eval()
+    mask = explained(model, GNNExplainer(epochs=3), *args)
+    torch.testing.assert_close(explained(fast, GNNExplainer(epochs=3), *args), mask)
+    assert float(mask.abs().sum()) > 0
+    torch.testing.assert_close(fast(*args), model(*args))
+    layers = [m for m in fast.modules() if isinstance(m, Associated)]
+    assert all(not layer.explain for layer in layers)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_attention_is_explained():
+    model, args = nn.GAT(12, 8, 2, 4).eval(), inputs()
+    fast = optimize(model, *args).eval()
+    mask = explained(model, AttentionExplainer(), *args)
+    torch.testing.assert_close(explained(fast, AttentionExplainer(), *args), mask)
+
+
+def test_patch_takes_it_and_leaves_it_as_it_was():
+    model, args = nn.PNA(12, 8, 2, 4, aggregators=["mean", "max"], scalers=["identity"],
+                         deg=torch.tensor([0, 3, 5])).eval(), inputs()  # fmt: skip
+    fast = optimize(model, *args)
+    expected = model(*args)
+    settings.always = True
+    pyg_accel.reset_report()
+    with pyg_accel.patched(fast):
+        torch.testing.assert_close(fast(*args), expected)
+    assert any(row.formula for row in pyg_accel.report(io.StringIO()).rows)
+    assert not any(reasons.MARK in vars(m) for m in (*model.modules(), *fast.modules()))
+
+
+def test_numbers_and_statistics_are_those_of_before():
+    class Net(Base):
+        def forward(self, x, edge_index):
+            keep = random.random() < 0.5
+            return self.head(self.bn(self.enc(x, edge_index)) * keep, edge_index)
+
+    model, args = Net(), inputs()
+    random.seed(3)
+    first = random.random()
+    random.seed(3)
+    optimize(model, *args, train=True)
+    assert random.random() == first
+    assert torch.equal(model.bn.running_mean, torch.zeros(12))
+    assert int(model.bn.num_batches_tracked) == 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_model_that_cannot_be_trained_on_the_example_keeps_its_code():
+    class Net(Base):
+        def forward(self, x, edge_index):
+            return self.bn(self.enc(x, edge_index))
+
+    model, edge_index = Net().eval(), torch.zeros(2, 3, dtype=torch.long)
+    x = torch.randn(1, 12)  # BatchNorm refuses a single row in training mode
+    fast = optimize(model, x, edge_index)
+    assert "cannot be run in training mode" in fast.unread[""]
+    torch.testing.assert_close(fast(x, edge_index), model(x, edge_index))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"train": "yes"}, "train"),
+        ({"cost": "abc"}, "cost"),
+        ({"static": 3}, "static"),
+        ({"static": [torch.ones(2)]}, "static"),
+        ({"choose": 3}, "choose"),
+        ({"price_all": 1}, "price_all"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_by_name(options, name):
+    with pytest.raises(ValueError, match=f"expected '{name}'"):
+        optimize(Block(), *inputs(), **options)
+
+
+def test_explain_and_plan_refuse_what_they_would_ignore():
+    args = inputs()
+    fast = optimize(Block(), *args)
+    for given, options in (((), {"train": True}), (args, {}), ((), {"static": "x"})):
+        with pytest.raises(ValueError, match="rewritten"):
+            plan(fast, *given, **options)
+    with pytest.raises(ValueError, match="expected 'file' to be an open file"):
+        pyg_accel.explain(fast, file="a")
+    with pytest.raises(ValueError, match="expected 'format'"):
+        pyg_accel.explain(fast, format=["text"])
