@@ -3,7 +3,7 @@
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +24,12 @@ from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.patching.reasons import (
     RECORDED,
+    SEEN,
     call_reasons,
     data_reasons,
     device_of,
     is_active,
+    kind_reasons,
     size_reasons,
     torch_records,
 )
@@ -42,15 +44,23 @@ from pyg_accel.settings import settings
 __all__ = ["bypassed", "call", "forget", "memoise", "set_sparse_value", "softmax", "spmm"]
 
 _memo = MEMO
-# Of each layer, by kind of call: why its message is no formula; empty where it is one.
-_found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str]]" = weakref.WeakKeyDictionary()
+
+
+class _Found(NamedTuple):
+    """What the first call of a layer showed: why its message is no formula, or its kind."""
+
+    reason: str
+    kind: str
+
+
+_found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, _Found]]" = weakref.WeakKeyDictionary()
 
 
 def forget() -> None:
-    """Drop all graphs, remembered results and declined layers."""
+    """Drop all graphs and remembered results; what was found of layers goes with them."""
     GRAPHS.clear()
     _memo.clear()
-    _found.clear()
+    SEEN.clear()
 
 
 def call(
@@ -66,18 +76,22 @@ def call(
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
-    if type(edge_index) is Tensor and edge_index.dim() == 2 and in_force() is None:
-        small = size_reasons(edge_index.size(1), edge_index.device.type)
+    key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
+    found = _found.get(self, {}).get(key)
+    if type(edge_index) in (Tensor, EdgeIndex) and edge_index.dim() == 2 and in_force() is None:
+        edges = edge_index.size(1)
+        small = size_reasons(edges, edge_index.device.type)
+        if not small and (found is None or not found.reason):
+            kind = "" if found is None else found.kind
+            small = kind_reasons(kind, edges, edge_index, (id(self), original))
         if small:  # and nothing else matters: it must cost next to nothing
             out = original(self, edge_index, *args, **kwargs)
             record(layer, "", "PyG", small[0], time.perf_counter() - start)
             return out
     refuse_training(self)
-    key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
-    found = _found.get(self, {}).get(key)
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index)
-    if found and not reasons:
-        reasons = [found]
+    if found is not None and found.reason and not reasons:
+        reasons = [found.reason]
     if not reasons:
         # A message that turns out not to be a formula runs twice: it must draw the same numbers.
         twice = found is None or settings.verify
@@ -92,11 +106,11 @@ def call(
         except Unrecognised as reason:
             reasons = [str(reason)]
             if reason.sticky:
-                _found.setdefault(self, {})[key] = str(reason)
+                _found.setdefault(self, {})[key] = _Found(str(reason), "")
             restore(state)
         else:
             seconds = time.perf_counter() - start
-            _found.setdefault(self, {})[key] = ""
+            _found.setdefault(self, {})[key] = _Found("", trace.kind())
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(original, self, edge_index, args, kwargs, out, state)
             formulas = "; ".join(dict.fromkeys(trace.formulas))

@@ -19,7 +19,7 @@ from pyg_accel.calls import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
 from pyg_accel.patching.randomness import random_state
-from pyg_accel.patching.reasons import call_reasons, is_watched, takes_part
+from pyg_accel.patching.reasons import call_reasons, is_watched, kind_reasons, takes_part
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
@@ -105,4 +105,6 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[st
         reasons.append("edges are sampled")
     if torch.is_autocast_enabled(edge_index.device.type):
         reasons.append("autocast")
+    if not reasons and self.num_relations < MANY:
+        reasons = kind_reasons("relations", edge_index.size(1), edge_index, id(self))
     return reasons or call_reasons(self, edge_index, any_size=self.num_relations >= MANY)
