@@ -81,8 +81,9 @@ bool is_list(const ProgramArgs& args) {
   bool wide = !args.sum_result && args.width > 1;
   for (int i = 0; i < args.num_operands; ++i)
     wide |= args.operands[i].side == Operand::kEdge && args.operands[i].wide;
-  return wide && args.csr.eid && std::all_of(args.reduces, args.reduces + args.num_reduces,
-                                             [](Reduce r) { return r == Reduce::kNone; });
+  return wide && args.csr.eid &&
+         std::all_of(args.reduces, args.reduces + args.num_reduces,
+                     [](Reduce r) { return r == Reduce::kNone; });
 }
 
 template <class I>
