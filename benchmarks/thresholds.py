@@ -6,8 +6,8 @@ Layers of every kind run stock and accelerated, in turns, over a grid of edges a
 gradients, and forward and backward; with the same graph again and again, and with a new edge_index
 each. A limit is the number of edges from which on no layer of its kind was slower; `min_edges` of a
 CPU the least from which on some layer gained. On a GPU, where all that small graphs lose is the
-time of Python, `min_edges` is the limit of all kinds, taken at 128 features and a graph that is used
-again; what a new graph each step costs whole models is in `gpu_batches.py`. All points go to
+time of Python, `min_edges` is the limit of all kinds, taken at 128 features and a graph that is
+used again; what a new graph each step costs whole models is in `gpu_batches.py`. All points go to
 results/thresholds.csv (thresholds_cuda.csv).
 """
 
