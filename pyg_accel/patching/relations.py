@@ -39,6 +39,10 @@ def forward(
     edge_type: Any = None,
 ) -> Any:
     """Stand in for ``RGCNConv.forward``; where this cannot, each relation is a call of its own."""
+    if takes_part(self) and type(edge_index) is Tensor and self.num_relations < MANY:
+        edges = edge_index.size(-1)
+        if kind_reasons("relations", edges, edge_index, id(self)):  # nothing is worth a memory
+            return MEMO.run(original, self, x, edge_index, edge_type)
     if not takes_part(self) or _reasons(self, x, edge_index, edge_type):
         return original(self, x, edge_index, edge_type)
     start, state = time.perf_counter(), random_state(edge_index.device)
@@ -105,6 +109,4 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[st
         reasons.append("edges are sampled")
     if torch.is_autocast_enabled(edge_index.device.type):
         reasons.append("autocast")
-    if not reasons and self.num_relations < MANY:
-        reasons = kind_reasons("relations", edge_index.size(1), edge_index, id(self))
     return reasons or call_reasons(self, edge_index, any_size=self.num_relations >= MANY)
