@@ -199,8 +199,9 @@ def test_what_a_call_computes_is_its_kind(kinds, report_of):
 
 def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off(kinds, monkeypatch):
     kinds()
-    network = torch.nn.Sequential(torch.nn.Linear(2 * F, 3), torch.nn.BatchNorm1d(3))
-    layer, x, edges = EdgeConv(network), torch.randn(20, F), torch.randint(0, 20, (2, E))
+    linear = torch.nn.Linear
+    network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.ReLU(), linear(32, 3))
+    layer, x, edges = EdgeConv(network), torch.randn(20, 2 * F), torch.randint(0, 20, (2, E))
     tried = []
     attempt = accelerate._attempt
     monkeypatch.setattr(accelerate, "_attempt", lambda *a: tried.append(1) or attempt(*a))
