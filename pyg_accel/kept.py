@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Kept", "Snapshot", "memory_of", "version_of"]
+__all__ = ["Glimpses", "Kept", "Snapshot", "memory_of", "version_of"]
 
 T = TypeVar("T")
 
@@ -51,6 +51,38 @@ class Snapshot:
             ref() is t and version == version_of(t)
             for (ref, version), t in zip(self._seen, tensors, strict=True)
         )
+
+
+class Glimpses:
+    """Which tensors were seen before, by whom; those of long ago are forgotten.
+
+    Args:
+        most: how many are known at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Start with none."""
+        self._most = most
+        self._seen: OrderedDict[tuple[Hashable, int], tuple[weakref.ref[Tensor], int]] = (
+            OrderedDict()
+        )
+        self._lock = threading.Lock()
+
+    def is_new(self, by: Hashable, tensor: Tensor) -> bool:
+        """Return whether somebody sees a tensor for the first time, or after it was changed."""
+        place, version = (by, id(tensor)), version_of(tensor)
+        with self._lock:
+            known = self._seen.pop(place, None)
+            new = known is None or known[0]() is not tensor or known[1] != version
+            self._seen[place] = (weakref.ref(tensor), version) if known is None or new else known
+            if len(self._seen) > self._most:
+                self._seen.popitem(last=False)
+        return new
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._seen.clear()
 
 
 class Kept(Generic[T]):

@@ -57,6 +57,52 @@ void check_sides(const Csr& csr,
 
 namespace {
 
+// The ends of every edge, in the order of the edge list.
+template <class I>
+struct EdgeList {
+  std::vector<I> rows, cols;
+
+  explicit EdgeList(const Csr& csr) : rows(csr.num_entries), cols(csr.num_entries) {
+    const I* rowptr = static_cast<const I*>(csr.rowptr);
+    const I* col = static_cast<const I*>(csr.col);
+    const I* eid = static_cast<const I*>(csr.eid);
+    for (int64_t row = 0; row < csr.num_rows; ++row) {
+      for (int64_t k = rowptr[row]; k < rowptr[row + 1]; ++k) {
+        rows[eid[k]] = static_cast<I>(row);
+        cols[eid[k]] = col[k];
+      }
+    }
+  }
+};
+
+// Whether nothing is reduced, and rows of features lie in the order of the edge list: better read
+// and written one after another than by rows of the graph, all over memory.
+bool is_list(const ProgramArgs& args) {
+  bool wide = !args.sum_result && args.width > 1;
+  for (int i = 0; i < args.num_operands; ++i)
+    wide |= args.operands[i].side == Operand::kEdge && args.operands[i].wide;
+  return wide && args.csr.eid &&
+         std::all_of(args.reduces, args.reduces + args.num_reduces,
+                     [](Reduce r) { return r == Reduce::kNone; });
+}
+
+template <class I>
+void run_list(ProgramArgs args, DType dtype) {
+  const EdgeList<I> list(args.csr);
+  args.rows = list.rows.data();
+  args.csr.col = list.cols.data();
+  args.csr.eid = nullptr;
+  for (int i = 0; i < args.num_instructions; ++i)
+    args.instructions[i].invariant = false;
+  const auto run = kernels().program_list[static_cast<int>(dtype)][args.csr.wide];
+  const int64_t edges = args.csr.num_entries;
+  const bool serial = edges * args.heads * args.width < kSerialElements;
+  const int64_t tasks = serial ? 1 : torch::stable::get_num_threads() * 16;
+  parallel_tasks(tasks, serial, [&](int64_t i) {
+    run(args, Range{edges * i / tasks, edges * (i + 1) / tasks, 0, args.width});
+  });
+}
+
 std::vector<Tensor> gspmm(const Tensor& rowptr,
                           const Tensor& col,
                           const std::optional<Tensor>& eid,
@@ -111,6 +157,10 @@ std::vector<Tensor> gspmm(const Tensor& rowptr,
   }
   if (heads * width == 0)
     return results;
+  if (is_list(args)) {
+    args.csr.wide ? run_list<int64_t>(args, dtype) : run_list<int32_t>(args, dtype);
+    return results;
+  }
 
   // One source operand at a time is hot; blocking by its width serves the others too. A message
   // that is summed over its width needs all of it at once.

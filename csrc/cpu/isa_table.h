@@ -56,6 +56,7 @@ const KernelTable PYG_ACCEL_TABLE = {
     PYG_ACCEL_EACH(spmm_piece),
     PYG_ACCEL_EACH(spmm_combine),
     PYG_ACCEL_EACH(program_rows),
+    PYG_ACCEL_EACH(program_list),
     PYG_ACCEL_EACH(program_piece),
     PYG_ACCEL_EACH(program_combine),
     PYG_ACCEL_EACH(dot_rows),

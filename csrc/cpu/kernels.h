@@ -127,6 +127,7 @@ inline constexpr int kMaxResults = 8;
 
 struct ProgramArgs {
   Csr csr;
+  const void* rows;  // [num_entries], of every entry where they are a list; else null
   int num_operands;
   Operand operands[kMaxOperands];
   int num_instructions;
@@ -258,6 +259,7 @@ struct KernelTable {
   void (*spmm_piece[kDTypes][2])(const SpmmArgs&, const Piece&, void* partial);
   void (*spmm_combine[kDTypes][2])(const SpmmArgs&, int64_t row, void* partials, int64_t count);
   void (*program_rows[kDTypes][2])(const ProgramArgs&, const Range&);
+  void (*program_list[kDTypes][2])(const ProgramArgs&, const Range&);
   void (*program_piece[kDTypes][2])(const ProgramArgs&, const Piece&, void* partial);
   void (*program_combine[kDTypes][2])(const ProgramArgs&,
                                       int64_t row,

@@ -15,12 +15,13 @@ class Machine {
       : a_(a),
         col_(static_cast<const I*>(a.csr.col)),
         eid_(static_cast<const I*>(a.csr.eid)),
+        rows_(static_cast<const I*>(a.rows)),
         scratch_(scratch.values),
         spread_scratch_(scratch.spread),
         index_scratch_(scratch.indices) {
     for (int o = 0; o < a.num_operands; ++o) {
       wide_[o] = a.operands[o].wide;
-      invariant_[o] = a.operands[o].side == Operand::kTarget;
+      invariant_[o] = a.operands[o].side == Operand::kTarget && !rows_;
       if (a.operands[o].side == Operand::kNumber)
         numbered_ = true;
       else if (!invariant_[o])
@@ -61,7 +62,7 @@ class Machine {
         bind(o, static_cast<const T*>(operand.data) + place);
     }
     for (int m = 0; m < num_moving_; ++m) {
-      Moving& moving = moving_[m];
+      Moving<I>& moving = moving_[m];
       const Operand& operand = a_.operands[moving.number];
       const int64_t offset = offset_of(operand, f);
       if (operand.index)
@@ -70,7 +71,9 @@ class Machine {
         moving.base = static_cast<const T*>(operand.data) + offset;
       moving.stride = operand.stride;
       moving.index = operand.index;
-      moving.by_source = operand.side == Operand::kSource;
+      moving.ids = operand.side == Operand::kSource   ? col_
+                   : operand.side == Operand::kTarget ? rows_
+                                                      : eid_;
     }
     execute(true);
     if (batch_ > 1)
@@ -84,7 +87,7 @@ class Machine {
     for (int j = 0; j < count; ++j)
       edges_[j] = eid_ ? static_cast<int64_t>(eid_[k + j]) : k + j;
     for (int m = 0; m < num_moving_; ++m) {
-      const Moving& moving = moving_[m];
+      const Moving<I>& moving = moving_[m];
       if (moving.index)
         gather_indices(moving, k);
       else
@@ -114,8 +117,8 @@ class Machine {
     return (operand.per_head ? head_ * columns : 0) + (operand.wide ? f : 0);
   }
 
-  int64_t row_of(const Moving& moving, int64_t k, int j) const {
-    return moving.by_source ? static_cast<int64_t>(col_[k + j]) : edges_[j];
+  static int64_t row_of(const Moving<I>& moving, int64_t k) {
+    return moving.ids ? static_cast<int64_t>(moving.ids[k]) : k;
   }
 
   // Copies n features to p and widens them. Lanes up to a whole vector may be overwritten.
@@ -152,18 +155,17 @@ class Machine {
     }
   }
 
-  void gather(const Moving& moving, int64_t k) {
+  void gather(const Moving<I>& moving, int64_t k) {
     const int o = moving.number;
     const T* base = static_cast<const T*>(moving.base);
     const int n = wide_[o] ? columns_ : 1;
-    const bool in_order = !moving.by_source && !eid_;
     prefetch(moving, k, n);
     if (count_ == 1) {
-      bind(o, base + row_of(moving, k, 0) * moving.stride);
+      bind(o, base + row_of(moving, k) * moving.stride);
       return;
     }
     if constexpr (std::is_same_v<T, A>) {
-      if (in_order && moving.stride == n) {  // the rows of a tile lie one after another
+      if (!moving.ids && moving.stride == n) {  // the rows of a tile lie one after another
         registers_[o] = base + k * moving.stride;
         return;
       }
@@ -172,41 +174,38 @@ class Machine {
     registers_[o] = to;
     if (n == 1) {
       for (int j = 0; j < count_; ++j)
-        to[j] = to_acc(base[row_of(moving, k, j) * moving.stride]);
+        to[j] = to_acc(base[row_of(moving, k + j) * moving.stride]);
       return;
     }
     for (int j = 0; j < count_; ++j)
-      copy(base + row_of(moving, k, j) * moving.stride, n, to + j * n);
+      copy(base + row_of(moving, k + j) * moving.stride, n, to + j * n);
   }
 
   // Inlined by force: the compiler thinks a function that only prefetches does nothing.
-  __attribute__((always_inline)) void prefetch(const Moving& moving, int64_t k, int n) const {
+  __attribute__((always_inline)) void prefetch(const Moving<I>& moving, int64_t k, int n) const {
     const int64_t last = a_.csr.num_entries - 1;
     const T* base = static_cast<const T*>(moving.base);
     const int bytes = n * static_cast<int>(sizeof(T));
     const int64_t ahead = smaller(2 * kTile / n, kAhead);
     for (int j = 0; j < count_; ++j) {
       const int64_t next = k + j + ahead < last ? k + j + ahead : last;
-      const int64_t row = moving.by_source ? static_cast<int64_t>(col_[next])
-                          : eid_           ? static_cast<int64_t>(eid_[next])
-                                           : next;
-      const char* p = reinterpret_cast<const char*>(base + row * moving.stride);
+      const char* p = reinterpret_cast<const char*>(base + row_of(moving, next) * moving.stride);
       for (int b = 0; b < bytes; b += 64)
         __builtin_prefetch(p + b);
     }
   }
 
-  void gather_indices(const Moving& moving, int64_t k) {
+  void gather_indices(const Moving<I>& moving, int64_t k) {
     const int o = moving.number;
     const I* base = static_cast<const I*>(moving.base);
     if (count_ == 1) {
-      index_[o] = base + row_of(moving, k, 0) * moving.stride;
+      index_[o] = base + row_of(moving, k) * moving.stride;
       return;
     }
     const int n = wide_[o] ? columns_ : 1;
     I* to = index_scratch_[o];
     for (int j = 0; j < count_; ++j)
-      __builtin_memcpy(to + j * n, base + row_of(moving, k, j) * moving.stride, n * sizeof(I));
+      __builtin_memcpy(to + j * n, base + row_of(moving, k + j) * moving.stride, n * sizeof(I));
     index_[o] = to;
   }
 
@@ -377,7 +376,8 @@ class Machine {
   const ProgramArgs& a_;
   const I* col_;
   const I* eid_;
-  Moving moving_[kMaxOperands] = {};
+  const I* rows_;
+  Moving<I> moving_[kMaxOperands] = {};
   int num_moving_ = 0;
   int columns_ = 0;
   int batch_ = 1;

@@ -305,6 +305,19 @@ void program_rows(const ProgramArgs& a, const Range& range) {
   }
 }
 
+// Messages that are written out, entry after entry of a list: [row_begin, row_end) are entries.
+template <class T, class I>
+void program_list(const ProgramArgs& a, const Range& range) {
+  constexpr int64_t kChunk = 128;  // what the heads of an entry have in common stays in the cache
+  Reducer<T, I> reducer(a);
+  for (int64_t k = range.row_begin; k < range.row_end; k += kChunk) {
+    const Piece piece{0, k, smaller(k + kChunk, range.row_end)};
+    program_blocks(a, range.f_begin, range.f_end, [&](int64_t h, int64_t f, int n, int64_t) {
+      program_entries(reducer, a, piece, h, f, n);
+    });
+  }
+}
+
 template <class T, class I>
 void program_piece(const ProgramArgs& a, const Piece& piece, void* partial) {
   const int64_t columns = a.heads * (a.sum_result ? 1 : a.width);

@@ -23,11 +23,12 @@ struct Numbers {
   int64_t heads = 1;
 };
 
-// An operand that is read at the source or the edge, and so moves from entry to entry.
+// An operand of which every entry reads another row.
+template <class I>
 struct Moving {
   int number;
-  bool by_source;
   bool index;
   int64_t stride;
+  const I* ids;  // the row of every entry; null if entry k reads row k
   const void* base;
 };

@@ -156,6 +156,13 @@ inline vec_t<acc_t<T>> load_n(const T* p, int n) {
   if constexpr (std::is_same_v<T, fp16>)
     return (vec_t<float>)_mm512_cvtph_ps(
         _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p));
+#elif PYG_ACCEL_VEC_BYTES == 32
+  if constexpr (std::is_same_v<T, float>)
+    return (vec_t<float>)_mm256_maskload_ps(
+        p, (__m256i)(mask_t<float>{0, 1, 2, 3, 4, 5, 6, 7} < mask_t<float>{} + n));
+  if constexpr (std::is_same_v<T, double>)
+    return (vec_t<double>)_mm256_maskload_pd(
+        p, (__m256i)(mask_t<double>{0, 1, 2, 3} < mask_t<double>{} + n));
 #endif
   alignas(64) T buffer[kLanes<acc_t<T>>] = {};
   for (int i = 0; i < n; ++i)
@@ -171,6 +178,29 @@ inline void store_n(T* p, vec_t<acc_t<T>> v, int n) {
       return;
     }
   }
+#if PYG_ACCEL_VEC_BYTES == 64
+  if constexpr (std::is_same_v<T, float>)
+    return _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), (__m512)v);
+  if constexpr (std::is_same_v<T, double>)
+    return _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << n) - 1), (__m512d)v);
+#elif PYG_ACCEL_VEC_BYTES == 32
+  if constexpr (std::is_same_v<T, float>) {  // by halves: masked stores are slow on some processors
+    __m128 rest = _mm256_castps256_ps128((__m256)v);
+    if (n & 4) {
+      _mm_storeu_ps(p, rest);
+      rest = _mm256_extractf128_ps((__m256)v, 1);
+      p += 4;
+    }
+    if (n & 2) {
+      _mm_storel_pi(reinterpret_cast<__m64*>(p), rest);
+      rest = _mm_movehl_ps(rest, rest);
+      p += 2;
+    }
+    if (n & 1)
+      _mm_store_ss(p, rest);
+    return;
+  }
+#endif
   for (int i = 0; i < n; ++i)
     p[i] = from_acc<T>(v[i]);
 }

@@ -80,8 +80,8 @@ def gspmm(
     if ordinary and operands and is_eager() and type(graph) is Graph:
         reduction = _reduction(graph, text, reduces, operands, edge_order)
         if reduction is not None:
-            outs = reduction(graph, operands)
-            return outs[0] if isinstance(reduce, str) else list(outs)
+            reduced = reduction(graph, operands)
+            return reduced[0] if isinstance(reduce, str) else list(reduced)
     if not ordinary:
         for index, t in enumerate(operands):
             if not isinstance(t, Tensor):
@@ -115,11 +115,11 @@ def _reduction(
     grad = torch.is_grad_enabled()
     facts = tuple([(t.shape[1:], t.dtype, grad and t.requires_grad) for t in operands])
     key = (text, reduces, edge_order, facts)
-    known = _reductions.get(key, _MISSING)
-    if known is _MISSING:
+    if key not in _reductions:
         if len(_reductions) >= 4096:
             _reductions.clear()
-        known = _reductions[key] = _make_reduction(graph, text, reduces, operands, edge_order, grad)
+        _reductions[key] = _make_reduction(graph, text, reduces, operands, edge_order, grad)
+    known = _reductions[key]
     if known is None:
         return None
     rows, device = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}, graph.device
@@ -154,7 +154,6 @@ def _make_reduction(
     return Reduction(text, reduces, sides, layout, edge_order=edge_order, needs=needs)
 
 
-_MISSING: Any = object()
 _reductions: dict[Any, Reduction | None] = {}
 
 

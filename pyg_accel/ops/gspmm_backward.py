@@ -117,15 +117,16 @@ def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
     """Return the gradients of the operator's inputs: those of the operands, None for others."""
     arrays, saved = Arrays.saved(ctx)
     n = ctx.num_operands
-    found = gradients(arrays, list(saved[:n]), list(saved[n:]), grad_outputs, *ctx.facts, ctx.needs,
-                      ctx.shapes)  # fmt: skip
+    text, reduces = ctx.facts
+    found = gradients(arrays, list(saved[:n]), list(saved[n:]), grad_outputs, text, reduces,
+                      ctx.needs, ctx.shapes)  # fmt: skip
     return *NO_GRADS, found, None, None, None
 
 
 def gradients(
     arrays: Arrays,
-    operands: Sequence[Tensor | None],
-    args: Sequence[Tensor | None],
+    operands: Sequence[Any],
+    args: Sequence[Any],
     grad_outputs: Sequence[Tensor | None],
     text: str,
     reduces: tuple[str, ...],

@@ -83,7 +83,7 @@ class Reduction:
     def backward(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """Return the gradients of the operands, in their shapes."""
         if any(g is not None and is_batch(g) for g in grads):
-            found: Any = each_gradient(lambda *one: self.backward(ctx, one), grads)
+            found: Any = each_gradient(lambda *one: tuple(self.backward(ctx, one)), grads)
             return list(found)
         if all(g is None for g in grads):
             return [None] * len(self.sides)

@@ -19,6 +19,9 @@ __all__ = [
 ]
 
 
+_FEW = 8  # pairs of a relation and a node that there may be, for each edge
+
+
 class Relations(NamedTuple):
     """The graphs of all relations, with a row for each target that a relation has edges to.
 
@@ -109,7 +112,12 @@ def _pairs(
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < most:
             raise IndexError(f"found {name} ids outside of [0, {most})")
     stride = max(nodes, 1)
-    pairs, pair = torch.unique(relation.long() * stride + ends, return_inverse=True)
+    keys = relation.long() * stride + ends
+    if relations * stride <= _FEW * keys.numel():  # marking every pair takes less than sorting
+        marks = keys.new_zeros(relations * stride).index_fill_(0, keys, 1)
+        pairs, pair = marks.nonzero().view(-1), (marks.cumsum(0) - 1).index_select(0, keys)
+    else:
+        pairs, pair = torch.unique(keys, return_inverse=True)
     starts = torch.arange(relations + 1, device=pairs.device) * stride
     return pairs % stride, torch.searchsorted(pairs, starts).cpu(), pair
 

@@ -3,7 +3,7 @@
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +19,17 @@ from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import compiled, plans, reading
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
-from pyg_accel.patching.kinds import kind_of_call
+from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.randomness import random_state, restore, tensors_of
 from pyg_accel.patching.reasons import (
     RECORDED,
+    SEEN,
     call_reasons,
     data_reasons,
     device_of,
     is_active,
+    kind_reasons,
     num_edges,
     size_reasons,
     torch_records,
@@ -44,16 +46,24 @@ from pyg_accel.settings import settings
 __all__ = ["bypassed", "call", "forget", "layer", "memoise", "set_sparse_value", "softmax", "spmm"]
 
 _memo = MEMO
-# Of each layer, by kind of call: why its message is no formula; empty where it is one.
-_found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str]]" = weakref.WeakKeyDictionary()
+
+
+class _Found(NamedTuple):
+    """What the first call of a layer showed: why its message is no formula, or its kind."""
+
+    reason: str
+    kind: str
+
+
+_found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, _Found]]" = weakref.WeakKeyDictionary()
 
 
 def forget() -> None:
-    """Drop all graphs, remembered results and declined layers."""
+    """Drop all graphs and remembered results; what was found of layers goes with them."""
     GRAPHS.clear()
     _memo.clear()
-    _found.clear()
     plans.forget()
+    SEEN.clear()
 
 
 def call(
@@ -69,32 +79,28 @@ def call(
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
-    if type(edge_index) is Tensor and edge_index.dim() == 2 and in_force() is None:
-        small = size_reasons(num_edges(edge_index), edge_index.device.type)
+    key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
+    found = _found.get(self, {}).get(key)
+    if type(edge_index) in (Tensor, EdgeIndex) and edge_index.dim() == 2 and in_force() is None:
+        edges = edge_index.size(1)
+        small = size_reasons(edges, edge_index.device.type)
+        if not small and (found is None or not found.reason):
+            kind = "" if found is None else found.kind
+            small = kind_reasons(kind, edges, edge_index, (id(self), original))
         if small:  # and nothing else matters: it must cost next to nothing
             out = original(self, edge_index, *args, **kwargs)
             record(layer, "", "PyG", small[0], time.perf_counter() - start)
             return out
     refuse_training(self)
-    kind = None
-    if not args and in_force() is None:
-        kind = kind_of_call(original, self, edge_index, kwargs)
-    plan = plans.find(self, kind)
-    if plan is not None and not (data_reasons(edge_index) or transform_reasons()):
-        state = random_state(edge_index.device, self) if settings.verify else None
-        with record_choices() as names:
-            out = plan.run(self, edge_index, kwargs)
+    plain = None
+    if not args and in_force() is None and (found is None or not found.reason):
+        plain = kind_of_call(original, self, edge_index, kwargs)
+        out = _planned(original, self, edge_index, kwargs, plain)
         if out is not None:
-            seconds = time.perf_counter() - start
-            if state is not None:
-                verify(original, self, edge_index, args, kwargs, out, state)
-            record(layer, plan.text, "+".join(names) or "later", "", seconds)
             return out
-    key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
-    found = _found.get(self, {}).get(key)
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index)
-    if found and not reasons:
-        reasons = [found]
+    if found is not None and found.reason and not reasons:
+        reasons = [found.reason]
     if not reasons:
         # A message that turns out not to be a formula, today, runs twice: from the same state.
         state = random_state(device_of(edge_index), self)
@@ -108,14 +114,14 @@ def call(
         except Unrecognised as reason:
             reasons = [str(reason)]
             if reason.sticky:
-                _found.setdefault(self, {})[key] = str(reason)
+                _found.setdefault(self, {})[key] = _Found(str(reason), "")
             restore(state)
         else:
             seconds = time.perf_counter() - start
-            _found.setdefault(self, {})[key] = ""
+            _found.setdefault(self, {})[key] = _Found("", trace.kind())
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(original, self, edge_index, args, kwargs, out, state)
-            plans.learn(self, kind, kwargs, trace, out)
+            plans.learn(self, plain, kwargs, trace, out)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, "+".join(names) or "later", "", seconds)
@@ -124,6 +130,30 @@ def call(
             return out
     out = original(self, edge_index, *args, **kwargs)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
+    return out
+
+
+def _planned(
+    original: Callable[..., Any],
+    self: MessagePassing,
+    edge_index: Tensor,
+    kwargs: dict[str, Any],
+    kind: Key | None,
+) -> Any:
+    """Make a call of a kind that has a plan; None if it has none."""
+    plan = plans.find(self, kind)
+    if plan is None or data_reasons(edge_index) or transform_reasons():
+        return None
+    start = time.perf_counter()
+    state = random_state(edge_index.device, self) if settings.verify else None
+    with record_choices() as names:
+        out = plan.run(self, edge_index, kwargs)
+    if out is None:
+        return None
+    seconds = time.perf_counter() - start
+    if state is not None:
+        verify(original, self, edge_index, (), kwargs, out, state)
+    record(type(self).__name__, plan.text, "+".join(names) or "later", "", seconds)
     return out
 
 

@@ -138,8 +138,8 @@ def calibrate_sampling(
 
     Raises:
         ValueError: for a mask that selects nothing or is not of these nodes, data without classes
-            (or other targets and no metric), a negative drop, no widths, widths or repeats below 1, and for
-            a model of which nothing is sampled.
+            (or other targets and no metric), a negative drop, no widths, widths or repeats below 1,
+            and for a model of which nothing is sampled.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not bool(mask.any()):
         raise ValueError("expected 'mask' to be bool and to select at least one node")

@@ -24,6 +24,7 @@ from pyg_accel.patching.randomness import random_state
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
+    kind_reasons,
     layer_reasons,
     size_reasons,
     takes_part,
@@ -145,7 +146,10 @@ def _reasons(
 def _of_every_call(layers: dict[EdgeType, Any], edges: dict[EdgeType, Tensor]) -> list[str]:
     if len(layers) < MANY:
         together = sum(edges[key].size(-1) for key in layers)
-        if reasons := size_reasons(together, edges[next(iter(layers))].device.type):
+        first = edges[next(iter(layers))]
+        if reasons := size_reasons(together, first.device.type):
+            return reasons
+        if reasons := kind_reasons("relations", together, first, id(next(iter(layers.values())))):
             return reasons
     for key, conv in layers.items():
         if not takes_part(conv):

@@ -1,5 +1,6 @@
 """Whether a call is accelerated: what patch() switched on, and the reasons against."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
+from pyg_accel.kept import Glimpses
 from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.patching.reading import picked_from
 from pyg_accel.patching.sampling import in_force
@@ -22,6 +24,7 @@ from pyg_accel.settings import settings
 __all__ = [
     "MARK",
     "RECORDED",
+    "SEEN",
     "WATCHED",
     "call_reasons",
     "data_reasons",
@@ -29,6 +32,7 @@ __all__ = [
     "has_hooks",
     "is_active",
     "is_watched",
+    "kind_reasons",
     "layer_reasons",
     "modules_in",
     "num_edges",
@@ -44,6 +48,7 @@ MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched
 _switched_on = 0  # how many patch() without a model are in force
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
+SEEN = Glimpses(256)  # the graphs of calls for which it matters whether they come again
 _FAKE = _TorchDispatchModeKey.FAKE
 # Methods that somebody may replace on an instance: they are what its calls run then.
 _METHODS = frozenset({
@@ -171,6 +176,27 @@ def size_reasons(num_edges: int | torch.SymInt, device: str) -> list[str]:
             few = not statically_known_true(num_edges >= fewest)
             return ["a number of edges that depends on data"] if few else []
     return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
+
+
+def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list[str]:
+    """What else is small for a kind of call; see :mod:`.thresholds`.
+
+    Args:
+        kind: of the call; "" if that is not known yet.
+        num_edges: of the graph.
+        graph: the edge_index that will be known again.
+        by: who asks, as a graph is new to each.
+    """
+    if settings.always:
+        return []
+    limits = thresholds(graph.device.type).of(kind)
+    fewest = limits.training if torch.is_grad_enabled() else limits.inference
+    new = SEEN.is_new(by, graph)
+    if num_edges < fewest:
+        return [f"small: fewer than {fewest} edges ({kind})"]
+    if new and num_edges < limits.new:
+        return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
+    return []
 
 
 def device_of(edge_index: Any) -> torch.device:

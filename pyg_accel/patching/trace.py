@@ -38,6 +38,9 @@ from pyg_accel.patching.typed import with_pairs_as_sources
 __all__ = ["Trace", "Watch", "saved_tensors_are_hooked"]
 
 
+_WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
+
+
 class Watch(TorchFunctionMode):
     """Sees the torch functions of one accelerated call.
 
@@ -88,6 +91,10 @@ class Watch(TorchFunctionMode):
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that is watched, or something in its place."""
         raise NotImplementedError
+
+    def kind(self) -> str:
+        """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
+        return "sums"
 
     @staticmethod
     def active() -> "Watch | None":
@@ -236,6 +243,19 @@ class Trace(Watch):
                 return graph_of(self.edge_index, num_rows, num_cols, self.target, self.owner)
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
             raise Unrecognised(str(error), sticky=False) from error
+
+    def kind(self) -> str:
+        """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
+        wide = [
+            side
+            for operand, side in zip(self.operands, self._sides, strict=True)
+            if plain_shape(operand)[1:].numel() > _WEIGHTS
+        ]
+        if "e" in wide:
+            return "edge features"
+        if any("softmax" in formula for formula in self.formulas):
+            return "attention"
+        return "messages" if len(wide) > 1 else "sums"
 
     # -- making lazy tensors ---------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """``torch.compile`` of patched models: whole graphs, few of them, and the numbers of stock."""
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any

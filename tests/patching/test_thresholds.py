@@ -1,12 +1,22 @@
 """Small graphs stay with PyG; how small is read from a file."""
 
+import io
 import json
 
 import pytest
 import torch
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import (
+    EdgeConv,
+    FiLMConv,
+    GATConv,
+    GCNConv,
+    GINEConv,
+    RGCNConv,
+    SAGEConv,
+)
 
 import pyg_accel
+from pyg_accel.patching import accelerate
 from pyg_accel.patching.thresholds import Thresholds, thresholds
 from pyg_accel.settings import settings
 
@@ -102,3 +112,109 @@ def test_the_file_can_be_named_by_the_environment(tmp_path, monkeypatch):
     file.write_text('{"cpu": {"min_edges": 5}}')
     monkeypatch.setenv("PYG_ACCEL_THRESHOLDS", str(file))
     assert thresholds("cpu") == Thresholds(5)
+
+
+@pytest.fixture
+def kinds(tmp_path):
+    def write(**limits: dict[str, int]) -> None:
+        file = tmp_path / "kinds.json"
+        named = {name.replace("_", " "): numbers for name, numbers in limits.items()}
+        file.write_text(json.dumps({"cpu": {"min_edges": 10, "kinds": named}}))
+        settings.thresholds = str(file)
+
+    return write
+
+
+def test_a_kind_that_loses_in_training_is_accelerated_in_inference_alone(kinds, report_of):
+    kinds(edge_features={"inference": 10, "training": E + 1, "new": 10})
+    layer, x = GINEConv(torch.nn.Linear(F, 3)), torch.randn(20, F)
+    edges, attributes = torch.randint(0, 20, (2, E)), torch.randn(E, F)
+    with pyg_accel.patched():
+        layer(x, edges, attributes)  # shows its kind
+        pyg_accel.reset_report()
+        layer(x, edges, attributes)
+        (row,) = report_of()
+        assert row.reason == f"small: fewer than {E + 1} edges (edge features)"
+        pyg_accel.reset_report()
+        with torch.no_grad():
+            layer(x, edges, attributes)
+        (row,) = report_of()
+        assert row.formula == "sum_j relu(add(u0,e1))"
+
+
+def test_a_new_graph_stays_with_pyg_and_is_accelerated_when_it_comes_again(kinds, outcomes):
+    kinds(sums={"inference": 10, "training": 10, "new": E + 1})
+    layer, x, edges = SAGEConv(F, 3), torch.randn(20, F), torch.randint(0, 20, (2, E))
+    assert outcomes(2) == ["mean_j u0"] * 2  # the first call shows the kind
+    with pyg_accel.patched():
+        layer(x, edges)
+        for again in (edges.clone(), edges.clone()):
+            pyg_accel.reset_report()
+            layer(x, again)
+            assert "a new graph" in pyg_accel.report(io.StringIO()).rows[0].reason
+            pyg_accel.reset_report()
+            layer(x, again)
+            assert pyg_accel.report(io.StringIO()).rows[0].formula == "mean_j u0"
+            again[0, 0] = 0  # a change in place makes it another graph
+            pyg_accel.reset_report()
+            layer(x, again)
+            assert "a new graph" in pyg_accel.report(io.StringIO()).rows[0].reason
+
+
+def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
+    kinds(sums={"inference": 10, "training": 10, "new": E + 1})
+    first, second, x = SAGEConv(F, F), SAGEConv(F, F), torch.randn(20, F)
+    with pyg_accel.patched():
+        for layer in (first, second):
+            layer(x, torch.randint(0, 20, (2, E)))
+        pyg_accel.reset_report()
+        edges = torch.randint(0, 20, (2, E))
+        second(first(x, edges), edges)
+        rows = pyg_accel.report(io.StringIO()).rows
+    assert all("a new graph" in row.reason for row in rows)
+
+
+def test_what_a_call_computes_is_its_kind(kinds, report_of):
+    limits = {"inference": 10**6, "training": 10**6, "new": 10**6}
+    kinds(sums=limits, messages=limits, attention=limits, edge_features=limits, relations=limits)
+    x, edges = torch.randn(20, F), torch.randint(0, 20, (2, E))
+    calls = {
+        "sums": (GCNConv(F, F), (x, edges)),
+        "messages": (FiLMConv(F, F), (x, edges)),
+        "attention": (GATConv(F, F), (x, edges)),
+        "edge features": (GINEConv(torch.nn.Linear(F, F)), (x, edges, torch.randn(E, F))),
+        "relations": (RGCNConv(F, F, 2), (x, edges, torch.arange(E) % 2)),
+    }
+    for kind, (layer, args) in calls.items():
+        with pyg_accel.patched():
+            layer(*args)
+            pyg_accel.reset_report()
+            layer(*args)
+        # Without its own kernels each relation is a call of its own.
+        expected = "sums" if kind == "relations" else kind
+        assert {row.reason for row in report_of()} == {
+            f"small: fewer than {10**6} edges ({expected})"
+        }
+
+
+def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off(kinds, monkeypatch):
+    kinds()
+    linear = torch.nn.Linear
+    network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.ReLU(), linear(32, 3))
+    layer, x, edges = EdgeConv(network), torch.randn(20, 2 * F), torch.randint(0, 20, (2, E))
+    tried = []
+    attempt = accelerate._attempt
+    monkeypatch.setattr(accelerate, "_attempt", lambda *a: tried.append(1) or attempt(*a))
+    for _ in range(3):
+        with pyg_accel.patched():
+            layer(x, edges)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("kinds", ['{"sum": {}}', '{"sums": {"training": 3}}'])
+def test_malformed_kinds_are_named(kinds, tmp_path):
+    file = tmp_path / "limits.json"
+    file.write_text(f'{{"cpu": {{"min_edges": 5, "kinds": {kinds}}}}}')
+    settings.thresholds = str(file)
+    with pytest.raises(ValueError, match=r"expected thresholds in '.*limits\.json'"):
+        thresholds("cpu")
