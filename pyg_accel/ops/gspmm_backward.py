@@ -160,7 +160,7 @@ def gradients(
             degree = arrays.rowptr.diff().clamp(min=1).view(-1, 1, 1)
             g = g / degree.to(g.dtype)
         elif reduce == "prod":
-            g, tensors[n + 2 * r + 1] = _prod_coefficients(g, arrays, operands, text)
+            g, tensors[n + 2 * r + 1] = _prod_coefficients(g, arrays, list(operands), text)
         elif reduce in ("max", "min"):
             tensors[n + 2 * r + 1] = args[r]
         tensors[n + 2 * r] = g
