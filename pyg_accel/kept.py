@@ -3,14 +3,31 @@
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-__all__ = ["Kept", "Snapshot", "version_of"]
+__all__ = ["Kept", "Snapshot", "holding", "version_of"]
 
 T = TypeVar("T")
+
+_holders: list[list[Any]] = []
+
+
+@contextmanager
+def holding() -> Iterator[list[Any]]:
+    """Collect every value that is lent or put away meanwhile, in any thread.
+
+    A CUDA graph reads the memory of what was there when it was captured, and must keep it alive.
+    """
+    held: list[Any] = []
+    _holders.append(held)
+    try:
+        yield held
+    finally:
+        _holders[:] = [other for other in _holders if other is not held]
 
 
 def version_of(tensor: Tensor) -> int:
@@ -77,6 +94,8 @@ class Kept(Generic[T]):
                 del self._entries[place]
                 return None
             self._entries.move_to_end(place)
+            for held in _holders:
+                held.append(value)
             return value
 
     def put(self, owners: Sequence[Tensor], key: Hashable, value: T) -> None:
@@ -84,6 +103,8 @@ class Kept(Generic[T]):
         if not self._trusting and any(t.is_inference() for t in owners):
             return
         place = (*map(id, owners), key)
+        for held in _holders:
+            held.append(value)
 
         def forget(_: object) -> None:
             with self._lock:
