@@ -47,9 +47,9 @@ def masked_batch_norm(
     each = (1, -1, *[1] * (x.dim() - 2))  # how a number for each channel is broadcast
     keep = real.view(-1, *[1] * (x.dim() - 1))
     total = count.to(wide.dtype) * x[0, 0].numel()
-    mean = torch.where(keep, wide, 0).sum(dims) / total
+    mean = wide.masked_fill(~keep, 0).sum(dims) / total
     centred = wide - mean.view(each)
-    var = torch.where(keep, centred, 0).square().sum(dims) / total
+    var = centred.masked_fill(~keep, 0).square().sum(dims) / total
     with torch.no_grad():
         if running_mean is not None:
             running_mean.mul_(1 - momentum).add_(mean.to(running_mean) * momentum)
@@ -110,5 +110,5 @@ class _FusedBatchNorm(torch.autograd.Function):
             of_x = torch.batch_norm_backward_elemt(
                 grad, x, mean, scale, weight, total, along, count.to(torch.int32).view(1)
             )
-            of_x = torch.where(keep, of_x, 0)
+            of_x = of_x.masked_fill(~keep, 0)
         return of_x, None, None, of_weight, of_bias, None, None, None

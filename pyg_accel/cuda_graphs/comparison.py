@@ -12,6 +12,7 @@ __all__ = ["Still", "cotangents", "difference"]
 
 # Relative to the largest element, because sums of many terms carry the rounding of large ones.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+_COARSE = 5e-2  # with half precision somewhere
 _DROPOUTS = (
     F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d,
     torch.dropout, torch.alpha_dropout, torch.feature_dropout,
@@ -57,7 +58,11 @@ def cotangents(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def difference(
-    expected: Sequence[Tensor | None], found: Sequence[Tensor | None], names: Sequence[str]
+    expected: Sequence[Tensor | None],
+    found: Sequence[Tensor | None],
+    name: str,
+    *,
+    coarse: bool,
 ) -> str:
     """Return where two sequences of tensors differ by more than rounding; empty if nowhere.
 
@@ -65,21 +70,23 @@ def difference(
     against the largest of all.
     """
     scale = max((_largest(t) for t in expected if t is not None), default=0.0)
-    for name, one, other in zip(names, expected, found, strict=True):
+    if len(expected) != len(found):
+        return f"{len(found)} {name}s instead of {len(expected)}"
+    for i, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one is None or other is None:
             if one is not other:
-                return f"{name} is missing"
+                return f"{name} {i} is missing"
             continue
         if one.shape != other.shape or one.dtype != other.dtype:
-            return f"{name} is of shape {list(other.shape)} instead of {list(one.shape)}"
+            return f"{name} {i} is of shape {list(other.shape)} instead of {list(one.shape)}"
         if not one.is_floating_point():
             if not torch.equal(one, other):
-                return f"{name} differs"
+                return f"{name} {i} differs"
             continue
-        relative = _TOLERANCE.get(one.dtype, 5e-2)
+        relative = _COARSE if coarse else _TOLERANCE.get(one.dtype, _COARSE)
         allowed = relative * (_largest(one) + 1e-2 * scale)
         if not torch.isclose(other, one, rtol=0, atol=allowed, equal_nan=True).all():
-            return f"{name} is off by {float((one - other).abs().max()):.2g}"
+            return f"{name} {i} is off by {float((one - other).abs().max()):.2g}"
     return ""
 
 

@@ -311,6 +311,9 @@ class Engine:
             )  # fmt: skip
             with torch.inference_mode() if modes.inference else nullcontext():
                 record_call(self._subject, state, entry, arguments, sizes, self.recorder)
+        except torch.OutOfMemoryError as error:
+            family.refusal = "out of memory"
+            raise Uncapturable(family.refusal) from error
         except Uncapturable as reason:
             family.refusal = str(reason)
             raise

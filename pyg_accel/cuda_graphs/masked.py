@@ -167,9 +167,9 @@ class Masked(TorchFunctionMode):
         real = self._padding.real_like(axis, target)
         if func in (F.cross_entropy, F.nll_loss) and not target.is_floating_point():
             ignored = kwargs.get("ignore_index", -100)
-            return func(input, torch.where(real, target, ignored), *args, **kwargs)
+            return func(input, target.masked_fill(~real, ignored), *args, **kwargs)
         each = func(input, target, *args, **(kwargs | {"reduction": "none"}))
-        total = torch.where(self._padding.real_like(axis, each), each, 0).sum()
+        total = each.masked_fill(~self._padding.real_like(axis, each), 0).sum()
         if reduction == "sum":
             return total
         return total / (self._padding.counts[axis] * each[0].numel())
@@ -181,7 +181,7 @@ def _filled(x: Tensor, real: Tensor, value: float) -> Tensor:
     if not x.is_floating_point() and abs(value) == torch.inf:
         bounds = torch.iinfo(x.dtype)
         value = bounds.max if value > 0 else bounds.min
-    return torch.where(real, x, torch.full((), value, dtype=x.dtype, device=x.device))
+    return x.masked_fill(~real, value)
 
 
 def _moments(
@@ -197,7 +197,7 @@ def _moments(
     keep = bool(kwargs.get("keepdim", args[2] if name == "mean" and len(args) > 2 else False))
     dtype = kwargs.get("dtype") or x.dtype
     wide = x.float() if dtype in (torch.half, torch.bfloat16) else x.to(dtype)
-    mean = torch.where(real, wide, 0).sum(dims, keepdim=True) / count
+    mean = wide.masked_fill(~real, 0).sum(dims, keepdim=True) / count
 
     def shaped(value: Tensor) -> Tensor:
         return (value if keep else value.squeeze(dims)).to(dtype)
@@ -206,7 +206,7 @@ def _moments(
         return shaped(mean)
     correction = kwargs.get("correction", 1)
     correction = int(kwargs["unbiased"]) if "unbiased" in kwargs else correction
-    squares = torch.where(real, wide - mean, 0).square().sum(dims, keepdim=True)
+    squares = (wide - mean).masked_fill(~real, 0).square().sum(dims, keepdim=True)
     spread = squares / (count - (1 if correction is None else correction))
     if name.startswith("std"):
         spread = spread.sqrt()

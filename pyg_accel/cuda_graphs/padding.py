@@ -262,7 +262,7 @@ class Padding:
             nodes = counts["nodes"]
             if role.kind == "ptr":
                 most, ids = layout.bucket, torch.arange(tensor.numel(), device=tensor.device)
-                padding = torch.where(ids == most["graphs"] + 1, most["nodes"], nodes)
+                padding = nodes.expand_as(ids).masked_fill(ids > most["graphs"], most["nodes"])
                 filled.append(torch.where(ids <= counts["graphs"], tensor, padding.to(tensor)))
                 continue
             real = self.real(role.axis)
@@ -272,7 +272,7 @@ class Padding:
                 filled.append(torch.where(real, tensor, padding.to(tensor.dtype)))
                 continue
             if role.kind == "batch":
-                self.batch = torch.where(real, tensor, layout.bucket["graphs"])
+                self.batch = tensor.masked_fill(~real, layout.bucket["graphs"])
                 filled.append(self.batch)
                 continue
             if tensor.dtype == torch.bool:
@@ -290,4 +290,4 @@ class Padding:
         axis = self.axis_of(out)
         if axis is None or not out.is_floating_point():
             return out
-        return torch.where(self.real_like(axis, out), out, 0)
+        return out.masked_fill(~self.real_like(axis, out), 0)

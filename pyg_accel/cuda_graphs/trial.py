@@ -143,16 +143,15 @@ def _recorded(
     return _evidence(subject, None, parts, grads, saved)
 
 
-def _check(what: str, expected: Evidence, found: Evidence) -> None:
+def _check(what: str, entry: Entry, expected: Evidence, found: Evidence) -> None:
+    halves = (torch.half, torch.bfloat16)
+    coarse = entry.modes.autocast is not None or any(out.dtype in halves for out in expected.outs)
     for name, one, other in (
         ("output", expected.outs, found.outs),
         ("gradient", expected.grads, found.grads),
         ("buffer", expected.state, found.state),
     ):
-        names = [f"{name} {i}" for i in range(len(one))]
-        if len(one) != len(other):
-            raise Uncapturable(f"{what}: {len(other)} {name}s instead of {len(one)}")
-        if wrong := difference(one, other, names):
+        if wrong := difference(one, other, name, coarse=coarse):
             raise Uncapturable(f"{what}: {wrong}")
 
 
@@ -189,7 +188,7 @@ def compare(
             padded = _padded(subject, entry, plain, sizes, saved, still=True)
             if poison and not _finite(padded) and _finite(plain):
                 continue  # numbers too large for the model, which says nothing about leaks
-            _check("padding changes the result", plain, padded)
+            _check("padding changes the result", entry, plain, padded)
             if poison:
                 break
         entry.poison(False)
@@ -197,7 +196,7 @@ def compare(
     if make is not None:
         make()
     found = _recorded(subject, entry, arguments, sizes, saved)
-    _check("captured, it computes something else", expected, found)
+    _check("captured, it computes something else", entry, expected, found)
 
 
 def _finite(evidence: Evidence) -> bool:
