@@ -111,4 +111,5 @@ class _FusedBatchNorm(torch.autograd.Function):
                 grad, x, mean, scale, weight, total, along, count.to(torch.int32).view(1)
             )
             of_x = of_x.masked_fill(~keep, 0)
-        return of_x, None, None, of_weight, of_bias, None, None, None
+        affine = of_weight if needs[3] else None, of_bias if needs[4] else None
+        return of_x, None, None, *affine, None, None, None

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,12 @@ class Token:
         self.done = False
 
 
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all captures: cuBLAS keeps tens of MiB for each that it has seen."""
+    return torch.cuda.Stream(device)
+
+
 class Memory:
     """What the captures of one wrapper share: their memory, which holds one call at a time.
 
@@ -35,9 +42,14 @@ class Memory:
     def __init__(self, device: torch.device) -> None:
         """Allocate nothing yet."""
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = _stream(device) if device.type == "cuda" else None
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._pending: weakref.ref[Token] | None = None
+
+    def renew(self) -> None:
+        """Take another stream and another pool for captures to come."""
+        _stream.cache_clear()
+        self.stream, self.pool = _stream(self.device), torch.cuda.graph_pool_handle()
 
     def begin(self) -> Token:
         """Note a forward pass that has a backward pass."""
@@ -192,8 +204,9 @@ def _capturing(graph: torch.cuda.CUDAGraph, memory: Memory) -> Iterator[None]:
             yield
         done = True
     finally:
-        if not done:  # the generator may believe for ever that it is captured
+        if not done:  # torch may believe for ever that generator and pool are in a capture
             generator.graphsafe_set_state(healthy)
+            memory.renew()
 
 
 class Replay(torch.autograd.Function):

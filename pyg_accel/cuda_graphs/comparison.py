@@ -1,6 +1,7 @@
 """Whether a captured call gives what the eager one does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,11 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Still", "cotangents", "difference"]
+__all__ = ["Still", "Tolerance", "cotangents", "difference", "tolerance"]
 
-# Relative to the largest element, because sums of many terms carry the rounding of large ones.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-_COARSE = 5e-2  # with half precision somewhere
 _DROPOUTS = (
     F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d,
     torch.dropout, torch.alpha_dropout, torch.feature_dropout,
@@ -57,41 +55,75 @@ def cotangents(outputs: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """How far results may be apart that differ in the order of additions.
+
+    Attributes:
+        elements: of each element, relative to the largest.
+        norm: of all elements of a gradient, relative to its norm. A rounding error that changes the
+            sign of one number before a ReLU is far more than rounding for a few elements of it.
+    """
+
+    elements: float
+    norm: float
+
+
+def tolerance(dtypes: Iterable[torch.dtype], precision: str) -> Tolerance:
+    """Return how far results of calls with these types among their results may be apart."""
+    least = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+    if torch.finfo(least).bits < 32:
+        return Tolerance(5e-2, 2e-1)
+    if least == torch.float32:  # other precisions multiply matrices in 10 bits
+        return Tolerance(5e-4, 2e-2) if precision == "highest" else Tolerance(1e-2, 5e-2)
+    return Tolerance(1e-9, 1e-7)
+
+
 def difference(
     expected: Sequence[Tensor | None],
     found: Sequence[Tensor | None],
     name: str,
+    allowed: Tolerance,
     *,
-    coarse: bool,
+    by_norm: bool = False,
 ) -> str:
     """Return where two sequences of tensors differ by more than rounding; empty if nowhere.
 
-    A gradient that is zero but for rounding, as that of a bias before a normalisation, is measured
+    What is zero but for rounding, as the gradient of a bias before a normalisation, is measured
     against the largest of all.
     """
-    scale = max((_largest(t) for t in expected if t is not None), default=0.0)
     if len(expected) != len(found):
         return f"{len(found)} {name}s instead of {len(expected)}"
+    size = _norm if by_norm else _largest
+    relative = allowed.norm if by_norm else allowed.elements
+    scale = max((size(t) for t in expected if t is not None), default=0.0)
     for i, (one, other) in enumerate(zip(expected, found, strict=True)):
         if one is None or other is None:
             if one is not other:
                 return f"{name} {i} is missing"
-            continue
-        if one.shape != other.shape or one.dtype != other.dtype:
+        elif one.shape != other.shape or one.dtype != other.dtype:
             return f"{name} {i} is of shape {list(other.shape)} instead of {list(one.shape)}"
-        if not one.is_floating_point():
+        elif not one.is_floating_point() and not one.is_complex():
             if not torch.equal(one, other):
                 return f"{name} {i} differs"
-            continue
-        relative = _COARSE if coarse else _TOLERANCE.get(one.dtype, _COARSE)
-        allowed = relative * (_largest(one) + 1e-2 * scale)
-        if not torch.isclose(other, one, rtol=0, atol=allowed, equal_nan=True).all():
-            return f"{name} {i} is off by {float((one - other).abs().max()):.2g}"
+        elif not torch.equal(one.isfinite(), other.isfinite()):
+            return f"{name} {i} is not finite in the same places"
+        else:
+            off, bound = size(one - other), relative * (size(one) + 1e-2 * scale)
+            if off > bound:
+                return f"{name} {i} is off by {off:.2g}, more than {bound:.2g}"
     return ""
 
 
 def _largest(value: Tensor) -> float:
-    if not value.is_floating_point() or value.numel() == 0:
+    """Return the largest finite element."""
+    if value.numel() == 0 or not (value.is_floating_point() or value.is_complex()):
         return 0.0
-    finite = value.detach()[value.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    return float(torch.where(value.isfinite(), value, 0).abs().max())
+
+
+def _norm(value: Tensor) -> float:
+    """Return the norm of the finite elements."""
+    if value.numel() == 0 or not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    return float(torch.where(value.isfinite(), value, 0).double().norm())

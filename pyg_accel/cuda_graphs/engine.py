@@ -5,7 +5,6 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -309,8 +308,7 @@ class Engine:
                 self._subject.call, state.modules, state.parameters if self._differentiable else [],
                 arguments, layout, [] if changes else held, modes, self._memory,
             )  # fmt: skip
-            with torch.inference_mode() if modes.inference else nullcontext():
-                record_call(self._subject, state, entry, arguments, sizes, self.recorder)
+            record_call(self._subject, state, entry, arguments, sizes, self.recorder)
         except torch.OutOfMemoryError as error:
             family.refusal = "out of memory"
             raise Uncapturable(family.refusal) from error

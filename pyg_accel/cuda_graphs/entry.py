@@ -94,7 +94,16 @@ class Entry:
         self._given = [p for p, t in enumerate(arguments.tensors) if t.requires_grad and modes.grad]
         self.inputs = [self._static[place] for place in self._given]
         self.parameters = [p for p in parameters if p.requires_grad] if modes.grad else []
-        self.inputs += self.parameters
+        # The node of autograd that belongs to a parameter works on the stream of whoever made it,
+        # so the recording has parameters of its own, in the same memory.
+        own = {p: torch.nn.Parameter(p.detach()) for p in self.parameters}
+        self._own = [
+            (module, name, p, own[p])
+            for module in modules
+            for name, p in module._parameters.items()
+            if p in own
+        ]
+        self.inputs += own.values()
         self.recording: Recording
         self.differentiable: list[bool] = []
         self._crops: list[str | None] = []
@@ -150,6 +159,9 @@ class Entry:
         """Run the function on the tensors in place: what is recorded."""
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.modes.grad))
+            for module, name, parameter, own in self._own:
+                setattr(module, name, own)  # which a recurrent layer takes note of
+                stack.callback(setattr, module, name, parameter)
             if self.modes.autocast is not None:  # casts that are cached lie outside of the capture
                 stack.enter_context(
                     torch.autocast(
@@ -175,7 +187,13 @@ class Entry:
         """Let padding be unlike real rows, or like them again."""
         self._poison.fill_(_POISON if on else 1.0)
 
-    def describe(self, value: Any, padded: Sequence[Tensor], sizes: Mapping[str, int]) -> None:
+    def describe(
+        self,
+        value: Any,
+        padded: Sequence[Tensor],
+        differentiable: Sequence[bool],
+        sizes: Mapping[str, int],
+    ) -> None:
         """Learn from an eager result and the padded one which part of outputs is real.
 
         Raises:
@@ -195,7 +213,7 @@ class Entry:
                     f"it returns {list(out.shape)}, which is {list(wide.shape)} with padding"
                 )
             self._crops.append(axis)
-        self.differentiable = [out.requires_grad for out in padded]
+        self.differentiable = list(differentiable)
         self._template = replaced(value, iter([torch.empty(0) for _ in outs]))
 
     def take(self, outs: Sequence[Tensor]) -> list[Tensor]:

@@ -75,6 +75,9 @@ class _Model:
         return list(dict.fromkeys(b for m in modules_of(self.roots) for b in m._buffers.values()
                                   if b is not None))  # fmt: skip
 
+    def evidence(self) -> dict[str, list[Tensor]]:
+        return {"buffer": self.tensors()}
+
     def prepare(self) -> None:
         """Nothing to do."""
 

@@ -1,7 +1,8 @@
 """What a capture takes for granted of its modules, and how a trial leaves no trace in them."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from pyg_accel.patching.randomness import random_state, restore
 __all__ = ["Checkpoint", "ModuleState", "modules_of"]
 
 _SCALARS = (bool, int, float, complex, str, type(None))
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -34,7 +36,8 @@ class ModuleState:
         self.modules = modules_of(roots)
         dicts = [vars(module) for module in self.modules]
         inner = [d[name] for d in dicts for name in ("_parameters", "_buffers", "_modules")]
-        self._seen = [(d, tuple(d.values())) for d in (*dicts, *inner)]
+        self._dicts = [*dicts, *inner]
+        self._values = [value for d in self._dicts for value in d.values()]
         self._hooks = [d[name] for d in dicts for name in _HOOKS]
         self.parameters = list(dict.fromkeys(p for m in self.modules for p in m._parameters.values()
                                              if p is not None))  # fmt: skip
@@ -42,35 +45,32 @@ class ModuleState:
                                           if b is not None))  # fmt: skip
         self._tensors = self._look()
 
-    def _look(self) -> list[tuple[int, bool]]:
-        return [(t.data_ptr(), t.requires_grad) for t in (*self.parameters, *self.buffers)]
+    def _look(self) -> list[Any]:
+        tensors = [*self.parameters, *self.buffers]
+        return [*map(Tensor.data_ptr, tensors), *map(_REQUIRES_GRAD, tensors)]
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
-        for known, values in self._seen:
-            if len(known) != len(values) or not all(map(is_, known.values(), values)):
-                return False
-        return self._look() == self._tensors
+        now = chain.from_iterable(map(dict.values, self._dicts))
+        return (
+            sum(map(len, self._dicts)) == len(self._values)
+            and all(map(is_, now, self._values))
+            and self._look() == self._tensors
+        )
 
     def changed(self) -> list[str]:
         """Return the names of what is no longer as it was."""
-        names = dict.fromkeys(
-            name
-            for known, values in self._seen
-            for i, (name, value) in enumerate(known.items())
-            if i >= len(values) or value is not values[i]
-        )
-        return list(names)
+        names = [name for d in self._dicts for name in d]
+        now = chain.from_iterable(map(dict.values, self._dicts))
+        if len(names) != len(self._values):
+            return ["which attributes there are"]
+        found = zip(names, now, self._values, strict=True)
+        return list(dict.fromkeys(name for name, value, then in found if value is not then))
 
     def key(self) -> Hashable:
         """Return by what this state is found again; it holds while this object lives."""
-        return (
-            tuple(
-                tuple(value if type(value) in _SCALARS else id(value) for value in values)
-                for _, values in self._seen
-            ),
-            tuple(self._tensors),
-        )
+        values = [value if type(value) in _SCALARS else id(value) for value in self._values]
+        return tuple(map(len, self._dicts)), tuple(values), tuple(self._tensors)
 
     def reasons(self) -> list[str]:
         """Return why calls of these modules cannot be captured."""

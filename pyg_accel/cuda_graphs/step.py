@@ -147,7 +147,8 @@ class _Step:
         known = set(self._parameters)
         for optimizer in self._optimizers:
             name = type(optimizer).__name__
-            if any(group.get("capturable") is False for group in optimizer.param_groups):
+            on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
+            if on_gpu and any(g.get("capturable") is False for g in optimizer.param_groups):
                 return [f"{name} is not capturable: make it with capturable=True"]
             if any(p not in known for group in optimizer.param_groups for p in group["params"]):
                 return [f"{name} has parameters of other modules: pass modules="]
@@ -184,6 +185,23 @@ class _Step:
         buffers = [b for m in modules for b in m._buffers.values() if b is not None]
         grads = [p.grad for p in self._parameters if p.grad is not None and not self._fresh.get(p)]
         return list(dict.fromkeys([*self._parameters, *buffers, *grads, *self._optimizer_state()]))
+
+    def evidence(self) -> dict[str, list[Tensor]]:
+        """Parameters count where an optimizer has no memory of gradients that tells more.
+
+        Adam turns a gradient that is nothing but rounding into a step of full length.
+        """
+        modules, remembered = modules_of(self.roots), set()
+        found = {"buffer": [b for m in modules for b in m._buffers.values() if b is not None]}
+        for optimizer in self._optimizers:
+            for p, state in optimizer.state.items():
+                for name, value in state.items():
+                    if isinstance(value, Tensor):
+                        found.setdefault(f"'{name}' of a parameter", []).append(value)
+                        if value.shape == p.shape and value.dim():
+                            remembered.add(p)
+        found["parameter"] = [p for p in self._parameters if p not in remembered]
+        return found
 
     def prepare(self) -> None:
         for p in self._parameters:

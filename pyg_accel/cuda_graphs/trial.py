@@ -1,16 +1,18 @@
 """Recording a kind of call, and comparing it with eager ones before anybody relies on it."""
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from pyg_accel.cuda_graphs.capture import Memory, Recording, Uncaptured, gradients
-from pyg_accel.cuda_graphs.comparison import Still, cotangents, difference
+from pyg_accel.cuda_graphs.comparison import Still, cotangents, difference, tolerance
 from pyg_accel.cuda_graphs.entry import Entry
-from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten
+from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
 from pyg_accel.kept import holding
 
@@ -22,6 +24,7 @@ FAILURES = (
     RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError,
     ArithmeticError, OSError, Uncapturable,
 )  # fmt: skip
+_HERE = str(Path(__file__).parent)
 Recorder = Callable[[Callable[[], list[Tensor]], Sequence[Tensor], Memory], Recording]
 
 
@@ -48,6 +51,9 @@ class Subject(Protocol):
     def tensors(self) -> list[Tensor]:
         """Return what a call may change in place."""
 
+    def evidence(self) -> dict[str, list[Tensor]]:
+        """Return what of that tells whether a call was right."""
+
     def prepare(self) -> None:
         """Get ready to be captured."""
 
@@ -63,8 +69,9 @@ class Evidence(NamedTuple):
 
     value: Any
     outs: list[Tensor]
+    differentiable: list[bool]
     grads: list[Tensor | None]
-    state: list[Tensor]
+    state: dict[str, list[Tensor]]
 
 
 def _eager(
@@ -82,6 +89,8 @@ def _eager(
     grads = gradients(outs, [*inputs, *entry.parameters],
                       [c if o.requires_grad else None
                        for o, c in zip(outs, cotangents(outs), strict=True)])  # fmt: skip
+    # A graph of autograd that is alive ties parameters to the stream that it was made on.
+    value = replaced(value, iter([out.detach() for out in outs]))
     return _evidence(subject, value, outs, grads, saved)
 
 
@@ -95,8 +104,9 @@ def _evidence(
     found = Evidence(
         value,
         [out.detach().clone() for out in outs],
+        [out.requires_grad for out in outs],
         [None if g is None else g.clone() for g in grads],
-        [t.detach().clone() for t in subject.tensors()],
+        {name: [t.detach().clone() for t in some] for name, some in subject.evidence().items()},
     )
     saved.restore()
     return found
@@ -111,7 +121,7 @@ def _padded(
         if still:
             stack.enter_context(Still())
         outs = entry.compute()
-    entry.describe(like.value, outs, sizes)
+    entry.describe(like.value, outs, [out.requires_grad for out in outs], sizes)
     parts = entry.take(outs)
     grads: list[Tensor | None] = []
     for out, part, cotangent in zip(outs, parts, cotangents(parts), strict=True):
@@ -144,15 +154,18 @@ def _recorded(
 
 
 def _check(what: str, entry: Entry, expected: Evidence, found: Evidence) -> None:
-    halves = (torch.half, torch.bfloat16)
-    coarse = entry.modes.autocast is not None or any(out.dtype in halves for out in expected.outs)
-    for name, one, other in (
-        ("output", expected.outs, found.outs),
-        ("gradient", expected.grads, found.grads),
-        ("buffer", expected.state, found.state),
-    ):
-        if wrong := difference(one, other, name, coarse=coarse):
-            raise Uncapturable(f"{what}: {wrong}")
+    dtypes = [out.dtype for out in expected.outs if out.is_floating_point()]
+    if entry.modes.autocast is not None:
+        dtypes.append(entry.modes.autocast)
+    allowed = tolerance(dtypes, entry.modes.precision)
+    wrong = difference(expected.outs, found.outs, "output", allowed) or difference(
+        expected.grads, found.grads, "gradient", allowed, by_norm=True
+    )
+    for name, tensors in expected.state.items():
+        by_norm = name != "buffer"  # that of an optimizer is made of gradients
+        wrong = wrong or difference(tensors, found.state[name], name, allowed, by_norm=by_norm)
+    if wrong:
+        raise Uncapturable(f"{what}: {wrong}")
 
 
 def compare(
@@ -180,7 +193,7 @@ def compare(
     if entry.layout is None:
         expected = _eager(subject, entry, arguments, saved, still=False)
         if make is not None:
-            entry.describe(expected.value, flatten(expected.value), sizes)
+            entry.describe(expected.value, expected.outs, expected.differentiable, sizes)
     else:
         plain = _eager(subject, entry, arguments, saved, still=True)
         for poison in (True, False):
@@ -245,6 +258,12 @@ def first_cause(error: BaseException) -> str:
     """Return what went wrong first, in a line: the end of a failed capture raises too."""
     while error.__context__ is not None and not isinstance(error, Uncapturable):
         error = error.__context__
-    text = str(error).strip().splitlines()
-    what = text[0] if text else ""
-    return what if isinstance(error, Uncapturable) else f"{type(error).__name__}: {what}"
+    if isinstance(error, Uncapturable):
+        return str(error)
+    lines = str(error).strip().splitlines() or [""]
+    what = f"{type(error).__name__}: {lines[0]}"
+    if "stream is capturing" in what:
+        what = "it waits for the device, which no CUDA graph can"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+    theirs = [f for f in frames if _HERE not in f.filename]
+    return f"{what} ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else what

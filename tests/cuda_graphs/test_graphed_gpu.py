@@ -296,6 +296,10 @@ def test_an_exception_of_the_user_is_the_users(report_of):
 
 
 def test_memory_is_bounded_and_freed_with_the_wrapper():
+    first = pyg_accel.graphed(Linear(8, 256).to(DEVICE))  # cuBLAS keeps memory for each stream
+    for _ in range(6):
+        first(torch.randn(1000, 8, device=DEVICE)).sum().backward()
+    del first
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -336,7 +340,7 @@ def test_no_memory_for_a_capture(report_of):
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [700, 699, 300, 2])
+@pytest.mark.parametrize("rows", [700, 699, 300, 5])
 def test_batch_norm_of_the_real_rows(rows, dtype, affine):
     x = (torch.randn(700, 24, device=DEVICE) * 3 + 5).to(dtype)
     weight, bias = (
