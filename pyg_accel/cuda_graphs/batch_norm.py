@@ -13,6 +13,7 @@ def masked_batch_norm(
     x: Tensor,
     real: Tensor,
     count: Tensor,
+    groups: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None,
@@ -26,6 +27,7 @@ def masked_batch_norm(
         x: [R, C, ...].
         real: [R] bool, the rows that count; the first must.
         count: [], how many they are.
+        groups: [2] float, the number of all rows, and that of the others with a minus before it.
         running_mean: [C] or None; changed in place, like running_var.
         running_var: [C] or None.
         weight: [C] or None.
@@ -39,7 +41,7 @@ def masked_batch_norm(
     if x.is_cuda and x.dim() == 2 and x.dtype != torch.float64:
         stats = (running_mean, running_var)
         fused: Tensor = _FusedBatchNorm.apply(  # type: ignore[no-untyped-call]
-            x.contiguous(), real, count, weight, bias, stats, momentum, eps
+            x.contiguous(), real, count, groups, weight, bias, stats, momentum, eps
         )
         return fused
     wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
@@ -77,6 +79,7 @@ class _FusedBatchNorm(torch.autograd.Function):
         x: Tensor,
         real: Tensor,
         count: Tensor,
+        groups: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         stats: tuple[Tensor | None, Tensor | None],
@@ -88,10 +91,8 @@ class _FusedBatchNorm(torch.autograd.Function):
         mean, scale = torch.batch_norm_stats(filled, eps)
         means = torch.stack([mean, x[0].to(mean.dtype)])
         scales = torch.stack([scale, torch.full_like(scale, eps**-0.5)])
-        rows = x.size(0)
-        counts = torch.stack([torch.full_like(count, rows), count - rows]).to(mean.dtype)
         mean, scale = torch.batch_norm_gather_stats_with_counts(
-            filled, means, scales, *stats, momentum, eps, counts
+            filled, means, scales, *stats, momentum, eps, groups
         )
         ctx.save_for_backward(x, keep, count, weight, mean, scale)
         return torch.batch_norm_elemt(x, weight, bias, mean, scale, eps)
@@ -103,7 +104,7 @@ class _FusedBatchNorm(torch.autograd.Function):
         needs = ctx.needs_input_grad
         grad = grad.contiguous()
         total, along, of_weight, of_bias = torch.batch_norm_backward_reduce(
-            grad, x, mean, scale, weight, needs[0], needs[3], needs[4]
+            grad, x, mean, scale, weight, needs[0], needs[4], needs[5]
         )
         of_x = None
         if needs[0]:
@@ -111,5 +112,5 @@ class _FusedBatchNorm(torch.autograd.Function):
                 grad, x, mean, scale, weight, total, along, count.to(torch.int32).view(1)
             )
             of_x = of_x.masked_fill(~keep, 0)
-        affine = of_weight if needs[3] else None, of_bias if needs[4] else None
-        return of_x, None, None, *affine, None, None, None
+        affine = of_weight if needs[4] else None, of_bias if needs[5] else None
+        return of_x, None, None, None, *affine, None, None, None

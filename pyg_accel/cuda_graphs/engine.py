@@ -15,7 +15,15 @@ from pyg_accel.cuda_graphs.buckets import SLACK, bucket_for, fits
 from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.entry import Entry, Modes
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable
-from pyg_accel.cuda_graphs.padding import Layout, Seen, layout_of, primary, sizes_of
+from pyg_accel.cuda_graphs.padding import (
+    Layout,
+    Seen,
+    check_roles,
+    labels_of,
+    layout_of,
+    primary,
+    sizes_of,
+)
 from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
 from pyg_accel.cuda_graphs.trial import Recorder, Subject, compare, record_call
 from pyg_accel.kept import version_of
@@ -25,6 +33,7 @@ __all__ = ["WARM_UP", "Engine"]
 WARM_UP = 3  # eager calls of a kind before it is captured, as torch.cuda.make_graphed_callables
 _KINDS, _SHAPES, _STATES, _SEEN = 32, 64, 8, 16
 _WARMING = "warming up"
+_TOO_LARGE = "too large to be captured in the memory that is left"
 
 
 class _Inside(threading.local):
@@ -43,12 +52,16 @@ class Family:
         places: where the number of rows of each axis is read.
         entries: recordings, by the size of what they hold.
         refusal: why none is made.
+        labels: an argument with a row for each graph.
+        most: elements of the arguments for which memory did not suffice.
     """
 
     def __init__(self, arguments: Arguments, roles: Mapping[str, str]) -> None:
         self.places = primary(arguments, roles)
         self.entries: list[Entry] = []
         self.refusal = ""
+        self.labels: int | None = None
+        self.most: float = torch.inf
         self.seen: OrderedDict[tuple[Any, ...], Seen] = OrderedDict()
         self.calls: dict[tuple[Any, ...], int] = {}
         self._last: list[tuple[weakref.ref[Tensor], int]] = []
@@ -112,6 +125,9 @@ class Engine:
         roles: Mapping[str, str],
     ) -> None:
         """Record nothing yet."""
+        check_roles(roles)
+        if max_captures < 1:
+            raise ValueError(f"expected 'max_captures' to be at least 1 (got {max_captures})")
         self._subject, self._positional = subject, positional
         self._differentiable, self._dynamic = differentiable, dynamic
         self._most, self._roles = max_captures, dict(roles)
@@ -120,6 +136,7 @@ class Engine:
         self._families: OrderedDict[Any, Family] = OrderedDict()
         self._recent: OrderedDict[Entry, Family] = OrderedDict()
         self._memory: Memory | None = None
+        self._changes = 0  # how many calls in a row found the modules changed
         self._thread = threading.get_ident()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -210,7 +227,7 @@ class Engine:
         sizes: dict[str, int] = {}
         found = family.find(arguments, None)
         if found is None:
-            sizes = sizes_of(arguments, family.places)
+            sizes = sizes_of(arguments, family.places, family.labels)
             found = family.find(arguments, sizes)
         if found is None:
             entry = self._prepare(family, state, arguments, sizes, modes, device)
@@ -238,8 +255,13 @@ class Engine:
 
     def _current(self) -> ModuleState:
         """Return the state of the modules, the same as long as nothing in them is replaced."""
-        if self._state is None or not self._state.holds():
+        changed: list[str] = []
+        if self._state is not None and not self._state.holds():
+            changed = self._state.changed()
+        if self._state is None or changed:
             found = ModuleState(self._subject.roots)
+            new = found.key() not in self._states
+            self._changes = self._changes + 1 if changed and new else 0
             self._state = self._states.setdefault(found.key(), found)
             self._states.move_to_end(found.key())
             while len(self._states) > _STATES:
@@ -247,6 +269,10 @@ class Engine:
                 for kind in [k for k in self._families if k[0] == id(old)]:
                     for entry in self._families.pop(kind).entries:
                         self._recent.pop(entry, None)
+        else:
+            self._changes = 0
+        if self._changes > WARM_UP:
+            raise Uncapturable(f"each call changes {', '.join(changed)}")
         return self._state
 
     def _verify(
@@ -296,6 +322,8 @@ class Engine:
             changes = self._dynamic
         if sum(family.calls.values()) <= WARM_UP or not (changes or times > WARM_UP):
             raise Uncapturable(_WARMING)
+        if sum(t.numel() for t in arguments.tensors) >= family.most:
+            raise Uncapturable(_TOO_LARGE)
         if min(sizes.values(), default=2) < 2:
             raise Uncapturable("a batch with fewer than two rows of something")
         if self._memory is None:
@@ -309,14 +337,16 @@ class Engine:
                 arguments, layout, [] if changes else held, modes, self._memory,
             )  # fmt: skip
             record_call(self._subject, state, entry, arguments, sizes, self.recorder)
-        except torch.OutOfMemoryError as error:
-            family.refusal = "out of memory"
-            raise Uncapturable(family.refusal) from error
+        except torch.OutOfMemoryError:
+            family.most = sum(t.numel() for t in arguments.tensors)
+            raise Uncapturable(_TOO_LARGE) from None
         except Uncapturable as reason:
             family.refusal = str(reason)
             raise
         family.entries.append(entry)
         self._recent[entry] = family
+        if layout is not None:
+            family.labels = labels_of(arguments, layout)
         return entry
 
     def _layout(

@@ -129,7 +129,16 @@ class Masked(TorchFunctionMode):
             return func(x, running_mean, running_var, weight, bias, training, momentum, eps)
         real, count = self._padding.real(axis), self._padding.counts[axis]
         return masked_batch_norm(
-            x, real, count, running_mean, running_var, weight, bias, momentum, eps
+            x,
+            real,
+            count,
+            self._padding.groups(axis),
+            running_mean,
+            running_var,
+            weight,
+            bias,
+            momentum,
+            eps,
         )
 
     def _reduction(

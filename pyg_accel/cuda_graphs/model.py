@@ -49,8 +49,6 @@ def graphed(
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
-    if max_captures < 1:
-        raise ValueError(f"expected 'max_captures' to be at least 1 (got {max_captures})")
     if isinstance(model, Graphed):
         model = model._original
     return Graphed(model, dynamic=dynamic, max_captures=max_captures, roles=dict(roles or {}))

@@ -10,9 +10,20 @@ from torch import Tensor
 from pyg_accel.cuda_graphs.buckets import rows_of
 from pyg_accel.cuda_graphs.inputs import NUMBERS, Arguments, Uncapturable
 
-__all__ = ["Layout", "Padding", "Role", "Seen", "layout_of", "primary", "sizes_of"]
+__all__ = [
+    "Layout",
+    "Padding",
+    "Role",
+    "Seen",
+    "check_roles",
+    "labels_of",
+    "layout_of",
+    "primary",
+    "sizes_of",
+]
 
 _NODES = ("x", "pos", "z", "h", "feat", "features", "node_attr", "node_type")
+_LABELS = ("y", "label", "labels", "target", "targets")
 _KINDS = ("nodes", "edges", "graphs", "edge_index", "batch", "ptr", "fixed")
 
 
@@ -41,10 +52,14 @@ def _is_batch(name: str, tensor: Tensor, roles: Mapping[str, str]) -> bool:
     return roles.get(name, name) == "batch" and tensor.dim() == 1 and not tensor.is_floating_point()
 
 
-def primary(arguments: Arguments, roles: Mapping[str, str]) -> dict[str, int]:
-    """Return where the number of rows of each axis can be read: the places of those tensors."""
+def check_roles(roles: Mapping[str, str]) -> None:
+    """Raise a ValueError for roles that there are not."""
     if unknown := sorted(set(roles.values()) - set(_KINDS)):
         raise ValueError(f"expected roles among {', '.join(_KINDS)} (got {unknown})")
+
+
+def primary(arguments: Arguments, roles: Mapping[str, str]) -> dict[str, int]:
+    """Return where the number of rows of each axis can be read: the places of those tensors."""
     found: dict[str, int] = {}
     for place, (name, tensor) in enumerate(zip(arguments.names, arguments.tensors, strict=True)):
         if _is_edge_index(name, tensor, roles):
@@ -57,11 +72,13 @@ def primary(arguments: Arguments, roles: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
-def sizes_of(arguments: Arguments, places: Mapping[str, int]) -> dict[str, int]:
+def sizes_of(
+    arguments: Arguments, places: Mapping[str, int], labels: int | None = None
+) -> dict[str, int]:
     """Return the number of rows of each axis.
 
     That of graphs is the largest id in ``batch``, which waits for the device, as PyG does; unless
-    the call says how many there are.
+    the call says how many there are, or the argument in the place ``labels`` has a row for each.
     """
     sizes: dict[str, int] = {}
     for axis, place in places.items():
@@ -74,6 +91,8 @@ def sizes_of(arguments: Arguments, places: Mapping[str, int]) -> dict[str, int]:
             given = [n for name, n in arguments.numbers.items() if NUMBERS[name] == "graphs"]
             if given:
                 sizes[axis] = given[0]
+            elif labels is not None:
+                sizes[axis] = arguments.tensors[labels].size(0)
             else:
                 sizes[axis] = int(tensor.max()) + 1 if tensor.numel() else 0
     return sizes
@@ -137,6 +156,15 @@ def _role(
     rows = [shape[0] for shape in shapes]
     matching = [axis for axis in order if axes.get(axis) == rows]
     return Role("rows", matching[0]) if matching else Role("fixed")
+
+
+def labels_of(arguments: Arguments, layout: "Layout") -> int | None:
+    """Return which argument is the label of each graph: its size tells how many there are."""
+    labels = Role("rows", "graphs")
+    for place, (name, role) in enumerate(zip(arguments.names, layout.roles, strict=True)):
+        if role == labels and name in _LABELS:
+            return place
+    return None
 
 
 @dataclass(frozen=True)
@@ -226,6 +254,7 @@ class Padding:
         self.batch: Tensor | None = None
         self._rows = {rows: axis for axis, rows in layout.rows.items()}
         self._real: dict[str, Tensor] = {}
+        self._groups: dict[str, Tensor] = {}
 
     def axis_of(self, value: object) -> str | None:
         """Return what the rows of a tensor are, by their number; None if it has no padding."""
@@ -240,6 +269,13 @@ class Padding:
             ids = torch.arange(self.layout.rows[axis], device=count.device)
             self._real[axis] = ids < count
         return self._real[axis]
+
+    def groups(self, axis: str) -> Tensor:
+        """Return [2] float, the number of all rows, and that of padding with a minus before it."""
+        if axis not in self._groups:
+            rows, count = self.layout.rows[axis], self.counts[axis]
+            self._groups[axis] = torch.stack([torch.full_like(count, rows), count - rows]).float()
+        return self._groups[axis]
 
     def real_like(self, axis: str, value: Tensor) -> Tensor:
         """Return the same, to be broadcast with a tensor of such rows."""

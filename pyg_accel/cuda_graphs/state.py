@@ -65,7 +65,10 @@ class ModuleState:
         if len(names) != len(self._values):
             return ["which attributes there are"]
         found = zip(names, now, self._values, strict=True)
-        return list(dict.fromkeys(name for name, value, then in found if value is not then))
+        changed = dict.fromkeys(name for name, value, then in found if value is not then)
+        if not changed and self._look() != self._tensors:
+            return ["the memory of its parameters"]
+        return list(changed)
 
     def key(self) -> Hashable:
         """Return by what this state is found again; it holds while this object lives."""

@@ -51,8 +51,6 @@ def graphed_step(
     """
     if not callable(step_function) or isinstance(step_function, torch.nn.Module):
         raise ValueError(f"expected 'step_function' to be a function (got {step_function!r})")
-    if max_captures < 1:
-        raise ValueError(f"expected 'max_captures' to be at least 1 (got {max_captures})")
     found = list(_modules_of(step_function) if modules is None else modules)
     return GraphedStep(step_function, found, dynamic, max_captures, dict(roles or {}))
 

@@ -247,6 +247,8 @@ def record_call(
         with holding() as lent:
             compare(subject, entry, arguments, sizes, saved, make)
         entry.lent = lent
+    except torch.OutOfMemoryError:
+        raise
     except FAILURES as error:
         raise Uncapturable(first_cause(error)) from error
     finally:

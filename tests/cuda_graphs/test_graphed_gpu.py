@@ -353,7 +353,8 @@ def test_batch_norm_of_the_real_rows(rows, dtype, affine):
     expected = F.batch_norm(one, *stats, weight, bias, True, 0.1, 1e-5)
     real = torch.arange(700, device=DEVICE) < rows
     count = torch.tensor(rows, device=DEVICE)
-    found = masked_batch_norm(two, real, count, *ours, weight, bias, 0.1, 1e-5)
+    groups = torch.tensor([700.0, rows - 700.0], device=DEVICE)
+    found = masked_batch_norm(two, real, count, groups, *ours, weight, bias, 0.1, 1e-5)
     tolerance = 2e-4 if dtype == torch.float32 else 3e-2
     close(found[:rows], expected, tolerance)
     close(ours[0], stats[0], tolerance)
