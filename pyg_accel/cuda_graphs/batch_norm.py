@@ -6,14 +6,42 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["masked_batch_norm"]
+__all__ = ["RealRows", "masked_batch_norm"]
+
+
+class RealRows:
+    """Which rows of tensors are no padding.
+
+    All of it is computed once for all normalisations of a call, as each kernel counts there.
+
+    Attributes:
+        real: [R] bool; the first row is.
+        padding: [R] bool, the others.
+        count: [], how many are real.
+        groups: [2] float, the number of all rows, and that of padding with a minus before it.
+        each: [1] int32, the number of real rows again.
+    """
+
+    def __init__(self, rows: int, count: Tensor) -> None:
+        """Compare all rows with the number of real ones."""
+        self.count = count
+        self.real = torch.arange(rows, device=count.device) < count
+        self.padding = ~self.real
+        self.groups = torch.stack([torch.full_like(count, rows), count - rows]).float()
+        self.each = count.to(torch.int32).view(1)
+        self._scales: dict[tuple[int, float], Tensor] = {}
+
+    def scale(self, width: int, eps: float) -> Tensor:
+        """Return [width], the inverse deviation of rows that are all the same."""
+        if (width, eps) not in self._scales:
+            device = self.count.device
+            self._scales[width, eps] = torch.full((width,), eps**-0.5, device=device)
+        return self._scales[width, eps]
 
 
 def masked_batch_norm(
     x: Tensor,
-    real: Tensor,
-    count: Tensor,
-    groups: Tensor,
+    rows: RealRows,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None,
@@ -25,9 +53,7 @@ def masked_batch_norm(
 
     Args:
         x: [R, C, ...].
-        real: [R] bool, the rows that count; the first must.
-        count: [], how many they are.
-        groups: [2] float, the number of all rows, and that of the others with a minus before it.
+        rows: which of them are real.
         running_mean: [C] or None; changed in place, like running_var.
         running_var: [C] or None.
         weight: [C] or None.
@@ -41,17 +67,17 @@ def masked_batch_norm(
     if x.is_cuda and x.dim() == 2 and x.dtype != torch.float64:
         stats = (running_mean, running_var)
         fused: Tensor = _FusedBatchNorm.apply(  # type: ignore[no-untyped-call]
-            x.contiguous(), real, count, groups, weight, bias, stats, momentum, eps
+            x.contiguous(), rows, weight, bias, stats, momentum, eps
         )
         return fused
     wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
     dims = [dim for dim in range(x.dim()) if dim != 1]
     each = (1, -1, *[1] * (x.dim() - 2))  # how a number for each channel is broadcast
-    keep = real.view(-1, *[1] * (x.dim() - 1))
-    total = count.to(wide.dtype) * x[0, 0].numel()
-    mean = wide.masked_fill(~keep, 0).sum(dims) / total
+    padding = rows.padding.view(-1, *[1] * (x.dim() - 1))
+    total = rows.count.to(wide.dtype) * x[0, 0].numel()
+    mean = wide.masked_fill(padding, 0).sum(dims) / total
     centred = wide - mean.view(each)
-    var = centred.masked_fill(~keep, 0).square().sum(dims) / total
+    var = centred.masked_fill(padding, 0).square().sum(dims) / total
     with torch.no_grad():
         if running_mean is not None:
             running_mean.mul_(1 - momentum).add_(mean.to(running_mean) * momentum)
@@ -77,40 +103,38 @@ class _FusedBatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        real: Tensor,
-        count: Tensor,
-        groups: Tensor,
+        rows: RealRows,
         weight: Tensor | None,
         bias: Tensor | None,
         stats: tuple[Tensor | None, Tensor | None],
         momentum: float,
         eps: float,
     ) -> Tensor:
-        keep = real.view(-1, 1)
-        filled = torch.where(keep, x, x[:1])
+        filled = torch.where(rows.real.view(-1, 1), x, x[:1])
         mean, scale = torch.batch_norm_stats(filled, eps)
         means = torch.stack([mean, x[0].to(mean.dtype)])
-        scales = torch.stack([scale, torch.full_like(scale, eps**-0.5)])
+        scales = torch.stack([scale, rows.scale(x.size(1), eps)])
         mean, scale = torch.batch_norm_gather_stats_with_counts(
-            filled, means, scales, *stats, momentum, eps, groups
+            filled, means, scales, *stats, momentum, eps, rows.groups
         )
-        ctx.save_for_backward(x, keep, count, weight, mean, scale)
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.rows = rows
         return torch.batch_norm_elemt(x, weight, bias, mean, scale, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, keep, count, weight, mean, scale = ctx.saved_tensors
+        x, weight, mean, scale = ctx.saved_tensors
         needs = ctx.needs_input_grad
         grad = grad.contiguous()
         total, along, of_weight, of_bias = torch.batch_norm_backward_reduce(
-            grad, x, mean, scale, weight, needs[0], needs[4], needs[5]
+            grad, x, mean, scale, weight, needs[0], needs[2], needs[3]
         )
         of_x = None
         if needs[0]:
             of_x = torch.batch_norm_backward_elemt(
-                grad, x, mean, scale, weight, total, along, count.to(torch.int32).view(1)
+                grad, x, mean, scale, weight, total, along, ctx.rows.each
             )
-            of_x = of_x.masked_fill(~keep, 0)
-        affine = of_weight if needs[4] else None, of_bias if needs[5] else None
-        return of_x, None, None, None, *affine, None, None, None
+            of_x = of_x.masked_fill_(ctx.rows.padding.view(-1, 1), 0)
+        affine = of_weight if needs[2] else None, of_bias if needs[3] else None
+        return of_x, None, *affine, None, None, None

@@ -1,7 +1,7 @@
 """One recorded kind of call: its tensors, what goes into them, and what comes out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class Entry:
         memory: of the recording.
         inputs: what gradients are wanted of: tensors in place, then parameters.
         differentiable: which outputs have gradients.
+        full_precision: autocast is off, so that rounding does not hide what padding changes.
         unverified: how many calls are still to be compared with eager ones.
         lent: what other parts of the package would otherwise forget.
         left: what a call leaves behind, beside its results.
@@ -111,6 +112,7 @@ class Entry:
         self._sizes: Mapping[str, int] = {}
         self._shapes_now: dict[int, torch.Size] = {}
         self.unverified = 2
+        self.full_precision = False
         self.lent: list[Any] = []
         self.left: Any = None
 
@@ -162,12 +164,7 @@ class Entry:
             for module, name, parameter, own in self._own:
                 setattr(module, name, own)  # which a recurrent layer takes note of
                 stack.callback(setattr, module, name, parameter)
-            if self.modes.autocast is not None:  # casts that are cached lie outside of the capture
-                stack.enter_context(
-                    torch.autocast(
-                        self.memory.device.type, self.modes.autocast, cache_enabled=False
-                    )
-                )
+            stack.enter_context(self.autocast())
             if self.layout is None:
                 tensors = [
                     t if p not in self._copied else t.view_as(t) if t.requires_grad else t.detach()
@@ -182,6 +179,14 @@ class Entry:
             with masked_modules(self._modules, padding), Masked(padding):
                 value = self._call(*args, **kwargs)
             return [padding.clear(out) for out in flatten(value)]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return what sets the precision; casts that are cached would lie outside of a capture."""
+        if self.modes.autocast is None:
+            return nullcontext()
+        on = not self.full_precision
+        device = self.memory.device.type
+        return torch.autocast(device, self.modes.autocast, enabled=on, cache_enabled=False)
 
     def poison(self, on: bool) -> None:
         """Let padding be unlike real rows, or like them again."""

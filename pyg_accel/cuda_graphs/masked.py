@@ -127,19 +127,8 @@ class Masked(TorchFunctionMode):
         axis = self._padding.axis_of(x)
         if axis is None or x.dim() < 2 or not (training or running_mean is None):
             return func(x, running_mean, running_var, weight, bias, training, momentum, eps)
-        real, count = self._padding.real(axis), self._padding.counts[axis]
-        return masked_batch_norm(
-            x,
-            real,
-            count,
-            self._padding.groups(axis),
-            running_mean,
-            running_var,
-            weight,
-            bias,
-            momentum,
-            eps,
-        )
+        rows = self._padding.rows(axis)
+        return masked_batch_norm(x, rows, running_mean, running_var, weight, bias, momentum, eps)
 
     def _reduction(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -156,14 +145,14 @@ class Masked(TorchFunctionMode):
         listed = [dim % x.dim() for dim in listed] or list(range(x.dim()))
         if 0 not in listed:
             return func(*args, **kwargs)
-        real = self._padding.real_like(axis, x)
+        void = self._padding.void(axis, x)
         if name in _FILL:
-            return func(_filled(x, real, _FILL[name]), *args[1:], **kwargs)
+            return func(_filled(x, void, _FILL[name]), *args[1:], **kwargs)
         others = 1
         for dim in listed:
             others *= x.size(dim) if dim else 1
         count = self._padding.counts[axis] * others
-        return _moments(name, x, real, count, listed, args, kwargs)
+        return _moments(name, x, void, count, listed, args, kwargs)
 
     def _loss(
         self, func: Callable[..., Any], input: Tensor, target: Tensor, *args: Any, **kwargs: Any
@@ -173,30 +162,30 @@ class Masked(TorchFunctionMode):
         positional = args and any(isinstance(a, str) for a in args)
         if axis is None or positional or reduction == "none":
             return func(input, target, *args, **kwargs)
-        real = self._padding.real_like(axis, target)
+        void = self._padding.void(axis, target)
         if func in (F.cross_entropy, F.nll_loss) and not target.is_floating_point():
             ignored = kwargs.get("ignore_index", -100)
-            return func(input, target.masked_fill(~real, ignored), *args, **kwargs)
+            return func(input, target.masked_fill(void, ignored), *args, **kwargs)
         each = func(input, target, *args, **(kwargs | {"reduction": "none"}))
-        total = each.masked_fill(~self._padding.real_like(axis, each), 0).sum()
+        total = each.masked_fill(self._padding.void(axis, each), 0).sum()
         if reduction == "sum":
             return total
         return total / (self._padding.counts[axis] * each[0].numel())
 
 
-def _filled(x: Tensor, real: Tensor, value: float) -> Tensor:
+def _filled(x: Tensor, void: Tensor, value: float) -> Tensor:
     if x.dtype == torch.bool:
-        return x & real if not value else x | ~real
+        return x | void if value else x & ~void
     if not x.is_floating_point() and abs(value) == torch.inf:
         bounds = torch.iinfo(x.dtype)
         value = bounds.max if value > 0 else bounds.min
-    return x.masked_fill(~real, value)
+    return x.masked_fill(void, value)
 
 
 def _moments(
     name: str,
     x: Tensor,
-    real: Tensor,
+    void: Tensor,
     count: Tensor,
     dims: list[int],
     args: tuple[Any, ...],
@@ -206,7 +195,7 @@ def _moments(
     keep = bool(kwargs.get("keepdim", args[2] if name == "mean" and len(args) > 2 else False))
     dtype = kwargs.get("dtype") or x.dtype
     wide = x.float() if dtype in (torch.half, torch.bfloat16) else x.to(dtype)
-    mean = wide.masked_fill(~real, 0).sum(dims, keepdim=True) / count
+    mean = wide.masked_fill(void, 0).sum(dims, keepdim=True) / count
 
     def shaped(value: Tensor) -> Tensor:
         return (value if keep else value.squeeze(dims)).to(dtype)
@@ -215,7 +204,7 @@ def _moments(
         return shaped(mean)
     correction = kwargs.get("correction", 1)
     correction = int(kwargs["unbiased"]) if "unbiased" in kwargs else correction
-    squares = (wide - mean).masked_fill(~real, 0).square().sum(dims, keepdim=True)
+    squares = (wide - mean).masked_fill(void, 0).square().sum(dims, keepdim=True)
     spread = squares / (count - (1 if correction is None else correction))
     if name.startswith("std"):
         spread = spread.sqrt()
@@ -238,7 +227,7 @@ def masked_modules(modules: Sequence[torch.nn.Module], padding: Padding) -> Iter
         axis = padding.axis_of(x)
         if batch is not None or axis is None:
             return None
-        ids = (~padding.real(axis)).long()
+        ids = padding.rows(axis).padding.long()
         return (x,), {"batch": ids, "batch_size": 2}
 
     with ExitStack() as hooks:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_accel.cuda_graphs.batch_norm import RealRows
 from pyg_accel.cuda_graphs.buckets import rows_of
 from pyg_accel.cuda_graphs.inputs import NUMBERS, Arguments, Uncapturable
 
@@ -253,8 +254,7 @@ class Padding:
         self.layout, self.counts = layout, counts
         self.batch: Tensor | None = None
         self._rows = {rows: axis for axis, rows in layout.rows.items()}
-        self._real: dict[str, Tensor] = {}
-        self._groups: dict[str, Tensor] = {}
+        self._real: dict[str, RealRows] = {}
 
     def axis_of(self, value: object) -> str | None:
         """Return what the rows of a tensor are, by their number; None if it has no padding."""
@@ -262,24 +262,19 @@ class Padding:
             return None
         return self._rows.get(value.size(0))
 
-    def real(self, axis: str) -> Tensor:
-        """Return [rows] bool, the rows that are no padding."""
+    def rows(self, axis: str) -> RealRows:
+        """Return which rows of an axis are no padding."""
         if axis not in self._real:
-            count = self.counts[axis]
-            ids = torch.arange(self.layout.rows[axis], device=count.device)
-            self._real[axis] = ids < count
+            self._real[axis] = RealRows(self.layout.rows[axis], self.counts[axis])
         return self._real[axis]
 
-    def groups(self, axis: str) -> Tensor:
-        """Return [2] float, the number of all rows, and that of padding with a minus before it."""
-        if axis not in self._groups:
-            rows, count = self.layout.rows[axis], self.counts[axis]
-            self._groups[axis] = torch.stack([torch.full_like(count, rows), count - rows]).float()
-        return self._groups[axis]
+    def real(self, axis: str, like: Tensor) -> Tensor:
+        """Return the rows that are no padding, to be broadcast with a tensor of such rows."""
+        return self.rows(axis).real.view(-1, *[1] * (like.dim() - 1))
 
-    def real_like(self, axis: str, value: Tensor) -> Tensor:
-        """Return the same, to be broadcast with a tensor of such rows."""
-        return self.real(axis).view(-1, *[1] * (value.dim() - 1))
+    def void(self, axis: str, like: Tensor) -> Tensor:
+        """Return the rows that are padding, likewise."""
+        return self.rows(axis).padding.view(-1, *[1] * (like.dim() - 1))
 
     def fill(self, tensors: Sequence[Tensor], poison: Tensor) -> list[Tensor]:
         """Return arguments whose padding is not what earlier calls left there.
@@ -301,24 +296,26 @@ class Padding:
                 padding = nodes.expand_as(ids).masked_fill(ids > most["graphs"], most["nodes"])
                 filled.append(torch.where(ids <= counts["graphs"], tensor, padding.to(tensor)))
                 continue
-            real = self.real(role.axis)
+            real = self.rows(role.axis).real
             if role.kind == "edge_index":
                 ids = torch.arange(tensor.size(1), device=tensor.device)
                 padding = nodes + ids % (layout.bucket["nodes"] - nodes)
                 filled.append(torch.where(real, tensor, padding.to(tensor.dtype)))
                 continue
             if role.kind == "batch":
-                self.batch = tensor.masked_fill(~real, layout.bucket["graphs"])
+                self.batch = tensor.masked_fill(
+                    self.rows(role.axis).padding, layout.bucket["graphs"]
+                )
                 filled.append(self.batch)
                 continue
             if tensor.dtype == torch.bool:
-                filled.append(tensor & self.real_like(role.axis, tensor))
+                filled.append(tensor & self.real(role.axis, tensor))
                 continue
             # A copy of the first row: whatever a model can do with rows, it can do with that.
             padding = tensor[:1].detach()
             if tensor.is_floating_point():
                 padding = padding * poison.to(tensor.dtype)
-            filled.append(torch.where(self.real_like(role.axis, tensor), tensor, padding))
+            filled.append(torch.where(self.real(role.axis, tensor), tensor, padding))
         return filled
 
     def clear(self, out: Tensor) -> Tensor:
@@ -326,4 +323,4 @@ class Padding:
         axis = self.axis_of(out)
         if axis is None or not out.is_floating_point():
             return out
-        return out.masked_fill(~self.real_like(axis, out), 0)
+        return out.masked_fill(self.void(axis, out), 0)

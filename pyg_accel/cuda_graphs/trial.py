@@ -83,6 +83,7 @@ def _eager(
     with ExitStack() as stack:
         if still:
             stack.enter_context(Still())
+        stack.enter_context(entry.autocast())
         args, kwargs = arguments.rebuild(tensors, {})
         value = subject.call(*args, **kwargs)
     outs = flatten(value)
@@ -155,7 +156,7 @@ def _recorded(
 
 def _check(what: str, entry: Entry, expected: Evidence, found: Evidence) -> None:
     dtypes = [out.dtype for out in expected.outs if out.is_floating_point()]
-    if entry.modes.autocast is not None:
+    if entry.modes.autocast is not None and not entry.full_precision:
         dtypes.append(entry.modes.autocast)
     allowed = tolerance(dtypes, entry.modes.precision)
     wrong = difference(expected.outs, found.outs, "output", allowed) or difference(
@@ -195,6 +196,8 @@ def compare(
         if make is not None:
             entry.describe(expected.value, expected.outs, expected.differentiable, sizes)
     else:
+        halves = (torch.half, torch.bfloat16)
+        entry.full_precision = all(t.dtype not in halves for t in arguments.tensors)
         plain = _eager(subject, entry, arguments, saved, still=True)
         for poison in (True, False):
             entry.poison(poison)
@@ -205,6 +208,7 @@ def compare(
             if poison:
                 break
         entry.poison(False)
+        entry.full_precision = False
         expected = _padded(subject, entry, plain, sizes, saved, still=False)
     if make is not None:
         make()
@@ -253,6 +257,7 @@ def record_call(
         raise Uncapturable(first_cause(error)) from error
     finally:
         saved.restore()
+        entry.full_precision = False
     entry.settle()
 
 

@@ -25,7 +25,7 @@ from torch_geometric.nn import (
 )
 
 import pyg_accel
-from pyg_accel.cuda_graphs.batch_norm import masked_batch_norm
+from pyg_accel.cuda_graphs.batch_norm import RealRows, masked_batch_norm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -351,10 +351,8 @@ def test_batch_norm_of_the_real_rows(rows, dtype, affine):
     ours = [s.clone() for s in stats]
     one, two = x[:rows].clone().requires_grad_(), x.clone().requires_grad_()
     expected = F.batch_norm(one, *stats, weight, bias, True, 0.1, 1e-5)
-    real = torch.arange(700, device=DEVICE) < rows
-    count = torch.tensor(rows, device=DEVICE)
-    groups = torch.tensor([700.0, rows - 700.0], device=DEVICE)
-    found = masked_batch_norm(two, real, count, groups, *ours, weight, bias, 0.1, 1e-5)
+    real = RealRows(700, torch.tensor(rows, device=DEVICE))
+    found = masked_batch_norm(two, real, *ours, weight, bias, 0.1, 1e-5)
     tolerance = 2e-4 if dtype == torch.float32 else 3e-2
     close(found[:rows], expected, tolerance)
     close(ours[0], stats[0], tolerance)

@@ -228,6 +228,70 @@ def test_a_number_of_graphs_may_be_given(batches, replays, reasons):
     assert not reasons() and replays() == len(batches) - 3
 
 
+class Sampled(torch.nn.Module):
+    """What batches of sampled neighbours are given to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = SAGEConv(6, 8), BatchNorm(8), GraphConv(8, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+        x = self.norm(self.conv(x, edge_index)).relu()
+        return self.last(x, edge_index, edge_weight)
+
+
+def test_sampled_batches_have_no_batch_vector(batches, replays, reasons):
+    for inputs in batches:
+        inputs.pop("batch")
+        inputs["edge_weight"] = inputs.pop("edge_attr")[:, 0].abs()
+    same(train(Sampled().double(), batches))
+    assert not reasons() and replays() == len(batches) - 3
+
+
+def test_names_of_ones_own(batches, replays, reasons):
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Sampled().double()
+
+        def forward(self, atoms: Tensor, bonds: Tensor, strength: Tensor, segment: Tensor) -> Any:
+            return global_mean_pool(self.inner(atoms, bonds, strength), segment)
+
+    model = Named()
+    roles = {"atoms": "nodes", "bonds": "edge_index", "strength": "edges", "segment": "batch"}
+    fast = pyg_accel.graphed(copy.deepcopy(model), roles=roles)
+    for inputs in batches:
+        given = (inputs["x"], inputs["edge_index"], inputs["edge_attr"][:, 0], inputs["batch"])
+        torch.testing.assert_close(fast(*given), model(*given))
+    assert not reasons() and replays() == len(batches) - 3
+
+
+def test_autocast(batches, replays, reasons):
+    model = Network(SAGEConv, BatchNorm(8))
+    eager = copy.deepcopy(model)
+    fast = pyg_accel.graphed(model)
+    for inputs in batches:
+        single = {n: t.float() if t.is_floating_point() else t for n, t in inputs.items()}
+        with torch.autocast("cpu", torch.bfloat16):
+            one, two = eager(**single)[0], fast(**single)[0]
+        assert one.dtype == two.dtype == torch.bfloat16
+        torch.testing.assert_close(two, one, rtol=0.1, atol=0.1)
+        two.float().sum().backward()
+    assert not reasons() and replays() == len(batches) - 3
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_inference(context, batches, replays):
+    model = Network(SAGEConv, BatchNorm(8)).double().eval()
+    fast = pyg_accel.graphed(model)
+    with context():
+        for inputs in batches:
+            for one, two in zip(model(**inputs), fast(**inputs), strict=True):
+                torch.testing.assert_close(two, one)
+                assert two.is_inference() == one.is_inference()
+    assert replays() == len(batches) - 3
+
+
 class Reads(torch.nn.Module):
     """A layer, and something of one's own after it."""
 
