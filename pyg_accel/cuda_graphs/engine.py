@@ -32,6 +32,7 @@ __all__ = ["WARM_UP", "Engine"]
 
 WARM_UP = 3  # eager calls of a kind before it is captured, as torch.cuda.make_graphed_callables
 _KINDS, _SHAPES, _STATES, _SEEN = 32, 64, 8, 16
+_ATTEMPTS = 2  # times the number of captures: a recording takes as long as a hundred calls
 _WARMING = "warming up"
 _TOO_LARGE = "too large to be captured in the memory that is left"
 
@@ -53,6 +54,7 @@ class Family:
         entries: recordings, by the size of what they hold.
         refusal: why none is made.
         labels: an argument with a row for each graph.
+        made: how many recordings there have been.
         most: elements of the arguments for which memory did not suffice.
     """
 
@@ -62,6 +64,7 @@ class Family:
         self.refusal = ""
         self.labels: int | None = None
         self.most: float = torch.inf
+        self.made = 0
         self.seen: OrderedDict[tuple[Any, ...], Seen] = OrderedDict()
         self.calls: dict[tuple[Any, ...], int] = {}
         self._last: list[tuple[weakref.ref[Tensor], int]] = []
@@ -90,12 +93,23 @@ class Family:
         """Return which arguments have been the same tensors for a while."""
         return [place for place, run in enumerate(self._runs) if run > WARM_UP]
 
-    def find(self, arguments: Arguments, sizes: Mapping[str, int] | None) -> Entry | None:
-        """Return the recording for a call; with no sizes given, one that does not need them."""
+    def find(
+        self, arguments: Arguments, sizes: Mapping[str, int] | None, most: int
+    ) -> Entry | None:
+        """Return the recording for a call; with no sizes given, one that does not need them.
+
+        Any that is large enough will do where ``most`` recordings have been made several times.
+        """
         if sizes is None:
             whole = [e for e in self.entries if e.layout is None and e.fits(arguments)]
             return max(whole, key=lambda entry: entry.holds, default=None)
-        padded = [e for e in self.entries if e.layout and fits(sizes, e.layout.bucket, SLACK)]
+        slack = SLACK if self.made < _ATTEMPTS * most else None
+        shapes = [t.shape for t in arguments.tensors]
+        padded = [
+            e
+            for e in self.entries
+            if e.layout and fits(sizes, e.layout.bucket, slack) and e.layout.takes(shapes, sizes)
+        ]
         return min(padded, key=lambda e: sum(e.layout.bucket.values()) if e.layout else 0,
                    default=None)  # fmt: skip
 
@@ -136,6 +150,7 @@ class Engine:
         self._families: OrderedDict[Any, Family] = OrderedDict()
         self._recent: OrderedDict[Entry, Family] = OrderedDict()
         self._memory: Memory | None = None
+        self._largest = 0  # elements of arguments for which there was memory
         self._changes = 0  # how many calls in a row found the modules changed
         self._thread = threading.get_ident()
 
@@ -163,8 +178,11 @@ class Engine:
         return out
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._recent or not self._differentiable:
-            return self._subject.call(*args, **kwargs)
+        elements = sum(t.numel() for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
+        if not self._recent or not self._differentiable or elements <= self._largest:
+            out = self._subject.call(*args, **kwargs)
+            self._largest = max(elements, self._largest)
+            return out
         assert self._memory is not None
         state = self._state
         saved = Checkpoint([], state.buffers if state else [], self._memory.device)
@@ -225,10 +243,10 @@ class Engine:
         if self._memory is not None and self._memory.busy:
             raise Uncapturable("an earlier call still awaits its backward pass")
         sizes: dict[str, int] = {}
-        found = family.find(arguments, None)
+        found = family.find(arguments, None, self._most)
         if found is None:
             sizes = sizes_of(arguments, family.places, family.labels)
-            found = family.find(arguments, sizes)
+            found = family.find(arguments, sizes, self._most)
         if found is None:
             entry = self._prepare(family, state, arguments, sizes, modes, device)
         else:
@@ -317,15 +335,19 @@ class Engine:
         times = family.note(arguments, sizes)
         held = family.held()
         ids = family.places.get("graphs")
-        changes = len(family.seen) > WARM_UP or (ids is not None and ids not in held)
+        different = len(family.seen) > WARM_UP
+        changes = different or (ids is not None and ids not in held)
         if self._dynamic is not None:
             changes = self._dynamic
         if sum(family.calls.values()) <= WARM_UP or not (changes or times > WARM_UP):
-            raise Uncapturable(_WARMING)
+            never = different and self._dynamic is False
+            raise Uncapturable("sizes change, and dynamic=False" if never else _WARMING)
         if sum(t.numel() for t in arguments.tensors) >= family.most:
             raise Uncapturable(_TOO_LARGE)
         if min(sizes.values(), default=2) < 2:
             raise Uncapturable("a batch with fewer than two rows of something")
+        if family.made >= _ATTEMPTS * self._most:
+            raise Uncapturable("batches differ too much in size for so few captures")
         if self._memory is None:
             self._memory = Memory(device)
         while len(self._recent) >= self._most:
@@ -341,8 +363,10 @@ class Engine:
             family.most = sum(t.numel() for t in arguments.tensors)
             raise Uncapturable(_TOO_LARGE) from None
         except Uncapturable as reason:
-            family.refusal = str(reason)
+            if not family.entries:  # else it is this batch that is odd
+                family.refusal = str(reason)
             raise
+        family.made += 1
         family.entries.append(entry)
         self._recent[entry] = family
         if layout is not None:

@@ -119,7 +119,7 @@ class Entry:
     def _place(self, place: int, tensor: Tensor, held: bool) -> Tensor:
         if held:
             return tensor.detach().requires_grad_() if tensor.requires_grad else tensor
-        shape = tensor.shape if self.layout is None else self.layout.shape(place, tensor)
+        shape = tensor.shape if self.layout is None else self.layout.shapes[place]
         static = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
         return static.requires_grad_(tensor.requires_grad)
 

@@ -94,7 +94,8 @@ class Graphed(torch.nn.Module):
         super().__init__()
         own = vars(self)
         own.update({name: vars(model)[name] for name in _SHARED})
-        own.update(_original=model, _options=options, training=model.training)
+        own.update(_original=model, _options=options)
+        del own["training"]  # that of the model is found by __getattr__
         own["_engine"] = Engine(
             _Model(model), names_of(model.forward), differentiable=True, **options
         )
@@ -126,7 +127,6 @@ class Graphed(torch.nn.Module):
     def train(self, mode: bool = True) -> "Graphed":
         """Set the mode of the model."""
         self._original.train(mode)
-        vars(self)["training"] = self._original.training
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -176,27 +176,43 @@ class Layout:
         roles: of each tensor.
         bucket: capacity of each axis.
         numbers: what Python integers of the call become.
+        shapes: of the padded arguments.
     """
 
     roles: tuple[Role, ...]
     bucket: dict[str, int]
     numbers: dict[str, int]
+    shapes: list[torch.Size]
 
     @property
     def rows(self) -> dict[str, int]:
         """How many rows tensors of each axis have."""
         return {axis: rows_of(axis, most) for axis, most in self.bucket.items()}
 
-    def shape(self, place: int, tensor: Tensor) -> torch.Size:
+    def padded(self, role: Role, tensor: Tensor) -> torch.Size:
         """Return the padded shape of an argument."""
-        role, shape = self.roles[place], list(tensor.shape)
+        shape = list(tensor.shape)
         if role.kind == "edge_index":
             shape[1] = self.bucket[role.axis]
         elif role.kind == "ptr":
             shape[0] = self.bucket["graphs"] + 2
         elif role.kind != "fixed":
-            shape[0] = self.rows[role.axis]
+            shape[0] = rows_of(role.axis, self.bucket[role.axis])
         return torch.Size(shape)
+
+    def takes(self, shapes: Sequence[torch.Size], sizes: Mapping[str, int]) -> bool:
+        """Whether arguments have the rows that they should have for these sizes."""
+        for role, padded, shape in zip(self.roles, self.shapes, shapes, strict=True):
+            if role.kind == "fixed":
+                good = shape == padded
+            elif role.kind == "edge_index":
+                good = shape[1] == sizes[role.axis]
+            else:
+                rows = sizes[role.axis] + (role.kind == "ptr")
+                good = shape[0] == rows and shape[1:] == padded[1:]
+            if not good:
+                return False
+        return True
 
     def part(self, place: int, padded: Tensor, shape: torch.Size) -> Tensor:
         """Return that part of a padded argument, of this shape without, which is not padding."""
@@ -235,7 +251,10 @@ def layout_of(
             raise Uncapturable(f"'{name}' is a number that changes")
     if "graphs" in bucket:
         numbers.setdefault("num_graphs", rows_of("graphs", bucket["graphs"]))
-    return Layout(tuple(_roles(arguments, seen, roles)), bucket, numbers)
+    layout = Layout(tuple(_roles(arguments, seen, roles)), bucket, numbers, [])
+    for role, tensor in zip(layout.roles, arguments.tensors, strict=True):
+        layout.shapes.append(layout.padded(role, tensor))
+    return layout
 
 
 class Padding:
@@ -300,9 +319,11 @@ class Padding:
             if role.kind == "edge_index":
                 ids = torch.arange(tensor.size(1), device=tensor.device)
                 padding = nodes + ids % (layout.bucket["nodes"] - nodes)
+                self._check(tensor, real, nodes, "node")
                 filled.append(torch.where(real, tensor, padding.to(tensor.dtype)))
                 continue
             if role.kind == "batch":
+                self._check(tensor, real, counts["graphs"], "graph")
                 self.batch = tensor.masked_fill(
                     self.rows(role.axis).padding, layout.bucket["graphs"]
                 )
@@ -317,6 +338,13 @@ class Padding:
                 padding = padding * poison.to(tensor.dtype)
             filled.append(torch.where(self.real(role.axis, tensor), tensor, padding))
         return filled
+
+    def _check(self, ids: Tensor, real: Tensor, count: Tensor, what: str) -> None:
+        """Refuse ids that would be those of padding, as kernels do with those out of bounds."""
+        outside = ((ids >= count) & real).any()
+        torch._assert_async(
+            ~outside, f"found a {what} id that is as large as the number of {what}s"
+        )
 
     def clear(self, out: Tensor) -> Tensor:
         """Return a result with zeros for padding, so that no gradient flows into it."""

@@ -497,6 +497,53 @@ def test_at_most_so_many_recordings(batches):
     assert fast.captures == []
 
 
+def test_an_id_of_padding_is_refused(batches):
+    model = pyg_accel.graphed(Sampled().double())
+    for inputs in batches:
+        model(inputs["x"], inputs["edge_index"], inputs["edge_attr"][:, 0])
+    assert model.captures
+    bad = batches[-2]["edge_index"].clone()
+    bad[0, 3] = len(batches[-2]["x"])
+    with pytest.raises(RuntimeError, match="found a node id that is as large as the number"):
+        model(batches[-2]["x"], bad, batches[-2]["edge_attr"][:, 0])
+
+
+def test_one_odd_batch_is_eager(batches, replays, reasons):
+    class Shifts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(6, 4).double()
+
+        def forward(self, x: Tensor, edge_index: Tensor, shift: Tensor) -> Tensor:
+            return self.conv(x, edge_index) + shift
+
+    fast = pyg_accel.graphed(Shifts())
+    for step, inputs in enumerate(batches):
+        shift = torch.randn(1 if step == 6 else len(inputs["x"]), 4, dtype=torch.float64)
+        with torch.no_grad():
+            found = fast(inputs["x"], inputs["edge_index"], shift)
+            expected = fast._original(inputs["x"], inputs["edge_index"], shift)
+        torch.testing.assert_close(found, expected)
+    assert len(reasons()) == 1 and replays() == len(batches) - 4
+
+
+def test_sizes_that_never_come_again_do_not_make_recordings_for_ever(replays, reasons):
+    fast = pyg_accel.graphed(Sampled(), max_captures=2)
+    for rows in [10, 11, 12, 13, *(9 + 2**k for k in range(5, 12)), 12, 13, 14]:
+        x, edge_index = torch.randn(rows, 6), torch.randint(rows, (2, 3 * rows))
+        fast(x, edge_index, torch.rand(3 * rows))
+    assert reasons() == {"batches differ too much in size for so few captures"}
+    assert len(fast.captures) == 2
+    assert replays() >= 4 + 3  # any that is large enough will do then
+
+
+def test_sizes_that_change_are_named_where_they_must_not(reasons):
+    fast = pyg_accel.graphed(Linear(3, 3), dynamic=False)
+    for rows in range(2, 12):
+        fast(torch.randn(rows, 3))
+    assert reasons() == {"sizes change, and dynamic=False"}
+
+
 def test_the_wrapper_is_the_model_in_all_but_its_calls():
     model = Network(SAGEConv, BatchNorm(8))
     fast = pyg_accel.graphed(model)
@@ -505,6 +552,8 @@ def test_the_wrapper_is_the_model_in_all_but_its_calls():
     assert fast.first is model.first
     fast.eval()
     assert not model.training and not model.first.training and not fast.training
+    model.train()
+    assert fast.training
     fast.note = 3
     assert model.note == 3
     fast.double()
