@@ -89,6 +89,10 @@ class Family:
             self.calls.pop(self.seen.popitem(last=False)[0])
         return self.calls[key]
 
+    def forget(self) -> None:
+        """Do not look at the sizes of the last call again."""
+        self.calls.pop(self.seen.popitem()[0])
+
     def held(self) -> list[int]:
         """Return which arguments have been the same tensors for a while."""
         return [place for place, run in enumerate(self._runs) if run > WARM_UP]
@@ -363,7 +367,9 @@ class Engine:
             family.most = sum(t.numel() for t in arguments.tensors)
             raise Uncapturable(_TOO_LARGE) from None
         except Uncapturable as reason:
-            if not family.entries:  # else it is this batch that is odd
+            if family.entries:  # it is this batch that is odd
+                family.forget()
+            else:
                 family.refusal = str(reason)
             raise
         family.made += 1
