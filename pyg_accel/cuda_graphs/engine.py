@@ -25,7 +25,14 @@ from pyg_accel.cuda_graphs.padding import (
     sizes_of,
 )
 from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
-from pyg_accel.cuda_graphs.trial import Recorder, Subject, compare, record_call
+from pyg_accel.cuda_graphs.trial import (
+    FAILURES,
+    Recorder,
+    Subject,
+    compare,
+    first_cause,
+    record_call,
+)
 from pyg_accel.kept import version_of
 
 __all__ = ["WARM_UP", "Engine"]
@@ -202,6 +209,7 @@ class Engine:
         for family in self._families.values():
             family.entries.clear()
             family.calls.clear()
+            family.seen.clear()
         self._recent.clear()
 
     @property
@@ -313,8 +321,12 @@ class Engine:
             self._drop(entry)
             family.refusal = str(reason)
             raise
+        except FAILURES as error:  # of this call, perhaps; the eager one will tell
+            raise Uncapturable(first_cause(error)) from error
         finally:
             saved.restore()
+            entry.full_precision = False
+            entry.poison(False)
         entry.settle()
 
     def _drop(self, entry: Entry) -> None:

@@ -495,6 +495,9 @@ def test_at_most_so_many_recordings(batches):
     assert len(fast.captures) == 2
     fast.release()
     assert fast.captures == []
+    for _ in range(5):
+        fast(torch.randn(6, 3))
+    assert len(fast.captures) == 1
 
 
 def test_an_id_of_padding_is_refused(batches):
