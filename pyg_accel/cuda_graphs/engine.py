@@ -210,6 +210,7 @@ class Engine:
             family.entries.clear()
             family.calls.clear()
             family.seen.clear()
+            family.made = 0
         self._recent.clear()
 
     @property
