@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyg_accel import layers, ops
     from pyg_accel.backends import register_backend, use_backend
     from pyg_accel.cbsr import CBSR
+    from pyg_accel.cuda_graphs import graphed, graphed_step
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
     from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, to_maxk
@@ -48,6 +49,8 @@ _HOME = {
     "MaxKSAGEConv": "pyg_accel.layers",
     "calibrate_sampling": "pyg_accel.patching",
     "explain": "pyg_accel.rewrite",
+    "graphed": "pyg_accel.cuda_graphs",
+    "graphed_step": "pyg_accel.cuda_graphs",
     "optimize": "pyg_accel.rewrite",
     "plan": "pyg_accel.rewrite",
     "patch": "pyg_accel.patching",
@@ -74,6 +77,8 @@ __all__ = [
     "MaxKSAGEConv",
     "calibrate_sampling",
     "explain",
+    "graphed",
+    "graphed_step",
     "layers",
     "ops",
     "optimize",

@@ -17,7 +17,8 @@ class Row:
     Attributes:
         layer: class name of the layer.
         formula: what was computed, e.g. ``mean_j u0``; empty if PyG computed it.
-        backend: backend, or ``PyG``; ``later`` for attention weights that the sum after them takes.
+        backend: backend, or ``PyG``; of models and steps ``CUDA graph`` or ``eager``;
+            ``later`` for attention weights that the sum after them takes.
         reason: why PyG's own path was taken.
         calls: number of forward calls.
         seconds: time spent in them.

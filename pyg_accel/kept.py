@@ -3,16 +3,33 @@
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Glimpses", "Kept", "Snapshot", "memory_of", "version_of"]
+__all__ = ["Glimpses", "Kept", "Snapshot", "holding", "memory_of", "version_of"]
 
 T = TypeVar("T")
+
+_holders: list[list[Any]] = []
+
+
+@contextmanager
+def holding() -> Iterator[list[Any]]:
+    """Collect every value that is lent or put away meanwhile, in any thread.
+
+    A CUDA graph reads the memory of what was there when it was captured, and must keep it alive.
+    """
+    held: list[Any] = []
+    _holders.append(held)
+    try:
+        yield held
+    finally:
+        _holders[:] = [other for other in _holders if other is not held]
 
 
 def version_of(tensor: Tensor) -> int:
@@ -122,6 +139,8 @@ class Kept(Generic[T]):
                 del self._entries[place]
                 return None
             self._entries.move_to_end(place)
+            for held in _holders:
+                held.append(value)
             return value
 
     def put(self, owners: Sequence[Tensor], key: Hashable, value: T) -> None:
@@ -129,6 +148,8 @@ class Kept(Generic[T]):
         if not self._trusting and any(t.is_inference() for t in owners):
             return
         place = (*map(id, owners), key)
+        for held in _holders:
+            held.append(value)
 
         def forget(_: object) -> None:
             with self._lock:

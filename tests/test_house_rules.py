@@ -26,7 +26,7 @@ FLOORS = {
     "ops": 3,
     "testing": 3,
     "patching": 4, "layers": 4, "reordering": 4,
-    "rewrite": 5, "doctor": 5,
+    "rewrite": 5, "doctor": 5, "cuda_graphs": 5,
     "__main__": 6,
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from pyg_accel import Graph, sharing, tiles
 from pyg_accel.backends import schedule
 from pyg_accel.backends.cuda import cbsr, plan, spmm
 from pyg_accel.graph import CSR
-from pyg_accel.kept import Kept, Snapshot, version_of
+from pyg_accel.kept import Kept, Snapshot, holding, version_of
 from pyg_accel.ops.csr import GRAPHS, graph_of
 from pyg_accel.settings import settings
 
@@ -145,3 +145,14 @@ def test_weights_brought_in_order_go_with_the_order(monkeypatch):
     dead = weakref.ref(spmm.reordered(weight, order, None))
     del order
     assert dead() is None
+
+
+def test_whoever_holds_gets_what_was_found_and_what_was_put_away():
+    kept, a, b = Kept(), torch.zeros(3), torch.zeros(3)
+    kept.put((a,), "key", "before")
+    with holding() as one, holding() as two:
+        kept.get((a,), "key", lambda: "other")
+        kept.get((b,), "key", lambda: "new")
+    kept.get((b,), "key", lambda: "late")
+    assert one == two == ["before", "new"]
+    assert one is not two

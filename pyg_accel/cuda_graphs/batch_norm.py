@@ -1,0 +1,140 @@
+"""Batch normalisation over the real rows of a padded tensor."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["RealRows", "masked_batch_norm"]
+
+
+class RealRows:
+    """Which rows of tensors are no padding.
+
+    All of it is computed once for all normalisations of a call, as each kernel counts there.
+
+    Attributes:
+        real: [R] bool; the first row is.
+        padding: [R] bool, the others.
+        count: [], how many are real.
+        groups: [2] float, the number of all rows, and that of padding with a minus before it.
+        each: [1] int32, the number of real rows again.
+    """
+
+    def __init__(self, rows: int, count: Tensor) -> None:
+        """Compare all rows with the number of real ones."""
+        self.count = count
+        self.real = torch.arange(rows, device=count.device) < count
+        self.padding = ~self.real
+        self.groups = torch.stack([torch.full_like(count, rows), count - rows]).float()
+        self.each = count.to(torch.int32).view(1)
+        self._scales: dict[tuple[int, float], Tensor] = {}
+
+    def scale(self, width: int, eps: float) -> Tensor:
+        """Return [width], the inverse deviation of rows that are all the same."""
+        if (width, eps) not in self._scales:
+            device = self.count.device
+            self._scales[width, eps] = torch.full((width,), eps**-0.5, device=device)
+        return self._scales[width, eps]
+
+
+def masked_batch_norm(
+    x: Tensor,
+    rows: RealRows,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """Normalise by the statistics of the real rows, and let the running ones follow.
+
+    Args:
+        x: [R, C, ...].
+        rows: which of them are real.
+        running_mean: [C] or None; changed in place, like running_var.
+        running_var: [C] or None.
+        weight: [C] or None.
+        bias: [C] or None.
+        momentum: how far running statistics move.
+        eps: added to the variance.
+
+    Returns:
+        [R, C, ...]; rows of padding hold finite numbers of no meaning.
+    """
+    if x.is_cuda and x.dim() == 2 and x.dtype != torch.float64:
+        stats = (running_mean, running_var)
+        fused: Tensor = _FusedBatchNorm.apply(  # type: ignore[no-untyped-call]
+            x.contiguous(), rows, weight, bias, stats, momentum, eps
+        )
+        return fused
+    wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    each = (1, -1, *[1] * (x.dim() - 2))  # how a number for each channel is broadcast
+    padding = rows.padding.view(-1, *[1] * (x.dim() - 1))
+    total = rows.count.to(wide.dtype) * x[0, 0].numel()
+    mean = wide.masked_fill(padding, 0).sum(dims) / total
+    centred = wide - mean.view(each)
+    var = centred.masked_fill(padding, 0).square().sum(dims) / total
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.mul_(1 - momentum).add_(mean.to(running_mean) * momentum)
+        if running_var is not None:
+            unbiased = var * (total / (total - 1))
+            running_var.mul_(1 - momentum).add_(unbiased.to(running_var) * momentum)
+    out = centred * (var + eps).rsqrt().view(each)
+    if weight is not None:
+        out = out * weight.view(each)
+    if bias is not None:
+        out = out + bias.view(each)
+    return out.to(x.dtype)
+
+
+class _FusedBatchNorm(torch.autograd.Function):
+    """The same by the CUDA kernels that torch has for synchronised batch normalisation.
+
+    They join the statistics of groups of rows. Here one group is all rows, with the padding set to
+    a copy of the first row, and the other is that padding, joined with a negative count.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        rows: RealRows,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        stats: tuple[Tensor | None, Tensor | None],
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        filled = torch.where(rows.real.view(-1, 1), x, x[:1])
+        mean, scale = torch.batch_norm_stats(filled, eps)
+        means = torch.stack([mean, x[0].to(mean.dtype)])
+        scales = torch.stack([scale, rows.scale(x.size(1), eps)])
+        mean, scale = torch.batch_norm_gather_stats_with_counts(
+            filled, means, scales, *stats, momentum, eps, rows.groups
+        )
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.rows = rows
+        return torch.batch_norm_elemt(x, weight, bias, mean, scale, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, scale = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        grad = grad.contiguous()
+        total, along, of_weight, of_bias = torch.batch_norm_backward_reduce(
+            grad, x, mean, scale, weight, needs[0], needs[2], needs[3]
+        )
+        of_x = None
+        if needs[0]:
+            of_x = torch.batch_norm_backward_elemt(
+                grad, x, mean, scale, weight, total, along, ctx.rows.each
+            )
+            of_x = of_x.masked_fill_(ctx.rows.padding.view(-1, 1), 0)
+        affine = of_weight if needs[2] else None, of_bias if needs[3] else None
+        return of_x, None, *affine, None, None, None

@@ -1,0 +1,242 @@
+"""One function as CUDA graphs, forward and backward, and its replay as a node of autograd."""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["Captured", "Memory", "Recording", "Replay", "Uncaptured"]
+
+_DRY_RUNS = 2
+
+
+class Token:
+    """A forward pass whose backward pass may come; it dies with the graph of autograd."""
+
+    __slots__ = ("__weakref__", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all captures: cuBLAS keeps tens of MiB for each that it has seen."""
+    return torch.cuda.Stream(device)
+
+
+class Memory:
+    """What the captures of one wrapper share: their memory, which holds one call at a time.
+
+    Attributes:
+        device: where they run.
+        stream: on which they are captured.
+        pool: of their memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Allocate nothing yet."""
+        self.device = device
+        self.stream = _stream(device) if device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._pending: weakref.ref[Token] | None = None
+
+    def renew(self) -> None:
+        """Take another stream and another pool for captures to come."""
+        _stream.cache_clear()
+        self.stream, self.pool = _stream(self.device), torch.cuda.graph_pool_handle()
+
+    def begin(self) -> Token:
+        """Note a forward pass that has a backward pass."""
+        token = Token()
+        self._pending = weakref.ref(token)
+        return token
+
+    @property
+    def busy(self) -> bool:
+        """Whether what a forward pass has saved may still be needed."""
+        token = None if self._pending is None else self._pending()
+        return token is not None and not token.done
+
+
+class Recording(Protocol):
+    """A function of tensors that stay in place."""
+
+    def forward(self) -> Sequence[Tensor]:
+        """Compute the outputs; the next call overwrites them."""
+
+    def grads(self) -> Sequence[Tensor | None]:
+        """Return where gradients of the outputs are to be written; None for outputs without."""
+
+    def backward(self) -> Sequence[Tensor | None]:
+        """Return gradients of the inputs, which are the caller's to keep."""
+
+
+class Uncaptured:
+    """Runs the function itself each time: a padded call without CUDA graphs, on any device."""
+
+    def __init__(
+        self, function: Callable[[], list[Tensor]], inputs: Sequence[Tensor], memory: Memory
+    ) -> None:
+        """Take the function; the arguments are those of :class:`Captured`."""
+        self._function, self._inputs = function, inputs
+        self._outs: list[Tensor] = []
+        self._grads: list[Tensor | None] = []
+
+    def forward(self) -> Sequence[Tensor]:
+        """Call the function."""
+        self._outs = self._function()
+        return [out.detach() for out in self._outs]
+
+    def grads(self) -> Sequence[Tensor | None]:
+        """Return tensors of zeros."""
+        self._grads = _like(self._outs)
+        return self._grads
+
+    def backward(self) -> Sequence[Tensor | None]:
+        """Differentiate the last call."""
+        return gradients(self._outs, self._inputs, self._grads)
+
+
+def _like(outs: Sequence[Tensor]) -> list[Tensor | None]:
+    return [torch.zeros_like(out) if out.requires_grad else None for out in outs]
+
+
+def gradients(
+    outs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return gradients of the outputs that have any."""
+    pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad and g is not None]
+    if not pairs:
+        return [None] * len(inputs)
+    of, by = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(of, inputs, by, allow_unused=True))
+
+
+class Captured:
+    """Two CUDA graphs: one of the function, one of its gradients.
+
+    Args:
+        function: reads tensors that stay in place and returns its outputs.
+        inputs: what gradients are wanted of.
+        memory: shared with other captures.
+    """
+
+    def __init__(
+        self, function: Callable[[], list[Tensor]], inputs: Sequence[Tensor], memory: Memory
+    ) -> None:
+        """Run the function a few times, then capture it."""
+        stream = memory.stream
+        assert stream is not None
+        stream.wait_stream(torch.cuda.current_stream(memory.device))
+        with torch.cuda.stream(stream):
+            for _ in range(_DRY_RUNS):
+                outs = function()
+                gradients(outs, inputs, _like(outs))
+                del outs
+        self._forward, self._backward = torch.cuda.CUDAGraph(), None
+        with _capturing(self._forward, memory):
+            outs = function()
+        self._outs = [out.detach() for out in outs]
+        self._grads = _like(outs)
+        self._found: list[tuple[torch.dtype, torch.Size] | None] = [None] * len(inputs)
+        if any(out.requires_grad for out in outs):
+            self._backward = torch.cuda.CUDAGraph()
+            with _capturing(self._backward, memory):
+                found = gradients(outs, inputs, self._grads)
+                self._flat = _flattened(found)
+            self._found = [None if g is None else (g.dtype, g.shape) for g in found]
+        torch.cuda.current_stream(memory.device).wait_stream(stream)
+
+    def forward(self) -> Sequence[Tensor]:
+        """Replay the function."""
+        self._forward.replay()
+        return self._outs
+
+    def grads(self) -> Sequence[Tensor | None]:
+        """Return what the second graph reads."""
+        return self._grads
+
+    def backward(self) -> Sequence[Tensor | None]:
+        """Replay the gradients; one copy of all of them is the caller's."""
+        if self._backward is None:
+            return [None] * len(self._found)
+        self._backward.replay()
+        parts = {}
+        for dtype, flat in self._flat.items():
+            shapes = [known[1] for known in self._found if known and known[0] == dtype]
+            pieces = flat.clone().split([shape.numel() for shape in shapes])
+            parts[dtype] = iter([p.view(s) for p, s in zip(pieces, shapes, strict=True)])
+        return [None if known is None else next(parts[known[0]]) for known in self._found]
+
+
+def _flattened(found: Sequence[Tensor | None]) -> dict[torch.dtype, Tensor]:
+    """Return gradients of each type behind one another."""
+    kinds = dict.fromkeys(grad.dtype for grad in found if grad is not None)
+    return {
+        dtype: torch.cat([g.reshape(-1) for g in found if g is not None and g.dtype == dtype])
+        for dtype in kinds
+    }
+
+
+@contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, memory: Memory) -> Iterator[None]:
+    """Capture; where that fails, the stream and the random numbers are as usable as before."""
+    generator = torch.cuda.default_generators[memory.device.index or 0]
+    healthy = generator.clone_state()
+    done = False
+    try:
+        # What other threads do meanwhile, such as pinning batches, is no part of this.
+        with (
+            torch.cuda.stream(memory.stream),
+            torch.cuda.graph(
+                graph,
+                pool=memory.pool,
+                stream=memory.stream,
+                capture_error_mode="thread_local",
+            ),
+        ):
+            yield
+        done = True
+    finally:
+        if not done:  # torch may believe for ever that generator and pool are in a capture
+            generator.graphsafe_set_state(healthy)
+            memory.renew()
+
+
+class Replay(torch.autograd.Function):
+    """A call of a recording, as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Replay the forward pass of a call with ``recording``, ``memory``, ``take`` and ``give``.
+
+        The tensors are what gradients are wanted of.
+        """
+        outs = call.take(call.recording.forward())
+        ctx.call, ctx.token = call, call.memory.begin()
+        ctx.save_for_backward(*tensors)  # it is checked that nobody changes them in between
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(out for out, has in zip(outs, call.differentiable, strict=True) if not has)
+        )
+        return tuple(outs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Replay the backward pass."""
+        if ctx.token.done:
+            raise RuntimeError(
+                "pyg_accel.graphed: this forward pass was differentiated before, and the memory of "
+                "its CUDA graph is no longer what it was; call the model once for each backward()"
+            )
+        _ = ctx.saved_tensors
+        ctx.token.done = True
+        ctx.call.give(grads)
+        return (None, *ctx.call.trim(ctx.call.recording.backward()))

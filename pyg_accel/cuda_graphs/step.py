@@ -1,0 +1,215 @@
+"""``graphed_step()``: a whole step of training as one CUDA graph."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, update_wrapper
+from inspect import getclosurevars, isfunction, ismethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.cuda_graphs.inputs import flatten, names_of, replaced
+from pyg_accel.cuda_graphs.model import Graphed
+from pyg_accel.cuda_graphs.state import modules_of
+
+__all__ = ["GraphedStep", "graphed_step"]
+
+_SETTINGS = 8  # so many settings of an optimizer in a row are those of a schedule
+
+
+def graphed_step(
+    step_function: Callable[..., Any],
+    *,
+    modules: Iterable[torch.nn.Module] | None = None,
+    dynamic: bool | None = None,
+    max_captures: int = 8,
+    roles: Mapping[str, str] | None = None,
+) -> "GraphedStep":
+    """Replay a function that does forward, backward and optimizer from a CUDA graph.
+
+    Everything said of :func:`pyg_accel.graphed` holds here too: the first calls run eagerly, kinds
+    of calls are captured and compared, and what cannot be captured stays eager, with the reason in
+    :func:`pyg_accel.report`. Optimizers that have a ``capturable`` switch need it on; a learning
+    rate that changes must be a tensor, or each change is another kind. With padding, the losses of
+    ``torch.nn.functional`` and means over rows leave it out.
+
+    Args:
+        step_function: takes tensors and returns what is to be logged, such as the loss.
+        modules: the models that it trains; by default those that it refers to.
+        dynamic: True pads from the start, False never does; None pads once sizes have changed.
+        max_captures: how many captures are kept; the least recently used goes.
+        roles: what arguments are, by name; see :func:`pyg_accel.graphed`.
+
+    Returns:
+        A function that is called like ``step_function``; its results carry no gradients.
+
+    Raises:
+        ValueError: if ``step_function`` is not callable, or for unknown roles.
+    """
+    if not callable(step_function) or isinstance(step_function, torch.nn.Module):
+        raise ValueError(f"expected 'step_function' to be a function (got {step_function!r})")
+    found = list(_modules_of(step_function) if modules is None else modules)
+    return GraphedStep(step_function, found, dynamic, max_captures, dict(roles or {}))
+
+
+def _modules_of(function: Any) -> Iterator[torch.nn.Module]:
+    """Yield the modules that a function refers to."""
+    if isinstance(function, partial):
+        yield from _modules_in([function.args, function.keywords])
+        yield from _modules_of(function.func)
+    elif ismethod(function):
+        yield from _modules_in(vars(function.__self__))
+        yield from _modules_of(function.__func__)
+    elif isfunction(function):
+        names = getclosurevars(function)
+        yield from _modules_in([names.nonlocals, names.globals])
+    else:
+        yield from _modules_in(vars(function))
+
+
+def _modules_in(value: Any) -> Iterator[torch.nn.Module]:
+    if isinstance(value, torch.nn.Module):
+        yield value._original if isinstance(value, Graphed) else value
+    elif isinstance(value, dict):
+        yield from _modules_in(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _modules_in(item)
+
+
+class GraphedStep:
+    """A step, and the captures of its calls; made by :func:`graphed_step`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        modules: Sequence[torch.nn.Module],
+        dynamic: bool | None,
+        max_captures: int,
+        roles: Mapping[str, str],
+    ) -> None:
+        """Wrap a function."""
+        update_wrapper(self, function, updated=())
+        self._engine = Engine(
+            _Step(function, modules), names_of(function), differentiable=False,
+            dynamic=dynamic, max_captures=max_captures, roles=roles,
+        )  # fmt: skip
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a step."""
+        return self._engine(args, kwargs)
+
+    @property
+    def captures(self) -> list[str]:
+        """What has been captured and is still kept."""
+        return self._engine.captures
+
+    def release(self) -> None:
+        """Free all captures; calls that come again are captured again."""
+        self._engine.release()
+
+
+class _Step:
+    """A step as what is captured."""
+
+    def __init__(self, function: Callable[..., Any], roots: Sequence[torch.nn.Module]) -> None:
+        self._function, self.roots = function, tuple(dict.fromkeys(roots))
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self._optimizers: dict[Optimizer, None] = {}
+        self._settings: dict[Any, None] = {}
+        self._fresh: dict[Tensor, bool] = {}  # whether an earlier gradient is not added to
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [p for m in modules_of(self.roots) for p in m._parameters.values() if p is not None]
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        def note(optimizer: Optimizer, *_: Any) -> None:
+            self._optimizers[optimizer] = None
+
+        before = [(p, p.grad) for p in self._parameters]
+        handle = register_optimizer_step_post_hook(note)
+        try:
+            value = self._function(*args, **kwargs)
+        finally:
+            handle.remove()
+        self._fresh = {p: grad is not None and p.grad is not grad for p, grad in before}
+        return replaced(value, iter([out.detach() for out in flatten(value)]))
+
+    def reasons(self) -> list[str]:
+        if not self.roots:
+            return ["it refers to no module: pass modules="]
+        known = set(self._parameters)
+        for optimizer in self._optimizers:
+            name = type(optimizer).__name__
+            on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
+            if on_gpu and any(g.get("capturable") is False for g in optimizer.param_groups):
+                return [f"{name} is not capturable: make it with capturable=True"]
+            if any(p not in known for group in optimizer.param_groups for p in group["params"]):
+                return [f"{name} has parameters of other modules: pass modules="]
+        if len(self._settings) > _SETTINGS:
+            return ["the settings of an optimizer change all the time: make lr a tensor"]
+        return []
+
+    def key(self) -> Any:
+        settings = tuple(
+            tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in group.items()
+                  if k != "params")
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+        )  # fmt: skip
+        self._settings[settings] = None
+        grads = tuple(
+            True if self._fresh.get(p) else None if p.grad is None else id(p.grad)
+            for p in self._parameters
+        )
+        return settings, grads, tuple(map(id, self._optimizer_state()))
+
+    def _optimizer_state(self) -> list[Tensor]:
+        return [
+            value
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+            for value in optimizer.state.get(p, {}).values()
+            if isinstance(value, Tensor)
+        ]
+
+    def tensors(self) -> list[Tensor]:
+        modules = modules_of(self.roots)
+        buffers = [b for m in modules for b in m._buffers.values() if b is not None]
+        grads = [p.grad for p in self._parameters if p.grad is not None and not self._fresh.get(p)]
+        return list(dict.fromkeys([*self._parameters, *buffers, *grads, *self._optimizer_state()]))
+
+    def evidence(self) -> dict[str, list[Tensor]]:
+        """Parameters count where an optimizer has no memory of gradients that tells more.
+
+        Adam turns a gradient that is nothing but rounding into a step of full length.
+        """
+        modules, remembered = modules_of(self.roots), set()
+        found = {"buffer": [b for m in modules for b in m._buffers.values() if b is not None]}
+        for optimizer in self._optimizers:
+            for p, state in optimizer.state.items():
+                for name, value in state.items():
+                    if isinstance(value, Tensor):
+                        found.setdefault(f"'{name}' of a parameter", []).append(value)
+                        if value.shape == p.shape and value.dim():
+                            remembered.add(p)
+        found["parameter"] = [p for p in self._parameters if p not in remembered]
+        return found
+
+    def prepare(self) -> None:
+        for p in self._parameters:
+            if self._fresh.get(p):
+                p.grad = None  # as the step itself does, which allocates another one
+
+    def recorded(self) -> Any:
+        return [(p, p.grad) for p in self._parameters], self._optimizer_state()
+
+    def finish(self, left: Any) -> None:
+        for p, grad in left[0]:
+            if p.grad is not grad:
+                p.grad = grad

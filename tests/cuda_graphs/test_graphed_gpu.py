@@ -1,0 +1,370 @@
+"""What only a GPU can tell: captures, replays, their memory, what a failed capture leaves."""
+
+import copy
+import gc
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import BatchNorm1d, Linear, ReLU, Sequential
+from torch_geometric.nn import (
+    GAT,
+    GCN,
+    GATConv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    GraphNorm,
+    SAGEConv,
+    global_add_pool,
+    global_mean_pool,
+)
+
+import pyg_accel
+from pyg_accel.cuda_graphs.batch_norm import RealRows, masked_batch_norm
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICE = "cuda"
+
+
+class Molecules(torch.nn.Module):
+    """A network over batches of small graphs."""
+
+    def __init__(self, kind: str = "GIN", dropout: float = 0.0, hidden: int = 32) -> None:
+        super().__init__()
+        self.kind, self.dropout = kind, dropout
+        sizes = (8, hidden, hidden)
+        self.convs = torch.nn.ModuleList()
+        for one, two in itertools.pairwise(sizes):
+            network = Sequential(Linear(one, two), BatchNorm1d(two), ReLU(), Linear(two, two))
+            make: dict[str, Callable[[], torch.nn.Module]] = {
+                "GIN": lambda network=network: GINConv(network, train_eps=True),
+                "GINE": lambda network=network, one=one: GINEConv(network, edge_dim=3),
+                "SAGE": lambda one=one, two=two: SAGEConv(one, two),
+                "GCN": lambda one=one, two=two: GCNConv(one, two),
+                "GAT": lambda one=one, two=two: GATConv(one, two // 4, heads=4),
+            }
+            self.convs.append(make[kind]())
+        self.norms = torch.nn.ModuleList([BatchNorm1d(hidden), GraphNorm(hidden)])
+        self.head = Linear(hidden, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            more = (edge_attr,) if self.kind == "GINE" else ()
+            x = conv(x, edge_index, *more)
+            x = norm(x, batch) if isinstance(norm, GraphNorm) else norm(x)
+            x = F.dropout(x.relu(), self.dropout, self.training)
+        return self.head(global_mean_pool(x, batch) + 0.1 * global_add_pool(x, batch))
+
+
+def molecules(graphs: int, seed: int) -> tuple[Tensor, ...]:
+    numbers = torch.Generator().manual_seed(seed)
+    nodes = torch.randint(8, 24, (graphs,), generator=numbers)
+    batch = torch.repeat_interleave(torch.arange(graphs), nodes)
+    starts = nodes.cumsum(0) - nodes
+    which = torch.randint(len(batch), (2 * len(batch),), generator=numbers)
+    one = torch.rand(len(which), generator=numbers)
+    source = starts[batch[which]] + (one * nodes[batch[which]]).long()
+    edge_index = torch.stack([source, which])
+    rows = [torch.randn(n, f, generator=numbers) for n, f in ((len(batch), 8), (len(which), 3))]
+    y = torch.randn(graphs, 1, generator=numbers)
+    return tuple(t.to(DEVICE) for t in (rows[0], edge_index, rows[1], batch, y))
+
+
+def twins(model: torch.nn.Module, **options: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+    model = model.to(DEVICE)
+    return copy.deepcopy(model), pyg_accel.graphed(model, **options)
+
+
+def replays(report: Callable[[], list[Any]]) -> int:
+    return sum(row.calls for row in report() if row.backend == "CUDA graph")
+
+
+def why(report: Callable[[], list[Any]]) -> set[str]:
+    return {row.reason for row in report() if row.backend == "eager"} - {"warming up"}
+
+
+def close(one: Tensor, other: Tensor, rtol: float = 1e-3) -> None:
+    scale = max(float(other.detach().abs().max()), 1e-3)
+    torch.testing.assert_close(one, other, rtol=0, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("patched", [False, True], ids=["stock", "patched"])
+@pytest.mark.parametrize("kind", ["GIN", "GINE", "SAGE"])
+def test_training_on_batches_of_changing_size_is_that_of_eager(kind, patched, report_of):
+    eager, fast = twins(Molecules(kind))
+    if patched:
+        pyg_accel.settings.settings.always = True
+        pyg_accel.patch(fast._original)
+    optimizers = [torch.optim.SGD(m.parameters(), 1e-3, momentum=0.9) for m in (eager, fast)]
+    for step in range(16):
+        x, edge_index, edge_attr, batch, y = molecules(32 if step % 5 else 20, step)
+        losses = []
+        for model, optimizer in zip((eager, fast), optimizers, strict=True):
+            optimizer.zero_grad()
+            out = model(x, edge_index, edge_attr, batch)
+            assert out.shape == y.shape
+            loss = F.mse_loss(out, y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        close(losses[1], losses[0], 1e-2)
+    assert not why(report_of), why(report_of)
+    assert replays(report_of) >= 10
+    assert len(fast.captures) <= 4
+    for name, value in eager.state_dict().items():
+        close(fast.state_dict()[name], value, 2e-2)
+    eager.eval(), fast.eval()
+    with torch.no_grad():
+        kept, expected = [], []
+        for step in range(10):
+            *inputs, _ = molecules(32, 100 + step)
+            kept.append(fast(*inputs))
+            expected.append(eager(*inputs))
+    for one, other in zip(kept, expected, strict=True):  # results stay what they were
+        close(one, other, 2e-2)
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT"])
+def test_a_fixed_graph_is_replayed_under_patch(name, report_of):
+    x, y = torch.randn(500, 16, device=DEVICE), torch.randint(4, (500,), device=DEVICE)
+    edge_index = torch.randint(500, (2, 3000), device=DEVICE)
+    model = {"GCN": GCN, "GAT": GAT}[name](16, 32, 2, 4, dropout=0.5)
+    eager, fast = twins(model)
+    pyg_accel.settings.settings.always = True
+    pyg_accel.patch()
+    optimizers = [torch.optim.Adam(m.parameters(), 0.01) for m in (eager, fast)]
+    for step in range(12):
+        for model, optimizer in zip((eager, fast), optimizers, strict=True):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x, edge_index), y)
+            loss.backward()
+            optimizer.step()
+        if step > 9:
+            close(fast.state_dict()["convs.0.bias"], eager.state_dict()["convs.0.bias"], 2e-2)
+    assert not why(report_of), why(report_of)
+    assert replays(report_of) == 9
+
+
+def test_stock_gcn_cannot_be_captured_and_training_goes_on(report_of):
+    x, edge_index = torch.randn(50, 8, device=DEVICE), torch.randint(50, (2, 300), device=DEVICE)
+    eager, fast = twins(GCN(8, 16, 2, 4, dropout=0.5))
+    for step in range(8):
+        for model in (eager, fast):
+            torch.manual_seed(step)
+            model.zero_grad()
+            model(x, edge_index).sum().backward()
+        close(fast.convs[0].bias.grad, eager.convs[0].bias.grad)
+    assert replays(report_of) == 0
+    assert len(why(report_of)) == 1, why(report_of)
+    torch.nn.functional.dropout(x, 0.5)  # the random numbers still come
+    torch.cuda.synchronize()
+    other = pyg_accel.graphed(Sequential(Linear(8, 8), torch.nn.Dropout(0.5)).to(DEVICE))
+    for _ in range(6):
+        other(x).sum().backward()
+    assert replays(report_of) > 0, why(report_of)
+
+
+def test_dropout_draws_new_numbers_in_each_replay():
+    fast = pyg_accel.graphed(Sequential(Linear(8, 64), torch.nn.Dropout(0.5)).to(DEVICE))
+    x = torch.randn(100, 8, device=DEVICE)
+    outs = [fast(x).detach() for _ in range(8) for _ in [fast(x).sum().backward()]]
+    zeros = [out == 0 for out in outs]
+    assert len(fast.captures) == 1
+    assert all((one != other).any() for one, other in itertools.pairwise(zeros))
+
+
+def test_autocast_and_gradient_accumulation_with_gradients_set_to_zero(report_of):
+    eager, fast = twins(Molecules("GIN"))
+    for step in range(12):
+        for model in (eager, fast):
+            if step % 3 == 0:
+                model.zero_grad(set_to_none=step % 2 == 0)
+            *inputs, y = molecules(32, step)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = F.mse_loss(model(*inputs).float(), y)
+            loss.backward()
+        for (name, one), two in zip(eager.named_parameters(), fast.parameters(), strict=True):
+            if "head" in name:
+                close(two.grad, one.grad, 6e-2)
+    assert not why(report_of), why(report_of)
+    assert replays(report_of) == 9
+
+
+def test_two_calls_before_their_backward_passes(report_of):
+    eager, fast = twins(Sequential(Linear(8, 64), ReLU(), Linear(64, 1)))
+    x, z = torch.randn(100, 8, device=DEVICE), torch.randn(100, 8, device=DEVICE)
+    for _ in range(6):
+        for model in (eager, fast):
+            model.zero_grad()
+            one, two = model(x), model(z)
+            (one.sum() - (two**2).sum()).backward()
+        close(fast.get_parameter("0.weight").grad, eager.get_parameter("0.weight").grad)
+    assert any("awaits its backward pass" in reason for reason in why(report_of))
+
+
+def test_gradients_of_the_arguments():
+    eager, fast = twins(Molecules("GINE"))
+    eager.eval(), fast.eval()
+    for step in range(8):
+        x, edge_index, edge_attr, batch, _ = molecules(32, step)
+        found = []
+        for model in (eager, fast):
+            leaf = x.clone().requires_grad_()
+            model(leaf, edge_index, edge_attr, batch).sum().backward()
+            found.append(leaf.grad)
+        assert found[1].shape == x.shape
+        close(found[1], found[0])
+    assert fast.captures
+
+
+def test_a_whole_step_on_batches_of_changing_size(report_of):
+    eager = Molecules("GINE").to(DEVICE)
+    fast = copy.deepcopy(eager)
+
+    def stepper(model: torch.nn.Module) -> Callable[..., Tensor]:
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3, capturable=True)
+
+        def step(
+            x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, y: Tensor
+        ) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x, edge_index, edge_attr, batch), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    one, two = stepper(eager), pyg_accel.graphed_step(stepper(fast))
+    for step in range(16):
+        data = molecules(32 if step % 5 else 20, step)
+        close(two(*data), one(*data), 2e-2)
+    assert not why(report_of), why(report_of)
+    assert replays(report_of) >= 8
+    for name, value in eager.state_dict().items():
+        close(fast.state_dict()[name], value, 5e-2)
+
+
+def test_a_model_that_waits_for_the_device_stays_eager(report_of):
+    class Waits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.linear(x)
+            return out if out.sum() > 0 else -out
+
+    eager, fast = twins(Waits())
+    for _ in range(8):
+        x = torch.randn(10, 8, device=DEVICE)
+        close(fast(x), eager(x))
+    assert replays(report_of) == 0 and why(report_of)
+
+
+def test_an_exception_of_the_user_is_the_users(report_of):
+    class Picky(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.bad = Linear(8, 8), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.bad:
+                raise KeyError("mine")
+            return self.linear(x)
+
+    eager, fast = twins(Picky())
+    x = torch.randn(10, 8, device=DEVICE)
+    for _ in range(6):
+        close(fast(x), eager(x))
+    fast.bad = True
+    for _ in range(6):
+        with pytest.raises(KeyError, match="mine"):
+            fast(x)
+    fast.bad = False
+    close(fast(x), eager(x))
+    assert replays(report_of) >= 3
+
+
+def test_memory_is_bounded_and_freed_with_the_wrapper():
+    first = pyg_accel.graphed(Linear(8, 256).to(DEVICE))  # cuBLAS keeps memory for each stream
+    for _ in range(6):
+        first(torch.randn(1000, 8, device=DEVICE)).sum().backward()
+    del first
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    fast = pyg_accel.graphed(Sequential(Linear(8, 256), Linear(256, 8)).to(DEVICE), max_captures=2)
+    with torch.no_grad():
+        for rows in (10, 20, 30, 40, 50):
+            x = torch.randn(rows * 100, 8, device=DEVICE)
+            for _ in range(6):
+                fast(x)
+    assert len(fast.captures) <= 2
+    del fast, x
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() <= before + 2**21
+
+
+def test_no_memory_for_a_capture(report_of):
+    eager, fast = twins(Sequential(Linear(8, 64), ReLU(), Linear(64, 1)))
+    x = torch.randn(4_000_000, 8, device=DEVICE)
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        expected = eager(x)
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(min(1.2 * peak / total, 1.0))
+        try:
+            for _ in range(6):
+                close(fast(x), expected)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        y = torch.randn(100, 8, device=DEVICE)
+        for _ in range(6):
+            close(fast(y), eager(y))
+    assert replays(report_of) > 0
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [700, 699, 300, 5])
+def test_batch_norm_of_the_real_rows(rows, dtype, affine):
+    x = (torch.randn(700, 24, device=DEVICE) * 3 + 5).to(dtype)
+    weight, bias = (
+        [torch.randn(24, device=DEVICE, requires_grad=True) for _ in range(2)]
+        if affine else (None, None)
+    )  # fmt: skip
+    stats = [torch.zeros(24, device=DEVICE), torch.ones(24, device=DEVICE)]
+    ours = [s.clone() for s in stats]
+    one, two = x[:rows].clone().requires_grad_(), x.clone().requires_grad_()
+    expected = F.batch_norm(one, *stats, weight, bias, True, 0.1, 1e-5)
+    real = RealRows(700, torch.tensor(rows, device=DEVICE))
+    found = masked_batch_norm(two, real, *ours, weight, bias, 0.1, 1e-5)
+    tolerance = 2e-4 if dtype == torch.float32 else 3e-2
+    close(found[:rows], expected, tolerance)
+    close(ours[0], stats[0], tolerance)
+    close(ours[1], stats[1], tolerance)
+    grad = torch.randn_like(expected)
+    leaves = [t for t in (weight, bias) if t is not None]
+    by = torch.zeros_like(found)
+    by[:rows] = grad
+    wanted = torch.autograd.grad(expected, [one, *leaves], grad)
+    got = torch.autograd.grad(found, [two, *leaves], by)
+    assert (got[0][rows:] == 0).all()
+    scale = max(float(wanted[0].float().abs().max()), 1e-2)
+    torch.testing.assert_close(got[0][:rows], wanted[0], rtol=0, atol=10 * tolerance * scale)
+    for g, w in zip(got[1:], wanted[1:], strict=True):
+        close(g, w, tolerance * 5)
