@@ -63,7 +63,7 @@ def random(rows: int, cols: int, count: int, dtype: torch.dtype = torch.int64) -
 
 @DTYPES
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
-@pytest.mark.parametrize("case", zoo(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", list(zoo()), ids=lambda case: case.name)
 def test_every_graph_of_the_zoo_is_that_of_the_processor(case, flow, dtype, builder):
     check(case.edge_index.to(dtype), (case.num_sources, case.num_targets), flow)
 
@@ -75,9 +75,13 @@ def test_every_graph_of_the_zoo_is_that_of_the_processor(case, flow, dtype, buil
         (0, 5, 0),
         (5, 0, 0),
         (1, 1, 40),  # keys of no bits
+        (1, 1, 20_000),
         (1, 3000, 9000),
         (3000, 1, 9000),
-        (2**16, 2**16, 50_000),  # keys of 32 bits
+        (3000, 2000, 8192),  # what one block sorts,
+        (3000, 2000, 8193),  # and more
+        (2**15, 2**17, 8000),  # keys of 32 bits
+        (2**16, 2**16, 50_000),
         (2**16 + 1, 2**16, 50_000),  # and of 33
         (3_000_000, 7, 100),  # rows that are empty in long sequences
         (300_000, 200_000, 2_000_000),
@@ -125,8 +129,9 @@ def test_edge_lists_may_lie_in_any_way(lay, dtype, native):
     check_same(found, Graph.from_edge_index(lay(edges), (400, 500)))
 
 
-def test_a_recorded_graph_is_that_of_the_edges_at_its_replay(native):
-    first, then = random(4000, 3000, 90_000), random(4000, 3000, 90_000)
+@pytest.mark.parametrize("count", [7000, 90_000])
+def test_a_recorded_graph_is_that_of_the_edges_at_its_replay(count, native):
+    first, then = random(4000, 3000, count), random(4000, 3000, count)
     edges, recording = first.cuda(), torch.cuda.CUDAGraph()
     check_same(
         Graph.from_edge_index(edges, (3000, 4000)), Graph.from_edge_index(first, (3000, 4000))
@@ -139,8 +144,9 @@ def test_a_recorded_graph_is_that_of_the_edges_at_its_replay(native):
     check_same(graph, Graph.from_edge_index(then, (3000, 4000)))
 
 
-def test_it_is_built_on_the_current_stream(native):
-    right = random(4000, 3000, 90_000)
+@pytest.mark.parametrize("count", [7000, 90_000])
+def test_it_is_built_on_the_current_stream(count, native):
+    right = random(4000, 3000, count)
     edges, source = torch.zeros_like(right, device="cuda"), right.cuda()
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -155,14 +161,17 @@ def test_it_is_built_on_the_current_stream(native):
 
 @pytest.mark.parametrize(
     ("edges", "message"),
-    [("[[0, 1], [2, 3]]", "found target ids"), ("[[0, -1], [2, 2]]", "found source ids")],
+    [
+        ("torch.tensor([[0, 1], [2, 3]])", "found target ids"),
+        ("torch.tensor([[0, -1], [2, 2]]).repeat(1, 9000)", "found source ids"),
+    ],
     ids=["target", "source"],
 )
 def test_ids_out_of_range_fail_at_the_next_synchronization(edges, message, native):
     script = (
         "import torch\n"
         "from pyg_accel import Graph\n"
-        f"edges = torch.tensor({edges}, device='cuda')\n"
+        f"edges = {edges}.cuda()\n"
         "Graph.from_edge_index(edges, (3, 3))\n"
         "print('built', flush=True)\n"
         "torch.cuda.synchronize()\n"
