@@ -4,7 +4,7 @@
 // transpose is sorted by the upper half of the key alone, which takes the row along.
 #include "cuda/csr.h"
 
-#define CCCL_DISABLE_NVTX
+#define CCCL_DISABLE_NVTX  // the sort would look for a profiler's library when it first runs
 #include <cassert>
 #include <cub/block/block_radix_sort.cuh>
 #include <cub/device/device_radix_sort.cuh>
