@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from pyg_accel.checks import require, shown, whole
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.native import (
+    cpu_library,
+    cpu_unavailable_reasons,
+    cuda_library,
+    cuda_unavailable_reasons,
+)
 
 __all__ = ["CSR", "Graph", "check_graph", "ptr2index"]
 
@@ -188,13 +193,16 @@ class Graph:
             sizes = [most if n is None else n for n in sizes]
         target = 1 if flow == "source_to_target" else 0
         rows, cols = edge_index[target], edge_index[1 - target]
-        return cls._from_coo(rows.contiguous(), cols.contiguous(), int(sizes[target] or 0),
-                             int(sizes[1 - target] or 0))  # fmt: skip
+        return cls._from_coo(rows, cols, int(sizes[target] or 0), int(sizes[1 - target] or 0))
 
     @classmethod
     def _from_coo(cls, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> "Graph":
         # 32-bit indices halve what the kernels read beside the features.
-        narrow = max(num_rows, num_cols, row.numel()) < 2**31 - 1
+        narrow = _are_narrow(num_rows, num_cols, row)
+        if narrow and row.device.type == "cuda" and not cuda_unavailable_reasons():
+            rowptr, col, perm = cuda_library().csr_from_coo(row, col, num_rows, num_cols)
+            return cls.trusted(rowptr, col, perm, num_cols, sorted=True)
+        row, col = row.contiguous(), col.contiguous()
         if row.device.type == "cpu" and not cpu_unavailable_reasons():
             try:
                 arrays = cpu_library().csr_from_coo(row, col, num_rows, num_cols, not narrow)
@@ -312,12 +320,21 @@ def _check_perm(perm: Tensor, col: Tensor) -> None:
     require(seen.index_fill_(0, perm.long(), True).all(), message)
 
 
+def _are_narrow(num_rows: int, num_cols: int, entries: Tensor) -> bool:
+    """Whether indices of 32 bits can count everything."""
+    return max(num_rows, num_cols, entries.numel()) < 2**31 - 1
+
+
 def _transpose(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     if rowptr.device.type == "cpu" and not cpu_unavailable_reasons():
         arrays: tuple[Tensor, Tensor, Tensor] = tuple(
             cpu_library().csr_transpose(rowptr, col, num_cols)
         )
         return arrays
+    narrow = _are_narrow(rowptr.numel() - 1, num_cols, col)
+    if narrow and col.device.type == "cuda" and not cuda_unavailable_reasons():
+        colptr, row, perm = cuda_library().csr_transpose(rowptr, col, num_cols)
+        return colptr, row, perm
     row = ptr2index(rowptr, col.numel(), col.dtype)
     columns, perm = torch.sort(col, stable=True)
     starts = torch.arange(num_cols + 1, dtype=col.dtype, device=col.device)
