@@ -47,16 +47,17 @@ class Schedule:
 
 
 _AS_THEY_COME = Schedule(None, None)
-# In a graph of so few entries the longest row costs less than waiting for the device does.
-_NOT_WORTH_ASKING = 2**14
+# A graph of so few entries is asked for its longest row once kernels have run on it so often: a
+# sampled batch is gone by then, and to wait for the device costs it more than a long row does.
+_FEW, _USES = 2**20, 8
 
 
 def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
     """Return the schedule of a graph.
 
     Waits for the device once a graph, for the length of its longest row, and once for each way to
-    cut its long rows. Rows of small graphs are taken as they come and none is cut, so that a new
-    graph in each step does not wait; and so are those of a graph that is new while a CUDA graph is
+    cut its long rows. Rows are taken as they come and none is cut in the first uses of a graph that
+    is not large, unless torch is to be deterministic, and of one that is new while a CUDA graph is
     captured.
 
     Args:
@@ -66,15 +67,17 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
         ordered: bring rows of like length together.
     """
     rowptr, entries = csr.rowptr, csr.col.numel()
-    if rowptr.is_cuda and entries <= _NOT_WORTH_ASKING:
-        return _AS_THEY_COME
     facts = facts_of(rowptr, csr.col, csr.num_cols)
     key = ("schedule", split, piece, ordered)
     found: Schedule | None = facts.derived.get(key)
     if found is not None:
         return found
-    if rowptr.is_cuda and torch.cuda.is_current_stream_capturing():
-        return _AS_THEY_COME
+    if rowptr.is_cuda:
+        new = facts.uses <= _USES and entries < _FEW
+        if new and not torch.are_deterministic_algorithms_enabled():
+            return _AS_THEY_COME
+        if torch.cuda.is_current_stream_capturing():
+            return _AS_THEY_COME
     if facts.longest is None:
         facts.longest = int(rowptr.diff().max()) if entries else 0
     longest, rows = facts.longest, rowptr.numel() - 1
