@@ -259,11 +259,14 @@ def _pyg_accel_read(self: MessagePassing) -> str:
 
 
 def _compile(
-    self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[str, Any]
+    self: MessagePassing, name: str, edge_index: Tensor, kwargs: dict[str, Any], *, decided: bool
 ) -> tuple[Tensor, str]:
-    """Make a call while a compiler makes its graph: its result, and what was seen."""
+    """Make a call while a compiler makes its graph: its result, and what was seen.
+
+    The first pass decides whether it is made. A later one may know sizes that the first did not.
+    """
     refuse_training(self)
-    if reasons := call_reasons(self, edge_index):
+    if not decided and (reasons := call_reasons(self, edge_index)):
         raise Unrecognised("; ".join(reasons))
     trace = compiled.CompiledTrace(edge_index, self.flow)
     with trace:

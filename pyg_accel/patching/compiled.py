@@ -149,7 +149,10 @@ def _made(
     reading: Reading, name: str, edge_index: Tensor, kwargs: Any, state: dict[str, Tensor]
 ) -> Tensor:
     with reading.attributes() as module, _reparametrize_module(module, state):
-        out, reading.formulas = reading.run(module, name, edge_index, _with_none(kwargs))
+        decided = reading.reason is not None
+        out, reading.formulas = reading.run(
+            module, name, edge_index, _with_none(kwargs), decided=decided
+        )
     return out
 
 

@@ -23,7 +23,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     free_unbacked_symbols,
-    statically_known_true,
+    guard_or_false,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -33,7 +33,7 @@ __all__ = ["Look", "Reading", "Run", "accept", "after", "before", "begin", "find
            "picked_from"]  # fmt: skip
 
 # How an accelerated call is made once there is no Dynamo any more: a result, and the formulas.
-Run = Callable[[MessagePassing, str, Tensor, dict[str, Any]], tuple[Tensor, str]]
+Run = Callable[..., tuple[Tensor, str]]
 
 
 @dataclass
@@ -233,7 +233,7 @@ def _note_origin(edge_index: Node) -> None:
 def _is_edge_index(value: Tensor) -> bool:
     if value.dtype not in (torch.int32, torch.int64):
         return False
-    return value.dim() == 2 and statically_known_true(value.size(0) == 2)
+    return value.dim() == 2 and guard_or_false(value.size(0) == 2)
 
 
 def picked_from(size: torch.SymInt) -> int | torch.SymInt:
