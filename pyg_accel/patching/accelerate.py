@@ -83,10 +83,11 @@ def call(
     found = _found.get(self, {}).get(key)
     if type(edge_index) in (Tensor, EdgeIndex) and edge_index.dim() == 2 and in_force() is None:
         edges = edge_index.size(1)
-        small = size_reasons(edges, edge_index.device.type)
-        if not small and (found is None or not found.reason):
+        if found is None or not found.reason:
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index, (id(self), original))
+        else:
+            small = size_reasons(edges, edge_index.device.type)
         if small:  # and nothing else matters: it must cost next to nothing
             out = original(self, edge_index, *args, **kwargs)
             record(layer, "", "PyG", small[0], time.perf_counter() - start)

@@ -179,7 +179,7 @@ def size_reasons(num_edges: int | torch.SymInt, device: str) -> list[str]:
 
 
 def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list[str]:
-    """What else is small for a kind of call; see :mod:`.thresholds`.
+    """What is small for a kind of call, whose limits are no lower; see :mod:`.thresholds`.
 
     Args:
         kind: of the call; "" if that is not known yet.
@@ -191,10 +191,9 @@ def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list
         return []
     limits = thresholds(graph.device.type).of(kind)
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
-    new = SEEN.is_new(by, graph)
     if num_edges < fewest:
-        return [f"small: fewer than {fewest} edges ({kind})"]
-    if new and num_edges < limits.new:
+        return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]
+    if SEEN.is_new(by, graph) and num_edges < limits.new:
         return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
     return []
 
