@@ -31,7 +31,7 @@ _SIMPLE: dict[type, str] = {
     MinAggregation: "min",
     MulAggregation: "prod",
 }
-_FORWARDS = {cls: cls.forward for cls in _SIMPLE}
+_FORWARDS = {cls: vars(cls)["forward"] for cls in _SIMPLE}
 _SPREAD = (VarAggregation, StdAggregation)
 
 
