@@ -2,12 +2,15 @@
 
 import copy
 import gc
+import importlib
 import math
 import pickle
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +37,7 @@ from torch_geometric.utils import softmax
 import pyg_accel
 from pyg_accel import use_backend
 from pyg_accel.patching import accelerate, plans
+from pyg_accel.patching.reasons import is_active
 from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")
@@ -185,6 +189,10 @@ def test_new_graphs_features_and_modes(name: str, like_stock: Any) -> None:
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             return layer(X, EDGES, *more).bfloat16()
 
+    def narrow(layer: Any) -> Any:
+        # The gradients of torch's own index_select by int32 are wrong in three dimensions.
+        return layer(X, EDGES.int() if is_active() else EDGES, *more)
+
     few = tuple(t[:7] for t in more)
     none = tuple(t[:0] for t in more)
     strided = features(WIDTH, N, seed=3).t()
@@ -192,7 +200,7 @@ def test_new_graphs_features_and_modes(name: str, like_stock: Any) -> None:
         make(),
         call(X, EDGES, *more), call(X, EDGES, *more), call(X, graph(seed=1), *more),
         call(features(N + 3, WIDTH), EDGES, *more), call(X, graph(7), *few),
-        call(X, graph(0), *none), call(X, graph(0), *none), call(X, EDGES.int(), *more),
+        call(X, graph(0), *none), call(X, graph(0), *none), narrow, narrow,
         call(strided, EDGES, *more), change, change, grad_of_features, grad_of_features,
         without_grad, without_grad, inference, inference, autocast, autocast,
         call(X, EDGES, *more),
@@ -324,7 +332,9 @@ def test_edge_weights_of_several_shapes(like_stock: Any) -> None:
         call(X, EDGES, WEIGHT[::2].repeat(2)), call(X, EDGES, WEIGHT[:-1]), call(X, EDGES, WEIGHT),
     )  # fmt: skip
     assert seen.count("plan") >= 4
-    like_stock(GraphConv(E, 4), *[call(square, EDGES, WEIGHT)] * 3, call(square, graph(7), WEIGHT[:7]))
+    like_stock(
+        GraphConv(E, 4), *[call(square, EDGES, WEIGHT)] * 3, call(square, graph(7), WEIGHT[:7])
+    )
 
 
 class Layer(MessagePassing):
@@ -830,11 +840,11 @@ def test_a_source_that_was_edited(tmp_path: Any, monkeypatch: pytest.MonkeyPatch
         "    def message(self, x_i, x_j):\n"
         "        return (x_i + x_j) * self.a\n"
     )
-    monkeypatch.setitem(__import__("sys").modules, "tests_of_plans", __import__("types").SimpleNamespace(Layer=Layer))
+    monkeypatch.setitem(sys.modules, "tests_of_plans", SimpleNamespace(Layer=Layer))
     file = tmp_path / "edited_layer.py"
     file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    cls = __import__("edited_layer").Edited
+    cls = importlib.import_module("edited_layer").Edited
     file.write_text(text.replace("self.a", "self.b"))
     with pyg_accel.patched():
         layer = cls(a=2.0, b=1.0)
@@ -905,7 +915,14 @@ def test_weights_between_calls(like_stock: Any) -> None:
     for cls in (Attending, AsNumber, Unweighted):
         layer = cls(node_dim=0)
         steps = [call(X, EDGES, change=change) for change in changes for _ in range(2)]
-        like_stock(layer, call(), call(), *steps, call(X, EDGES, graph(seed=1)), call(X, EDGES, graph(seed=1)))
+        like_stock(
+            layer,
+            call(),
+            call(),
+            *steps,
+            call(X, EDGES, graph(seed=1)),
+            call(X, EDGES, graph(seed=1)),
+        )
 
 
 class UnusedMask(Layer):
