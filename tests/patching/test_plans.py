@@ -311,7 +311,8 @@ def test_pairs(like_stock: Any) -> None:
     edges = torch.stack([graph(seed=1)[0], graph(nodes=6)[0]])
     layer = SAGEConv((WIDTH, WIDTH), 4)
     seen = like_stock(
-        layer, call((X, small), edges), call((X, small), edges), call((X, None), edges, size=(N, 6)),
+        layer, call((X, small), edges), call((X, small), edges),
+        call((X, None), edges, size=(N, 6)),
         call((X, None), edges, size=(N, 6)), call((X, None), edges, size=(N, 7)),
         call((X, None), edges), call((X, X), EDGES), call(X, EDGES), call((X, X.clone()), EDGES),
         call((X, small), edges, size=(N, 6)), call((X, small), edges, size=(N, 7)),
@@ -1053,7 +1054,7 @@ def test_weights_are_not_kept_alive() -> None:
     with pyg_accel.patched():
         like = COLUMN.clone()
         for _ in range(2):
-            layer(X, EDGES, None, lambda alpha: alpha.view_as(like))
+            layer(X, EDGES, None, lambda alpha, like=like: alpha.view_as(like))
         ref = weakref.ref(like)
         del like
         gc.collect()
