@@ -25,6 +25,7 @@ from pyg_accel.kept import Snapshot, version_of
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
+from pyg_accel.patching.lazy import running
 from pyg_accel.patching.typed import with_pairs_as_sources
 
 __all__ = ["Source", "Weights", "Where", "attend"]
@@ -206,6 +207,8 @@ def _dropped(
     mask = func(ones, *args, **kwargs)
     if mask is ones:
         return weights
+    if running.traces:
+        running.traces[-1].drawn += 1
     mask = mask.view(weights.source.shape)
     if weights.mask is not None:
         mask = mask * weights.mask

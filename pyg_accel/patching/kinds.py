@@ -14,13 +14,15 @@ from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.readable import METHODS, Reads, read_class
 from pyg_accel.patching.reasons import has_hooks
+from pyg_accel.patching.reductions import is_simple
 from pyg_accel.patching.seam import is_hooked
 
 __all__ = ["Key", "kind_of_call", "reads_of"]
 
 Key = tuple[Any, ...]
 _RUN = frozenset({"forward", "reduce"})  # methods of an aggregation
-_CONSTANTS = (bool, int, float, str, type(None))
+_CONSTANTS = (bool, int, str)
+_MISSING = object()
 _NONE = ("None",)
 
 
@@ -30,12 +32,17 @@ def kind_of_call(
     """Return the kind of a call; None for those that are traced each time."""
     cls = type(module)
     reads = reads_of(cls)
-    if not reads.all_known or type(edge_index) is not Tensor or edge_index.dim() != 2:
+    if (
+        not reads.all_known
+        or type(edge_index) is not Tensor
+        or edge_index.dim() != 2
+        or edge_index.layout is not torch.strided
+    ):
         return None
     aggregation = module.aggr_module
     if (
         is_hooked(module)
-        or aggregation is None
+        or not is_simple(aggregation)
         or has_hooks(aggregation)
         or not vars(module).keys().isdisjoint(METHODS)
         or not vars(aggregation).keys().isdisjoint(_RUN)
@@ -47,18 +54,18 @@ def kind_of_call(
         original, module.training, type(aggregation), module.flow, module.node_dim,
         edge_index.dtype, edge_index.size(0), edge_index.size(1) > 0, device,
         torch.is_grad_enabled(), torch.is_autocast_enabled(device.type), cls.message,
-        cls.edge_update, situation(),
+        cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(),
     ]  # fmt: skip
     for names, name in reads.globals:
         key.append(names.get(name))
     for name in reads.attributes:
-        fact = _fact(getattr(module, name, None))
+        fact = _fact(getattr(module, name, _MISSING))
         if fact is None:
             return None
         key.append(fact)
     for name, value in kwargs.items():
         fact = (value is None,) if name == "size" else _fact(value)
-        if fact is None or (reads.trailing and isinstance(value, Tensor) and value.dim() < 2):
+        if fact is None or (reads.trailing and not _is_wide(value)):
             return None
         key.append((name, fact))
     return tuple(key)
@@ -75,13 +82,38 @@ def _fact(value: Any) -> Any:
         pair = (_fact(value[0]), _fact(value[1]))
         return None if None in pair else pair
     if kind is Weights:
-        return (*value.source.kind(), value.mask is None, plain_shape(value)[1:], value.made)
+        steps = _steps(value)
+        if steps is None:
+            return None
+        return (*value.source.kind(), value.mask is None, plain_shape(value)[1:], steps)
+    if kind is float:
+        return (kind, value.hex())  # 0.0 is not -0.0
     return (kind, value) if kind in _CONSTANTS else None
+
+
+def _steps(weights: Weights) -> tuple[Any, ...] | None:
+    """How weights were made of the first ones; None where that takes more than numbers."""
+    steps: list[Any] = []
+    for function, args, kwargs in weights.made:
+        if len(args) == 1 and isinstance(args[0], (tuple, list)):
+            args = tuple(args[0])  # of view((-1, 1))
+        if not all(type(a) in (int, float, bool) for a in (*args, *kwargs.values())):
+            return None
+        steps += [function, args, tuple(kwargs.items())]
+    return tuple(steps)
+
+
+def _is_wide(value: Any) -> bool:
+    """Whether the last dimension of a tensor, or of a pair of them, is none of nodes or edges."""
+    if type(value) is tuple:
+        return all(map(_is_wide, value))
+    return not isinstance(value, Tensor) or value.dim() > 1
 
 
 def reads_of(cls: type[MessagePassing]) -> Reads:
     """Return what the methods of a class read; found out again when one was replaced."""
-    methods = tuple(getattr(cls, name) for name in METHODS)
+    methods: list[Any] = [getattr(cls, name) for name in METHODS]
+    methods += [getattr(method, "__code__", None) for method in methods]
     found = _reads.get(cls)
     if found is None or found[0] != methods:
         found = _reads[cls] = (methods, read_class(cls))

@@ -268,12 +268,12 @@ class _Learner:
         trace, done, made = self.trace, self.trace.done, self.trace.softmaxed
         if trace.others or trace.edge_index is not trace.owner:
             return None
-        gathered = {}
+        gathered: dict[tuple[str, int], None] = {}
         for tensor, row in trace.gathered:
             origin = self._origin(tensor, row)
             if origin is None or origin.steps or origin.place not in (None, 0, 1):
                 return None
-            gathered[origin.name] = row
+            gathered[origin.name, row] = None
         softmax = None
         if made is not None:
             softmax = self._softmax(made)
@@ -291,18 +291,19 @@ class _Learner:
         else:
             return None
         assigned = [(name, self._assigned(name)) for name in reads_of(type(self.module)).assigned]
-        sizes = _sizes(tuple(gathered.items()), trace.target, self.kwargs)
+        sizes = _sizes(tuple(gathered), trace.target, self.kwargs)
         rows = out.source.graph.num_rows if isinstance(out, Weights) else out.size(0)
         if (
             None in operands
             or any(origin is None for _, origin in assigned)
             or len(trace.formulas) != 1
+            or trace.drawn != self._draws()
             or sizes is None
             or sizes[0] != rows
         ):
             return None
         return Plan(
-            trace.formulas[0], trace.target, tuple(gathered.items()), softmax, formula, reduce,
+            trace.formulas[0], trace.target, tuple(gathered), softmax, formula, reduce,
             tuple(operands), tuple(assigned),  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -336,15 +337,16 @@ class _Learner:
             if step is None:
                 return None
             steps.insert(0, step)
-        found = [
+        found: list[tuple[str, int | str | None]] = [
             (name, row if type(value) is tuple else None)
             for name, value in self.kwargs.items()
             if value is tensor or (type(value) is tuple and row >= 0 and value[row] is tensor)
         ]
-        if repeated and not found:
-            reads = reads_of(type(self.module)).attributes
-            own = [name for name in reads if getattr(self.module, name, None) is tensor]
-            return _Origin(own[0], _THE_LAYER, tuple(steps), row, repeated) if own else None
+        found += [
+            (name, _THE_LAYER)
+            for name in reads_of(type(self.module)).attributes
+            if getattr(self.module, name) is tensor
+        ]
         if len(found) != 1:  # one tensor may be several arguments
             return None
         return _Origin(*found[0], tuple(steps), row, repeated)
@@ -364,6 +366,13 @@ class _Learner:
                 if None not in steps:
                     return _Origin(name, place, tuple(steps), -1, repeated=False)  # type: ignore[arg-type]
         return None
+
+    def _draws(self) -> int:
+        """How many masks the plan draws; more than one might come in another order."""
+        drawn = sum(
+            step is not None and step[0].__name__ == "dropout" for step in self._steps.values()
+        )
+        return drawn if drawn <= 1 else -1
 
     def _step(self, step: _Step) -> _Step | None:
         """The step for any number of edges; steps that tensors share stay one."""

@@ -2,8 +2,9 @@
 
 A traced call is kept as a plan (:mod:`.plans`) only where everything that could change its formula
 can be compared. That is decided from the source of the layer's methods: they may read their
-arguments and plain attributes of the layer, and call methods of tensors and functions of torch.
-What reads anything else (globals, sizes, counters, other modules) is traced in each call.
+arguments and plain attributes of the layer, and call methods of tensors and functions of torch that
+a trace sees. What reads anything else (globals, sizes, counters, properties, attributes of tensors,
+other modules) is traced in each call.
 """
 
 import ast
@@ -12,23 +13,28 @@ import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import get_overridable_functions
 from torch_geometric.nn import MessagePassing
 
 __all__ = ["METHODS", "Reads", "read_class"]
 
 # What a rendered `propagate` and `edge_updater` call.
 METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
+_UNPATCHED = {name: getattr(MessagePassing, name) for name in METHODS}
 _MODULES = (torch, torch.nn.functional, math)
 _BUILTINS = frozenset({"isinstance", "float", "int", "bool", "abs", "max", "min"})
-# Sizes vary between calls of one plan, and numbers in tensors are not looked at.
-_NOT_READ = frozenset({
-    "size", "shape", "numel", "nelement", "item", "tolist", "data", "data_ptr", "stride", "grad",
-    "grad_fn", "requires_grad", "device", "is_cuda", "storage", "numpy", "_version",
-    "storage_offset", "untyped_storage", "is_contiguous",
+# Attributes of tensors that a kind of call tells. Any other may be one that somebody assigned.
+_OF_TENSORS = frozenset({"dtype", "ndim"})
+# Methods of which a trace takes no note: sizes vary between calls of one plan.
+_NOT_CALLED = frozenset({
+    "size", "numel", "nelement", "item", "tolist", "data_ptr", "stride", "storage", "numpy",
+    "storage_offset", "untyped_storage", "is_contiguous", "is_inference", "is_conj", "is_neg",
+    "get_device", "__len__", "__hash__",
 })  # fmt: skip
 # Arguments that tell sizes or the graph itself: a softmax may have them, nothing else.
 _OF_THE_GRAPH = frozenset({
@@ -36,8 +42,6 @@ _OF_THE_GRAPH = frozenset({
     "edge_index_j", "adj_t",
 })  # fmt: skip
 _SOFTMAX = ("torch_geometric.utils._softmax", "softmax")
-# Functions of torch that tell of its state.
-_ASKS = ("are_", "get_", "has_", "initial_", "is_", "seed", "set_")
 _STATEMENTS = (
     ast.arguments, ast.arg, ast.Return, ast.Assign, ast.AnnAssign, ast.If, ast.Assert, ast.Pass,
     ast.Expr, ast.IfExp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Call, ast.keyword,
@@ -70,22 +74,31 @@ _UNKNOWN = Reads(all_known=False)
 
 def read_class(cls: type[MessagePassing]) -> Reads:
     """Return what the methods of a layer class read."""
-    if cls.aggregate is not MessagePassing.aggregate or cls.update is not MessagePassing.update:
+    if any(getattr(cls, name) is not _UNPATCHED[name] for name in ("aggregate", "update")):
         return _UNKNOWN
     readers = []
     for method in (cls.message, cls.edge_update):
-        if method not in (MessagePassing.message, MessagePassing.edge_update):
+        if method not in (_UNPATCHED["message"], _UNPATCHED["edge_update"]):
             reader = _read(method)
             if reader is None:
                 return _UNKNOWN
             readers.append(reader)
     attributes = {name for reader in readers for name in reader.attributes}
     assigned = {name for reader in readers for name in reader.assigned}
-    if attributes & assigned:
+    if attributes & assigned or any(_runs_code(cls, name) for name in attributes):
         return _UNKNOWN
-    names = [(reader.globals, name) for reader in readers for name in sorted(reader.names)]
+    names = [found for reader in readers for found in reader.names]
     trailing = any(reader.trailing for reader in readers)
     return Reads(True, tuple(sorted(attributes)), tuple(sorted(assigned)), tuple(names), trailing)
+
+
+def _runs_code(cls: type[MessagePassing], name: str) -> bool:
+    """Whether to read an attribute of a layer is to call something, as it is of a property."""
+    if cls.__getattr__ is not torch.nn.Module.__getattr__:
+        return True
+    if cls.__getattribute__ is not torch.nn.Module.__getattribute__:
+        return True
+    return hasattr(type(inspect.getattr_static(cls, name, None)), "__get__")
 
 
 def _read(method: Callable[..., Any]) -> "_Reader | None":
@@ -99,10 +112,31 @@ def _read(method: Callable[..., Any]) -> "_Reader | None":
     (function,) = tree.body
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return None
+    if not _is_source_of(function, method.__code__):
+        return None
     reader = _Reader(method)
     if not all(reader.accepts(statement) for statement in function.body):
         return None
     return reader
+
+
+def _is_source_of(function: ast.FunctionDef, code: CodeType) -> bool:
+    """Whether code reads the names of this source: a file may change after it was imported.
+
+    Names with two leading underscores are others inside of a class, and differ as well.
+    """
+    module = compile(ast.Module([function], []), code.co_filename, "exec", dont_inherit=True)
+    compiled = [
+        c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == code.co_name
+    ]
+    return [_contents(c) for c in compiled] == [_contents(code)]
+
+
+def _contents(code: CodeType) -> tuple[Any, ...]:
+    # Not the instructions, which depend on what the module imports. White space of texts does not
+    # count, as the source of a method is dedented, its docstring too.
+    constants = [repr(c.split() if isinstance(c, str) else c) for c in code.co_consts]
+    return code.co_names, code.co_varnames, constants
 
 
 class _Reader:
@@ -112,10 +146,11 @@ class _Reader:
         code = method.__code__
         self.me = code.co_varnames[0] if code.co_argcount else ""
         self.locals = frozenset(code.co_varnames)
+        self.given = set(code.co_varnames[: code.co_argcount])  # not yet assigned to
         self.globals: dict[str, Any] = method.__globals__
         self.attributes: set[str] = set()
         self.assigned: set[str] = set()
-        self.names: set[str] = set()
+        self.names: list[tuple[dict[str, Any], str]] = []
         self.trailing = False
 
     def accepts(self, node: ast.AST) -> bool:
@@ -128,12 +163,12 @@ class _Reader:
             return known and node.id != self.me
         if isinstance(node, ast.Raise):
             return True  # a call that raises leaves no plan
-        if isinstance(node, ast.Compare) and self._is_empty(node):
-            return True
+        if isinstance(node, ast.Compare):
+            return self._is_empty(node) or self._compared(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             values = [node.value] if node.value is not None else []
-            return all(map(self._target, targets)) and all(map(self.accepts, values))
+            return all(map(self.accepts, values)) and all(map(self._target, targets))
         if isinstance(node, ast.Call):
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
             if self._is_last_size(node):
@@ -156,20 +191,34 @@ class _Reader:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             self.assigned.add(node.attr)
             return node.value.id == self.me
-        return isinstance(node, ast.Name) and node.id not in _OF_THE_GRAPH
+        if not isinstance(node, ast.Name) or node.id in _OF_THE_GRAPH | {self.me}:
+            return False
+        self.given.discard(node.id)
+        return True
+
+    def _compared(self, node: ast.Compare) -> bool:
+        """Whether values are compared, and not which objects they are, but with constants."""
+        operands = [node.left, *node.comparators]
+        constants = [isinstance(operand, ast.Constant) for operand in operands]
+        return all(map(self.accepts, operands)) and not any(
+            isinstance(operator, (ast.In, ast.NotIn))
+            or (isinstance(operator, (ast.Is, ast.IsNot)) and not (left or right))
+            for operator, left, right in zip(node.ops, constants[:-1], constants[1:], strict=True)
+        )
 
     def _is_empty(self, node: ast.Compare) -> bool:
         """Whether this is ``index.numel() == 0``: a kind of call says whether there are edges."""
         return ast.unparse(node) == "index.numel() == 0"
 
     def _is_last_size(self, node: ast.Call) -> bool:
-        """Whether this is ``x.size(-1)`` of an argument."""
+        """Whether this is ``x.size(-1)`` of an argument, as it was given."""
         function = node.func
         if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
             return False
         return (
             function.attr == "size"
             and [ast.unparse(a) for a in node.args] == ["-1"]
+            and function.value.id in self.given
             and self.accepts(function.value)
         )
 
@@ -181,45 +230,55 @@ class _Reader:
         found = getattr(found, "__original_fn", found)
         if (getattr(found, "__module__", ""), getattr(found, "__name__", "")) != _SOFTMAX:
             return False
-        self.names.add(function.id)
+        self.names.append((self.globals, function.id))
         return True
 
     def _attribute(self, node: ast.Attribute) -> bool:
-        if not isinstance(node.ctx, ast.Load) or node.attr in _NOT_READ:
-            return False
         if isinstance(node.value, ast.Name) and node.value.id == self.me:
             self.attributes.add(node.attr)
-            return True
-        return self.accepts(node.value)
+            return isinstance(node.ctx, ast.Load)
+        return node.attr in _OF_TENSORS and self.accepts(node.value)
 
     def _called(self, function: ast.expr) -> bool:
         """Whether this is a method of a tensor, a function of torch, or a harmless builtin."""
         if isinstance(function, ast.Name):
             name = function.id
+            self.names.append((self.globals, name))
             return name in _BUILTINS and name not in self.globals and name not in self.locals
-        if not isinstance(function, ast.Attribute) or function.attr in _NOT_READ:
+        if not isinstance(function, ast.Attribute) or function.attr in _NOT_CALLED:
             return False
         owner: ast.expr = function
         while isinstance(owner, ast.Attribute):
             owner = owner.value
         if isinstance(owner, ast.Name) and owner.id not in self.locals:
-            return self._is_torch(function.value) and not function.attr.startswith(_ASKS)
-        if isinstance(owner, ast.Name) and owner.id == self.me:
+            return self._is_seen(self._module(function.value), function.attr)
+        if isinstance(function.value, ast.Name) and function.value.id == self.me:
             # A module or a method: no plan is made of a call of one, but of a branch without it.
             return self._attribute(function)
-        return self.accepts(function.value)
+        return hasattr(Tensor, function.attr) and self.accepts(function.value)
 
-    def _is_torch(self, owner: ast.expr) -> bool:
+    def _is_seen(self, module: ModuleType | None, name: str) -> bool:
+        """Whether this is a function of numbers, or one of tensors that a trace sees."""
+        if module is None:
+            return False
+        self.names.append((vars(module), name))
+        return module is math or vars(module).get(name) in get_overridable_functions()[module]
+
+    def _module(self, owner: ast.expr) -> ModuleType | None:
+        """The module of functions that an expression names."""
+        found = None
         if isinstance(owner, ast.Name):
             found = self.globals.get(owner.id)
-            self.names.add(owner.id)
-        elif isinstance(owner, ast.Attribute) and self._is_torch(owner.value):
-            found = torch.nn.functional if owner.attr == "functional" else None
-        else:
-            found = None
-        return isinstance(found, ModuleType) and found in _MODULES
+            self.names.append((self.globals, owner.id))
+        elif isinstance(owner, ast.Attribute) and owner.attr == "functional":
+            inner = owner.value  # torch.nn.functional
+            if isinstance(inner, ast.Attribute) and inner.attr == "nn":
+                found = torch.nn.functional if self._module(inner.value) is torch else None
+        return found if isinstance(found, ModuleType) and found in _MODULES else None
 
     def _is_type(self, node: ast.expr, function: ast.expr) -> bool:
         """Whether this is the second argument of ``isinstance(x, Tensor)``."""
-        named = isinstance(node, ast.Name) and self.globals.get(node.id) is torch.Tensor
-        return named and isinstance(function, ast.Name) and function.id == "isinstance"
+        if not isinstance(node, ast.Name) or self.globals.get(node.id) is not Tensor:
+            return False
+        self.names.append((self.globals, node.id))
+        return isinstance(function, ast.Name) and function.id == "isinstance"

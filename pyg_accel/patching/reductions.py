@@ -22,7 +22,7 @@ from pyg_accel.patching.lazy import LazyTensor, Unrecognised
 from pyg_accel.patching.reasons import WATCHED, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
 
-__all__ = ["aggregate"]
+__all__ = ["aggregate", "is_simple"]
 
 _SIMPLE: dict[type, str] = {
     SumAggregation: "sum",
@@ -31,6 +31,7 @@ _SIMPLE: dict[type, str] = {
     MinAggregation: "min",
     MulAggregation: "prod",
 }
+_FORWARDS = {cls: vars(cls)["forward"] for cls in _SIMPLE}
 _SPREAD = (VarAggregation, StdAggregation)
 
 
@@ -54,7 +55,7 @@ def aggregate(
         or ptr is not None
         or kwargs
         or dim_size is None  # as many rows as the largest index says
-        or not all(type(m) in _SIMPLE or _is_spread(m) for m in members)
+        or not all(is_simple(m) or _is_spread(m) for m in members)
     ):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     if is_watched(self):  # one that is not the layer's aggr_module
@@ -71,6 +72,12 @@ def aggregate(
     ]  # fmt: skip
     combined: Tensor = self.combine(outs) if type(self) is MultiAggregation else outs[0]
     return combined
+
+
+def is_simple(aggregation: Any) -> bool:
+    """Whether an aggregation is one reduction, and nobody replaced the ``forward`` of its class."""
+    cls = type(aggregation)
+    return cls in _SIMPLE and cls.forward is _FORWARDS[cls]
 
 
 def _is_spread(member: Any) -> bool:

@@ -18,6 +18,7 @@ from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, Where, attend
 from pyg_accel.patching.edge_tensors import (
+    EdgeTensor,
     asks,
     changed_in_place,
     name_of,
@@ -73,7 +74,11 @@ class Watch(TorchFunctionMode):
             self.guard(name, changed)
         if not types:  # no message among the arguments
             self.pass_on(func)
-        return func(*args, **kwargs)
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if not isinstance(result, EdgeTensor):  # numbers of messages
+            self.pass_on(func)
+        return result
 
     def guard(self, name: str, changed: Iterable[Tensor]) -> None:
         """Raise before a tensor is changed in place that this call did not make.
@@ -103,7 +108,8 @@ class Watch(TorchFunctionMode):
         return next((mode for mode in modes if isinstance(mode, Watch)), None)
 
 
-_LAYOUT = frozenset({"stride", "storage_offset", "untyped_storage", "is_contiguous"})
+# What this package asks of tensors; methods that do have no plan (:mod:`.readable`).
+_ASKED = frozenset({"__get__", "stride", "storage_offset", "untyped_storage", "is_contiguous"})
 
 
 class Done(NamedTuple):
@@ -138,7 +144,8 @@ class Trace(Watch):
         softmaxed: the attention weights that were made, likewise.
         gathered: node features and the row of edge_index that gathers them.
         views: (name, arguments, result) of views of ordinary tensors.
-        others: whether any other function ran on ordinary tensors.
+        others: whether any other function ran on ordinary tensors, or returned one.
+        drawn: how many random masks of attention weights were drawn.
     """
 
     def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
@@ -161,6 +168,7 @@ class Trace(Watch):
         self.gathered: list[tuple[Tensor, int]] = []
         self.views: list[tuple[str, tuple[Any, ...], Any]] = []
         self.others = False
+        self.drawn = 0
 
     def __enter__(self) -> "Trace":
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -204,7 +212,7 @@ class Trace(Watch):
 
     def pass_on(self, func: Callable[..., Any]) -> None:
         """Take a note of a function that just runs."""
-        self.others = self.others or not (asks(func) or name_of(func) in _LAYOUT)
+        self.others = self.others or not (asks(func) or name_of(func) in _ASKED)
 
     # -- edge_index and its rows -----------------------------------------------------------------
 

@@ -1,0 +1,1070 @@
+"""Calls that are made again without a trace: what they depend on is changed between them."""
+
+import copy
+import gc
+import importlib
+import math
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    GraphConv,
+    MessagePassing,
+    SAGEConv,
+    SGConv,
+    TAGConv,
+    TransformerConv,
+)
+from torch_geometric.nn.aggr import Aggregation, MaxAggregation, SoftmaxAggregation, SumAggregation
+from torch_geometric.utils import softmax
+
+import pyg_accel
+from pyg_accel import use_backend
+from pyg_accel.patching import accelerate, plans
+from pyg_accel.patching.reasons import is_active
+from pyg_accel.settings import settings
+
+pytestmark = pytest.mark.usefixtures("always")
+
+N, E, WIDTH = 10, 40, 8
+Step = Callable[[Any], Any]
+
+
+def graph(edges: int = E, nodes: int = N, seed: int = 0) -> Tensor:
+    return torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(seed))
+
+
+def features(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*(shape or (N, WIDTH)), generator=torch.Generator().manual_seed(seed))
+
+
+EDGES = graph()
+X = features()
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What was done in each call of an attempt: "trace" or "plan"."""
+    seen: list[str] = []
+    attempt, run = accelerate._attempt, plans.Plan.run
+
+    def traced(*args: Any) -> Any:
+        seen.append("trace")
+        return attempt(*args)
+
+    def planned(*args: Any) -> Any:
+        out = run(*args)
+        if out is not None:
+            seen.append("plan")
+        return out
+
+    with monkeypatch.context() as patch:
+        patch.setattr(accelerate, "_attempt", traced)
+        patch.setattr(plans.Plan, "run", planned)
+        yield seen
+
+
+class Outcome:
+    """Results and gradients of a step, and the next random number; or the error that it raised."""
+
+    def __init__(self, layer: torch.nn.Module, step: Step) -> None:
+        torch.manual_seed(5)
+        for p in layer.parameters():
+            p.grad = None
+        self.error: type[Exception] | None = None
+        self.tensors: list[Tensor] = []
+        try:
+            outs = step(layer)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            self.error = type(error)
+            return
+        self.after = torch.rand(1)
+        outs = [t for t in (outs if isinstance(outs, tuple) else (outs,)) if isinstance(t, Tensor)]
+        if any(t.requires_grad for t in outs):
+            sum((t * t.detach().cos()).sum() for t in outs if t.requires_grad).backward()
+        self.tensors = [t.detach().clone() for t in outs if t.is_floating_point()]
+        self.tensors += [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+
+
+@pytest.fixture
+def like_stock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Take steps with a layer and with a copy of it that is not patched; returns what was done."""
+
+    def check(layer: torch.nn.Module, *steps: Step) -> list[str]:
+        other = copy.deepcopy(layer)
+        expected = [Outcome(other, step) for step in steps]
+        with counted(monkeypatch) as seen, pyg_accel.patched():
+            found = [Outcome(layer, step) for step in steps]
+        for number, (a, b) in enumerate(zip(expected, found, strict=True)):
+            assert a.error == b.error, number
+            assert len(a.tensors) == len(b.tensors), number
+            for t, u in zip(a.tensors, b.tensors, strict=True):
+                assert t.dtype == u.dtype, number
+                finite = t[t.isfinite()].abs().double()
+                scale = max(float(finite.max()) if finite.numel() else 0.0, 1.0)
+                near = 2e-5 if t.dtype in (torch.float32, torch.float64) else 2e-2
+                torch.testing.assert_close(u, t, rtol=0, atol=near * scale, equal_nan=True,
+                                           msg=lambda m, n=number: f"step {n}: {m}")  # fmt: skip
+            if a.error is None:
+                assert torch.equal(a.after, b.after), f"step {number}: random numbers"
+        return seen
+
+    return check
+
+
+def call(*args: Any, **kwargs: Any) -> Step:
+    return lambda layer: layer(*(args or (X, EDGES)), **kwargs)
+
+
+def setting(name: str, value: Any, then: Step | None = None) -> Step:
+    """Assign to an attribute, given by its path, and call."""
+
+    def step(layer: Any) -> Any:
+        owner, *rest = name.rsplit(".", 1)[::-1]
+        target = layer.get_submodule(rest[0]) if rest else layer
+        setattr(target, owner, value)
+        return (then or call())(layer)
+
+    return step
+
+
+WEIGHT, COLUMN = features(E, seed=1).abs(), features(E, 1, seed=2).abs()
+LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
+    "sage": (lambda: SAGEConv(WIDTH, 4), ()),
+    "sage max": (lambda: SAGEConv(WIDTH, 4, aggr="max"), ()),
+    "gcn": (lambda: GCNConv(WIDTH, 4), (WEIGHT,)),
+    "graph": (lambda: GraphConv(WIDTH, 4), (WEIGHT,)),
+    "gin": (lambda: GINConv(torch.nn.Linear(WIDTH, 4), train_eps=True), ()),
+    "gine": (lambda: GINEConv(torch.nn.Linear(WIDTH, 4)), (features(E, WIDTH),)),
+    "gat": (lambda: GATConv(WIDTH, 4, heads=2), ()),
+    "gatv2": (lambda: GATv2Conv(WIDTH, 4, heads=2), ()),
+    "transformer": (lambda: TransformerConv(WIDTH, 4, heads=2), ()),
+    "tag": (lambda: TAGConv(WIDTH, 4), ()),
+    "sg": (lambda: SGConv(WIDTH, 4, K=2), ()),
+}
+ATTENTION = ("gat", "gatv2", "transformer")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_new_graphs_features_and_modes(name: str, like_stock: Any) -> None:
+    make, more = LAYERS[name]
+    # A graph of its own for each: one more node, another number of edges, int32, changed in place.
+    changed = EDGES.clone()
+
+    def change(layer: Any) -> Any:
+        changed[:, :5] = changed[:, 5:10]
+        return layer(X, changed, *more)
+
+    def grad_of_features(layer: Any) -> Any:
+        x = X.clone().requires_grad_()
+        out = layer(x, EDGES, *more)
+        return out, *torch.autograd.grad(out.square().sum(), [x], retain_graph=True)
+
+    def without_grad(layer: Any) -> Any:
+        with torch.no_grad():
+            return layer(X, EDGES, *more)
+
+    def inference(layer: Any) -> Any:
+        with torch.inference_mode():
+            out = layer(X, EDGES, *more)
+        return out.clone()
+
+    def autocast(layer: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            return layer(X, EDGES, *more).bfloat16()
+
+    def narrow(layer: Any) -> Any:
+        # The gradients of torch's own index_select by int32 are wrong in three dimensions.
+        return layer(X, EDGES.int() if is_active() else EDGES, *more)
+
+    few = tuple(t[:7] for t in more)
+    none = tuple(t[:0] for t in more)
+    strided = features(WIDTH, N, seed=3).t()
+    seen = like_stock(
+        make(),
+        call(X, EDGES, *more), call(X, EDGES, *more), call(X, graph(seed=1), *more),
+        call(features(N + 3, WIDTH), EDGES, *more), call(X, graph(7), *few),
+        call(X, graph(0), *none), call(X, graph(0), *none), narrow, narrow,
+        call(strided, EDGES, *more), change, change, grad_of_features, grad_of_features,
+        without_grad, without_grad, inference, inference, autocast, autocast,
+        call(X, EDGES, *more),
+    )  # fmt: skip
+    assert seen[-1] == "plan"
+    assert seen.count("plan") > 8
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_parameters_and_dtypes(name: str, like_stock: Any) -> None:
+    make, more = LAYERS[name]
+    run = call(X, EDGES, *more)
+
+    def freeze(layer: Any) -> Any:
+        first, *_ = layer.parameters()
+        first.requires_grad_(not first.requires_grad)
+        return run(layer)
+
+    def replace(layer: Any) -> Any:
+        for module in layer.modules():
+            for key, p in list(module._parameters.items()):
+                if p is not None:
+                    module._parameters[key] = torch.nn.Parameter(p.detach() * 1.5)
+        return run(layer)
+
+    def double(layer: Any) -> Any:
+        return layer.double()(X.double(), EDGES, *[t.double() for t in more])
+
+    def functional(layer: Any) -> Any:
+        values = {key: p.detach() * 2 for key, p in layer.named_parameters()}
+        return torch.func.functional_call(layer, values, (X, EDGES, *more))
+
+    seen = like_stock(
+        make(), run, run, freeze, run, freeze, replace, functional, replace, functional, double,
+        double,
+    )  # fmt: skip
+    assert seen[-1] == "plan"
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_dropout(name: str, like_stock: Any) -> None:
+    def eval_mode(layer: Any) -> Any:
+        return layer.eval()(X, EDGES)
+
+    def train_mode(layer: Any) -> Any:
+        return layer.train()(X, EDGES)
+
+    layer = LAYERS[name][0]()
+    layer.dropout = 0.5
+    seen = like_stock(
+        layer, call(), call(), call(), setting("dropout", 0.2), call(), eval_mode, eval_mode,
+        train_mode, setting("dropout", 0.0), call(), setting("dropout", 1), setting("dropout", 1.0),
+    )  # fmt: skip
+    calls = 1 if name == "transformer" else 2
+    assert seen[: 2 * calls] == ["trace"] * calls + ["plan"] * calls
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_weights_are_returned(name: str, like_stock: Any) -> None:
+    def weights(layer: Any) -> Any:
+        out, (_, alpha) = layer(X, EDGES, return_attention_weights=True)
+        return out, alpha
+
+    assert "plan" in like_stock(LAYERS[name][0](), weights, weights, call(), weights)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_derivatives_and_transforms(name: str, like_stock: Any) -> None:
+    make, more = LAYERS[name]
+
+    def again(reentrant: bool) -> Step:
+        def step(layer: Any) -> Any:
+            x = X.clone().requires_grad_()
+            return checkpoint(layer, x, EDGES, *more, use_reentrant=reentrant)
+
+        return step
+
+    def twice(layer: Any) -> Any:
+        x = X.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(layer(x, EDGES, *more).pow(3).sum(), [x], create_graph=True)
+        return grad, *torch.autograd.grad(grad.square().sum(), [x], retain_graph=True)
+
+    def batched(layer: Any) -> Any:
+        x = X.clone().requires_grad_()
+        out = layer(x, EDGES, *more)
+        return torch.autograd.grad(out, [x], features(3, *out.shape), is_grads_batched=True)
+
+    def transformed(layer: Any) -> Any:
+        return torch.func.grad(lambda x: layer(x, EDGES, *more).square().sum())(X)
+
+    run = call(X, EDGES, *more)
+    steps = [run, run, again(False), again(False), again(True), twice, twice, batched, transformed]
+    if name == "sage max":  # the mask of a maximum: PyG's own has no rule for batches
+        steps.remove(batched)
+    assert like_stock(make(), *steps, run)[-1] == "plan"
+
+
+def test_first_call_in_a_checkpoint(like_stock: Any) -> None:
+    def step(layer: Any) -> Any:
+        return checkpoint(layer, X.clone().requires_grad_(), EDGES, use_reentrant=False)
+
+    for name in ("sage", "sage max", *ATTENTION):
+        like_stock(LAYERS[name][0](), step, step, call(), step)
+
+
+def test_pairs(like_stock: Any) -> None:
+    small = features(6, WIDTH)
+    edges = torch.stack([graph(seed=1)[0], graph(nodes=6)[0]])
+    layer = SAGEConv((WIDTH, WIDTH), 4)
+    seen = like_stock(
+        layer, call((X, small), edges), call((X, small), edges),
+        call((X, None), edges, size=(N, 6)),
+        call((X, None), edges, size=(N, 6)), call((X, None), edges, size=(N, 7)),
+        call((X, None), edges), call((X, X), EDGES), call(X, EDGES), call((X, X.clone()), EDGES),
+        call((X, small), edges, size=(N, 6)), call((X, small), edges, size=(N, 7)),
+        call((X, small), EDGES), call((small, X), edges),
+    )  # fmt: skip
+    assert seen.count("plan") >= 6
+    gat = GATConv((WIDTH, WIDTH), 4, add_self_loops=False)
+    like_stock(gat, call((X, small), edges), call((X, small), edges), call((X, None), EDGES),
+               call((X, None), EDGES), call((X, X), EDGES))  # fmt: skip
+
+
+def test_edge_weights_of_several_shapes(like_stock: Any) -> None:
+    square = features(N, E, seed=4)
+    layer = GraphConv(WIDTH, 4)
+    seen = like_stock(
+        layer, call(X, EDGES, WEIGHT), call(X, EDGES, WEIGHT), call(X, EDGES, None), call(),
+        call(X, EDGES, COLUMN.squeeze(1)), call(X, EDGES, WEIGHT.clone().requires_grad_()),
+        call(X, EDGES, WEIGHT[::2].repeat(2)), call(X, EDGES, WEIGHT[:-1]), call(X, EDGES, WEIGHT),
+    )  # fmt: skip
+    assert seen.count("plan") >= 4
+    like_stock(
+        GraphConv(E, 4), *[call(square, EDGES, WEIGHT)] * 3, call(square, graph(7), WEIGHT[:7])
+    )
+
+
+class Layer(MessagePassing):
+    """A layer of the user; attributes as arguments."""
+
+    def __init__(self, aggr: Any = "sum", node_dim: int = -2, **attributes: Any) -> None:
+        super().__init__(aggr=aggr, node_dim=node_dim)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Any, edge_index: Tensor, size: Any = None) -> Tensor:
+        return self.propagate(edge_index, x=x, size=size)
+
+
+class Weighted(Layer):
+    def forward(self, x: Any, edge_index: Tensor, w: Any = None, size: Any = None) -> Tensor:
+        return self.propagate(edge_index, x=x, w=w, size=size)
+
+
+class TwiceWeighted(Layer):
+    def forward(self, x: Any, edge_index: Tensor, a: Any, b: Any) -> Tensor:
+        return self.propagate(edge_index, x=x, a=a, b=b)
+
+
+class Scaled(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) * self.scale
+
+
+class Plain(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+class Sum(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return F.leaky_relu(x_i + x_j, 0.3)
+
+
+class ByWeight(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return x_i + x_j if w is None else (x_i + x_j) * w
+
+
+def test_numbers_of_a_layer(like_stock: Any) -> None:
+    values = [2.0, 3.0, 3, True, 1.0, 1, math.nan, float("nan"), 0.0, math.inf]
+    seen = like_stock(Scaled(scale=2.0), call(), call(), *[setting("scale", v) for v in values])
+    assert seen[1] == "plan"
+
+
+def test_tensors_of_a_layer(like_stock: Any) -> None:
+    row, other = features(1, WIDTH), features(1, WIDTH, seed=1)
+
+    def delete(layer: Any) -> Any:
+        del layer.scale
+        return call()(layer)
+
+    seen = like_stock(
+        Scaled(scale=row), call(), call(), setting("scale", other), setting("scale", 2.0),
+        setting("scale", torch.tensor(3.0)), setting("scale", torch.tensor(4.0)),
+        setting("scale", row[:, :1]), setting("scale", COLUMN), setting("scale", COLUMN * 2),
+        setting("scale", torch.ones(E, WIDTH)), delete, setting("scale", row),
+    )  # fmt: skip
+    assert seen[1:3] == ["plan", "plan"]
+
+
+def test_arguments_of_a_message(like_stock: Any) -> None:
+    one = EDGES[:, :1].clone()
+    values = [COLUMN, COLUMN * 2, None, 2.0, 3.0, 3, True, torch.tensor(2.0), torch.tensor(3.0),
+              features(1, WIDTH), features(1, WIDTH, seed=1), features(E, WIDTH), features(1, 1),
+              COLUMN[:7], COLUMN.double(), COLUMN.clone().requires_grad_()]  # fmt: skip
+    seen = like_stock(
+        ByWeight(), *[call(X, EDGES, v) for v in values], *[call(X, EDGES, v) for v in values],
+        call(X, EDGES), call(X, one, COLUMN[:1]), call(X, one, features(1, WIDTH)),
+        call(X, one, features(1, WIDTH, seed=1)), call(X, graph(7), COLUMN[:7]),
+        call(features(N, 4), EDGES, COLUMN), call(features(N, 4, WIDTH), EDGES, COLUMN),
+    )  # fmt: skip
+    assert seen.count("plan") >= 6
+
+
+def test_sizes(like_stock: Any) -> None:
+    class Unused(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_j
+
+    sizes = [None, (N, N), (N, N), (N, N + 3), (N + 3, N), (None, N), (N, None), [N, N]]
+    for layer in (Plain(), Unused()):
+        assert "plan" in like_stock(layer, *[call(X, EDGES, size=size) for size in sizes])
+
+
+def test_flow_and_node_dimension(like_stock: Any) -> None:
+    edges = torch.stack([graph(seed=1)[0], graph(nodes=6)[0]])
+    like_stock(Sum(), call(), call(), setting("flow", "target_to_source"), call(),
+               setting("node_dim", 0), setting("node_dim", -2),
+               setting("flow", "source_to_target"))  # fmt: skip
+    back = Plain()
+    back.flow = "target_to_source"
+    like_stock(back, call((features(6, WIDTH), X), edges.flip(0)), call(), call())
+    line = Plain(node_dim=0)
+    like_stock(line, *[call(features(N), EDGES)] * 3, call(features(N + 1), graph(7)))
+
+
+# -- what is replaced or watched -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [
+    "propagate_forward", "propagate_forward_pre", "message_forward", "message_forward_pre",
+    "aggregate_forward", "aggregate_forward_pre",
+])  # fmt: skip
+def test_hooks_of_a_layer(kind: str, like_stock: Any) -> None:
+    heard = []
+
+    def with_hook(layer: Any) -> Any:
+        handle = getattr(layer, f"register_{kind}_hook")(lambda *args: heard.append(len(args)))
+        out = call()(layer)
+        handle.remove()
+        return out
+
+    seen = like_stock(Sum(), call(), call(), with_hook, call())
+    assert len(heard) == 2
+    assert seen == ["trace", "plan", "plan"]
+
+
+def test_hooks_of_an_aggregation(like_stock: Any) -> None:
+    def with_hook(layer: Any) -> Any:
+        handle = layer.aggr_module.register_forward_hook(lambda m, i, o: o * 3)
+        out = call()(layer)
+        handle.remove()
+        return out
+
+    def with_global_hook(layer: Any) -> Any:
+        hook = torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: o * 2)
+        out = call()(layer)
+        hook.remove()
+        return out
+
+    seen = like_stock(Sum(), call(), call(), with_hook, with_global_hook, call())
+    assert seen[-1] == "plan"
+
+
+class Factor(Aggregation):
+    factor = 1.0
+
+    def forward(self, x: Tensor, index: Any = None, ptr: Any = None, dim_size: Any = None,
+                dim: int = -2) -> Tensor:  # fmt: skip
+        return self.reduce(x, index, ptr, dim_size, dim, reduce="sum") * self.factor
+
+
+def test_aggregations(like_stock: Any) -> None:
+    seen = like_stock(Sum(), call(), call(), setting("aggr_module", MaxAggregation()),
+                      setting("aggr_module", SumAggregation()))  # fmt: skip
+    assert seen == ["trace", "plan", "trace", "plan"]
+    like_stock(Sum(Factor()), call(), call(), setting("aggr_module.factor", 3.0))
+    like_stock(Sum(SoftmaxAggregation(t=1.0)), call(), call(), setting("aggr_module.t", 4.0))
+
+
+def test_methods_of_an_instance(like_stock: Any) -> None:
+    def own(path: str, make: Callable[[Any], Any]) -> Step:
+        def step(layer: Any) -> Any:
+            owner = layer.aggr_module if path.startswith("aggr_module") else layer
+            name = path.rsplit(".", 1)[-1]
+            setattr(owner, name, make(getattr(owner, name)))
+            out = call()(layer)
+            delattr(owner, name)
+            return out
+
+        return step
+
+    seen = like_stock(
+        Sum(), call(), call(), own("message", lambda f: lambda x_i, x_j: x_j * 3),
+        own("update", lambda f: lambda out: out * 2),
+        own("aggregate", lambda f: lambda *args, **kwargs: f(*args, **kwargs) * 2),
+        own("aggr_module.forward", lambda f: lambda *args, **kwargs: f(*args, **kwargs) * 5),
+        call(),
+    )  # fmt: skip
+    assert seen[0] == "trace"
+    assert seen[-1] == "plan"
+
+
+def replaced(owner: Any, name: str, value: Any) -> Step:
+    """Call while something is replaced, which both runs do in turn."""
+
+    def step(layer: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, value, raising=False)
+            return call()(layer)
+
+    return step
+
+
+FLAG = 0
+
+
+def _flagged(self: Any, inputs: Tensor) -> Tensor:
+    return inputs * FLAG if FLAG else inputs
+
+
+def test_methods_of_a_class(like_stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return F.relu(x_i + x_j)
+
+    class NoMessage(Layer):
+        pass
+
+    def doubled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs) * 2
+
+    def flag(value: int) -> Step:
+        def step(layer: Any) -> Any:
+            global FLAG
+            FLAG = value
+            return replaced(MessagePassing, "update", _flagged)(layer)
+
+        return step
+
+    forward = SumAggregation.forward
+    seen = like_stock(
+        Own(), call(), call(), replaced(Own, "message", lambda self, x_i, x_j: x_i - x_j),
+        replaced(Own, "update", lambda self, inputs: inputs * 2), call(),
+        replaced(Own.message, "__code__", Sum.message.__code__),
+        replaced(SumAggregation, "forward", doubled), replaced(F, "relu", F.leaky_relu), call(),
+        flag(0), flag(0), flag(3), call(),
+    )  # fmt: skip
+    assert seen[:2] == ["trace", "plan"]
+    assert seen[-1] == "plan"
+    like_stock(NoMessage(), call(), call(),
+               replaced(MessagePassing, "message", lambda self, x_j: x_j * 3), call())  # fmt: skip
+
+
+# -- what a message may read -----------------------------------------------------------------------
+
+
+class OfTensor(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * w.scale
+
+
+class Private(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) * self.__scale
+
+
+class Counting(Layer):
+    count = 0
+
+    @property
+    def scale(self) -> float:
+        self.count += 1
+        return float(self.count % 3)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) * self.scale
+
+
+class Looked(Layer):
+    def __getattr__(self, name: str) -> Any:
+        return float(torch.rand(())) if name == "scale" else super().__getattr__(name)
+
+    message = Scaled.message
+
+
+class LastSize(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        s = (x_i * x_j).sum(-1)
+        return (x_i + x_j) / s.size(-1)
+
+
+class SizeOfArgument(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) / x_j.size(-1)
+
+
+class SizeOfAttribute(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        w = self.scale
+        return (x_i + x_j) / w.size(-1)
+
+
+class Length(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) / len(x_j)
+
+
+class Shape(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) / x_j.shape[0]
+
+
+class Identity(TwiceWeighted):
+    def message(self, x_i: Tensor, x_j: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        if a is b:
+            return (x_i + x_j) * a * 5
+        return (x_i + x_j) * a * b
+
+
+class Seeding(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        torch.manual_seed(99)
+        return x_i + x_j
+
+
+class Default(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor, scale: float = 2.0) -> Tensor:
+        return (x_i + x_j) * scale
+
+
+class Inference(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) * 3 if x_j.is_inference() else x_i + x_j
+
+
+class OnData(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        if x_j.sum() > 0:
+            return x_i + x_j
+        return x_i - x_j
+
+
+class OnWeights(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Tensor) -> Tensor:
+        if bool(w.max() > 100):
+            return x_i + x_j
+        return x_i - x_j
+
+
+class Global(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) * (FLAG + 1)
+
+
+class Builtin(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) * max(1, 2)
+
+
+class Contained(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i + x_j) * self.scale["a"][0]
+
+
+class Nested(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        def times(t: Tensor) -> Tensor:
+            return t * self.scale
+
+        return times(x_i + x_j)
+
+
+class Comprehension(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return sum([t * self.scale for t in (x_i, x_j)])
+
+
+class Walrus(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (y := x_i + x_j) * self.scale + y
+
+
+class Super(Scaled):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return super().message(x_i, x_j)
+
+
+class Random(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_i + x_j * torch.rand(1)
+
+
+class Dropping(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return F.dropout(x_i + x_j, 0.5, self.training)
+
+
+class Counted(Layer):
+    count = 0
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return (x_i + x_j) * self.count
+
+
+class Renamed(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        self = x_j
+        return x_i + self * 2
+
+
+def _scaled(scale: float) -> Step:
+    def step(layer: Any) -> Any:
+        w = COLUMN.clone()
+        w.scale = scale
+        return layer(X, EDGES, w)
+
+    return step
+
+
+def _flag(value: int) -> Step:
+    def step(layer: Any) -> Any:
+        global FLAG
+        FLAG = value
+        return call()(layer)
+
+    return step
+
+
+def _inference(layer: Any) -> Any:
+    with torch.inference_mode():
+        return layer(X.clone(), EDGES).clone()
+
+
+def _without_grad(layer: Any) -> Any:
+    with torch.no_grad():
+        return layer(X, EDGES)
+
+
+def _mutated(layer: Any) -> Any:
+    layer.scale["a"][0] = 7.0
+    return call()(layer)
+
+
+LINE, FEW = features(N), graph(7)
+NARROW = setting("scale", torch.ones(3))
+
+
+@pytest.mark.parametrize(("layer", "steps"), [
+    (OfTensor(), [_scaled(1.0), _scaled(1.0), _scaled(3.0)]),
+    (Private(), [setting("_Private__scale", v) for v in (1.0, 1.0, 3.0)]),
+    (Counting(), [call()] * 5),
+    (Looked(), [call()] * 3),
+    (LastSize(), [call(), call(), call(X, FEW)]),
+    (SizeOfArgument(), [call(), call(), call(features(N, 3), EDGES)]),
+    (SizeOfArgument(node_dim=0), [*[call((LINE, LINE), EDGES)] * 2, call((LINE, LINE), FEW)]),
+    (SizeOfArgument(node_dim=0), [*[call(LINE, EDGES)] * 2, call(LINE, FEW)]),
+    (SizeOfAttribute(), [NARROW, NARROW, setting("scale", torch.ones(4))]),
+    (Length(), [call(), call(), call(X, FEW)]),
+    (Shape(), [call(), call(), call(X, FEW)]),
+    (Identity(), [*[call(X, EDGES, COLUMN, COLUMN * 2)] * 2, call(X, EDGES, COLUMN, COLUMN)]),
+    (Seeding(), [call()] * 3),
+    (Default(), [call(), call(), replaced(Default.message, "__defaults__", (5.0,))]),
+    (Inference(), [_without_grad, _without_grad, _inference, _inference]),
+    (OnData(), [call(), call(), call(-X, EDGES)]),
+    (OnWeights(), [*[call(X, EDGES, COLUMN)] * 2, call(X, EDGES, COLUMN + 1000)]),
+    (Global(), [_flag(0), _flag(0), _flag(2), _flag(0)]),
+    (Builtin(), [call(), call(), replaced(Builtin, "unrelated", 1), call()]),
+    (Contained(scale={"a": [2.0]}), [call(), call(), _mutated]),
+    (Nested(scale=2.0), [call(), call(), setting("scale", 3.0)]),
+    (Comprehension(scale=2.0), [call(), call(), setting("scale", 3.0)]),
+    (Walrus(scale=2.0), [call(), call(), setting("scale", 3.0)]),
+    (Super(scale=2.0), [call(), call(), setting("scale", 3.0)]),
+    (Random(), [call()] * 3),
+    (Dropping(), [call()] * 3),
+    (Counted(), [call()] * 4),
+    (Renamed(), [call()] * 3),
+], ids=lambda value: type(value).__name__ if isinstance(value, Layer) else "")  # fmt: skip
+def test_messages(layer: Layer, steps: list[Step], like_stock: Any) -> None:
+    like_stock(copy.deepcopy(layer), *steps)
+
+
+def test_a_name_that_hides_a_builtin(like_stock: Any) -> None:
+    def hidden(layer: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "max", min)
+            return call()(layer)
+
+    assert like_stock(Builtin(), call(), call(), hidden, call())[-1] == "plan"
+
+
+def test_what_is_set_by_a_closure_or_decorator(like_stock: Any) -> None:
+    factor = [1.0]
+
+    def decorated(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return method(self, x_i, x_j) * factor[0]
+
+        run.__name__ = "message"
+        return run
+
+    class Closed(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return (x_i + x_j) * factor[0]
+
+    class Decorated(Layer):
+        @decorated
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_i + x_j
+
+    def factored(value: float) -> Step:
+        def step(layer: Any) -> Any:
+            factor[0] = value
+            return call()(layer)
+
+        return step
+
+    for cls in (Closed, Decorated):
+        like_stock(cls(), factored(1.0), factored(1.0), factored(3.0), factored(1.0))
+
+
+def test_a_source_that_was_edited(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "from tests_of_plans import Layer\n"
+        "class Edited(Layer):\n"
+        "    def message(self, x_i, x_j):\n"
+        "        return (x_i + x_j) * self.a\n"
+    )
+    monkeypatch.setitem(sys.modules, "tests_of_plans", SimpleNamespace(Layer=Layer))
+    file = tmp_path / "edited_layer.py"
+    file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    cls = importlib.import_module("edited_layer").Edited
+    file.write_text(text.replace("self.a", "self.b"))
+    with pyg_accel.patched():
+        layer = cls(a=2.0, b=1.0)
+        first = layer(X, EDGES)
+        layer(X, EDGES)
+        layer.a = 4.0
+        torch.testing.assert_close(layer(X, EDGES), 2 * first)
+
+
+class TwoAttributes(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        if self.a is None:
+            return x_i
+        return (x_i + x_j) * self.b
+
+
+class AttributeOrArgument(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * self.scale
+
+
+def test_a_tensor_in_two_places(like_stock: Any) -> None:
+    row, other = features(1, WIDTH), features(1, WIDTH, seed=1)
+    like_stock(TwoAttributes(a=row, b=row), call(), call(), setting("b", other),
+               setting("a", other), setting("b", row))  # fmt: skip
+    for value, changed in ((row, other), (COLUMN, COLUMN * 3)):
+        like_stock(AttributeOrArgument(scale=value), call(X, EDGES, value), call(X, EDGES, value),
+                   call(X, EDGES, changed), call(X, EDGES, changed))  # fmt: skip
+    seen = like_stock(ByWeight(), *[call(X, EDGES, COLUMN)] * 2,
+                      call((X, X), EDGES, COLUMN), call((X, X), EDGES, COLUMN),
+                      call((X, X * 2), EDGES, COLUMN))  # fmt: skip
+    assert seen[1] == "plan"
+
+
+# -- attention weights -----------------------------------------------------------------------------
+
+
+class Attending(Layer):
+    def edge_update(self, s_i: Tensor, s_j: Tensor, index: Any, ptr: Any, size_i: Any) -> Tensor:
+        return softmax(s_i + s_j, index, ptr, size_i)
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        return x_j * alpha.view(-1, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, other: Any = None,
+                change: Any = lambda alpha: alpha) -> Tensor:  # fmt: skip
+        alpha = change(self.edge_updater(edge_index, s=x[:, 0].exp()))
+        return self.propagate(edge_index if other is None else other, x=x, alpha=alpha)
+
+
+class AsNumber(Attending):
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        return x_j * float(alpha.sum())
+
+
+class Unweighted(Attending):
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        return alpha.unsqueeze(-1)
+
+
+def test_weights_between_calls(like_stock: Any) -> None:
+    changes = [
+        lambda a: F.dropout(a, 0.5), lambda a: F.dropout(a, p=0.5, training=True),
+        lambda a: F.dropout(a, p=0.3, training=True), lambda a: a.view(-1, 1),
+        lambda a: a.view([-1, 1]), lambda a: a.view_as(COLUMN), lambda a: a.unsqueeze(-1),
+        lambda a: a * 2, lambda a: a.detach(), lambda a: F.dropout(F.dropout(a, 0.5), 0.5),
+    ]  # fmt: skip
+    for cls in (Attending, AsNumber, Unweighted):
+        layer = cls(node_dim=0)
+        steps = [call(X, EDGES, change=change) for change in changes for _ in range(2)]
+        like_stock(
+            layer,
+            call(),
+            call(),
+            *steps,
+            call(X, EDGES, graph(seed=1)),
+            call(X, EDGES, graph(seed=1)),
+        )
+
+
+class UnusedMask(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor, index: Any, ptr: Any, size_i: Any) -> Tensor:
+        alpha = softmax((x_i * x_j).sum(-1), index, ptr, size_i)
+        unused = F.dropout(alpha, 0.5)  # noqa: F841
+        return x_j * alpha.unsqueeze(-1)
+
+
+class TwoMasks(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor, index: Any, ptr: Any, size_i: Any) -> Tensor:
+        alpha = softmax((x_i * x_j).sum(-1), index, ptr, size_i)
+        self.put_aside = F.dropout(alpha, 0.5)
+        return x_j * F.dropout(alpha, 0.5).unsqueeze(-1)
+
+
+def test_masks_are_drawn_as_they_were(like_stock: Any) -> None:
+    like_stock(UnusedMask(), *[call()] * 3)
+    like_stock(TwoMasks(), *[lambda layer: (layer(X, EDGES), layer.put_aside * 1)] * 3)
+
+
+def test_weights_after_their_features_changed() -> None:
+    with pyg_accel.patched():
+        layer = Attending(node_dim=0)
+        for _ in range(2):
+            s = X[:, 0].exp()
+            alpha = layer.edge_updater(EDGES, s=s)
+            s.mul_(2)
+            with pytest.raises(RuntimeError, match="changed in place"):
+                layer.propagate(EDGES, x=X, alpha=alpha)
+
+
+# -- around the layer ------------------------------------------------------------------------------
+
+
+def test_settings(like_stock: Any) -> None:
+    def with_setting(name: str, value: Any) -> Step:
+        def step(layer: Any) -> Any:
+            setattr(settings, name, value)
+            try:
+                return call()(layer)
+            finally:
+                setattr(settings, name, "auto" if name == "backend" else None)
+
+        return step
+
+    def by_reference(layer: Any) -> Any:
+        with use_backend("reference"):
+            return call()(layer)
+
+    for name in ("sage", "sage max", "gat"):
+        seen = like_stock(
+            LAYERS[name][0](), call(), call(), with_setting("verify", True),
+            with_setting("backend", "reference"), with_setting("disable", "cpu"), by_reference,
+            with_setting("graph_cache", 0), call(),
+        )  # fmt: skip
+        assert seen[-1] == "plan"
+
+
+def test_patching_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = SAGEConv(WIDTH, 4)
+    expected = layer(X, EDGES)
+    with counted(monkeypatch) as seen:
+        with pyg_accel.patched():
+            layer(X, EDGES)
+            with pyg_accel.patched(layer):
+                torch.testing.assert_close(layer(X, EDGES), expected)
+            torch.testing.assert_close(layer(X, EDGES), expected)
+        assert seen == ["trace", "plan", "plan"]
+        layer(X, EDGES)
+        with pyg_accel.patched():
+            layer(X, EDGES)
+    assert seen == ["trace", "plan", "plan", "trace"]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = GATConv(WIDTH, 4)
+    with pyg_accel.patched():
+        expected = layer(X, EDGES)
+        layer(X, EDGES)
+        with counted(monkeypatch) as seen:
+            other = copied(layer)
+            torch.testing.assert_close(other(X, EDGES), expected)
+            with torch.no_grad():
+                other.att_src.mul_(2)
+            assert not torch.equal(other(X, EDGES), layer(X, EDGES))
+            torch.testing.assert_close(layer(X, EDGES), expected)
+        assert seen[:4] == ["trace", "trace", "plan", "plan"]
+
+
+def test_threads() -> None:
+    layer = GATConv(WIDTH, 4)
+    graphs = [(features(N + k, WIDTH, seed=k), graph(E + k, seed=k)) for k in range(8)] * 4
+    expected = [layer(*args) for args in graphs]
+    with pyg_accel.patched(), ThreadPoolExecutor(4) as pool:
+        for out, value in zip(pool.map(lambda args: layer(*args), graphs), expected, strict=True):
+            torch.testing.assert_close(out, value)
+
+
+def test_vmap_is_declined(like_stock: Any) -> None:
+    def mapped(layer: Any) -> Any:
+        return torch.vmap(lambda x: layer(x, EDGES))(torch.stack([X, X * 2]))
+
+    like_stock(SAGEConv(WIDTH, 4, aggr="sum"), call(), call(), mapped, call())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_is_kept_alive(name: str) -> None:
+    make, more = LAYERS[name]
+    layer = make()
+    with pyg_accel.patched():
+        for k in range(3):
+            x, edges, given = X.clone().requires_grad_(), EDGES.clone(), [t.clone() for t in more]
+            layer(x, edges, *given).sum().backward()
+            refs = [weakref.ref(t) for t in (x, edges, *given)]
+            del x, edges, given
+            gc.collect()
+            assert [ref() for ref in refs] == [None] * len(refs), k
+        known = plans._known[layer]
+    del layer
+    gc.collect()
+    assert len(known) > 0
+
+
+def test_weights_are_not_kept_alive() -> None:
+    layer = Attending(node_dim=0)
+    with pyg_accel.patched():
+        like = COLUMN.clone()
+        for _ in range(2):
+            layer(X, EDGES, None, lambda alpha, like=like: alpha.view_as(like))
+        ref = weakref.ref(like)
+        del like
+        gc.collect()
+        assert ref() is None
+
+
+def test_plans_of_a_layer_are_limited() -> None:
+    layer = Scaled(scale=0.0)
+    with pyg_accel.patched():
+        for k in range(2 * plans._MOST + 1):
+            layer.scale = k + 0.5
+            layer(X, EDGES)
+        assert 0 < len(plans._known[layer]) <= plans._MOST
