@@ -26,8 +26,8 @@ KINDS = 64  # of calls that it knows
 RECENT = 8  # graphs that a layer knows again
 # What is its own; all else that is read or assigned is the layer's.
 _OWN = frozenset((
-    "training", "options", "decisions", "reasons", "_twins", "_algebras", "_compiled", "_defaults",
-    "_recent", "_dtypes", "_unseen", "_seen", *vars(torch.nn.Module()),
+    "training", "options", "decisions", "reasons", "_twins", "_algebras", "_left", "_compiled",
+    "_defaults", "_recent", "_dtypes", "_unseen", "_seen", *vars(torch.nn.Module()),
 ))  # fmt: skip
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
