@@ -217,7 +217,9 @@ class Run(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._busy:
             return func(*args, **kwargs)
-        if func in ABOUT and len(types) == 1 and types[0] in _OURS:
+        if func in ABOUT:  # nearly every second call
+            if len(types) != 1 or types[0] not in _OURS:
+                return func(*args, **kwargs)
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         found = None
@@ -293,19 +295,20 @@ class Run(TorchFunctionMode):
         try:
             with torch._C.DisableTorchFunction():
                 features, given, mean = self._arguments(edge_index, args, kwargs)
+                last = features if isinstance(features, Deferred) else None
+                product = Product(self._call.x) if last is None else last.product
+                shape = (edge_index.size(1), features.size(1))
+                rows = Messages.of(self, product, last, shape, features.dtype)
         except NotLifted as reason:
             self.reasons[str(reason)] = None
             return self._propagate(*settled((edge_index, *args)), **settled(kwargs))
         call, conv = self._call, self._conv
-        last = features if isinstance(features, Deferred) else None
-        product = Product(call.x) if last is None else last.product
-        shape = (edge_index.size(1), features.size(1))
         name = next(n for n, value in given.items() if value is features and n.endswith("_j"))
-        rows = Messages.of(self, product, last, shape, features.dtype)
         out = conv.message(**given | {name: rows})
         if isinstance(out, Messages) and out.value is None:
-            product = replace(product, aggregates=True, mean=mean, weight=out.weight())
-            return Deferred.of(self, product, out, (call.num_rows, shape[1]), out.dtype)
+            with torch._C.DisableTorchFunction():
+                product = replace(product, aggregates=True, mean=mean, weight=out.weight())
+                return Deferred.of(self, product, out, (call.num_rows, shape[1]), out.dtype)
         self.reasons[f"the message of {self._name} is not w * x_j, with one number an edge"] = None
         return conv.aggregate(settled(out), call.edge_index[call.target], dim_size=call.num_rows)
 
