@@ -15,14 +15,12 @@ it does something else with them, they are gathered, and PyG's own aggregation s
 """
 
 import weakref
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from inspect import Parameter, signature
 from threading import get_ident
-from types import CodeType
 from typing import Any
 
 import torch
@@ -39,6 +37,7 @@ from pyg_accel.patching.reasons import modules_in
 from pyg_accel.patching.trace import saved_tensors_are_hooked
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.deferred import ABOUT, Deferred, Messages, Product, Unfit, settled
+from pyg_accel.rewrite.following import asks_types, followed, settle_items
 from pyg_accel.rewrite.guards import RENDERED, is_rendered
 from pyg_accel.rewrite.rules.common import need_sum_or_mean
 
@@ -59,7 +58,6 @@ _LASTING = {
     Tensor.retain_grad,
 }  # fmt: skip
 _OURS = (Deferred, Messages)
-_CONTAINERS = (list, dict, OrderedDict, defaultdict, deque)
 # What code may raise that is given tensors without data. The layer is called again without them,
 # and a mistake of its own comes up once more.
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
@@ -70,34 +68,6 @@ def _parameters(message: Any) -> tuple[Parameter, ...]:
     return tuple(signature(message).parameters.values())[1:]
 
 
-@lru_cache(maxsize=256)
-def _asks_types(cls: type) -> bool:
-    """Whether a module's code may tell a tensor without data by its exact type."""
-    todo: list[Any] = [cls.forward, getattr(cls, "message", None)]  # type: ignore[attr-defined]
-    seen: set[CodeType] = set()
-    while todo:
-        function = todo.pop()
-        todo += [f for f in (getattr(function, "__wrapped__", None),) if f is not None]
-        code = getattr(function, "__code__", None)
-        home = (getattr(function, "__module__", None) or "").partition(".")[0]
-        if not isinstance(code, CodeType) or code in seen or home in ("torch", "torch_geometric"):
-            continue
-        seen.add(code)
-        names = set(_names(code))
-        if names & {"type", "__class__"}:
-            return True
-        todo += [getattr(cls, name, None) for name in names]
-        todo += [function.__globals__.get(name) for name in names]
-    return False
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
-
-
 def _context(device: torch.device) -> tuple[Any, ...]:
     """What decides about a result and its gradient beside the operands."""
     cast = torch.is_autocast_enabled(device.type)
@@ -106,41 +76,6 @@ def _context(device: torch.device) -> tuple[Any, ...]:
         torch.get_autocast_dtype(device.type) if cast else None,
         torch._C._autograd._top_saved_tensors_default_hooks(True), get_ident(),
     )  # fmt: skip
-
-
-class _Followed:
-    """A base of classes of layers whose ``propagate`` is that of a run."""
-
-    __slots__ = ("_pyg_accel_run",)
-    _pyg_accel_run: "Run"
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Tell no class of the user's that there is another one."""
-
-    def propagate(self, *args: Any, **kwargs: Any) -> Any:
-        """Call that of the run."""
-        return self._pyg_accel_run.propagate(*args, **kwargs)
-
-
-@lru_cache(maxsize=256)
-def _followed_class(cls: type) -> type:
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (_Followed, cls), names)
-
-
-def _followed(conv: MessagePassing, run: "Run") -> Any:
-    """Return a layer with all attributes of ``conv``, the very same ones, for one call.
-
-    Nothing is set on ``conv`` itself, which other threads may be calling.
-    """
-    try:
-        cls = _followed_class(type(conv))
-    except TypeError as error:  # slots, or a metaclass of its own
-        raise NotLifted(f"no subclass of {type(conv).__name__} can be made: {error}") from None
-    made = cls.__new__(cls)
-    object.__setattr__(made, "__dict__", vars(conv))
-    object.__setattr__(made, "_pyg_accel_run", run)
-    return made
 
 
 class Run(TorchFunctionMode):
@@ -171,11 +106,11 @@ class Run(TorchFunctionMode):
         if self._call.bipartite:
             raise NotLifted(f"no lifting rule for {self._name} on a bipartite graph")
         kinds: set[Any] = set(map(type, modules_in(self._conv)))
-        if any(map(_asks_types, kinds)):
+        if any(map(asks_types, kinds)):
             raise NotLifted(f"the code of {self._name} asks for the types of objects")
         if saved_tensors_are_hooked():  # a checkpoint counts them: they must be the same twice
             raise NotLifted("somebody is told of each tensor that is saved for the backward pass")
-        conv = _followed(self._conv, self)
+        conv = followed(self._conv, self.propagate)
         self._given = args, kwargs
         state = random_state(self._call.x.device, self._conv)
         try:
@@ -208,7 +143,7 @@ class Run(TorchFunctionMode):
         """Give data to what the code keeps for later."""
         for module in modules_in(self._conv):
             for values in (vars(module), module._buffers):
-                _settle_items(values)
+                settle_items(values)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -423,17 +358,6 @@ def _multiplied(first: Any, second: Any, *, inverse: bool) -> Messages | None:
     if isinstance(second, Messages) and second.value is None and not inverse:
         return second.times(first, inverse=False)
     return None
-
-
-def _settle_items(values: Any, depth: int = 3) -> None:
-    """Replace what was put off by its data, in containers that stay the same objects."""
-    for key, value in list(values.items() if isinstance(values, dict) else enumerate(values)):
-        if type(value) in _CONTAINERS and depth:
-            _settle_items(value, depth - 1)
-        elif (data := settled(value)) is not value and (
-            isinstance(value, Deferred) or any(isinstance(v, Deferred) for v in tree_leaves(value))
-        ):
-            values[key] = data
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

@@ -617,17 +617,17 @@ def test_many_threads_at_once():
 
 
 def test_subclasses_that_a_class_hears_of_are_its_users_own():
-    class Registered(Before):
-        known = []
+    known = []
 
+    class Registered(Before):
         def __init_subclass__(cls, *, name, **kwargs):
             super().__init_subclass__(**kwargs)
-            Registered.known.append(name)
+            known.append(name)
 
     conv, (x, edge_index) = Registered().double(), inputs()
     layer = Associated(conv, Options())
     torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
-    assert layer.decisions and not Registered.known
+    assert layer.decisions and not known
 
 
 class Named(MessagePassing):
