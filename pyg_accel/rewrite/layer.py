@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.patching.reasons import size_reasons
+from pyg_accel.patching.reasons import data_reasons, size_reasons
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
@@ -203,9 +203,9 @@ class Associated(torch.nn.Module):
             self._update()
             call = Call(self.conv, bind(self.conv, args, kwargs))
             own = is_written(type(self.conv))
-            reasons = []
+            reasons = data_reasons(call.edge_index) if own else []
             if own and self.options.choose is None:
-                reasons = size_reasons(call.edge_index.size(1), call.edge_index.device.type)
+                reasons += size_reasons(call.edge_index.size(1), call.edge_index.device.type)
             if reasons := reasons or reasons_now(self.conv):
                 raise NotLifted("; ".join(reasons))
             if own:
