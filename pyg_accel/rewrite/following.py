@@ -47,7 +47,8 @@ def followed(conv: MessagePassing, propagate: Callable[..., Any]) -> Any:
         NotLifted: if there can be no such class.
     """
     try:
-        cls = _followed_class(type(conv))
+        kind: Any = type(conv)
+        cls = _followed_class(kind)
     except TypeError as error:  # slots, or a metaclass of its own
         raise NotLifted(f"no subclass of {type(conv).__name__} can be made: {error}") from None
     made = cls.__new__(cls)
