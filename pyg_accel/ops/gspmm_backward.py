@@ -187,7 +187,8 @@ def mean_gradient(grad: Tensor, arrays: Arrays) -> Tensor:
     Each edge weighs 1 / degree, so no N x F quotient is made.
     """
     rowptr, turned = arrays.rowptr, arrays.transposed
-    derived = facts_of(turned.rowptr, turned.col, turned.num_cols).derived
+    plain = type(turned.col) is Tensor  # a compiler's tensors have symbols for sizes
+    derived = facts_of(turned.rowptr, turned.col, turned.num_cols).derived if plain else {}
     weight: Tensor | None = derived.get(("mean", grad.dtype))
     if weight is None:
         share = 1.0 / rowptr.diff().clamp_(min=1).to(grad.dtype)

@@ -97,13 +97,14 @@ class Twins:
             copied.__class__ = module.__class__
         mode = own["training"]
         children: dict[str, torch.nn.Module | None] = own["_modules"]
-        own.clear()
-        own.update(vars(module), training=mode)
+        for name in own.keys() - vars(module).keys():  # never empty: others may be running it
+            del own[name]
+        own.update(vars(module), training=mode, _modules=children)
         twins = {n: None if m is None else self._filled(m, filled)
                  for n, m in module._modules.items()}  # fmt: skip
-        children.clear()
-        children.update(twins)
-        own["_modules"] = children
+        if list(children.items()) != list(twins.items()):
+            children.clear()
+            children.update(twins)
         return copied
 
     def give_back(self, module: torch.nn.Module) -> bool:

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Deferred", "Linear", "Messages", "Product", "Unfit", "settled"]
+__all__ = ["ABOUT", "Deferred", "Linear", "Messages", "Product", "Unfit", "settled"]
 
 # What a tensor without data can be asked for.
-_ABOUT = {
+ABOUT = {
     Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.__len__,
     Tensor.is_floating_point, Tensor.is_complex, torch.is_floating_point, torch.is_complex,
     torch.numel, Tensor.get_device, Tensor.element_size,
@@ -123,7 +123,7 @@ class Deferred(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Answer what needs no data, and compute them for everything else."""
-        if func in _ABOUT:
+        if func in ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs or {})
         return func(*settled(args), **settled(kwargs or {}))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.patching.reasons import data_reasons, size_reasons
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
@@ -21,13 +22,13 @@ from pyg_accel.rewrite.running import Run
 
 __all__ = ["Associated"]
 
-MOST = 16  # decisions a layer keeps
+MOST = 16  # decisions a layer keeps, and kinds of calls that a written one may fail at
 KINDS = 64  # of calls that it knows
 RECENT = 8  # graphs that a layer knows again
 # What is its own; all else that is read or assigned is the layer's.
 _OWN = frozenset((
-    "training", "options", "decisions", "reasons", "_twins", "_algebras", "_compiled", "_defaults",
-    "_recent", "_dtypes", "_unseen", "_seen", *vars(torch.nn.Module()),
+    "training", "options", "decisions", "reasons", "_twins", "_algebras", "_left", "_compiled",
+    "_defaults", "_recent", "_dtypes", "_unseen", "_seen", *vars(torch.nn.Module()),
 ))  # fmt: skip
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
@@ -199,11 +200,15 @@ class Associated(torch.nn.Module):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            if reasons := self._look():
+            self._update()
+            call = Call(self.conv, bind(self.conv, args, kwargs))
+            own = is_written(type(self.conv))
+            reasons = data_reasons(call.edge_index) if own else []
+            if own and self.options.choose is None:
+                reasons += size_reasons(call.edge_index.size(1), call.edge_index.device.type)
+            if reasons := reasons or reasons_now(self.conv):
                 raise NotLifted("; ".join(reasons))
-            given = bind(self.conv, args, kwargs)
-            call = Call(self.conv, given)
-            if is_written(type(self.conv)):
+            if own:
                 out = self._written(call, args, kwargs)
             else:
                 out = self._cast(self.decision(call).program.run(call), call)
@@ -219,13 +224,13 @@ class Associated(torch.nn.Module):
         modes = (self.conv.training, torch.is_grad_enabled(),
                  torch.is_autocast_enabled(call.x.device.type))  # fmt: skip
         kinds = modes, state_of(self.conv), *map(_kind, call.given.values())
+        if len(self._left) >= MOST:
+            raise NotLifted(next(reversed(self._left.values())))
         if kinds in self._left:
             raise NotLifted(self._left[kinds])
         run = Run(call, lambda inner: self.decision(inner).program.run(inner))
         out = run(args, kwargs)
         if run.left:
-            if len(self._left) >= KINDS:
-                self._left.clear()
             self._left[kinds] = run.left
         for reason in {**run.reasons, run.left: None} if run.left else run.reasons:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
@@ -288,7 +293,7 @@ class Associated(torch.nn.Module):
 
     def _is_fresh(self, edge_index: Tensor) -> bool:
         """Whether graphs come and go, as batches do: two in a row that were never seen before."""
-        if any(ref() is edge_index for ref in self._recent):
+        if any(ref() is edge_index for ref in tuple(self._recent)):
             self._unseen = 0
         else:
             self._recent.append(weakref.ref(edge_index))

@@ -36,7 +36,7 @@ class Rewritten(Recorded):
             name: of the original's class.
         """
         made = cls(model, _whole(model) if graph is None else graph, name)
-        made.unread = unread
+        vars(made)["unread"] = unread  # whatever names the model has for its own
         return made
 
     @property

@@ -6,29 +6,38 @@ data, whose shape, type and device it may read; the first operation that needs d
 product computed, in the order of the factors that is fastest. So nothing is assumed about the code:
 it takes its own branches in every call, whatever they depend on.
 
+Code that turns out not to work on such tensors runs again, on ordinary ones. Random numbers,
+buffers and attributes are put back before; code that changes anything else that was there before
+the call is interrupted before it does.
+
 ``message`` is run in the same way, on messages that may be multiplied with one number an edge. If
 it does something else with them, they are gathered, and PyG's own aggregation sums them up.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from inspect import Parameter, signature
 from threading import get_ident
-from types import CodeType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.kept import memory_of
+from pyg_accel.patching.edge_tensors import changed_in_place, name_of
+from pyg_accel.patching.randomness import random_state, restore, tensors_of
 from pyg_accel.patching.reasons import modules_in
+from pyg_accel.patching.trace import saved_tensors_are_hooked
 from pyg_accel.rewrite.algebra import Call, NotLifted
-from pyg_accel.rewrite.deferred import Deferred, Messages, Product, Unfit, settled
+from pyg_accel.rewrite.deferred import ABOUT, Deferred, Messages, Product, Unfit, settled
+from pyg_accel.rewrite.following import asks_types, followed, settle_items
 from pyg_accel.rewrite.guards import RENDERED, is_rendered
 from pyg_accel.rewrite.rules.common import need_sum_or_mean
 
@@ -43,55 +52,20 @@ _DIVIDE = {
     Tensor.__truediv__,
 }  # fmt: skip
 _FACTORS = _MULTIPLY | _DIVIDE
-_CHANGING = frozenset(
-    f"__i{name}__" for name in (
-        "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift",
-        "rshift", "matmul",
-    )
-) | {"__setitem__", "__set__"}  # fmt: skip
+# Functions that leave something behind on a tensor, or in gradients.
+_LASTING = {
+    Tensor.backward, Tensor.register_hook, Tensor.register_post_accumulate_grad_hook,
+    Tensor.retain_grad,
+}  # fmt: skip
+_OURS = (Deferred, Messages)
 # What code may raise that is given tensors without data. The layer is called again without them,
 # and a mistake of its own comes up once more.
 _FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 
 
-@lru_cache(maxsize=1024)
-def _changes(func: Any) -> bool:
-    """Whether a function writes to what it is given."""
-    name = getattr(func, "__name__", "")
-    return name in _CHANGING or (name.endswith("_") and not name.endswith("__"))
-
-
 @lru_cache(maxsize=256)
 def _parameters(message: Any) -> tuple[Parameter, ...]:
     return tuple(signature(message).parameters.values())[1:]
-
-
-@lru_cache(maxsize=256)
-def _asks_types(cls: type) -> bool:
-    """Whether a module's code may tell a tensor without data by its exact type."""
-    todo: list[Any] = [cls.forward, getattr(cls, "message", None)]  # type: ignore[attr-defined]
-    seen: set[CodeType] = set()
-    while todo:
-        function = todo.pop()
-        todo += [f for f in (getattr(function, "__wrapped__", None),) if f is not None]
-        code = getattr(function, "__code__", None)
-        home = (getattr(function, "__module__", None) or "").partition(".")[0]
-        if not isinstance(code, CodeType) or code in seen or home in ("torch", "torch_geometric"):
-            continue
-        seen.add(code)
-        names = set(_names(code))
-        if names & {"type", "__class__"}:
-            return True
-        todo += [getattr(cls, name, None) for name in names]
-        todo += [function.__globals__.get(name) for name in names]
-    return False
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)
 
 
 def _context(device: torch.device) -> tuple[Any, ...]:
@@ -121,7 +95,9 @@ class Run(TorchFunctionMode):
         self.pending: list[weakref.ref[Deferred]] = []
         self._call, self._conv, self._compute = call, call.conv, compute
         self._name = type(call.conv).__name__
-        self._busy = self._again = self._failed = self._computed = False
+        self._busy = self._again = self._failed = self._computed = self._over = False
+        self._given: tuple[Any, ...] = ()
+        self._storages: set[int] | None = None
         self._start = _context(call.x.device)
         self._propagate = call.conv.propagate
 
@@ -130,33 +106,44 @@ class Run(TorchFunctionMode):
         if self._call.bipartite:
             raise NotLifted(f"no lifting rule for {self._name} on a bipartite graph")
         kinds: set[Any] = set(map(type, modules_in(self._conv)))
-        if any(map(_asks_types, kinds)):
+        if any(map(asks_types, kinds)):
             raise NotLifted(f"the code of {self._name} asks for the types of objects")
-        own = vars(self._conv)
-        before = own.get("propagate")
-        own["propagate"] = self.propagate
+        if saved_tensors_are_hooked():  # a checkpoint counts them: they must be the same twice
+            raise NotLifted("somebody is told of each tensor that is saved for the backward pass")
+        conv = followed(self._conv, self.propagate)
+        self._given = args, kwargs
+        state = random_state(self._call.x.device, self._conv)
         try:
             with self:
-                out = self._conv(*args, **kwargs)
+                out = conv(*args, **kwargs)
             out = settled(out)
-            for ref in self.pending:  # what the code keeps for later
-                if (item := ref()) is not None:
-                    item.settle()
-            for name, value in list(own.items()):
-                own[name] = settled(value) if isinstance(value, Deferred) else value
+            if self._remaining():
+                self._settle_attributes()
+            if self._remaining():
+                self._again, self.left = True, f"{self._name} keeps what it computes"
         except _FAILURES as error:
-            if self._failed or not self.pending:
+            if self._failed or not (self.pending or self._again):
                 raise
-            self._again, self.left = True, f"the code of {self._name} cannot be followed: {error}"
+            self._again = True
+            self.left = self.left or f"the code of {self._name} cannot be followed: {error}"
         finally:
-            own.pop("propagate", None)
-            if before is not None:
-                own["propagate"] = before
-            self.pending = []
+            self._over, self.pending = True, []
+        if self._again:
+            restore(state)
+            return self._conv(*args, **kwargs)
         if not self._computed:
             self.left = self.left or "; ".join(self.reasons)
             self.left = self.left or f"{self._name} does not call propagate"
-        return self._conv(*args, **kwargs) if self._again else out
+        return out
+
+    def _remaining(self) -> bool:
+        return any(ref() is not None for ref in self.pending)
+
+    def _settle_attributes(self) -> None:
+        """Give data to what the code keeps for later."""
+        for module in modules_in(self._conv):
+            for values in (vars(module), module._buffers):
+                settle_items(values)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -165,6 +152,11 @@ class Run(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._busy:
             return func(*args, **kwargs)
+        if func in ABOUT:  # nearly every second call
+            if len(types) != 1 or types[0] not in _OURS:
+                return func(*args, **kwargs)
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         found = None
         if func == F.linear:
             found = self._linear(*args, **kwargs)
@@ -172,9 +164,21 @@ class Run(TorchFunctionMode):
             found = _multiplied(*args, inverse=func in _DIVIDE)
         if found is not None:
             return found
-        if _changes(func) or "out" in kwargs or kwargs.get("inplace"):
-            self._before_change(args[:1], kwargs)
+        name = name_of(func)
+        if changed := changed_in_place(name, args, kwargs):
+            self._before_change(name, changed)
+        elif func in _LASTING or kwargs.get("generator") is not None:
+            self._decline(f"'{name}' changes more than what {self._name} returns")
         return func(*args, **kwargs)
+
+    def _decline(self, reason: str) -> None:
+        """Have the layer do this call itself, also if its code catches the error.
+
+        Raises:
+            Unfit: always.
+        """
+        self._again, self.left = True, reason
+        raise Unfit(reason)
 
     def _linear(self, input: Any, weight: Any, bias: Any = None) -> Any:
         """Put off what a linear layer does with the features, or with their sums."""
@@ -201,37 +205,45 @@ class Run(TorchFunctionMode):
         product = Product(call.x, factors) if last is None else replace(last.product, after=factors)
         return Deferred.of(self, product, last, (input.size(0), weight.size(0)), dtype)
 
-    def _before_change(self, targets: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compute what was put off and reads a tensor that is about to be written to."""
-        found: list[Any] = [*targets, kwargs.get("input"), kwargs.get("out")]
-        while found:
-            target = found.pop()
-            if isinstance(target, (tuple, list)):
-                found += target
-            if not isinstance(target, Tensor) or isinstance(target, Deferred):
-                continue
-            for ref in self.pending:
-                item = ref()
-                if item is not None and any(_overlap(target, t) for t in item.operands):
-                    item.settle()
+    def _before_change(self, name: str, changed: list[Tensor]) -> None:
+        """Compute what was put off and reads tensors that are about to be written to.
+
+        Raises:
+            Unfit: if they were there before the call and cannot be put back.
+        """
+        with torch._C.DisableTorchFunction():
+            changed = [t for t in changed if not isinstance(t, Deferred)]
+            if self._storages is None:
+                held = [*tree_leaves(self._given), *tensors_of(self._conv)]
+                self._storages = {memory_of(t) for t in held if isinstance(t, Tensor)}
+            if not self._storages.isdisjoint(map(memory_of, changed)):
+                self._decline(f"'{name}' changes a tensor in place that {self._name} was given")
+        for ref in self.pending:
+            item = ref()
+            if item is not None and any(_overlap(a, b) for a in changed for b in item.operands):
+                item.settle()
 
     def propagate(self, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for the layer's ``propagate``."""
+        if self._over:
+            return self._propagate(edge_index, *args, **kwargs)
         try:
-            features, given, mean = self._arguments(edge_index, args, kwargs)
+            with torch._C.DisableTorchFunction():
+                features, given, mean = self._arguments(edge_index, args, kwargs)
+                last = features if isinstance(features, Deferred) else None
+                product = Product(self._call.x) if last is None else last.product
+                shape = (edge_index.size(1), features.size(1))
+                rows = Messages.of(self, product, last, shape, features.dtype)
         except NotLifted as reason:
             self.reasons[str(reason)] = None
             return self._propagate(*settled((edge_index, *args)), **settled(kwargs))
         call, conv = self._call, self._conv
-        last = features if isinstance(features, Deferred) else None
-        product = Product(call.x) if last is None else last.product
-        shape = (edge_index.size(1), features.size(1))
         name = next(n for n, value in given.items() if value is features and n.endswith("_j"))
-        rows = Messages.of(self, product, last, shape, features.dtype)
         out = conv.message(**given | {name: rows})
         if isinstance(out, Messages) and out.value is None:
-            product = replace(product, aggregates=True, mean=mean, weight=out.weight())
-            return Deferred.of(self, product, out, (call.num_rows, shape[1]), out.dtype)
+            with torch._C.DisableTorchFunction():
+                product = replace(product, aggregates=True, mean=mean, weight=out.weight())
+                return Deferred.of(self, product, out, (call.num_rows, shape[1]), out.dtype)
         self.reasons[f"the message of {self._name} is not w * x_j, with one number an edge"] = None
         return conv.aggregate(settled(out), call.edge_index[call.target], dim_size=call.num_rows)
 
@@ -289,9 +301,7 @@ class Run(TorchFunctionMode):
     def computed(self, item: Deferred) -> Tensor:
         """Return the data of what was put off."""
         if _context(item.product.x.device) != self._start:
-            self._again = True
-            self.left = f"{self._name} changes the mode of autograd or autocast"
-            raise Unfit(self.left)
+            self._decline(f"{self._name} changes the mode of autograd or autocast")
         if item.used:
             self.left = f"{self._name} uses its features, or their sums, otherwise too"
         busy, self._busy = self._busy, True

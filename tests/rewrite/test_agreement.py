@@ -118,6 +118,7 @@ def test_replaced_modules_and_changed_options_take_effect():
     agree(fast, conv, x, edge_index)
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("make", [Doubled, lambda: DoubledGCN(8, 4)], ids=["own", "subclass"])
 def test_an_own_propagate_is_the_layer_s(make):
     x, edge_index = example()
@@ -319,6 +320,7 @@ class Constant(Linear):
         return 2 * x_j
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(("make", "reason"), [
     (Filter, "is not w * x_j"), (Scaled, "is not w * x_j"), (Arguments, ""), (Constant, ""),
 ])  # fmt: skip

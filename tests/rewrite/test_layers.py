@@ -147,6 +147,7 @@ def test_what_is_not_covered_runs_as_it_is_and_says_why(conv, args, reason):
     assert [reason in text for text in layer.reasons] == [True]
 
 
+@pytest.mark.usefixtures("always")
 def test_a_subclass_with_its_own_message_is_left_alone():
     class Doubled(nn.GCNConv):
         def message(self, x_j, edge_weight):

@@ -1,20 +1,29 @@
 """Layers that users write, whose messages are w * x_j."""
 
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
-from pyg_accel import ops, optimize
+from pyg_accel import ops, optimize, plan
 from pyg_accel.rewrite import associations, lifts
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.ir import Attend, Broadcast, Map
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.rules.common import Parts, edges, inverse_count
+from pyg_accel.settings import settings
 
 N, E = 40, 300
+pytestmark = pytest.mark.usefixtures("always")  # the graphs are small
 
 
 class Before(MessagePassing):
@@ -363,17 +372,17 @@ def test_a_tensor_that_is_kept_has_data():
 
 def test_a_product_is_computed_before_its_operands_are_written_to():
     class Writes(Before):
-        def forward(self, x, edge_index, edge_weight=None):
+        def forward(self, x, edge_index, edge_weight):
+            edge_weight = 2 * edge_weight
             out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
-            x.mul_(2)
             edge_weight.view(-1).zero_()
             return out
 
     conv, (x, edge_index) = Writes().double(), inputs()
     layer, weight = Associated(conv, Options()), torch.rand(E, dtype=torch.float64)
     with torch.no_grad():
-        found = layer(x.clone(), edge_index, weight.clone())
-        torch.testing.assert_close(found, conv(x.clone(), edge_index, weight.clone()))
+        found = layer(x, edge_index, weight)
+        torch.testing.assert_close(found, conv(x, edge_index, weight))
     assert not layer.reasons
 
 
@@ -386,3 +395,355 @@ def test_what_is_left_to_the_layer_in_one_mode_is_rewritten_in_another():
     assert layer.reasons and not layer.decisions
     torch.testing.assert_close(layer(x, edge_index, weight), conv(x, edge_index, weight))
     assert layer.decisions
+
+
+class Normalised(Before):
+    """Its message cannot be followed, its forward can."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.count, self.seen = 0, []
+
+    def forward(self, x, edge_index):
+        self.calls += 1
+        self.count += 1
+        self.seen.append(self.count)
+        out = self.norm(self.propagate(edge_index, x=self.lin(F.dropout(x, 0.2)), edge_weight=None))
+        return F.dropout(out + torch.rand_like(out), 0.5, training=self.training)
+
+    def message(self, x_j):
+        return self.inner(x_j)
+
+
+class Followed(Normalised):
+    def forward(self, x, edge_index):
+        self.calls += 1
+        self.count += 1
+        self.seen.append(self.count)
+        out = self.norm(self.propagate(edge_index, x=self.lin(x), edge_weight=None))
+        return F.dropout(out, 0.5, training=self.training)
+
+    def message(self, x_j, edge_weight):
+        return x_j
+
+
+class Abandoned(Followed):
+    """Its code fails on tensors without data, after everything else."""
+
+    def forward(self, x, edge_index):
+        first = self.norm(super().forward(x, edge_index))
+        self.inner(x[:, :4])
+        again = self.propagate(edge_index, x=self.lin(x), edge_weight=None)
+        return Reversed.apply(again) + first
+
+
+class Interrupted(Abandoned):
+    """Its code catches what it is interrupted with."""
+
+    def forward(self, x, edge_index):
+        try:
+            return super().forward(x, edge_index)
+        except RuntimeError:
+            return x[:, :4]
+
+
+def state(conv):
+    return {k: v.clone() for k, v in conv.state_dict().items()}, conv.count, list(conv.seen)
+
+
+@pytest.mark.parametrize("make", [Normalised, Followed, Abandoned, Interrupted])
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_call_leaves_behind_is_left_once(make, training):
+    conv, (x, edge_index) = make().double().train(training), inputs()
+    mine = copy.deepcopy(conv)
+    layer, seen = Associated(mine, Options(train=True)), mine.seen
+    for _ in range(3):
+        torch.manual_seed(1)
+        expected, drawn = conv(x, edge_index), torch.rand(1)
+        torch.manual_seed(1)
+        found = layer(x, edge_index)
+        assert torch.equal(torch.rand(1), drawn)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(state(mine), state(conv), rtol=1e-10, atol=1e-10)
+    assert mine.seen is seen == [1, 2, 3]
+    assert bool(layer.reasons) == (make is not Followed)
+
+
+def test_looking_for_a_product_leaves_nothing_behind():
+    conv, (x, edge_index) = Followed().double(), inputs()
+    before, drawn = state(conv), torch.get_rng_state()
+    assert associations(conv, x, edge_index).all
+    torch.testing.assert_close(state(conv), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+class Doubles(Before):
+    held = None
+
+    def forward(self, x, edge_index, edge_weight):
+        x[:, 0].mul_(2)
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        edge_weight.view(-1).add_(1)
+        return Reversed.apply(out)
+
+
+class Steps(Before):
+    def forward(self, x, edge_index, edge_weight):
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        with torch.no_grad():
+            self.lin.weight.mul_(0.9)
+            self.bias += 1
+        return Reversed.apply(out)
+
+
+class Accumulates(Before):
+    def forward(self, x, edge_index, edge_weight):
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        with torch.enable_grad():
+            self.bias.square().sum().backward()
+        return Reversed.apply(out)
+
+
+class Draws(Before):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x, edge_index, edge_weight):
+        noise = torch.randn(N, 1, generator=self.generator, dtype=x.dtype)
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        return Reversed.apply(out + noise)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(Doubles, "'mul_' changes a tensor"), (Steps, "'mul_' changes a tensor"),
+     (Accumulates, "'backward' changes more"), (Draws, "'randn' changes more")],
+)  # fmt: skip
+def test_what_cannot_be_put_back_is_not_changed_by_a_first_attempt(make, reason):
+    conv, (x, edge_index) = make().double(), inputs()
+    mine = copy.deepcopy(conv)
+    if make is Draws:
+        mine.generator = torch.Generator().manual_seed(0)
+    layer = Associated(mine, Options())
+    theirs, ours = ((x.clone(), torch.ones(E, dtype=x.dtype)) for _ in range(2))
+    for _ in range(3):
+        with torch.no_grad():
+            found = layer(ours[0], edge_index, ours[1])
+            expected = conv(theirs[0], edge_index, theirs[1])
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        for a, b in zip(mine.parameters(), conv.parameters(), strict=True):
+            assert torch.equal(a, b)
+            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)
+    assert reason in next(iter(layer.reasons))
+
+
+def test_what_is_kept_in_containers_has_data():
+    class Keeps(Before):
+        def __init__(self):
+            super().__init__()
+            self.log, self.last, self.extra = [], {}, None
+
+        def forward(self, x, edge_index, edge_weight=None):
+            out = self.propagate(edge_index, x=self.lin(x), edge_weight=None)
+            self.log.append((out, 1))
+            self.last["out"] = out
+            if self.extra is not None:
+                self.extra.out = out
+            return out
+
+    conv, (x, edge_index) = Keeps().double(), inputs()
+    log = conv.log
+    layer = Associated(conv, Options())
+    found = layer(x, edge_index)
+    assert type(found) is type(conv.last["out"]) is type(log[0][0]) is torch.Tensor
+    assert conv.log is log and torch.equal(log[0][0], found)
+    assert layer.decisions and len(log) == 1
+    conv.extra = SimpleNamespace()  # nobody looks into objects of unknown classes
+    found = layer(x, edge_index)
+    assert type(conv.extra.out) is torch.Tensor and torch.equal(conv.extra.out, found)
+    assert len(log) == 2 and any("keeps what it computes" in why for why in layer.reasons)
+
+
+def test_small_graphs_are_the_layer_s():
+    settings.always = None
+    conv, (x, edge_index) = Before().double(), inputs()
+    fast = optimize(conv, x, edge_index)
+    assert torch.equal(fast(x, edge_index), conv(x, edge_index))
+    (layer,) = plan(fast).layers
+    assert not layer.trees and "small: fewer than" in layer.reasons[0]
+    large = torch.randint(N, (2, 20_000))
+    torch.testing.assert_close(fast(x, large), conv(x, large), rtol=1e-10, atol=1e-10)
+    assert plan(fast).layers[0].trees
+    assert plan(optimize(conv, x, edge_index, choose=lambda trees: trees[0])).layers[0].trees
+
+
+def test_threads_do_not_see_each_other_s_calls():
+    conv, (x, edge_index) = Before().double(), inputs()
+    layer, started, done = Associated(conv, Options()), threading.Event(), threading.Event()
+    expected = conv(x, edge_index)
+
+    class Waits(torch.nn.Module):
+        def forward(self, x):
+            if threading.current_thread() is not threading.main_thread():
+                started.set()
+                assert done.wait(60)
+            return x
+
+    conv.lin = torch.nn.Sequential(Waits(), conv.lin)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(layer(x, edge_index)))
+    thread.start()
+    assert started.wait(60)
+    torch.testing.assert_close(layer(x, edge_index), expected)
+    assert "propagate" not in vars(conv) and "propagate" not in vars(layer.conv)
+    done.set()
+    thread.join()
+    torch.testing.assert_close(found[0], expected)
+    assert layer.decisions and not layer.reasons
+
+
+def test_many_threads_at_once():
+    conv, (x, edge_index) = Before().double(), inputs()
+    fast = optimize(conv, x, edge_index)
+    xs = [torch.randn(N, 6, dtype=x.dtype) for _ in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: fast(x, edge_index), xs * 8))
+    for mine, x in zip(found, xs * 8, strict=True):
+        torch.testing.assert_close(mine, conv(x, edge_index), rtol=1e-10, atol=1e-10)
+
+
+def test_subclasses_that_a_class_hears_of_are_its_users_own():
+    known = []
+
+    class Registered(Before):
+        def __init_subclass__(cls, *, name, **kwargs):
+            super().__init_subclass__(**kwargs)
+            known.append(name)
+
+    conv, (x, edge_index) = Registered().double(), inputs()
+    layer = Associated(conv, Options())
+    torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
+    assert layer.decisions and not known
+
+
+class Named(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(6, 4)
+
+    def forward(self, x, edge_index, *more, scale=1.0, edge_weight=None, **options):
+        out = self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+        return out * scale + len(more) + options.get("shift", 0.0)
+
+    def message(self, x_j, edge_weight):
+        return x_j if edge_weight is None else edge_weight.view(-1, 1) * x_j
+
+
+def test_arguments_come_in_any_order_and_kind():
+    conv, (x, edge_index) = Named().double(), inputs()
+    weight = torch.rand(E, dtype=x.dtype)
+    layer = Associated(conv, Options())
+    for args, kwargs in (
+        ((), {"edge_index": edge_index, "x": x}),
+        ((x,), {"edge_weight": weight, "scale": 2.0, "edge_index": edge_index}),
+        ((x, edge_index, 1, 2), {"shift": 3.0, "edge_weight": weight}),
+        ((x, edge_index), {"other": None}),
+    ):
+        found, expected = layer(*args, **kwargs), conv(*args, **kwargs)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        assert associations(conv, *args, **kwargs).all
+    assert layer.decisions and not layer.reasons
+
+
+def graphs():
+    edge_index = torch.randint(N, (2, E))
+    yield "int32", N, edge_index.int()
+    yield "no edges", N, edge_index[:, :0]
+    yield "no nodes", 0, edge_index[:, :0]
+    yield "one node", 1, edge_index * 0
+    yield "view", N, torch.stack([edge_index, edge_index], -1)[..., 1]
+    yield "EdgeIndex", N, EdgeIndex(edge_index, sparse_size=(N, N))
+    coo = torch.sparse_coo_tensor(edge_index, torch.ones(E, dtype=torch.double), (N, N))
+    yield "COO", N, coo.coalesce()
+    yield "CSR", N, coo.to_sparse_csr()
+    yield "smaller", N // 2, edge_index[:, :100] // 2
+    yield "out of range", N // 2, edge_index
+    yield "negative", N, edge_index - 1
+    yield "malformed", N, edge_index[0]
+    yield "float", N, edge_index.double()
+
+
+def attempt(module, *args):
+    try:
+        return module(*args)
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError) as e:
+        return type(e)
+
+
+@pytest.mark.parametrize("make", [Before, Plain, Quadratic])
+def test_any_graph_does_what_it_does_in_the_layer(make):
+    conv, (x, edge_index) = make().double(), inputs()
+    fast = optimize(conv, x, edge_index)
+    for name, nodes, graph in graphs():
+        for _ in range(2):
+            mine, theirs = attempt(fast, x[:nodes], graph), attempt(conv, x[:nodes], graph)
+            if isinstance(theirs, torch.Tensor):
+                torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10, msg=name)
+            else:
+                assert isinstance(mine, type) and issubclass(mine, Exception), name
+
+
+class Stacked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.same = Both(), nn.Sequential("x, e", [(Square(), "x, e -> x")])
+        self.again = self.same
+
+    def forward(self, x, edge_index, edge_attr):
+        x = self.again(self.same(x, edge_index).sigmoid(), edge_index)
+        return self.first(x, edge_index, edge_attr)
+
+
+class Square(Plain):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+
+def second(module, args):
+    x, *rest = args
+    x = x.clone().requires_grad_()
+    params = [p for p in module.parameters() if p.requires_grad]
+    out = module(x, *rest)
+    (first,) = torch.autograd.grad(out.square().sum(), [x], create_graph=True)
+    return torch.autograd.grad(first.square().sum(), [x, *params], materialize_grads=True)
+
+
+def test_a_model_of_written_layers_is_the_model():
+    model, (x, edge_index) = Stacked().double().eval(), inputs()
+    args = (x, edge_index, torch.rand(E, 3, dtype=x.dtype))
+    fast = optimize(model, *args, train=True)
+    assert all(layer.trees for layer in plan(fast).layers)
+    same = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(second(fast, args), second(model, args), **same)
+    model.first.lin.requires_grad_(False)
+    torch.testing.assert_close(second(fast, args), second(model, args), **same)
+    copied = copy.deepcopy(fast)
+    with torch.no_grad():
+        copied.first.lin.weight.zero_()
+    torch.testing.assert_close(fast(*args), model(*args), **same)
+    assert not torch.equal(copied(*args), fast(*args))
+    kept = checkpoint(fast, *args, use_reentrant=False)
+    torch.testing.assert_close(kept, model(*args), **same)
+    (grad,) = torch.autograd.grad(kept.sum(), [model.same[0].lin.weight])
+    (expected,) = torch.autograd.grad(model(*args).sum(), [model.same[0].lin.weight])
+    torch.testing.assert_close(grad, expected, **same)
+    weights = {name: 2 * p.detach() for name, p in model.named_parameters()}
+    torch.testing.assert_close(
+        torch.func.functional_call(fast, weights, args),
+        torch.func.functional_call(model, weights, args), **same,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pyg_accel.patching.randomness import random_state, restore
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.deferred import Linear, Product
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf
@@ -65,9 +66,11 @@ def _first(call: Call) -> Product:
         raise _Found
 
     run = Run(call, compute)
+    state = random_state(call.x.device, call.conv)
     try:
         run(tuple(call.given.values()), {})
     except _Found:
+        restore(state)
         return found[0]
     raise NotLifted(run.left)
 
