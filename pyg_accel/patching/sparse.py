@@ -25,7 +25,7 @@ from pyg_accel.matrices import (
 from pyg_accel.memo import Memo
 from pyg_accel.patching.lazy import Unrecognised
 from pyg_accel.patching.sampling import aggregate
-from pyg_accel.patching.trace import Watch
+from pyg_accel.patching.watch import Watch
 
 __all__ = ["SparseTrace", "as_edge_index"]
 

@@ -1,26 +1,23 @@
 """One accelerated call: what it gathers, and the kernels that its formulas run on."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.overrides import TorchFunctionMode
 
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.kept import memory_of, version_of
+from pyg_accel.kept import version_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, Where, attend
 from pyg_accel.patching.edge_tensors import (
-    EdgeTensor,
     asks,
-    changed_in_place,
     name_of,
     plain_shape,
     real,
@@ -35,77 +32,12 @@ from pyg_accel.patching.lazy import (
 )
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.typed import with_pairs_as_sources
+from pyg_accel.patching.watch import Watch
 
-__all__ = ["Trace", "Watch", "saved_tensors_are_hooked"]
+__all__ = ["Trace", "saved_tensors_are_hooked"]
 
 
 _WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
-
-
-class Watch(TorchFunctionMode):
-    """Sees the torch functions of one accelerated call.
-
-    Attributes:
-        watched: names of the functions that it looks at; the others just run.
-        formulas: what has been run, for the report.
-        given: returns the tensors that were there before the call and cannot be put back.
-    """
-
-    watched: frozenset[str] = frozenset()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.formulas: list[str] = []
-        self.given: Callable[[], Iterable[Tensor]] = tuple
-        self._storages: set[int] | None = None
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = name_of(func)
-        if name in self.watched:
-            return self.see(func, args, kwargs)
-        if changed := changed_in_place(name, args, kwargs):
-            self.guard(name, changed)
-        if not types:  # no message among the arguments
-            self.pass_on(func)
-            return func(*args, **kwargs)
-        result = func(*args, **kwargs)
-        if not isinstance(result, EdgeTensor):  # numbers of messages
-            self.pass_on(func)
-        return result
-
-    def guard(self, name: str, changed: Iterable[Tensor]) -> None:
-        """Raise before a tensor is changed in place that this call did not make.
-
-        PyG's path, should it run after this one, would change it a second time.
-        """
-        if self._storages is None:
-            self._storages = set(map(memory_of, self.given()))
-        if not self._storages.isdisjoint(map(memory_of, changed)):
-            raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
-
-    def pass_on(self, func: Callable[..., Any]) -> None:
-        """Take a note of a function that just runs."""
-
-    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function that is watched, or something in its place."""
-        raise NotImplementedError
-
-    def kind(self) -> str:
-        """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
-        return "sums"
-
-    @staticmethod
-    def active() -> "Watch | None":
-        """Return the innermost one that is on, if one is."""
-        modes = reversed(torch.overrides._get_current_function_mode_stack())
-        return next((mode for mode in modes if isinstance(mode, Watch)), None)
 
 
 # What this package asks of tensors; methods that do have no plan (:mod:`.readable`).

@@ -1,0 +1,80 @@
+"""The mode that sees the torch functions of one accelerated call."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_accel.kept import memory_of
+from pyg_accel.patching.edge_tensors import EdgeTensor, changed_in_place, name_of
+from pyg_accel.patching.lazy import Unrecognised
+
+__all__ = ["Watch"]
+
+
+class Watch(TorchFunctionMode):
+    """Sees the torch functions of one accelerated call.
+
+    Attributes:
+        watched: names of the functions that it looks at; the others just run.
+        formulas: what has been run, for the report.
+        given: returns the tensors that were there before the call and cannot be put back.
+    """
+
+    watched: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formulas: list[str] = []
+        self.given: Callable[[], Iterable[Tensor]] = tuple
+        self._storages: set[int] | None = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if name in self.watched:
+            return self.see(func, args, kwargs)
+        if changed := changed_in_place(name, args, kwargs):
+            self.guard(name, changed)
+        if not types:  # no message among the arguments
+            self.pass_on(func)
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if not isinstance(result, EdgeTensor):  # numbers of messages
+            self.pass_on(func)
+        return result
+
+    def guard(self, name: str, changed: Iterable[Tensor]) -> None:
+        """Raise before a tensor is changed in place that this call did not make.
+
+        PyG's path, should it run after this one, would change it a second time.
+        """
+        if self._storages is None:
+            self._storages = set(map(memory_of, self.given()))
+        if not self._storages.isdisjoint(map(memory_of, changed)):
+            raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
+
+    def pass_on(self, func: Callable[..., Any]) -> None:
+        """Take a note of a function that just runs."""
+
+    def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function that is watched, or something in its place."""
+        raise NotImplementedError
+
+    def kind(self) -> str:
+        """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
+        return "sums"
+
+    @staticmethod
+    def active() -> "Watch | None":
+        """Return the innermost one that is on, if one is."""
+        modes = reversed(torch.overrides._get_current_function_mode_stack())
+        return next((mode for mode in modes if isinstance(mode, Watch)), None)
