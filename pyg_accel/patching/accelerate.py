@@ -81,13 +81,13 @@ def call(
     layer = type(self).__name__
     key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
     found = _found.get(self, {}).get(key)
-    if type(edge_index) in (Tensor, EdgeIndex) and edge_index.dim() == 2 and in_force() is None:
+    judged = type(edge_index) in (Tensor, EdgeIndex) and edge_index.dim() == 2
+    if judged and in_force() is None:
         edges = edge_index.size(1)
-        if found is None or not found.reason:
+        small = size_reasons(edges, edge_index.device.type, kwargs)
+        if not small and (found is None or not found.reason):
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index, (id(self), original))
-        else:
-            small = size_reasons(edges, edge_index.device.type)
         if small:  # and nothing else matters: it must cost next to nothing
             out = original(self, edge_index, *args, **kwargs)
             record(layer, "", "PyG", small[0], time.perf_counter() - start)
@@ -99,7 +99,7 @@ def call(
         out = _planned(original, self, edge_index, kwargs, plain)
         if out is not None:
             return out
-    reasons = data_reasons(edge_index) or call_reasons(self, edge_index)
+    reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
     if found is not None and found.reason and not reasons:
         reasons = [found.reason]
     if not reasons:

@@ -1,6 +1,6 @@
 """Whether a call is accelerated: what patch() switched on, and the reasons against."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -161,11 +161,18 @@ def num_edges(edge_index: Any) -> int:
     return edges
 
 
-def size_reasons(num_edges: int | torch.SymInt, device: str) -> list[str]:
+def size_reasons(
+    num_edges: int | torch.SymInt, device: str, arguments: Mapping[str, Any] | None = None
+) -> list[str]:
     """Small graphs stay with PyG, whose calls cost less before the first edge.
 
     A compiler may know the number of edges as a symbol. One that is no property of an input stands
     for what a function picked from a graph: see :func:`pyg_accel.patching.reading.picked_from`.
+
+    Args:
+        num_edges: of the graph.
+        device: where it is.
+        arguments: of the call: wide features make up for few edges.
     """
     if settings.always:
         return []
@@ -175,7 +182,21 @@ def size_reasons(num_edges: int | torch.SymInt, device: str) -> list[str]:
         if free_unbacked_symbols(num_edges):
             few = not statically_known_true(num_edges >= fewest)
             return ["a number of edges that depends on data"] if few else []
-    return [f"small: fewer than {fewest} edges"] if num_edges < fewest else []
+    if num_edges >= fewest:
+        return []
+    elements = thresholds(device).min_elements
+    if elements is not None and arguments is not None:
+        if num_edges * _width(arguments) >= elements:
+            return []
+        return [f"small: fewer than {fewest} edges and {elements} elements of messages"]
+    return [f"small: fewer than {fewest} edges"]
+
+
+def _width(arguments: Mapping[str, Any]) -> int:
+    """The most features of a node or an edge among the arguments of a call."""
+    given = [v for value in arguments.values()
+             for v in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
+    return max((v.shape[1:].numel() for v in given if isinstance(v, Tensor)), default=0)
 
 
 def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list[str]:
@@ -189,7 +210,10 @@ def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list
     """
     if settings.always:
         return []
-    limits = thresholds(graph.device.type).of(kind)
+    measured = thresholds(graph.device.type)
+    if not measured.kinds:
+        return []
+    limits = measured.of(kind)
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
     if num_edges < fewest:
         return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]

@@ -45,10 +45,13 @@ class Thresholds:
 
     Attributes:
         min_edges: with fewer no call is accelerated, with as many one whose kind is not known yet.
+        min_elements: with as many elements of messages, edges times features, a call is accelerated
+            whatever its number of edges; None: that is no reason.
         kinds: the limits of each kind; one that is left out has ``min_edges`` alone.
     """
 
     min_edges: int
+    min_elements: int | None = None
     kinds: Mapping[str, Limits] = field(default_factory=dict)
 
     def of(self, kind: str) -> Limits:
@@ -89,7 +92,10 @@ def _thresholds(part: dict[str, Any]) -> Thresholds:
         kind: Limits(*(max(least, _number(numbers[name], name)) for name in Limits._fields))
         for kind, numbers in kinds.items()
     }
-    return Thresholds(least, limits)
+    elements = part.get("min_elements")
+    return Thresholds(
+        least, None if elements is None else _number(elements, "min_elements"), limits
+    )
 
 
 def _number(found: object, name: str) -> int:

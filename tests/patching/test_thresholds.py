@@ -74,6 +74,15 @@ def test_a_graph_at_the_limit_is_accelerated_and_below_it_is_not(limit, outcomes
     assert not any("mean_j" in why for why in outcomes(2))
 
 
+@pytest.mark.parametrize(("elements", "accelerated"), [(E * F, True), (E * F + 1, False)])
+def test_wide_features_make_up_for_few_edges(elements, accelerated, tmp_path, outcomes):
+    file = tmp_path / "wide.json"
+    file.write_text(json.dumps({"cpu": {"min_edges": 10**6, "min_elements": elements}}))
+    settings.thresholds = str(file)
+    (found,) = outcomes()
+    assert found == "mean_j u0" if accelerated else found.startswith("small: ")
+
+
 def test_always_ignores_the_limit(limit, outcomes):
     limit(10**9)
     settings.always = True
