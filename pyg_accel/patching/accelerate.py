@@ -83,7 +83,7 @@ def call(
     found = _found.get(self, {}).get(key)
     judged = type(edge_index) in (Tensor, EdgeIndex) and edge_index.dim() == 2
     if judged and in_force() is None:
-        edges = edge_index.size(1)
+        edges = num_edges(edge_index)
         small = size_reasons(edges, edge_index.device.type, kwargs)
         if not small and (found is None or not found.reason):
             kind = "" if found is None else found.kind
