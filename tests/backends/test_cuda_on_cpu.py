@@ -139,7 +139,7 @@ def test_a_row_that_does_not_fit_is_taken_block_by_block():
     indices = torch.rand(case.num_sources, 9000).argsort(1)[:, :50].sort(1).values
     values = torch.randn(case.num_sources, 50)
     found = cbsr.spmm(graph.csr(), values, indices.to(torch.uint16), 9000, None, "sum")
-    dense = CBSR(values.double(), indices, 9000).dense()
+    dense = CBSR(values.double(), indices.to(torch.uint16), 9000).dense()
     matrix = torch.zeros(case.num_targets, case.num_sources, dtype=torch.float64)
     row = torch.repeat_interleave(graph.degree.long())
     matrix = matrix.index_put((row, graph.col.long()), torch.ones(()).double(), accumulate=True)

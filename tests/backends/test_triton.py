@@ -170,19 +170,19 @@ def test_every_function_equals_torchs(dtype):
 
 def test_long_rows_are_cut_into_pieces_that_cover_them():
     graph = make_graph([3, 100, 0, 64, 65])
-    cut = schedule.schedule_of(graph.rowptr, graph.num_edges, 64, 32, ordered=False).pieces
+    cut = schedule.schedule_of(graph.csr(), 64, 32, ordered=False).pieces
     assert cut.rows.tolist() == [1, 4]
     assert cut.first.tolist() == [0, 4, 7]
     assert cut.row.tolist() == [1] * 4 + [4] * 3
     assert cut.begin.tolist() == [3, 35, 67, 99, 167, 199, 231]
     assert cut.end.tolist() == [35, 67, 99, 103, 199, 231, 232]
-    whole = schedule.schedule_of(graph.rowptr, graph.num_edges, 100, 32, ordered=False)
+    whole = schedule.schedule_of(graph.csr(), 100, 32, ordered=False)
     assert whole.pieces is None
 
 
 def test_rows_of_like_length_meet_in_a_tile():
     graph = make_graph([1, 30, 1, 30, 0, 2, 2, 1, 1, 1])
-    order = schedule.schedule_of(graph.rowptr, graph.num_edges, 64, 32, ordered=True).order
+    order = schedule.schedule_of(graph.csr(), 64, 32, ordered=True).order
     lengths = graph.degree[order.long()]
     assert sorted(order.tolist()) == list(range(10))
     assert lengths.tolist() == sorted(lengths.tolist(), reverse=True)
@@ -190,8 +190,8 @@ def test_rows_of_like_length_meet_in_a_tile():
 
 def test_a_schedule_lives_as_long_as_its_graph():
     graph = make_graph([1, 2, 3])
-    first = schedule.schedule_of(graph.rowptr, graph.num_edges, 2, 2, ordered=True)
-    assert schedule.schedule_of(graph.rowptr, graph.num_edges, 2, 2, ordered=True) is first
+    first = schedule.schedule_of(graph.csr(), 2, 2, ordered=True)
+    assert schedule.schedule_of(graph.csr(), 2, 2, ordered=True) is first
     dead = weakref.ref(first)
     del graph, first
     gc.collect()
