@@ -193,7 +193,7 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
 
     Whoever calls such a function himself may change what he gets.
     """
-    if torch_records() or not is_active() or transform_reasons():  # tensors without memory
+    if torch_records() or not is_active(self) or transform_reasons():  # tensors without memory
         return original(self, *args, **kwargs)
     with _memo.lending() as lent:
         out = original(self, *args, **kwargs)
@@ -207,7 +207,7 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch_records() or not is_active() or _memo.lent is None or transform_reasons():
+    if torch_records() or _memo.lent is None or transform_reasons():  # outside of such a layer
         return function(*args, **kwargs)
     edges = args[0] if args else None
     if (

@@ -464,3 +464,13 @@ def test_unpatch_forgets_everything(always):
         assert len(GRAPHS) > 0
     assert len(GRAPHS) == 0
     assert len(accelerate._memo) == 0
+
+
+def test_a_model_that_is_patched_alone_remembers_its_normalised_graph(report_of):
+    layer, edge_index = GCNConv(8, 8), torch.randint(2000, (2, 60_000))
+    with pyg_accel.patched(layer):
+        for _ in range(3):
+            layer(torch.randn(2000, 8), edge_index)
+    (formula,) = {row.formula for row in report_of() if row.formula}
+    assert formula == "sum_j mul(e0,u1)"
+    assert sum(row.calls for row in report_of() if row.formula) >= 2
