@@ -20,8 +20,6 @@ from torch import Tensor
 if not torch.cuda.is_available():  # decorators of Triton kernels read it when they are imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from torch_geometric.nn import SAGEConv
-
 import pyg_accel
 from pyg_accel.backends import backends, dispatch, registry
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
@@ -29,9 +27,16 @@ from pyg_accel.patching import reasons, seam
 from pyg_accel.settings import SETTINGS, settings
 
 DATA = "PYG_ACCEL_DATA"
-# PyG renders the template of a class from its first instance. One with several aggregators has no
-# `message_and_aggregate`, and then a plain one of the same process has none either.
-SAGEConv(1, 1)
+
+
+def pytest_configure() -> None:
+    """Make a plain SAGEConv first: PyG renders the template of a class from its first instance.
+
+    That of one with several aggregators has no `message_and_aggregate`, for plain ones either.
+    """
+    from torch_geometric.nn import SAGEConv
+
+    SAGEConv(1, 1)
 
 
 def all_pairs(rows: Sequence[tuple[Hashable, ...]]) -> list[int]:
