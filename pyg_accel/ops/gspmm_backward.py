@@ -30,7 +30,7 @@ from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
 
 __all__ = [
-    "backward", "gradients", "kinds_of", "mean_gradient", "plan_gradients", "setup_context",
+    "backward", "gradients", "kinds_of", "plan_gradients", "setup_context",
 ]  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def gradients(
     once = not torch.is_grad_enabled()  # nobody will differentiate this backward pass
     if once and reduces == ("mean",) and text == "u0" and arrays.rowptr_t is not None:
         grad = grad_outputs[0]
-        return [None if grad is None else mean_gradient(contiguous_rows(grad), arrays)]
+        return [None if grad is None else _mean_gradient(contiguous_rows(grad), arrays)]
     tensors = dict(enumerate(operands))
     given = tuple(g is not None for g in grad_outputs[: len(reduces)])
     for r, reduce in enumerate(reduces):
@@ -181,7 +181,7 @@ def gradients(
     return grads
 
 
-def mean_gradient(grad: Tensor, arrays: Arrays) -> Tensor:
+def _mean_gradient(grad: Tensor, arrays: Arrays) -> Tensor:
     """Return the gradient of a plain mean that nobody will differentiate, [num_cols, H, F].
 
     Each edge weighs 1 / degree, so no N x F quotient is made.

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
 from pyg_accel.graph import Graph
 from pyg_accel.ops.arrays import Arrays
-from pyg_accel.ops.gspmm_backward import gradients, kinds_of, mean_gradient, plan_gradients
+from pyg_accel.ops.gspmm_backward import gradients, kinds_of, plan_gradients
 from pyg_accel.ops.launch import run_gspmm
 from pyg_accel.ops.layout import Layout, contiguous_rows
 from pyg_accel.ops.operator import each_gradient, is_batch, somebody_listens
@@ -121,10 +121,8 @@ class Reduction:
         grads: list[Tensor | None],
         shapes: tuple[tuple[int, int], ...],
     ) -> list[Tensor | None]:
-        """Gradients of which no derivative will be asked for: plain sums have a short way."""
-        if self.reduces in (("sum",), ("mean",)) and self.text == "u0" and grads[0] is not None:
-            if self.reduces == ("mean",):
-                return [mean_gradient(grads[0], arrays)]
+        """Gradients of which no derivative will be asked for: a plain sum has a short way."""
+        if self.reduces == ("sum",) and self.text == "u0" and grads[0] is not None:
             turned = arrays.transposed._replace(eid=None)
             (grad,) = run_gspmm(turned, "u0", ("sum",), [grads[0]], want_arg=False)
             return [fit(grad, shapes[0])]
