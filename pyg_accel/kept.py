@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Glimpses", "Kept", "Snapshot", "holding", "memory_of", "version_of"]
+__all__ = ["Glimpses", "Kept", "Snapshot", "holding", "memory_of", "saved_tensors_are_hooked",
+           "version_of"]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -46,6 +47,11 @@ def memory_of(tensor: Tensor) -> int:
         return id(tensor)
     number: int = tensor.untyped_storage()._cdata
     return number
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Return whether autograd's saved tensors are packed: in a checkpoint, ``save_on_cpu``."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 class Snapshot:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn.parameter import is_lazy
 
-from pyg_accel.kept import version_of
+from pyg_accel.kept import saved_tensors_are_hooked, version_of
 
 __all__ = ["CONSTANT", "FAILURES", "LeftOut", "Reader", "State", "as_it_was"]
 
@@ -81,6 +81,7 @@ def _in_force() -> tuple[Any, ...]:
         torch.get_default_dtype(),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
+        saved_tensors_are_hooked(),  # a checkpoint, whose contexts are in no frame of its caller
         *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")),
     )
 

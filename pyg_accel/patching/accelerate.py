@@ -13,6 +13,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.calls import record
 from pyg_accel.formula import Operand
+from pyg_accel.kept import saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO, copied, tensors_in
 from pyg_accel.ops.csr import GRAPHS
@@ -39,7 +40,7 @@ from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
-from pyg_accel.patching.trace import Trace, saved_tensors_are_hooked
+from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.kept import version_of
+from pyg_accel.kept import saved_tensors_are_hooked, version_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
@@ -34,7 +34,7 @@ from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.typed import with_pairs_as_sources
 from pyg_accel.patching.watch import Watch
 
-__all__ = ["Trace", "saved_tensors_are_hooked"]
+__all__ = ["Trace"]
 
 
 _WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
@@ -379,11 +379,6 @@ class Trace(Watch):
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)
-
-
-def saved_tensors_are_hooked() -> bool:
-    """Whether somebody is told of each tensor that is saved: a checkpoint, ``save_on_cpu``."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def _version(operand: Tensor) -> int:

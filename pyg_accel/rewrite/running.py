@@ -30,11 +30,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.kept import memory_of
+from pyg_accel.kept import memory_of, saved_tensors_are_hooked
 from pyg_accel.patching.edge_tensors import changed_in_place, name_of
 from pyg_accel.patching.randomness import random_state, restore, tensors_of
 from pyg_accel.patching.reasons import modules_in
-from pyg_accel.patching.trace import saved_tensors_are_hooked
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.deferred import ABOUT, Deferred, Messages, Product, Unfit, settled
 from pyg_accel.rewrite.following import asks_types, followed, settle_items

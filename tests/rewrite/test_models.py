@@ -110,6 +110,14 @@ class Checkpoint(Base):
         return self.head(x, edge_index)
 
 
+class Undecorated(Base):
+    """A checkpoint without Dynamo's decorator, whose frame would enter a context."""
+
+    def forward(self, x, edge_index):
+        function = getattr(checkpoint, "__wrapped__", checkpoint)
+        return self.head(function(self.enc, x, edge_index, use_reentrant=False), edge_index)
+
+
 class Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -295,7 +303,7 @@ class Several(Base):
 
 
 LEFT_OUT = [Frozen, FrozenInTraining, FrozenMethod, FrozenForward, Switching, Autocast, Inference,
-            Kernel, Checkpoint, Adversarial]  # fmt: skip
+            Kernel, Checkpoint, Undecorated, Adversarial]  # fmt: skip
 OTHERS = [Stored, StoredLambda, StoredDefault, StoredPartial, StoredList, Replaced, Sequences,
           Keywords, Arguments, Checking, Counting, Average, Noise, KeepsNorm, Hooked, Shared,
           Several, sequence]  # fmt: skip
