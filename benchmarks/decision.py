@@ -65,31 +65,31 @@ def epochs() -> list[str]:
     def add(device: str, workload: str, against: str, of: Callable[[str], str]) -> None:
         lines.append(f"| {device} | {workload} | {against} | {' | '.join(map(of, EPOCHS))} |")
 
-    cpu = {"facebook-pages": "full graph, 342,000 edges", "arxiv-like": "full graph, 2.3M edges"}
+    cpu = {"facebook-pages": "full, 342K edges", "arxiv-like": "full, 2.3M edges"}
     for graph, workload in cpu.items():
-        for against, slow in (("stock", "stock"), ("stock in large pages", "large pages")):
+        for against, slow in (("stock", "stock"), ("large pages", "large pages")):
             add("CPU", workload, against, lambda model, g=graph, s=slow: cell(
                 CPU, "epoch_ms", {"dataset": g, "model": model}, "backend", s, "patched"
             ))  # fmt: skip
     short = {"GraphSAGE": "SAGE"}
-    add("GPU", "full graph, size of PubMed", "stock", lambda model: cell(
+    add("GPU", "full, size of PubMed", "stock", lambda model: cell(
         SIZES, "wall_ms",
         {"workload": "Pubmed-size", "graph": "fixed", "model": short.get(model, model)},
         "variant", "stock", "patched",
     ))  # fmt: skip
     gpu = {
-        "arxiv-like": "full graph, 2.3M edges",
-        "amazon0505-like": "full graph, 4.9M edges",
-        "reddit-like": "full graph, 115M edges",
-        "products-like": "full graph, 124M edges",
+        "arxiv-like": "full, 2.3M edges",
+        "amazon0505-like": "full, 4.9M edges",
+        "reddit-like": "full, 115M edges",
+        "products-like": "full, 124M edges",
     }
     for graph, workload in gpu.items():
-        for against, slow in (("stock", "stock"), ("the best of PyG", None)):
+        for against, slow in (("stock", "stock"), ("best of PyG", None)):
             add("GPU", workload, against, lambda model, g=graph, s=slow: cell(
                 GPU, "epoch_ms", {"graph": g, "model": model}, "backend", s, "patched"
             ))  # fmt: skip
-    for seeds, edges in ((256, "42,000"), (1023, "168,000"), (4090, "663,000"), (16322, "2.5M")):
-        add("GPU", f"sampled batches of {edges} edges", "stock", lambda model, s=seeds: cell(
+    for seeds, edges in ((256, "42K"), (1023, "168K"), (4090, "663K"), (16322, "2.5M")):
+        add("GPU", f"batches, {edges} edges", "stock", lambda model, s=seeds: cell(
             BATCHES, "step_ms", {"model": model, "seeds": s, "trimmed": False},
             "backend", "stock", "patched",
         ))  # fmt: skip

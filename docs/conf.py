@@ -35,12 +35,13 @@ myst_heading_anchors = 3  # headings can be linked as on GitHub
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"show-inheritance": False}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 88  # longer signatures: one parameter a line
 
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
 html_theme = "furo"
 html_title = f"pyg_accel {release}"
 html_static_path = ["_static"]

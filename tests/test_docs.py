@@ -37,7 +37,10 @@ PAGES = sorted(
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 TEXT = {name: (ROOT / name).read_text() for name in NAMES}
 # Trained or measured on more than a toy: more than a few seconds each.
-LONG: set[str] = set()
+LONG = {
+    f"docs/tutorials/{page}.md"
+    for page in ("patch_a_model", "rewrite_with_optimize", "train_with_maxk", "write_a_fast_layer")
+}
 # Files that the text asks the reader to write, or that programs write.
 OF_THE_READER = {
     "script.py", "segments.py", "segments_plugin.py", "measurements.csv", "about.json",
@@ -60,7 +63,7 @@ class Block(NamedTuple):
 FENCE = re.compile(
     r"^(?:<!-- hidden\n(?P<hidden>.*?)^-->$"
     r"|(?:<!-- (?P<mark>not run: [^>]*|needs cuda) -->\n+)?"
-    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$)",
+    r"^```(?P<language>(?:\w|{)*}?)\n(?P<code>.*?)^```$)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -189,6 +192,11 @@ def test_options_of_benchmarks_exist(name):
             assert f'"{option.partition("=")[0]}"' in source, command
 
 
+def without_numbers(text: str) -> list[str]:
+    """The words of an output; numbers and rules under headings depend on the machine."""
+    return re.sub(r"[\d.,]*\d|-{3,}", "#", text).split()
+
+
 def runs(name: str) -> list[Block]:
     return [b for b in blocks(TEXT[name]) if b.language == "python"]
 
@@ -203,13 +211,25 @@ WITH_CODE = [
 
 
 @pytest.mark.parametrize("name", WITH_CODE)
-def test_code_of_a_page_runs(name, tmp_path, monkeypatch):
-    """All blocks of a page, one after the other, as one file whose lines are those of the page."""
+def test_code_of_a_page_runs(name, tmp_path, monkeypatch, capsys):
+    """All blocks of a page, one after the other, as one file whose lines are those of the page.
+
+    A block without a language behind a block of Python is what that one prints, but for numbers.
+    """
     lines: list[str] = []
-    for block in runs(name):
-        if block.skip and not (block.skip == "cuda" and torch.cuda.is_available()):
-            continue
-        lines += [""] * (block.line - len(lines)) + block.code.splitlines()
+    expected: list[tuple[int, str]] = []
+    last = None
+    for block in blocks(TEXT[name]):
+        skipped = block.skip and not (block.skip == "cuda" and torch.cuda.is_available())
+        if block.language == "python" and not skipped:
+            lines += [""] * (block.line - len(lines)) + block.code.splitlines()
+            lines.append(f"print('<<{block.line}>>')")
+            last = block.line
+        elif block.language == "" and not skipped and last is not None:
+            expected.append((last, block.code))
+            last = None
+        else:
+            last = None
     module = "page_" + re.sub(r"\W", "_", name)
     # PyG and readers of source want a file; a traceback has the line of the page.
     path = tmp_path / f"{module}.py"
@@ -221,6 +241,10 @@ def test_code_of_a_page_runs(name, tmp_path, monkeypatch):
     page = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, module, page)
     spec.loader.exec_module(page)
+    printed = capsys.readouterr().out
+    for line, text in expected:
+        mine = printed.partition(f"<<{line}>>")[0].rpartition(">>\n")[2]
+        assert without_numbers(mine) == without_numbers(text), f"the output of line {line}"
 
 
 def test_the_reader_of_blocks_sees_them():
