@@ -45,7 +45,7 @@ LONG = {
 OF_THE_READER = {
     "script.py", "segments.py", "segments_plugin.py", "measurements.csv", "about.json",
     "trees.svg", "sampling.png", "__init__.py", "facebook_edges.csv", "facebook.json",
-    "facebook_target.csv",
+    "facebook_target.csv", "your_script.py",
 }  # fmt: skip
 
 pages = pytest.mark.parametrize("name", NAMES)
