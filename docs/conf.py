@@ -2,16 +2,13 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
+import pyg_accel
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-sys.path.insert(0, str(ROOT))  # docstrings are read from the package beside this folder
-
-import pyg_accel
 
 project = "pyg_accel"
 author = "pyg_accel contributors"

@@ -1,4 +1,4 @@
-"""Documentation: its links lead somewhere, its names exist, its code runs, its figures are measured.
+"""Documentation: links lead somewhere, names exist, code runs, figures are measured.
 
 A page may hold code that is run and not shown, in a comment before a block::
 
@@ -300,7 +300,7 @@ def test_signatures_are_those_of_the_code(function, written):
             assert eval(ast.unparse(defaults[name]), {"torch": torch}) == default, name
 
 
-DIRECTIVE = re.compile(r"^\.\. (automodule|autofunction|autoclass|autodata|currentmodule):: (\S+)", re.M)
+DIRECTIVE = re.compile(r"^\.\. (auto(?:module|function|class|data)|currentmodule):: (\S+)", re.M)
 PUBLIC = (
     "backends", "cuda_graphs", "errors", "formula", "layers", "ops", "patching", "reordering",
     "rewrite", "rewrite.cost", "rewrite.ir", "rewrite.rules.common", "settings", "testing",
