@@ -57,7 +57,7 @@ lint: $(INSTALLED)  ## check style and types, change nothing
 	$(PY) -m mypy --strict pyg_accel
 	$(C_FILES) --dry-run -Werror {} +
 
-format: $(INSTALLED)  ## rewrite files in the house style
+format: $(INSTALLED)  ## format the code
 	$(PY) -m ruff check --fix --exit-zero .
 	$(PY) -m ruff format .
 	$(C_FILES) -i {} +

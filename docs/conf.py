@@ -4,8 +4,9 @@ import os
 import re
 from pathlib import Path
 
-import pyg_accel
 from sphinx.application import Sphinx
+
+import pyg_accel
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
