@@ -38,6 +38,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 88  # longer signatures: one parameter a line
 
+highlight_language = "text"  # of blocks that name none: what programs print
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 html_theme = "furo"

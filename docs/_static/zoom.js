@@ -60,5 +60,9 @@ document.addEventListener("DOMContentLoaded", () => {
     dialog.addEventListener(name, (event) => held.delete(event.pointerId));
   }
   dialog.addEventListener("click", () => moved || dialog.close());
+  dialog.addEventListener("keydown", (event) => {
+    event.stopPropagation(); // Sphinx's own keys: Escape is kept from dialogs, arrows turn pages
+    if (event.key === "Escape") dialog.close();
+  });
   dialog.addEventListener("dblclick", (event) => event.preventDefault());
 });
