@@ -44,6 +44,7 @@ pygments_dark_style = "github-dark"
 html_theme = "furo"
 html_title = f"pyg_accel {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_js_files = ["zoom.js"]
 html_theme_options = {"navigation_with_keys": True}
