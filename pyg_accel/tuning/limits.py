@@ -19,7 +19,7 @@ from pyg_accel.tuning.cases import DEGREE, in_patch, layers, step
 __all__ = ["SIZES", "SLACK", "measure_thresholds", "never_by_size"]
 
 SIZES = {
-    "cpu": (5_000, 10_000, 20_000, 40_000, 80_000, 200_000, 400_000, 800_000),
+    "cpu": (1_000, 2_000, 5_000, 10_000, 20_000, 40_000, 80_000, 200_000, 400_000, 800_000),
     "cuda": (10_000, 50_000, 100_000, 200_000, 400_000, 800_000, 1_600_000, 3_200_000),
 }
 FEATURES = {"cpu": 32, "cuda": 128}
