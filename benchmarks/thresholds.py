@@ -13,104 +13,27 @@ results/thresholds.csv (thresholds_cuda.csv).
 
 import argparse
 import json
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch_geometric.nn import (
-    FiLMConv,
-    GATConv,
-    GATv2Conv,
-    GENConv,
-    GINEConv,
-    GraphConv,
-    ResGatedGraphConv,
-    RGCNConv,
-    SAGEConv,
-    TransformerConv,
-)
 from tqdm import tqdm
 
 import pyg_accel
 from benchmarks import gpu_machine, machine, results
 from pyg_accel.patching.thresholds import KINDS, SHIPPED
-from pyg_accel.settings import settings
+from pyg_accel.tuning.cases import DEGREE, in_patch, layers, step
+from pyg_accel.tuning.limits import SIZES, SLACK, never_by_size
 
-EDGES = {
-    "cpu": (5_000, 10_000, 20_000, 40_000, 80_000, 200_000, 400_000, 800_000),
-    "cuda": (10_000, 50_000, 100_000, 200_000, 400_000, 800_000, 1_600_000, 3_200_000),
-}
 FEATURES = (8, 32, 128)
-DEGREE, RELATIONS, EDGE_FEATURES = 8, 4, 16
-SLACK = 1.05  # within the noise of one round
-
-
-def layers(features: int) -> dict[str, tuple[str, torch.nn.Module]]:
-    """Layers of every kind."""
-    f, heads = features, {"heads": 4, "out_channels": features // 4}
-    with_edges = {"edge_dim": EDGE_FEATURES}
-    return {
-        "SAGEConv mean": ("sums", SAGEConv(f, f)),
-        "GraphConv weighted": ("sums", GraphConv(f, f)),
-        "SAGEConv max": ("sums", SAGEConv(f, f, aggr="max")),
-        "FiLMConv": ("messages", FiLMConv(f, f)),
-        "ResGatedGraphConv": ("messages", ResGatedGraphConv(f, f)),
-        "GATConv": ("attention", GATConv(f, **heads)),
-        "GATv2Conv": ("attention", GATv2Conv(f, **heads)),
-        "GINEConv": ("edge features", GINEConv(torch.nn.Linear(f, f), **with_edges)),
-        "TransformerConv edge_dim": ("edge features", TransformerConv(f, **heads, **with_edges)),
-        "GENConv": ("edge features", GENConv(f, f, **with_edges)),
-        "RGCNConv": ("relations", RGCNConv(f, f, RELATIONS)),
-    }
-
-
-def step(
-    kind: str, layer: torch.nn.Module, x: Tensor, edge_index: Tensor, *, fresh: bool, train: bool
-) -> Callable[[], None]:
-    """Forward, and backward to train; with `fresh` on an edge_index that was never seen."""
-    edges = edge_index.size(1)
-    rest: list[Tensor] = []
-    if isinstance(layer, GraphConv):
-        rest = [x.new_ones(edges)]
-    elif kind == "edge features":
-        rest = [torch.randn(edges, EDGE_FEATURES, device=x.device)]
-    elif kind == "relations":
-        rest = [torch.randint(RELATIONS, (edges,), device=x.device)]
-
-    def run() -> None:
-        with torch.set_grad_enabled(train):
-            out = layer(x, edge_index.clone() if fresh else edge_index, *rest)
-        if train:
-            out.sum().backward()
-        if out.is_cuda:
-            torch.cuda.synchronize()
-
-    return run
-
-
-def in_patch(run: Callable[[], None]) -> Callable[[], None]:
-    """The same under patch(), whatever its size.
-
-    patch() is on for the whole measurement, so the stock runs pass through its wrappers too: what
-    is compared is the choice that the threshold makes.
-    """
-
-    def patched() -> None:
-        settings.always = True
-        run()
-        settings.always = False
-
-    return patched
 
 
 def measure(device: str) -> list[dict[str, Any]]:
     """One row a layer, size and kind of graph."""
     rows: list[dict[str, Any]] = []
     facts = machine.facts() if device == "cpu" else gpu_machine.facts()
-    grid = list(product((False, True), (False, True), EDGES[device], FEATURES))
+    grid = list(product((False, True), (False, True), SIZES[device], FEATURES))
     for fresh, train, edges, features in tqdm(grid, desc="thresholds"):
         torch.manual_seed(0)
         nodes = max(edges // DEGREE, 2)
@@ -145,7 +68,7 @@ def found_on(device: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {"min_edges": smallest_safe(rows)}
     gains = [row["edges"] for row in rows if row["ratio"] < 1 / SLACK]
     kinds = {kind: limits(rows, kind) for kind in KINDS}
-    return {"min_edges": min(gains, default=2 * EDGES[device][-1]), "kinds": kinds}
+    return {"min_edges": min(gains, default=2 * SIZES[device][-1]), "kinds": kinds}
 
 
 def smallest_safe(rows: list[dict[str, Any]]) -> int:
@@ -157,15 +80,10 @@ def smallest_safe(rows: list[dict[str, Any]]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=EDGES, default="cpu")
+    parser.add_argument("--device", choices=SIZES, default="cpu")
     device = parser.parse_args(arguments).device
-    # Thresholds beyond every size: without `always` each call is PyG's own.
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({device: {"min_edges": 2**62}}, file)
-        file.flush()
-        settings.thresholds = file.name
-        with pyg_accel.patched():
-            rows = measure(device)
+    with never_by_size(device), pyg_accel.patched():
+        rows = measure(device)
     results.write(rows, "thresholds" if device == "cpu" else "thresholds_cuda", quick=False)
     found = {
         **found_on(device, rows),

@@ -55,10 +55,10 @@ def describe(
     import torch
 
     from pyg_accel.backends.triton.codegen import combine_kernel, kernel
-    from pyg_accel.backends.triton.launch import Device
     from pyg_accel.backends.triton.plan import GraphFacts, Seen, make_plan
     from pyg_accel.backends.triton.recipe import states_of
     from pyg_accel.formula import parse
+    from pyg_accel.machine import Gpu
 
     text, kinds, reduces, winners = CALLS[name]
     shape = COMMUNITY_SHAPES[graph]
@@ -66,7 +66,7 @@ def describe(
     operands = tuple(
         Seen((shape.num_nodes, 1, width), width, getattr(torch, dtype)) for width in widths
     )
-    device = Device("NVIDIA H200", H200_L2, 132)
+    device = Gpu("NVIDIA H200", H200_L2, 132)
     graph_facts = GraphFacts(
         shape.num_nodes, shape.num_nodes, shape.num_entries, False, "sel" in text, device
     )

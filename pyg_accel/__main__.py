@@ -1,4 +1,4 @@
-"""``python -m pyg_accel doctor | run | explain | bench | profile``."""
+"""``python -m pyg_accel doctor | run | explain | bench | profile | tune``."""
 
 import argparse
 import platform
@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     profile.add_argument("--out", type=Path, default=Path("cost_models"), help="folder to write")
     profile.add_argument("--minutes", type=float, default=float("inf"), help="stop measuring then")
+    tune = commands.add_parser("tune", help="measure sizes and launches on this machine, 2 minutes")
+    tune.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    tune.add_argument("--out", type=Path, help="file to write; default: the one that is used")
     given, rest = parser.parse_known_args(argv)
     if given.command == "bench":
         return run_bench(given.device, given.suite, rest)
@@ -57,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return explain_model(given.model, given.inputs, train=given.train, format=given.format)
     if given.command == "profile":
         return profile_machine(given.device, given.out, given.minutes)
+    if given.command == "tune":
+        return tune_machine(given.device, given.out)
     return doctor() if given.command == "doctor" else run_script(given.script, given.args)
 
 
@@ -77,6 +82,8 @@ def doctor() -> int:
     gpus = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus))
     print(f"GPUs: {names or 'none'}")
+    for line in _tuning(gpus):
+        print(f"tuning: {line}")
     print("backends:")
     fast = False
     for name, reasons, info in examine():
@@ -91,6 +98,25 @@ def doctor() -> int:
     good, bad = "patch() accelerates models here", "patch() changes nothing: no fast backend"
     print(f"verdict: {good if fast else bad}")
     return 0 if fast else 1
+
+
+def _tuning(gpus: int) -> list[str]:
+    """Where size thresholds and launch parameters of each kind of device come from."""
+    import torch
+
+    from pyg_accel.tuned import device_of_kind, tuned, tuning_file
+
+    lines = []
+    for kind in ("cpu", "cuda") if gpus else ("cpu",):
+        device = device_of_kind(kind, torch.get_num_threads())
+        found = tuned(device)
+        day = found.get("measured", {}).get("date", "an unknown day")
+        lines.append(
+            f"{device}: measured on {day} ({tuning_file()})"
+            if found
+            else f"{device}: as shipped (to measure it: python -m pyg_accel tune --device {kind})"
+        )
+    return lines
 
 
 def _version(module: str, distributions: Sequence[str]) -> str:
@@ -209,6 +235,32 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
         print(f"  {name:16} {part['error_median']:6.1%} {part['error_95']:6.1%}"
               f"   ({part['rows']} measurements)")  # fmt: skip
     print(f"To use these models: export PYG_ACCEL_COST_MODELS={out.resolve()}")
+    return 0
+
+
+def tune_machine(kind: str | None, out: Path | None) -> int:
+    """Measure size thresholds and launch parameters, and say what was found and where it is."""
+    import torch
+
+    from pyg_accel.tuned import tuning_file
+    from pyg_accel.tuning import tune
+
+    kind = kind or ("cuda" if torch.cuda.is_available() else "cpu")
+    path = out or tuning_file()
+    try:
+        found = tune(kind, path)
+    except (ValueError, OSError) as error:
+        print(f"python -m pyg_accel tune: {error}", file=sys.stderr)
+        return 2
+    limits = found["thresholds"]
+    print(f"{found['measured']['device']}: accelerated from this many edges on")
+    print(f"  {'any call':16} {limits['min_edges']:>10,}")
+    for name, numbers in limits.get("kinds", {}).items():
+        print(f"  {name:16} " + "  ".join(f"{k} {v:>10,}" for k, v in numbers.items()))
+    for name, entry in found.get("launch", {}).items():
+        print(f"  {name:16} " + "  ".join(f"{k} {v}" for k, v in entry.items()))
+    print(f"Written to {path}", end="")
+    print("" if path == tuning_file() else f"; to use it: export PYG_ACCEL_TUNING={path.resolve()}")
     return 0
 
 

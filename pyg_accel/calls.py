@@ -2,12 +2,15 @@
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from pyg_accel.large_pages import small_pages_reasons
 
-__all__ = ["Report", "Row", "record", "report", "reset_report"]
+__all__ = ["Report", "Row", "record", "report", "reset_report", "uncounted"]
 
 
 @dataclass
@@ -16,9 +19,11 @@ class Row:
 
     Attributes:
         layer: class name of the layer.
-        formula: what was computed, e.g. ``mean_j u0``; empty if PyG computed it.
+        formula: what was computed, e.g. ``mean_j u0``, or by a rewritten layer its association,
+            e.g. ``(A·(X·W))``; empty if PyG computed it.
         backend: backend, or ``PyG``; of models and steps ``CUDA graph`` or ``eager``;
-            ``later`` for attention weights that the sum after them takes.
+            ``later`` for attention weights that the sum after them takes; ``torch`` for rewritten
+            layers that multiply by a backend's kernel nothing.
         reason: why PyG's own path was taken.
         calls: number of forward calls.
         seconds: time spent in them.
@@ -74,10 +79,13 @@ _rows: dict[tuple[str, str, str, str], Row] = {}
 # Reasons and formulas may name numbers that vary. From so many rows on, new kinds share a row.
 _MOST_ROWS = 500
 _OTHERS = "others: the report is full"
+_counted: ContextVar[bool] = ContextVar("pyg_accel_counted", default=True)
 
 
 def record(layer: str, formula: str, backend: str, reason: str, seconds: float) -> None:
     """Count one call."""
+    if not _counted.get():
+        return
     key = (layer, formula, backend, reason)
     with _lock:
         if key not in _rows and len(_rows) >= _MOST_ROWS:
@@ -87,6 +95,16 @@ def record(layer: str, formula: str, backend: str, reason: str, seconds: float) 
         row = _rows.setdefault(key, Row(layer, formula, backend, reason))
         row.calls += 1
         row.seconds += seconds
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Leave calls inside the block out of the report: those that are no user's."""
+    token = _counted.set(False)
+    try:
+        yield
+    finally:
+        _counted.reset(token)
 
 
 def report(file: TextIO | None = None) -> Report:

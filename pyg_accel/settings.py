@@ -93,7 +93,10 @@ class Settings:
     graph_cache = Setting(64, "how many graphs are kept, each only while its edge_index lives")
     isa = Setting("", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest")
     packed = Setting(False, "MaxK sums on a GPU read float32 in 24 bits: faster, off by 2^-16")
-    thresholds = Setting("", "a JSON file of size thresholds in place of the measured one")
+    tuning = Setting(
+        "~/.cache/pyg_accel/tuning.json",
+        "what `python -m pyg_accel tune` measured on this machine: a JSON file",
+    )
     verify = Setting(False, "run PyG's own path beside every call and raise on a difference")
 
     __slots__ = ("assigned",)

@@ -104,6 +104,7 @@ def clean_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith("PYG_ACCEL_") and name != DATA:
             monkeypatch.delenv(name)
+    settings.tuning = ""  # what was measured on this machine
     known = backends()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small graphs on a shared machine; tests of threads ask for more

@@ -12,6 +12,12 @@ INTS = [s.name for s in SETTINGS if type(s.default) is int]
 TEXTS = [s.name for s in SETTINGS if isinstance(s.default, str)]
 
 
+@pytest.fixture(autouse=True)
+def nothing_assigned():
+    """Give back what every test assigns, for this machine's own file not to be read."""
+    settings.tuning = None
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
 def test_without_anything_the_default_holds(setting):
     assert getattr(settings, setting.name) == setting.default

@@ -3,7 +3,8 @@
 What a call gains an edge depends on what it computes, so there is a number for each kind of call,
 in inference and in training, and one for graphs that were never seen: those must be sorted first.
 ``python -m benchmarks.thresholds`` measures them and writes ``thresholds.json``, with the machines
-it was run on. ``PYG_ACCEL_THRESHOLDS`` names another file; ``PYG_ACCEL_ALWAYS=1`` ignores it.
+it was run on. ``python -m pyg_accel tune`` measures those of a user's machine, which come first
+(see :mod:`pyg_accel.tuned`); ``PYG_ACCEL_ALWAYS=1`` ignores all of them.
 """
 
 import json
@@ -13,7 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from pyg_accel.settings import settings
+from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
 __all__ = ["KINDS", "SHIPPED", "Limits", "Thresholds", "thresholds"]
 
@@ -63,24 +67,23 @@ def thresholds(device: str) -> Thresholds:
     """Return the thresholds in force.
 
     Args:
-        device: kind of device, ``"cpu"`` or ``"cuda"``. One that the user's file leaves out has
-            the shipped thresholds; one that nobody measured has none.
+        device: kind of device, ``"cpu"`` or ``"cuda"``. One that was not tuned has the shipped
+            thresholds; one that nobody measured has none.
 
     Raises:
         ValueError: naming the file, if it does not hold thresholds.
     """
-    own = _read(settings.thresholds or str(SHIPPED))
-    return own.get(device) or _read(str(SHIPPED)).get(device) or Thresholds(0)
+    return _in_force(settings.tuning, device, torch.get_num_threads())
 
 
-@lru_cache(maxsize=4)
-def _read(path: str) -> dict[str, Thresholds]:
+@lru_cache(maxsize=16)
+def _in_force(tuning: str, kind: str, threads: int) -> Thresholds:
+    part, path = tuned(device_of_kind(kind, threads)).get("thresholds"), tuning_file()
+    if part is None:
+        part, path = json.loads(SHIPPED.read_text()).get(kind, {"min_edges": 0}), SHIPPED
     try:
-        devices = json.loads(Path(path).read_text())
-        if not isinstance(devices, dict) or not devices:
-            raise TypeError("the file must hold an object with a part for each kind of device")
-        return {device: _thresholds(part) for device, part in devices.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _thresholds(part)
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"expected thresholds in '{path}': {error!r}") from error
 
 

@@ -1,14 +1,18 @@
 """A layer that runs the fastest association of its products."""
 
+import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.patching.reasons import data_reasons, size_reasons
+from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.calls import record
+from pyg_accel.patching.reasons import data_reasons, is_active, size_reasons
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
@@ -199,6 +203,28 @@ class Associated(torch.nn.Module):
         return ""
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        with record_choices() as backends:
+            out, trees, reason = self._outcome(args, kwargs)
+        name, seconds = type(self.conv).__name__, time.perf_counter() - start
+        if trees:
+            record(name, "; ".join(trees), "+".join(backends) or "torch", "", seconds)
+        elif not is_active(self.conv):  # else patch() has counted the call
+            record(name, "", "PyG", reason, seconds)
+        return out
+
+    def _outcome(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, None], str]:
+        """Return what a call returns, the trees that ran, and why the layer itself made it."""
+        trees: dict[str, None] = {}
+        left = ""
+
+        def run(call: Call) -> Any:
+            decision = self.decision(call)
+            trees[str(decision.choice.tree)] = None
+            return decision.program.run(call)
+
         try:
             self._update()
             call = Call(self.conv, bind(self.conv, args, kwargs))
@@ -209,18 +235,30 @@ class Associated(torch.nn.Module):
             if reasons := reasons or reasons_now(self.conv):
                 raise NotLifted("; ".join(reasons))
             if own:
-                out = self._written(call, args, kwargs)
+                out, left = self._written(call, run, args, kwargs)
             else:
-                out = self._cast(self.decision(call).program.run(call), call)
+                out = self._cast(run(call), call)
         except NotLifted as reason:  # a rule may find out when it looks at values
-            self.reasons[str(reason)] = self.reasons.get(str(reason), 0) + 1
+            left = str(reason)
+            trees.clear()
+            self.reasons[left] = self.reasons.get(left, 0) + 1
             out = self.conv(*args, **kwargs)
         if self._twins.give_back(self.source):  # what the layer caches, say
             self._seen = identity_of(self.source)
-        return out
+        return out, trees, left
 
-    def _written(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the code of a layer that a user wrote, with its products in the fastest order."""
+    def _written(
+        self,
+        call: Call,
+        product: Callable[[Call], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, str]:
+        """Run the code of a layer that a user wrote, with its products in the fastest order.
+
+        Returns:
+            What it returns, and why some of it was left to PyG.
+        """
         modes = (self.conv.training, torch.is_grad_enabled(),
                  torch.is_autocast_enabled(call.x.device.type))  # fmt: skip
         kinds = modes, state_of(self.conv), *map(_kind, call.given.values())
@@ -228,13 +266,13 @@ class Associated(torch.nn.Module):
             raise NotLifted(next(reversed(self._left.values())))
         if kinds in self._left:
             raise NotLifted(self._left[kinds])
-        run = Run(call, lambda inner: self.decision(inner).program.run(inner))
+        run = Run(call, product)
         out = run(args, kwargs)
         if run.left:
             self._left[kinds] = run.left
         for reason in {**run.reasons, run.left: None} if run.left else run.reasons:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
-        return out
+        return out, run.left
 
     def decision(self, call: Call) -> Decision:
         """Return what to do with a call: what was decided before, if it holds.

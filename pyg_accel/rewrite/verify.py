@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.calls import uncounted
 from pyg_accel.layers.reading import as_it_was
 from pyg_accel.layers.recorded import MODEL
 
@@ -43,7 +44,7 @@ def evaluated(
     """Call a model, and leave it as it was.
 
     That is its modes, buffers and other attributes, what layers with ``cached=True`` keep of a
-    first call, and random numbers.
+    first call, random numbers, and the report.
 
     Args:
         model: to call.
@@ -60,7 +61,7 @@ def evaluated(
             del modules[id(module)]
         modules.update((id(m), m) for layer in layers for m in layer.modules())
     was = [(module, module.training) for module in inside]
-    with as_it_was(modules.values()):
+    with as_it_was(modules.values()), uncounted():
         try:
             model.train(mode)
             torch.manual_seed(0)

@@ -282,6 +282,6 @@ def test_slots_that_are_dealt_out_meet_in_fewer_banks_than_neighbouring_ones():
      (2_450_000, 64, 492, 1), (233_000, 64, 12, 1)],
 )  # fmt: skip
 def test_gradients_are_pushed_in_passes_where_each_then_fits_the_cache(rows, k, mean, passes):
-    assert cbsr.passes_of(rows, k, mean) == passes
+    assert cbsr.passes_of(rows, k, mean, 40 << 20) == passes
     parts = cbsr.apart(torch.arange(k).expand(2, -1), passes)
     assert torch.equal(torch.stack(parts, 2).flatten(1)[0], torch.arange(k))

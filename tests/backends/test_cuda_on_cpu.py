@@ -124,7 +124,8 @@ def test_products_and_gradients_equal_the_truth(name, width, k, dtype, monkeypat
     for atomics, cache in ((True, 1 << 30), (True, case.num_sources * 32),
                            (False, 1 << 30), (False, case.num_targets * 130)):  # fmt: skip
         settings.atomics = atomics
-        monkeypatch.setattr(cbsr, "L2_BYTES", cache)  # passes and slices
+        # Passes and slices.
+        monkeypatch.setattr(cbsr, "near_bytes", lambda device, near=cache: near)
         close(cbsr.sspmm(csr, transposed, y, indices, weight), right, scale)
 
     dots, size = torch.zeros(2, row.numel(), dtype=torch.float64)

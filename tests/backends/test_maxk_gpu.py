@@ -126,7 +126,7 @@ def test_slots_that_are_taken_in_several_passes_come_back_in_order(k, monkeypatc
     cbsr = ops.maxk(torch.randn(500, 200, device="cuda"), k)
     grads = []
     for most in (40 << 20, 500 * 8 * 4):
-        monkeypatch.setattr(launches, "L2_BYTES", most)
+        monkeypatch.setattr(launches, "near_bytes", lambda device, most=most: most)
         leaf = cbsr.values.clone().requires_grad_()
         with use_backend("cuda"):
             out = ops.cbsr_spmm(graph, CBSR(leaf, cbsr.indices, 200))
@@ -142,7 +142,7 @@ def test_gradients_gathered_slice_by_slice_are_the_same(most, monkeypatch):
     leaf = cbsr.values.double().requires_grad_()
     right = ops.cbsr_spmm(graph, CBSR(leaf, cbsr.indices, 300))
     ours = cbsr.values.clone().requires_grad_()
-    monkeypatch.setattr(launches, "L2_BYTES", most)
+    monkeypatch.setattr(launches, "near_bytes", lambda device, most=most: most)
     with use_backend("cuda"):
         out = ops.cbsr_spmm(graph, CBSR(ours, cbsr.indices, 300))
         found = torch.autograd.grad(out.sum() + out[:, ::3].sum(), ours)

@@ -12,6 +12,7 @@ import torch
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
 from pyg_accel.formula import Binary, Const, Operand, Sum, Unary, parse
+from pyg_accel.machine import Gpu
 
 BACKEND = get_backend("triton")
 REASONS = BACKEND.unavailable_reasons()
@@ -23,7 +24,7 @@ if not REASONS:
     from pyg_accel.backends import schedule
     from pyg_accel.backends.triton import launch, plan
     from pyg_accel.backends.triton.expression import keeps_zero, per_target
-    from pyg_accel.backends.triton.launch import Device, Tile, choose_tile
+    from pyg_accel.backends.triton.launch import Tile, choose_tile
 
 H200 = ("NVIDIA H200", 60 * 2**20, 132)
 
@@ -208,7 +209,7 @@ def test_the_source_of_a_kernel_can_be_read():
 
 
 def test_slices_of_the_features_stay_in_the_l2_cache():
-    device = Device(*H200)
+    device = Gpu(*H200)
     reddit = choose_tile(device, 232_965, 232_965, 114_615_892, 256, 4, 1, 1, 1)
     assert reddit.rows == 1
     assert 232_965 * 4 * reddit.columns <= device.l2_bytes
@@ -220,7 +221,7 @@ def test_slices_of_the_features_stay_in_the_l2_cache():
 
 def test_dots_take_the_whole_width_unless_slices_save_more_traffic_than_they_cause():
     def width(nodes: int, entries: int, columns: int = 256, itemsize: int = 4) -> int:
-        device = Device(*H200)
+        device = Gpu(*H200)
         return choose_tile(device, nodes, nodes, entries, columns, itemsize, 1, 1, 1, True).columns
 
     assert width(169_343, 2_332_486) == 256

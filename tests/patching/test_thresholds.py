@@ -27,8 +27,8 @@ E, F = 100, 10
 def limit(tmp_path):
     def write(edges: int) -> None:
         file = tmp_path / f"{edges}.json"
-        file.write_text(json.dumps({"cpu": {"min_edges": edges}}))
-        settings.thresholds = str(file)
+        file.write_text(json.dumps({"cpu": {"thresholds": {"min_edges": edges}}}))
+        settings.tuning = str(file)
 
     return write
 
@@ -77,8 +77,9 @@ def test_a_graph_at_the_limit_is_accelerated_and_below_it_is_not(limit, outcomes
 @pytest.mark.parametrize(("elements", "accelerated"), [(E * F, True), (E * F + 1, False)])
 def test_wide_features_make_up_for_few_edges(elements, accelerated, tmp_path, outcomes):
     file = tmp_path / "wide.json"
-    file.write_text(json.dumps({"cpu": {"min_edges": 10**6, "min_elements": elements}}))
-    settings.thresholds = str(file)
+    limits = {"min_edges": 10**6, "min_elements": elements}
+    file.write_text(json.dumps({"cpu": {"thresholds": limits}}))
+    settings.tuning = str(file)
     (found,) = outcomes()
     assert found == "mean_j u0" if accelerated else found.startswith("small: ")
 
@@ -98,29 +99,16 @@ def test_the_self_loops_of_a_normalised_graph_count_as_edges(limit, report_of):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "[1, 2]", "{}", *(f'{{"cpu": {{"min_edges": {n}}}}}' for n in ("-1", "1.5", "true"))],
-    ids=["empty", "a-list", "no-key", "negative", "a-fraction", "a-bool"],
+    "limits",
+    ["5", "{}", *(f'{{"min_edges": {n}}}' for n in ("-1", "1.5", "true"))],
+    ids=["a-number", "no-key", "negative", "a-fraction", "a-bool"],
 )
-def test_a_malformed_file_is_named(text, tmp_path):
+def test_malformed_limits_are_named(limits, tmp_path):
     file = tmp_path / "limits.json"
-    file.write_text(text)
-    settings.thresholds = str(file)
+    file.write_text(f'{{"cpu": {{"thresholds": {limits}}}}}')
+    settings.tuning = str(file)
     with pytest.raises(ValueError, match=r"expected thresholds in '.*limits\.json'"):
         thresholds("cpu")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    settings.thresholds = str(tmp_path / "nowhere.json")
-    with pytest.raises(ValueError, match=r"expected thresholds in '.*nowhere\.json'"):
-        thresholds("cpu")
-
-
-def test_the_file_can_be_named_by_the_environment(tmp_path, monkeypatch):
-    file = tmp_path / "limits.json"
-    file.write_text('{"cpu": {"min_edges": 5}}')
-    monkeypatch.setenv("PYG_ACCEL_THRESHOLDS", str(file))
-    assert thresholds("cpu") == Thresholds(5)
 
 
 @pytest.fixture
@@ -128,8 +116,8 @@ def kinds(tmp_path):
     def write(**limits: dict[str, int]) -> None:
         file = tmp_path / "kinds.json"
         named = {name.replace("_", " "): numbers for name, numbers in limits.items()}
-        file.write_text(json.dumps({"cpu": {"min_edges": 10, "kinds": named}}))
-        settings.thresholds = str(file)
+        file.write_text(json.dumps({"cpu": {"thresholds": {"min_edges": 10, "kinds": named}}}))
+        settings.tuning = str(file)
 
     return write
 
@@ -223,7 +211,7 @@ def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off(kinds, monkey
 @pytest.mark.parametrize("kinds", ['{"sum": {}}', '{"sums": {"training": 3}}'])
 def test_malformed_kinds_are_named(kinds, tmp_path):
     file = tmp_path / "limits.json"
-    file.write_text(f'{{"cpu": {{"min_edges": 5, "kinds": {kinds}}}}}')
-    settings.thresholds = str(file)
+    file.write_text(f'{{"cpu": {{"thresholds": {{"min_edges": 5, "kinds": {kinds}}}}}}}')
+    settings.tuning = str(file)
     with pytest.raises(ValueError, match=r"expected thresholds in '.*limits\.json'"):
         thresholds("cpu")

@@ -417,3 +417,32 @@ def test_embeddings_of_a_rewritten_model_have_the_gradient_of_patch():
     with pyg_accel.patched():
         same(model, fast, ids, edge_index)
     assert set(copy.deepcopy(fast).state_dict()) == set(model.state_dict())
+
+
+def test_the_report_counts_calls_of_rewritten_layers_and_none_of_optimize_itself(report_of):
+    args = torch.randn(N, 12), torch.randint(N, (2, E))
+    fast = optimize(Net().eval(), *args)
+    assert report_of() == []
+    for _ in range(3):
+        fast(*args)
+    trees = {str(m.decisions[-1].choice.tree) for m in fast.modules() if isinstance(m, Associated)}
+    rows = report_of()
+    assert {row.formula for row in rows} == trees
+    assert [row.calls for row in rows] == [3, 3]
+    assert {row.layer for row in rows} == {"GCNConv", "SAGEConv"}
+    assert all(row.backend and not row.reason for row in rows)
+
+
+def test_the_report_says_once_why_a_rewritten_layer_was_left_to_pyg(report_of):
+    edges = torch.stack([torch.arange(E) % N, torch.arange(E).sort().values // (E // N) % N])
+    edges = edges[:, edges[1].argsort()]
+    args, layer = (torch.randn(N, 12), edges), nn.SAGEConv(12, 4, aggr="lstm")
+    fast = optimize(nn.Sequential("x, e", [(layer, "x, e -> x")]), *args)
+    fast(*args)
+    (row,) = report_of()
+    assert (row.layer, row.formula, row.backend, row.calls) == ("SAGEConv", "", "PyG", 1)
+    assert row.reason
+    settings.always = True
+    with pyg_accel.patched():
+        fast(*args)
+    assert sum(row.calls for row in report_of()) == 2

@@ -4,12 +4,18 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.cuda import rest
+from pyg_accel.backends.cuda.choice import MOST_SLICE
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.backends.cuda.spmm import aligned
 from pyg_accel.graph import CSR
+from pyg_accel.machine import gpu_of
 from pyg_accel.native import cuda_library
 
-__all__ = ["run"]
+__all__ = ["most_features", "run"]
+
+# As in csrc/cuda/sddmm_kernel.cuh: bytes of a row that are copied together, and those of the warps'
+# rings and results.
+CHUNK, RING_BYTES = 128, 4 * (3 * 32 * 128 + 16 * 40 * 4)
 
 
 def run(
@@ -29,7 +35,8 @@ def run(
         target: [num_rows, F].
         source: [num_cols, F].
         window: rows of a tile: 16, 32 or 64.
-        slice: features of a pass over all edges; at most 1024 bytes of them.
+        slice: features of a pass over all edges; at most 1024 bytes of them, and fewer where the
+            shared memory of a block has no room for the rows of a window.
         exact: products of float32 to about 2^-21, instead of rounding factors to tf32.
         least: entries of a column in a window for which they go to Tensor Cores.
     """
@@ -37,6 +44,7 @@ def run(
     plan, library = plan_of(csr, window, least), cuda_library()
     order, others = (_edges(entry, csr.eid) for entry in (plan.entry, plan.rest_entry))
     to, given = aligned(target), aligned(source)
+    slice = min(slice, most_features(window, source.dtype.itemsize, source.device))
     passes = given.size(1) > slice
     out = source.new_empty(csr.col.numel(), dtype=torch.float32 if passes else source.dtype)
     library.sddmm(
@@ -46,6 +54,14 @@ def run(
     if plan.rest is not None:
         library.put(rest.dot(plan.rest, target, source).to(out.dtype), others, out)
     return out.to(source.dtype)
+
+
+def most_features(window: int, itemsize: int, device: torch.device) -> int:
+    """Return how many features of the rows of a window fit the shared memory of a block."""
+    if device.type != "cuda":
+        return MOST_SLICE // itemsize
+    room = (gpu_of(device.index).shared_bytes - RING_BYTES) // window
+    return min(room // CHUNK * CHUNK, MOST_SLICE) // itemsize
 
 
 def _edges(entry: Tensor | None, eid: Tensor | None) -> Tensor | None:

@@ -16,7 +16,7 @@ from pyg_accel.backends.triton.attention_codegen import (
 )
 from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.kernel_set import KernelSet
-from pyg_accel.backends.triton.launch import Device, Tile, attention_tile, piece_tile
+from pyg_accel.backends.triton.launch import Tile, attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch
 from pyg_accel.backends.triton.plan import (
     INT32_ENTRIES,
@@ -35,6 +35,7 @@ from pyg_accel.formula import (
     shape_of,
 )
 from pyg_accel.graph import CSR
+from pyg_accel.machine import Gpu
 
 __all__ = ["MAX_WIDTH", "run", "run_backward", "run_several"]
 
@@ -159,7 +160,7 @@ class _Facts:
     accumulate: str
     position: str
     infinite: int
-    device: Device
+    device: Gpu
 
 
 # Score and value of attention; or None, formulas that are added up and those that are stored.

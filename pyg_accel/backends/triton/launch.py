@@ -11,49 +11,29 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import torch
+from pyg_accel.machine import Gpu
+from pyg_accel.tuned import tuned_launch
 
 __all__ = [
-    "INTERPRETED",
-    "Device",
     "Tile",
     "attention_tile",
     "choose_tile",
     "combine_tile",
     "degree_class",
-    "device_of",
     "piece_tile",
     "table",
 ]
 
 TABLE = Path(__file__).with_name("launch.json")
 WARP = 32
-# Measured on an H200: bytes a second, what a pass over all rows costs a row, and the part of the L2
-# that gathered features have to themselves.
-L2_RATE, HBM_RATE, ROW_SECONDS, L2_PART = 9.0e12, 4.2e12, 4e-10, 0.8
+# Measured on an H200: what gathers reach of the bandwidth of the memory, and of the L2 per
+# multiprocessor and clock; what a pass over all rows costs a row; and the part of the L2 that
+# gathered features have to themselves.
+HBM_PART, L2_BYTES_A_CLOCK, ROW_SECONDS, L2_PART = 0.875, 34.4, 4e-10, 0.8
 # Of attention: columns of a program, and registers a thread for what the edges of a tile read.
 ATTENTION_COLUMNS, ATTENTION_REGISTERS = 256, 32
 # Mean entries a row, upper ends: very short rows, short rows, long rows.
 DEGREE_CLASSES = (("tiny", 8), ("short", 40), ("long", float("inf")))
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What the division of work asks of a device."""
-
-    name: str
-    l2_bytes: int
-    multiprocessors: int
-
-
-INTERPRETED = Device("interpreter", 2**16, 2)
-
-
-@lru_cache(maxsize=64)
-def device_of(index: int) -> Device:
-    """Return the facts of a CUDA device."""
-    found = torch.cuda.get_device_properties(index)
-    return Device(found.name, found.L2_cache_size, found.multi_processor_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +61,18 @@ class Tile:
 
 @lru_cache(maxsize=8)
 def table(device: str) -> dict[str, dict[str, int]]:
-    """Return the measured launch parameters of a device, or of the one nearest to it in the file.
+    """Return the launch parameters of a device.
+
+    They are those that ``python -m pyg_accel tune`` measured on it, else those that the shipped
+    file has for it, else those of an H200.
 
     ``<degree class>-<bytes of an element>`` gives ``passes`` (16-byte loads a thread and edge
     tile), ``lanes`` (1 if absent), ``unroll``, ``split``, ``piece``, the most ``columns`` of a
     slice, and how many percent of the L2 the features may take that should stay ``resident``.
     """
     everything: dict[str, dict[str, dict[str, int]]] = json.loads(TABLE.read_text())["devices"]
-    for name, entry in everything.items():
-        if name != "default" and name in device:
-            return {**everything["default"], **entry}
-    return everything["default"]
+    shipped = next((entry for name, entry in everything.items() if name in device), {})
+    return {**everything["default"], **shipped, **tuned_launch(device)}
 
 
 def degree_class(mean: float) -> str:
@@ -101,7 +82,7 @@ def degree_class(mean: float) -> str:
 
 @lru_cache(maxsize=4096)
 def choose_tile(
-    device: Device,
+    device: Gpu,
     num_rows: int,
     num_cols: int,
     num_edges: int,
@@ -153,7 +134,7 @@ def choose_tile(
 
 
 def attention_tile(
-    device: Device,
+    device: Gpu,
     num_rows: int,
     num_cols: int,
     num_edges: int,
@@ -192,7 +173,7 @@ def attention_tile(
 
 
 def _slice(
-    device: Device, columns: int, itemsize: int, working_set: int, entry: dict[str, int]
+    device: Gpu, columns: int, itemsize: int, working_set: int, entry: dict[str, int]
 ) -> int:
     """Columns that are worked on at a time; `working_set` is the bytes of one of them."""
     whole, most = _ceil_power(columns), entry["columns"]
@@ -208,7 +189,7 @@ def _slice(
 
 
 def _dot_slice(
-    device: Device, rows: int, edges: int, columns: int, itemsize: int, working_set: int, moved: int
+    device: Gpu, rows: int, edges: int, columns: int, itemsize: int, working_set: int, moved: int
 ) -> int:
     """Columns of a dot that are worked on at a time; `moved` is the bytes that all edges gather.
 
@@ -216,12 +197,13 @@ def _dot_slice(
     and writes their partial sums.
     """
     whole = min(_ceil_power(columns), max(1024 // itemsize, 1), 256)
+    hbm, l2 = HBM_PART * device.bandwidth, L2_BYTES_A_CLOCK * device.l2_bandwidth
 
     def seconds(width: int) -> float:
         parts = -(-columns // width)
         kept = min(device.l2_bytes * L2_PART / max(working_set * width, 1), 1.0)
-        each = edges * 12 / HBM_RATE + rows * ROW_SECONDS if parts > 1 else 0.0
-        return moved * ((1 - kept) / HBM_RATE + kept / L2_RATE) + parts * each
+        each = edges * 12 / hbm + rows * ROW_SECONDS if parts > 1 else 0.0
+        return moved * ((1 - kept) / hbm + kept / l2) + parts * each
 
     narrow = min(whole, 128 // itemsize)
     widths = [narrow << i for i in range((whole // narrow).bit_length())]

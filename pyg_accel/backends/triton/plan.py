@@ -15,18 +15,16 @@ from pyg_accel.backends.triton.codegen import combine_kernel, kernel
 from pyg_accel.backends.triton.expression import index_operands
 from pyg_accel.backends.triton.kernel_set import KernelSet
 from pyg_accel.backends.triton.launch import (
-    INTERPRETED,
-    Device,
     Tile,
     choose_tile,
     combine_tile,
-    device_of,
     piece_tile,
 )
 from pyg_accel.backends.triton.recipe import Recipe, states_of
 from pyg_accel.facts import rounded
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of, shape_of
 from pyg_accel.graph import CSR
+from pyg_accel.machine import INTERPRETED, Gpu, gpu_of
 
 __all__ = [
     "INT32_ENTRIES",
@@ -68,7 +66,7 @@ class GraphFacts(NamedTuple):
     entries: int
     wide: bool  # positions of entries are 64-bit
     numbered: bool  # entries have numbers of their own
-    device: Device
+    device: Gpu
 
 
 def graph_facts(csr: CSR) -> GraphFacts:
@@ -82,9 +80,9 @@ def graph_facts(csr: CSR) -> GraphFacts:
     )  # fmt: skip
 
 
-def device_facts(tensor: Tensor) -> Device:
+def device_facts(tensor: Tensor) -> Gpu:
     """Return what the division of work asks of a tensor's device."""
-    return device_of(tensor.device.index) if tensor.is_cuda else INTERPRETED
+    return gpu_of(tensor.device.index) if tensor.is_cuda else INTERPRETED
 
 
 @lru_cache(maxsize=4096)

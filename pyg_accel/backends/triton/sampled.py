@@ -9,10 +9,10 @@ from torch import Tensor
 
 from pyg_accel.backends.sampling import Sampling, primes
 from pyg_accel.backends.triton.kernels.sampled import choose_kernel, sum_kernel
-from pyg_accel.backends.triton.launch import Device
 from pyg_accel.backends.triton.launcher import launch
 from pyg_accel.backends.triton.plan import device_facts
 from pyg_accel.graph import CSR
+from pyg_accel.machine import Gpu
 
 __all__ = ["SampledTile", "choose_sampled_tile", "run"]
 
@@ -45,7 +45,7 @@ class SampledTile:
 
 @lru_cache(maxsize=4096)
 def choose_sampled_tile(
-    device: Device, num_cols: int, columns: int, itemsize: int, width: int
+    device: Gpu, num_cols: int, columns: int, itemsize: int, width: int
 ) -> SampledTile:
     """Return the tile for a call.
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import CostModel, Primitive
-from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.learned import SHIPPED, Learned, read, unusable
 from pyg_accel.rewrite.cost.roofline import Roofline

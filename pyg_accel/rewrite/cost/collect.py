@@ -12,9 +12,9 @@ import torch
 
 import pyg_accel
 from pyg_accel.graph import Graph
+from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.cases import ProfileGraph, dense_cases, graph_cases, sparse_cases
-from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.timing import timed
 from pyg_accel.rewrite.cost.workload import workload

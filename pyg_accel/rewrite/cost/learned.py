@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import Primitive
-from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.roofline import Machine, Roofline
 from pyg_accel.rewrite.cost.vector import NAMES, vectors
 

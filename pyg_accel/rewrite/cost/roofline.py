@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import Primitive
-from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.features import GraphFeatures
 
 __all__ = ["Machine", "Roofline", "machine_like", "machine_of"]

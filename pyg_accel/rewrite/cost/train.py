@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.collect import DENSE_GRAPH, Row, read_rows
-from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.learned import ABOUT, FORMAT
 from pyg_accel.rewrite.cost.roofline import Roofline, machine_like

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pyg_accel import __main__ as program
+from pyg_accel.machine import Device
 from pyg_accel.rewrite import cost
 from pyg_accel.rewrite.cost import (
     GraphFeatures,
@@ -20,7 +21,6 @@ from pyg_accel.rewrite.cost import (
     train,
 )
 from pyg_accel.rewrite.cost import collect as collecting
-from pyg_accel.rewrite.cost.device import Device
 from pyg_accel.rewrite.cost.timing import Laps
 from pyg_accel.settings import settings
 

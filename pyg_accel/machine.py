@@ -1,14 +1,15 @@
-"""Which machine a cost model was made for."""
+"""The devices of this machine: what measurements hold for, and what kernels ask of a GPU."""
 
 import platform
 import re
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["Device"]
+__all__ = ["INTERPRETED", "Device", "Gpu", "gpu_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,48 @@ def _processor() -> str:
                 break
     words = name.replace("(R)", " ").replace("(TM)", " ").split()
     return " ".join(words[:2]) or "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What the division of work asks of a CUDA device; the defaults are those of an H200.
+
+    Attributes:
+        name: of the device.
+        l2_bytes: size of its L2 cache.
+        multiprocessors: how many it has.
+        shared_bytes: the most shared memory that a block of threads can have.
+        bandwidth: bytes per second between its memory and its L2 cache, as specified.
+        l2_bandwidth: multiprocessors times clock rate (Hz), to which the rate of the L2 is
+            proportional.
+    """
+
+    name: str
+    l2_bytes: int
+    multiprocessors: int
+    shared_bytes: int = 227 << 10
+    bandwidth: float = 4.8e12
+    l2_bandwidth: float = 132 * 1.98e9
+
+
+INTERPRETED = Gpu("interpreter", 2**16, 2)
+_RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps for itself, per block
+
+
+@lru_cache(maxsize=64)
+def gpu_of(index: int) -> Gpu:
+    """Return the facts of a CUDA device."""
+    found = torch.cuda.get_device_properties(index)
+    known: dict[str, Any] = {
+        # Not every release of torch reports all of these.
+        "bandwidth": 2e3 * getattr(found, "memory_clock_rate", 0)
+        * getattr(found, "memory_bus_width", 0) / 8,
+        "l2_bandwidth": 1e3 * getattr(found, "clock_rate", 0) * found.multi_processor_count,
+        "shared_bytes": getattr(found, "shared_memory_per_multiprocessor", 0) - _RESERVED,
+    }  # fmt: skip
+    return Gpu(
+        found.name,
+        found.L2_cache_size,
+        found.multi_processor_count,
+        **{name: value for name, value in known.items() if value > 0},
+    )

@@ -1,0 +1,90 @@
+"""What ``python -m pyg_accel tune`` measured on this machine, read from a JSON file.
+
+The file has an object for each device, by its :attr:`~pyg_accel.machine.Device.slug` or, for all
+devices of a kind, ``"cpu"`` or ``"cuda"``. An object may have these parts:
+
+- ``"thresholds"``: sizes from which on acceleration pays; see :mod:`pyg_accel.patching.thresholds`.
+- ``"launch"``: launch parameters of Triton's kernels; see :mod:`pyg_accel.backends.triton.launch`.
+- ``"measured"``: when and with which versions. It is shown, and decides nothing.
+"""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_accel.machine import Device
+from pyg_accel.settings import Settings, settings
+
+__all__ = ["device_of_kind", "tuned", "tuned_launch", "tuning_file"]
+
+
+def tuning_file() -> Path:
+    """Return the path of the file in force, which need not exist."""
+    return Path(settings.tuning).expanduser()
+
+
+def tuned(device: Device) -> dict[str, Any]:
+    """Return what the file has for a device; empty where it has nothing, or does not exist.
+
+    Raises:
+        ValueError: naming the file, if it does not hold an object for each device, and if the
+            setting names a file that does not exist.
+    """
+    devices = _read(settings.tuning)
+    return devices.get(device.slug) or devices.get(device.kind) or {}
+
+
+def tuned_launch(name: str) -> dict[str, dict[str, int]]:
+    """Return the launch parameters that were measured on a GPU, for each class of graphs.
+
+    Args:
+        name: of the GPU.
+
+    Raises:
+        ValueError: naming the file, if a parameter is not a positive number.
+    """
+    found: dict[str, dict[str, int]] = tuned(Device("cuda", name)).get("launch", {})
+    try:
+        wrong = [
+            f"{kind}: {name}"
+            for kind, entry in found.items()
+            for name, value in entry.items()
+            if type(value) is not int or value < 1
+        ]
+    except AttributeError:
+        wrong = ["no objects"]
+    if wrong:
+        raise ValueError(f"expected launch parameters in '{tuning_file()}' ({', '.join(wrong)})")
+    return found
+
+
+@lru_cache(maxsize=16)
+def device_of_kind(kind: str, threads: int) -> Device:
+    """Return the device of a kind; that of CUDA is the current one.
+
+    Args:
+        kind: ``"cpu"`` or ``"cuda"``.
+        threads: ``torch.get_num_threads()``, which a CPU is known by.
+    """
+    if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available()):
+        return Device.of(kind)
+    return Device(kind, kind)  # of fake tensors, or of another kind
+
+
+@lru_cache(maxsize=4)
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    path = Path(name).expanduser()
+    if not name:
+        return {}
+    if name == Settings.tuning.default and not path.exists():
+        return {}
+    try:
+        devices = json.loads(path.read_text())
+        if not isinstance(devices, dict) or not all(isinstance(d, dict) for d in devices.values()):
+            raise TypeError("the file must hold an object for each device")
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"expected tuned parameters in '{path}': {error!r}") from error
+    return devices

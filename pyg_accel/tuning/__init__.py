@@ -1,0 +1,66 @@
+"""``python -m pyg_accel tune``: measures on this machine what is otherwise read from shipped files.
+
+Those were measured on other machines: size thresholds (:mod:`pyg_accel.patching.thresholds`) and,
+for GPUs, launch parameters of Triton's kernels (:mod:`pyg_accel.backends.triton.launch`).
+"""
+
+import datetime
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pyg_accel
+from pyg_accel.machine import Device
+from pyg_accel.tuned import tuning_file
+from pyg_accel.tuning.launching import measure_launch
+from pyg_accel.tuning.limits import measure_thresholds
+
+__all__ = ["tune"]
+
+
+def tune(kind: str, path: Path | None = None, *, progress: bool = True) -> dict[str, Any]:
+    """Measure a device, and write what was found to the file that later processes use.
+
+    Takes about two minutes. Leave the machine alone meanwhile.
+
+    Args:
+        kind: ``"cpu"``, with as many threads as torch uses, or ``"cuda"``, the current device.
+        path: of the file; by default the one that the setting ``tuning`` names. What it has for
+            other devices is kept.
+        progress: show a progress bar.
+
+    Returns:
+        What was written for the device.
+
+    Raises:
+        ValueError: for another kind, a GPU that is not there, and a file that cannot be read.
+        OSError: if the file cannot be written.
+    """
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"expected 'kind' to be 'cpu' or 'cuda' (got {kind!r})")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device")
+    path = path or tuning_file()
+    devices = json.loads(path.read_text()) if path.exists() else {}
+    if not isinstance(devices, dict):
+        raise ValueError(f"expected an object for each device in '{path}'")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"measured": _circumstances(kind)}
+    if kind == "cuda":
+        found["launch"] = measure_launch(progress=progress)
+    found["thresholds"] = measure_thresholds(kind, progress=progress)
+    path.write_text(json.dumps(devices | {Device.of(kind).slug: found}, indent=2) + "\n")
+    return found
+
+
+def _circumstances(kind: str) -> dict[str, str]:
+    return {
+        "device": str(Device.of(kind)),
+        "date": datetime.date.today().isoformat(),
+        "pyg_accel": pyg_accel.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

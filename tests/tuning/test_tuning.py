@@ -1,0 +1,212 @@
+"""What a machine measured of itself is written, read, and decides from then on."""
+
+import json
+
+import pytest
+import torch
+
+import pyg_accel
+from pyg_accel import __main__ as program
+from pyg_accel.backends.cuda import sddmm
+from pyg_accel.backends.triton import launch
+from pyg_accel.machine import Device, Gpu
+from pyg_accel.patching.thresholds import KINDS, Limits, Thresholds, thresholds
+from pyg_accel.rewrite.cost.timing import Laps
+from pyg_accel.settings import Settings, settings
+from pyg_accel.tuned import tuned, tuning_file
+from pyg_accel.tuning import launching, limits, tune
+from pyg_accel.tuning.cases import layers
+
+OTHER = Device("cuda", "NVIDIA L4")
+
+
+@pytest.fixture
+def tuning(tmp_path):
+    """Write a tuning file, and use it."""
+
+    def write(content: object) -> None:
+        file = tmp_path / "tuning.json"
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        settings.tuning = str(file)
+
+    return write
+
+
+def test_a_device_is_known_by_its_name_before_its_kind(tuning):
+    named, any_other = {"thresholds": {"min_edges": 5}}, {"thresholds": {"min_edges": 7}}
+    tuning({Device.of("cpu").slug: named, "cpu": any_other, OTHER.slug: named})
+    assert tuned(Device.of("cpu")) == named
+    assert tuned(Device("cpu", "Elbrus")) == any_other
+    assert tuned(OTHER) == named
+    assert tuned(Device("cuda", "NVIDIA A100")) == {}
+    assert thresholds("cpu") == Thresholds(5)
+
+
+def test_a_cpu_with_another_number_of_threads_is_another_device(tuning):
+    shipped = thresholds("cpu")
+    tuning({Device.of("cpu").slug: {"thresholds": {"min_edges": 5}}})
+    assert thresholds("cpu") == Thresholds(5)
+    before = Device.of("cpu")
+    torch.set_num_threads(2)
+    assert Device.of("cpu") != before
+    assert thresholds("cpu") == shipped
+
+
+def test_the_default_file_is_read_where_it_exists(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings.tuning = None
+    assert tuning_file() == tmp_path / ".cache/pyg_accel/tuning.json"
+    assert settings.tuning == Settings.tuning.default
+    assert tuned(Device.of("cpu")) == {}
+
+
+def test_the_file_can_be_named_by_the_environment(tuning, monkeypatch):
+    tuning({"cpu": {"thresholds": {"min_edges": 5}}})
+    name, settings.tuning = settings.tuning, None
+    monkeypatch.setenv("PYG_ACCEL_TUNING", name)
+    assert thresholds("cpu") == Thresholds(5)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"cpu": 3}'], ids=["empty", "a-list", "a-number"])
+def test_a_malformed_file_is_named(text, tuning):
+    tuning(text)
+    with pytest.raises(ValueError, match=r"expected tuned parameters in '.*tuning\.json'"):
+        thresholds("cpu")
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path):
+    settings.tuning = str(tmp_path / "nowhere.json")
+    with pytest.raises(ValueError, match=r"expected tuned parameters in '.*nowhere\.json'"):
+        thresholds("cpu")
+
+
+def test_launch_parameters_of_a_device_come_before_the_shipped_ones(tuning):
+    launch.table.cache_clear()
+    shipped = launch.table("NVIDIA L4")
+    mine = {**shipped["short-4"], "unroll": 16}
+    tuning({OTHER.slug: {"launch": {"short-4": mine}}})
+    launch.table.cache_clear()
+    assert launch.table("NVIDIA L4") == {**shipped, "short-4": mine}
+    assert launch.table("NVIDIA A100") == shipped
+    launch.table.cache_clear()
+
+
+@pytest.mark.parametrize("entry", [{"unroll": 0}, {"unroll": "4"}, 4])
+def test_malformed_launch_parameters_are_named(entry, tuning):
+    tuning({OTHER.slug: {"launch": {"short-4": entry}}})
+    launch.table.cache_clear()
+    with pytest.raises(ValueError, match=r"expected launch parameters in '.*tuning\.json'"):
+        launch.table("NVIDIA L4")
+
+
+class Costs:
+    """Times as if: a call with acceleration pays from a number of edges on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, least: dict[str, int]) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+        def ratio(series, edges: int, device: str) -> float:
+            self.asked.append((series.layer, edges))
+            return 0.5 if edges >= least.get(series.limit, 0) else 2.0
+
+        monkeypatch.setattr(limits, "_ratio", ratio)
+
+
+def test_limits_are_the_sizes_from_which_on_calls_pay(monkeypatch):
+    costs = Costs(monkeypatch, least={"training": 80_000, "new": 10**9})
+    found = limits.measure_thresholds("cpu", progress=False)
+    expected = {"inference": 5_000, "training": 80_000, "new": 1_600_000}
+    assert found == {"min_edges": 5_000, "kinds": dict.fromkeys(KINDS, expected)}
+    assert len(costs.asked) < 4 * len(layers(16)) * 2
+
+
+def test_where_nothing_pays_nothing_is_accelerated(monkeypatch):
+    Costs(monkeypatch, least=dict.fromkeys(Limits._fields, 10**9))
+    found = limits.measure_thresholds("cpu", progress=False)
+    assert found["min_edges"] == 1_600_000
+
+
+def test_stock_calls_are_pygs_own_while_limits_are_measured():
+    settings.tuning = "before"
+    with limits.never_by_size("cpu"):
+        assert thresholds("cpu").min_edges == 2**62
+    assert settings.tuning == "before"
+
+
+@pytest.mark.full
+def test_a_cpu_is_tuned_and_its_limits_are_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(limits, "SIZES", {"cpu": (200, 2_000)})
+    file = tmp_path / "folder" / "tuning.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"nvidia_l4": {"launch": {}}}))
+    settings.tuning = str(file)
+    assert program.main(["tune", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert str(Device.of("cpu")) in said and f"Written to {file}" in said
+    written = json.loads(file.read_text())
+    assert set(written) == {"nvidia_l4", Device.of("cpu").slug}
+    part = written[Device.of("cpu").slug]
+    assert part["measured"]["pyg_accel"] == pyg_accel.__version__
+    assert set(part["thresholds"]["kinds"]) == set(KINDS)
+    assert all(n in (200, 2_000, 4_000) for kind in part["thresholds"]["kinds"].values()
+               for n in kind.values())  # fmt: skip
+
+
+def test_what_cannot_be_tuned_is_said(tmp_path, capsys):
+    with pytest.raises(ValueError, match="'cpu' or 'cuda'"):
+        tune("tpu", tmp_path / "tuning.json")
+    if not torch.cuda.is_available():
+        assert program.main(["tune", "--device", "cuda"]) == 2
+        assert "there is no CUDA device" in capsys.readouterr().err
+    settings.tuning = str(tmp_path)  # a folder
+    assert program.main(["tune", "--device", "cpu"]) == 2
+    assert "Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's kernels run interpreted")
+def test_the_fastest_launch_parameter_is_found(monkeypatch):
+    pytest.importorskip("triton")
+    launch.table.cache_clear()
+    before = dict(launch.table("interpreter")["short-4"])
+    seen = []
+
+    def timed(call, device):
+        unroll = launch.table("interpreter")["short-4"]["unroll"]
+        seen.append(unroll)
+        (out,) = call()
+        assert torch.isfinite(out).all()
+        return Laps(float(abs(unroll - 2) + 1), 1.0, 3)
+
+    monkeypatch.setattr(launching, "timed", timed)
+    graph = pyg_accel.Graph.from_edge_index(torch.randint(10, (2, 160)), (10, 10))
+    case = launching.Case(graph, torch.rand(160))
+    best = launching.best_parameters("short", 4, [case], {"unroll": (1, 2, 4)}, (8,), "interpreter")
+    assert seen == [1, 2, 4]
+    assert best == {**before, "unroll": 2}
+    assert launch.table("interpreter")["short-4"] == before
+
+
+@pytest.mark.parametrize(
+    ("kib", "window", "features"),
+    [(227, 64, 256), (163, 64, 256), (99, 64, 160), (99, 32, 256), (99, 16, 256)],
+    ids=["H200", "A100", "L4-64", "L4-32", "L4-16"],
+)
+def test_a_window_of_dots_fits_the_shared_memory_of_every_gpu(kib, window, features, monkeypatch):
+    monkeypatch.setattr(sddmm, "gpu_of", lambda index: Gpu("a GPU", 2**25, 60, kib << 10))
+    found = sddmm.most_features(window, 4, torch.device("cuda", 0))
+    assert found == features and found % 16 == 0
+    assert window * found * 4 + sddmm.RING_BYTES <= kib << 10
+
+
+def test_slower_memory_and_a_slower_l2_move_the_slices_of_dots():
+    """An L4 has 300 GB/s and 48 MiB of L2 where an H200 has 4.8 TB/s and 60."""
+    h200 = Gpu("NVIDIA H200", 60 << 20, 132)
+    l4 = Gpu("NVIDIA L4", 48 << 20, 58, 99 << 10, 3.0e11, 58 * 2.04e9)
+
+    def width(device: Gpu) -> int:
+        return launch.choose_tile(
+            device, 400_000, 400_000, 8_000_000, 256, 4, 1, 1, 1, True
+        ).columns
+
+    assert width(h200) == 256
+    assert width(l4) < 256
