@@ -15,6 +15,7 @@ import importlib
 import inspect
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -348,6 +349,17 @@ def test_every_page_of_the_site_is_in_its_table_of_contents():
     }
     every = {p for p in DOCS.rglob("*.md") if p.name not in ("README.md", "index.md")}
     assert listed == every
+
+
+def test_the_listing_of_doctor_has_the_lines_of_doctor():
+    """Those that the README shows, in their order, whatever the machine has."""
+    listing = TEXT["README.md"].partition("$ python -m pyg_accel doctor")[2].partition("```")[0]
+    label = re.compile(r"^ *([\w ]+?)(?:: |:$|  +)", re.MULTILINE)
+    command = [sys.executable, "-m", "pyg_accel", "doctor"]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False).stdout
+    printed = iter(label.findall(out))
+    for name in label.findall(listing.partition("\n")[2]):
+        assert name in printed, name  # reads on from the line before
 
 
 def test_figures_are_those_of_the_measurements():
