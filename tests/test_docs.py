@@ -181,6 +181,10 @@ def test_settings_commands_and_targets_exist(name):
     main = (ROOT / "pyg_accel/__main__.py").read_text()
     for command in re.findall(r"python -m pyg_accel ([a-z]+)", text):
         assert f'"{command}"' in main
+    main += "".join(path.read_text() for path in ROOT.glob("benchmarks/*.py"))  # behind `bench`
+    for line in re.findall(r"python -m pyg_accel (?!run )([^`\n#]*)", text):
+        for option in re.findall(r"(?<!\S)--[a-z-]+", line):
+            assert f'"{option}"' in main, line
 
 
 @pages
