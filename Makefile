@@ -20,7 +20,7 @@ C_FILES   := find csrc -regex '.*\.\(h\|cuh\|cpp\|cu\)' -exec clang-format
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build peers demo test test-all test-gpu test-pyg lint format bench clean
+.PHONY: help venv build peers demo test test-all test-gpu test-pyg lint format docs bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -57,10 +57,14 @@ lint: $(INSTALLED)  ## check style and types, change nothing
 	$(PY) -m mypy --strict pyg_accel
 	$(C_FILES) --dry-run -Werror {} +
 
-format: $(INSTALLED)  ## rewrite files in the house style
+format: $(INSTALLED)  ## format the code
 	$(PY) -m ruff check --fix --exit-zero .
 	$(PY) -m ruff format .
 	$(C_FILES) -i {} +
+
+# Without the native library: docstrings are all that is read of the package.
+docs: $(VENV)/.docs  ## build the documentation site in build/site; a warning is an error
+	$(PY) -m sphinx -W --keep-going -q -b html $(ARGS) -d build/doctrees docs build/site
 
 bench: build  ## measure; writes benchmarks/results
 	$(PY) -m benchmarks.run $(ARGS)
@@ -86,6 +90,10 @@ $(VENV)/.peers: $(INSTALLED)
 	$(PY) -m pip wheel --no-build-isolation --no-deps --find-links "$(WHEELS)" -w "$(WHEELS)" \
 	  torch-scatter torch-sparse
 	$(PY) -m pip install --no-index --no-deps --find-links "$(WHEELS)" torch-scatter torch-sparse
+	touch $@
+
+$(VENV)/.docs: $(INSTALLED)
+	PYG_ACCEL_NO_EXTENSION=1 $(PY) -m pip install --no-build-isolation -e ".[docs]"
 	touch $@
 
 # Where there is no compiler this makes no file, says so, and tries again next time.

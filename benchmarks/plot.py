@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks import cpu_epochs, cpu_kernels, results
 
@@ -58,9 +59,11 @@ def draw_kernels(frame: pd.DataFrame) -> Figure:
             xscale="log",
             title=f"{graph}\ngeo. mean {cpu_kernels.geometric_mean(ratios.dropna()):.2f}",
         )
+        axis.xaxis.set_major_locator(LogLocator(base=2))
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_axisbelow(True)
-        axis.grid(axis="x", which="both", alpha=0.3)
+        axis.grid(axis="x", alpha=0.3)
     axes[0][0].invert_yaxis()
     figure.supxlabel("best peer's time / ours (right of 1: faster)", fontsize="medium")
     figure.suptitle(f"CPU kernels, {machine_of(frame)}", fontsize="medium")
@@ -116,7 +119,7 @@ def draw_gpu_kernels(frame: pd.DataFrame) -> Figure:
         axis.grid(axis="x", alpha=0.3)
         axis.set_axisbelow(True)
     axes[0][0].invert_yaxis()
-    axes[0][-1].legend(title="F", loc="lower right")
+    axes[0][-1].legend(title="F", loc="upper right")
     figure.supxlabel("cuSPARSE's time / ours (right of 1: faster)", fontsize="medium")
     figure.suptitle(f"Weighted SpMM on {machine_of(frame)}", fontsize="medium")
     figure.tight_layout()

@@ -1,14 +1,14 @@
-"""Puts measured figures where people read them: docs/results.md, and the README's short table.
+"""Puts measured figures where people read them: docs/results.md, docs/is_it_for_me.md, the README.
 
     python -m benchmarks.tables
 
-Both are made from the CSV files in results/ alone; the README's part lies between its two `results`
-comments.
+All are made from the CSV files in results/ alone; the README's part lies between its two `results`
+comments, those of docs/is_it_for_me.md between comments with the name of a table.
 """
 
 import pandas as pd
 
-from benchmarks import machine, results, table_lines
+from benchmarks import decision, machine, results, table_lines
 from benchmarks.table_lines import NONE, Make, columns, side_by_side
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -24,7 +24,7 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "Epochs on a CPU",
         "cpu_epochs",
         "3 layers, 128 hidden. `large pages` is PyG with the [memory pages](explanation/"
-        "the_seam.md#memory) that importing pyg_accel first switches on.",
+        "how_patch_works.md#memory) that importing pyg_accel first switches on.",
         table_lines.epochs,
     ),
     (
@@ -253,6 +253,8 @@ def _of_one_model(times: pd.Series) -> list[str]:
 
 def main() -> None:
     (machine.ROOT / "docs" / "results.md").write_text(page())
+    path = machine.ROOT / "docs" / "is_it_for_me.md"
+    path.write_text(decision.page(path.read_text()))
     path = machine.ROOT / "README.md"
     before, _, rest = path.read_text().partition(BEGIN)
     block = "\n".join([BEGIN, *headline(), END])

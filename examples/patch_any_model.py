@@ -2,8 +2,8 @@
 
     python examples/patch_any_model.py
 
-`patch()` has no list of layers. It reads what `message` does to the features, so the layer below
-runs as one fused kernel although nobody told pyg_accel about it.
+`patch()` reads what `message` does to the features, so the layer below runs as one fused kernel
+although pyg_accel does not know its class.
 """
 
 import time

@@ -78,7 +78,7 @@ class Backend(ABC):
         return False
 
     def tolerance(self, dtype: torch.dtype) -> Tolerance:
-        """Return how far a result may be from the float64 truth, relative to the sum of |terms|."""
+        """Return how far a result may be from the truth, relative to the sum of magnitudes."""
         return {
             torch.float64: (1e-12, 1e-12),
             torch.float32: (2e-5, 1e-6),

@@ -20,7 +20,7 @@ def sgt(graph: Graph, *, window: int = 16, tile: int = 8) -> Tiles:
         tile: columns of a tile; the paper's are 16 x 8.
 
     Returns:
-        The tiles: their columns, entries and counts.
+        The tiles, with their columns, entries and counts.
 
     Raises:
         ValueError: for sizes below 1 or above 32768 places a tile.

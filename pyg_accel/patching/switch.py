@@ -92,7 +92,7 @@ def patch(model: torch.nn.Module | None = None) -> PatchHandle:
         model: only the layers of this model; by default every model of the process.
 
     Returns:
-        A handle: ``remove()`` it, or use it as a context manager.
+        A handle; ``remove()`` it, or use it as a context manager.
 
     Raises:
         ValueError: if ``model`` is not a module, or holds no message passing layer.

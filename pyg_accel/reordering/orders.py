@@ -43,6 +43,7 @@ def cuthill_mckee_order(rowptr: Tensor, col: Tensor) -> Tensor:
     return torch.from_numpy(order.astype(np.int64)).to(col.device)
 
 
+#: The orders that :func:`pyg_accel.reorder` finds by itself.
 METHODS: dict[str, Order] = {
     "community": community_order,
     "degree": degree_order,

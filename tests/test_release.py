@@ -1,0 +1,135 @@
+"""What a release consists of beside the package: one version, workflows, a table that is true."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import pyg_accel
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+# Made on another branch; an entry goes when its target is there.
+COMING = {"wheel", "wheel-check"}
+
+
+def steps(workflow: Path) -> list[dict]:
+    jobs = yaml.safe_load(workflow.read_text())["jobs"]
+    return [step for job in jobs.values() for step in job.get("steps", [])]
+
+
+def test_the_version_is_written_once():
+    assert PROJECT["dynamic"] == ["version"]
+    dynamic = PYPROJECT["tool"]["setuptools"]["dynamic"]
+    assert dynamic["version"] == {"attr": "pyg_accel.__version__"}
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == pyg_accel.__version__
+    # A literal, or setuptools would import the package, and with it torch, to read it.
+    text = (ROOT / "pyg_accel/__init__.py").read_text()
+    assert f'\n__version__ = "{pyg_accel.__version__}"\n' in text
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_are_complete(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}  # jobs ask for more by name
+    assert True in workflow  # the word `on`, which YAML reads as a truth value
+    for name, job in workflow["jobs"].items():
+        assert ("uses" in job) != ("runs-on" in job), name
+        assert {job["needs"]} <= workflow["jobs"].keys() if "needs" in job else True
+        for step in job.get("steps", []):
+            assert ("uses" in step) != ("run" in step), (name, step)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_call_what_exists(path):
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)) | COMING
+    for step in steps(path):
+        for target in re.findall(r"^\s*make ([\w-]+)", step.get("run", ""), re.MULTILINE):
+            assert target in targets, target
+        for script in re.findall(r"bash (\S+)", step.get("run", "")):
+            assert (ROOT / script).is_file(), script
+        if (used := step.get("uses", "")).startswith("./"):
+            assert (ROOT / used).is_file(), used
+
+
+def test_the_release_is_made_of_wheels_that_were_checked():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    assert (ROOT / jobs["wheels"]["uses"]).is_file()
+    assert jobs["publish"]["needs"] == "wheels"
+    assert jobs["notes"]["needs"] == "publish"
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_issue_forms_are_forms(path):
+    form = yaml.safe_load(path.read_text())
+    if path.stem == "config":
+        assert form["blank_issues_enabled"] is True
+        return
+    assert {"name", "description", "body"} <= form.keys()
+    ids = [field["id"] for field in form["body"] if field["type"] != "markdown"]
+    assert ids and len(ids) == len(set(ids))
+
+
+def compatibility() -> dict[str, tuple[str, str]]:
+    text = (ROOT / "README.md").read_text().partition("### Compatibility")[2]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text.partition("## ")[0], re.M)
+    return {name: (needs, tested) for name, needs, tested in rows}
+
+
+def least(requirements: list[str], package: str) -> str:
+    return next(
+        m[1] for r in requirements if (m := re.fullmatch(rf"{package}>=([\d.]+)(?:;.*)?", r))
+    )
+
+
+def test_the_compatibility_table_is_that_of_the_package():
+    table = compatibility()
+    bounds = {
+        "Python": PROJECT["requires-python"].removeprefix(">="),
+        "PyTorch": least(PROJECT["dependencies"], "torch"),
+        "PyTorch Geometric": least(PROJECT["dependencies"], "torch-geometric"),
+        "Triton, for GPUs": least(PROJECT["optional-dependencies"]["triton"], "triton"),
+    }
+    for name, bound in bounds.items():
+        assert table[name][0] == f"{bound} or later"
+    assert f"torch>={bounds['PyTorch']}" in PYPROJECT["build-system"]["requires"]
+    assert f'"torch>={bounds["PyTorch"]}"' in (ROOT / "README.md").read_text()  # pip install
+    assert (
+        f"TARGET_VERSION=0x{int(bounds['PyTorch'].split('.')[0]):02x}"
+        in (ROOT / "setup.py").read_text()
+    )
+    pinned = re.search(r"^TORCH  \?= torch==(\d+\.\d+)", (ROOT / "Makefile").read_text(), re.M)
+    assert pinned and f"{pinned[1]} (CPU)" in table["PyTorch"][1]
+
+
+def test_the_matrix_of_the_workflow_has_the_oldest_of_everything():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    rows = jobs["tests"]["strategy"]["matrix"]["include"]
+    oldest = {
+        "python": PROJECT["requires-python"].removeprefix(">="),
+        "torch": least(PROJECT["dependencies"], "torch"),
+        "pyg": least(PROJECT["dependencies"], "torch-geometric"),
+    }
+    assert oldest in rows
+
+
+def test_the_changelog_keeps_its_form():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    heads = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert heads[0] == "[Unreleased]"
+    for head in heads[1:]:
+        assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", head), head
+    kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
