@@ -108,35 +108,19 @@ inline I winner(const SpmmArgs& a, int64_t k) {
   return a.csr.eid ? static_cast<const I*>(a.csr.eid)[k] : static_cast<I>(k);
 }
 
-// What a chunk leaves beside plain results: winners, and the accumulators of a piece of a hub. One
-// function serves all kinds of chunks: written into each, it would be half of what is compiled.
-template <class T, class I>
-__attribute__((noinline)) void spmm_leave(const SpmmArgs& a,
-                                          const ChunkPlace& place,
-                                          int64_t row,
-                                          int64_t k_row,
-                                          bool found,
-                                          const vec_t<acc_t<T>>* acc,
-                                          const mask_t<acc_t<T>>* arg,
-                                          void* partial) {
-  using A = acc_t<T>;
-  using Lane = typename Simd<A>::Lane;
+// The accumulators and winners of a piece of a hub. One function serves all kinds of chunks: written
+// into each, it would be a third of what is compiled.
+template <class A>
+__attribute__((noinline)) void spmm_save(const vec_t<A>* acc,
+                                         const mask_t<A>* arg,
+                                         int count,
+                                         int64_t columns,
+                                         A* sums) {
   constexpr int L = kLanes<A>;
-  const int64_t columns = a.heads * a.width;
-  if (partial) {
-    A* sums = static_cast<A*>(partial) + place.offset;
-    for (int i = 0; i < place.count; i += L)
-      store_n(sums + i, acc[i / L], place.count - i < L ? place.count - i : L);
-    if (arg)
-      __builtin_memcpy(sums + columns, arg, place.count * sizeof(Lane));
-    return;
-  }
-  T* out = static_cast<T*>(a.out) + row * columns + place.offset;
-  for (int i = 0; i < place.count; i += L)
-    store_n(out + i, acc[i / L], place.count - i < L ? place.count - i : L);
-  I* winners = static_cast<I*>(a.arg) + row * columns + place.offset;
-  for (int i = 0; i < place.count; ++i)
-    winners[i] = found ? winner<I>(a, k_row + arg[i / L][i % L]) : I(-1);
+  for (int i = 0; i < count; i += L)
+    store_n(sums + i, acc[i / L], count - i < L ? count - i : L);
+  if (arg)
+    __builtin_memcpy(sums + columns, arg, count * sizeof(A));
 }
 
 // One row (or a piece of one), one chunk. With `partial` the raw accumulators and winner slots go
@@ -219,8 +203,9 @@ inline void spmm_place(const SpmmArgs& a,
       }
     }
   }
-  if (Arg || partial) {
-    spmm_leave<T, I>(a, place, row, k_row, found, chunk.acc, Arg ? chunk.arg : nullptr, partial);
+  if (partial) {
+    spmm_save<A>(chunk.acc, Arg ? chunk.arg : nullptr, place.count, columns,
+                 static_cast<A*>(partial) + place.offset);
     return;
   }
   if (!Max && a.reduce == Reduce::kMean && (a.cursor == nullptr || a.last_block) && degree > 1) {
@@ -229,6 +214,12 @@ inline void spmm_place(const SpmmArgs& a,
   }
   for (int i = 0; i < NV; ++i)
     store_n(out + i * L, chunk.acc[i], lanes(i));
+  if constexpr (Arg) {
+    I* arg = static_cast<I*>(a.arg) + row * columns + place.offset;
+    for (int i = 0; i < NV; ++i)
+      for (int j = 0; j < lanes(i); ++j)
+        arg[i * L + j] = found ? winner<I>(a, k_row + chunk.arg[i][j]) : I(-1);
+  }
 }
 
 template <class T, class I>
