@@ -3,6 +3,9 @@
 import importlib.util
 import json
 import os
+import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,13 +20,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CPU, CUDA = "pyg_accel._C_cpu", "pyg_accel._C_cuda"
+CONFIG = "csrc/cpu/config.cpp"
 FLAGS = [
     "-std=c++20",
-    # The kernels are written as vectors and unrolled by hand. Of -O3 they need the vectoriser;
-    # the rest made them no faster and took three times as long.
     "-O3",
-    "-ftree-vectorize",
-    "-fvect-cost-model=dynamic",
     "-g0",
     "-fPIC",
     "-fvisibility=hidden",
@@ -36,9 +36,13 @@ CXX = os.environ.get("CXX") or ("c++" if shutil.which("c++") else "g++")
 NVCC = shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin")) or (
     shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 )
+LINKER = shlex.split(os.environ.get("LDSHARED") or f"{CXX} -shared")
 # Nothing is exported: libraries are loaded for their static initialisers, which register operators.
 # An exported copy of a C++ standard-library symbol could take the place of another library's.
-EXPORTS = f"--version-script={os.path.abspath('csrc/exports.map')}"
+EXPORTS = f"-Wl,--version-script={os.path.abspath('csrc/exports.map')}"
+# What processors must have for the kernels of an instruction set; the last that one has is used.
+ISAS = {"portable": "", "avx2": "avx2 fma f16c",
+        "avx512": "avx512f avx512bw avx512dq avx512vl"}  # fmt: skip
 # Machine code for Ampere and Hopper; later ones compile the PTX when they first load it.
 TARGETS = ("arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a",
            "arch=compute_90,code=compute_90")  # fmt: skip
@@ -70,10 +74,28 @@ def missing_cuda() -> list[str]:
     return []
 
 
+def left_out() -> list[str]:
+    """Return the instruction sets that PYG_ACCEL_NATIVE=1 does without: all but this machine's."""
+    if os.environ.get("PYG_ACCEL_NATIVE") != "1" or platform.machine() != "x86_64":
+        return []
+    has = set(Path("/proc/cpuinfo").read_text().split())
+    usable = [isa for isa, needs in ISAS.items() if has.issuperset(needs.split())]
+    return [isa for isa in ISAS if isa != usable[-1]]
+
+
 def version_of(compiler: str) -> str:
     """Return the line of a compiler's --version that has the number."""
     lines = subprocess.check_output([compiler, "--version"], text=True).splitlines()
     return next((line for line in lines if "release" in line), lines[0])
+
+
+def cuda_folders() -> list[str]:
+    """Return where nvcc would have the linker look for the libraries of CUDA."""
+    if not NVCC:
+        return []
+    said = subprocess.run([NVCC, "--dryrun", "-shared", "a.o"], capture_output=True, text=True)
+    libraries = re.search(r"^#\$ LIBRARIES=(.*)$", said.stderr, re.MULTILINE)
+    return shlex.split(libraries[1]) if libraries else []
 
 
 def is_fresh(made: Path, command: list[str]) -> bool:
@@ -129,15 +151,14 @@ def native() -> dict[str, Any]:
         # declared but not written fails here, not in a user's process.
         CPU: (
             [CXX, *FLAGS, *includes, *prefixes, "-c"],
-            [CXX, "-shared", *folders, "-ltorch_cpu"]
-            + (["-Wl,--no-undefined", f"-Wl,{EXPORTS}"] if linux else []),
+            ["-ltorch_cpu", *(["-Wl,--no-undefined", EXPORTS] if linux else [])],
         ),
         # libtorch must stay a dependency though nothing here names it: with a CUDA build of torch
         # it brings libtorch_cuda, which has the current stream.
         CUDA: (
             [str(NVCC), "-ccbin", CXX, *CUDA_FLAGS, *includes, *host, *gencode, "-c"],
-            [str(NVCC), "-ccbin", CXX, "-shared", *folders, "-Xlinker", EXPORTS]
-            + ["-Xlinker", "--no-as-needed", "-ltorch", "-ltorch_cpu", "-cudart", "static"],
+            [*cuda_folders(), "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", EXPORTS,
+             "-lcudart_static", "-lpthread", "-ldl", "-lrt"],
         ),
     }  # fmt: skip
 
@@ -154,7 +175,11 @@ def native() -> dict[str, Any]:
             """Compile the files of all libraries side by side, then link."""
             made = {
                 ext.name: {
-                    Path(self.build_temp, source + ".o"): [*tools[ext.name][0], source]
+                    Path(self.build_temp, source + ".o"): [
+                        *tools[ext.name][0],
+                        *(without if source == CONFIG else []),
+                        source,
+                    ]
                     for source in ext.sources
                 }
                 for ext in self.extensions
@@ -163,11 +188,18 @@ def native() -> dict[str, Any]:
             for name, objects in made.items():
                 target = Path(self.get_ext_fullpath(name))
                 target.parent.mkdir(parents=True, exist_ok=True)
-                program, *rest = tools[name][1]
-                subprocess.check_call([program, *map(str, objects), *rest, "-o", str(target)])
+                link = [*LINKER, *map(str, objects), *folders, *tools[name][1], "-o", str(target)]
+                subprocess.check_call(link)
 
-    kernels = sorted(glob("csrc/cpu/*_*.cpp"), reverse=True)  # first: they take longest
-    operators = sorted({*glob("csrc/cpu/*.cpp"), "csrc/library.cpp"} - set(kernels))
+    without = [f"-DPYG_ACCEL_WITHOUT_{isa.upper()}" for isa in left_out()]
+    kernels = [  # first: they take longest
+        f"csrc/cpu/{isa}_{dtype}.cpp"
+        for isa in ISAS
+        if isa not in left_out()
+        for dtype in ("float", "double", "bf16", "fp16")
+    ]
+    every = {*glob("csrc/cpu/*.cpp"), "csrc/library.cpp"}
+    operators = sorted(path for path in every if "_" not in path)
     cuda = sorted(glob("csrc/cuda/*.cu") + glob("csrc/cuda/*.cpp"))
     libraries = {CPU: kernels + operators} | ({} if missing_cuda() else {CUDA: cuda})
     return {

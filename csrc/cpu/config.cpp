@@ -57,14 +57,23 @@ struct Isa {
 
 // The fastest last.
 const std::vector<Isa>& instruction_sets() {
-  static const std::vector<Isa> all{
-      PYG_ACCEL_ISA(portable, true),
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  __builtin_cpu_init();  // not every linker's start-up code has done it
+#endif
+  static const std::vector<Isa> all{
+#ifndef PYG_ACCEL_WITHOUT_PORTABLE
+      PYG_ACCEL_ISA(portable, true),
+#endif
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#ifndef PYG_ACCEL_WITHOUT_AVX2
       PYG_ACCEL_ISA(avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                               __builtin_cpu_supports("f16c")),
+#endif
+#ifndef PYG_ACCEL_WITHOUT_AVX512
       PYG_ACCEL_ISA(avx512,
                     __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")),
+#endif
 #endif
   };
   return all;
@@ -81,6 +90,7 @@ const Isa* find_isa(const std::string& name) {
 
 const Isa*& chosen() {
   static const Isa* isa = find_isa("");
+  STD_TORCH_CHECK(isa, "this library was built for another processor (PYG_ACCEL_NATIVE=1)");
   return isa;
 }
 
