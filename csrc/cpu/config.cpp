@@ -47,12 +47,12 @@ struct Isa {
   const Kernels* kernels[kDTypes];
 };
 
-#define PYG_ACCEL_ISA(isa, runs)                                                                 \
-  Isa {                                                                                          \
-    #isa, runs, {                                                                                \
-      &isa::kernels_of(float{}), &isa::kernels_of(double{}), &isa::kernels_of(bf16{}),           \
-          &isa::kernels_of(fp16{})                                                               \
-    }                                                                                            \
+#define PYG_ACCEL_ISA(isa, runs)                                                       \
+  Isa {                                                                                \
+    #isa, runs, {                                                                      \
+      &isa::kernels_of(float{}), &isa::kernels_of(double{}), &isa::kernels_of(bf16{}), \
+          &isa::kernels_of(fp16{})                                                     \
+    }                                                                                  \
   }
 
 // The fastest last.

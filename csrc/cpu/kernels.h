@@ -298,12 +298,12 @@ struct Kernels {
   SampledRows sampled_int8[2], sampled_float8[2];  // in float alone, which they are added up in
 };
 
-#define PYG_ACCEL_DECLARE_KERNELS(isa)  \
-  namespace isa {                       \
-  const Kernels& kernels_of(float);     \
-  const Kernels& kernels_of(double);    \
-  const Kernels& kernels_of(bf16);      \
-  const Kernels& kernels_of(fp16);      \
+#define PYG_ACCEL_DECLARE_KERNELS(isa) \
+  namespace isa {                      \
+  const Kernels& kernels_of(float);    \
+  const Kernels& kernels_of(double);   \
+  const Kernels& kernels_of(bf16);     \
+  const Kernels& kernels_of(fp16);     \
   }
 PYG_ACCEL_DECLARE_KERNELS(portable)
 PYG_ACCEL_DECLARE_KERNELS(avx2)

@@ -256,7 +256,7 @@ Tensor cbsr_mm_t(const Tensor& values, const Tensor& indices, int64_t width, con
         total[e] += parts[2 * i * size + e];
   };
   dtype == DType::kDouble ? add_up(static_cast<double*>(out.mutable_data_ptr()))
-    : add_up(static_cast<float*>(out.mutable_data_ptr()));
+                          : add_up(static_cast<float*>(out.mutable_data_ptr()));
   return out;
 }
 

@@ -108,8 +108,8 @@ inline I winner(const SpmmArgs& a, int64_t k) {
   return a.csr.eid ? static_cast<const I*>(a.csr.eid)[k] : static_cast<I>(k);
 }
 
-// The accumulators and winners of a piece of a hub. One function serves all kinds of chunks: written
-// into each, it would be a third of what is compiled.
+// The accumulators and winners of a piece of a hub. One function serves all kinds of chunks:
+// written into each, it would be a third of what is compiled.
 template <class A>
 __attribute__((noinline)) void spmm_save(const vec_t<A>* acc,
                                          const mask_t<A>* arg,
