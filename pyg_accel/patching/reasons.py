@@ -15,6 +15,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.kept import Glimpses
 from pyg_accel.matrices import is_sparse_matrix, num_entries
+from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.reading import picked_from
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.seam import hook_reasons
@@ -217,7 +218,7 @@ def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
     if num_edges < fewest:
         return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]
-    if SEEN.is_new(by, graph) and num_edges < limits.new:
+    if SEEN.is_new(by, graph) and num_edges < limits.new and not is_built_ahead(graph):
         return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
     return []
 
