@@ -16,8 +16,7 @@ returns or keeps one.
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -97,6 +96,37 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
+class _Running(threading.local):
+    """What a thread is about.
+
+    Attributes:
+        on: a function runs whose inner calls need no memory.
+        lent: what the layer that runs has borrowed; None outside of layers.
+    """
+
+    on = False
+    lent: list[Tensor] | None = None
+
+
+class _Lending:
+    """See :meth:`Memo.lending`; a generator would take as long as the rest of a layer's wrapper."""
+
+    __slots__ = ("_before", "_lent", "_running")
+
+    def __init__(self, running: _Running) -> None:
+        self._running = running
+
+    def __enter__(self) -> list[Tensor]:
+        self._before = self._running.lent
+        self._lent = self._running.lent = list[Tensor]()
+        return self._lent
+
+    def __exit__(self, *_: object) -> None:
+        self._running.lent = self._before
+        if self._before is not None:  # what one layer returns to another is borrowed still
+            self._before += self._lent
+
+
 class Memo:
     """Results by the identity and version of tensor arguments and the value of the others.
 
@@ -111,14 +141,13 @@ class Memo:
         # What came out of functions of an edge_index, by that parent.
         self._families: Kept[list[Tensor]] = Kept(lambda: settings.graph_cache)
         self._lock = threading.RLock()
-        # Of a thread: if a function runs whose inner calls need no memory; what a layer borrowed.
-        self._running = threading.local()
+        self._running = _Running()
         self._unused = 0  # results remembered since one was asked for again
         self._glimpsed: OrderedDict[int, weakref.ref[Tensor]] = OrderedDict()
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
-        if getattr(self._running, "on", False):  # what it calls needs no memory of its own
+        if self._running.on:  # what it calls needs no memory of its own
             return function(*args, **kwargs)
         values = [*args, *kwargs.values()]
         tensors: list[Tensor] = []
@@ -156,8 +185,7 @@ class Memo:
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function; what it calls is not remembered either."""
-        before = getattr(self._running, "on", False)
-        self._running.on = True
+        before, self._running.on = self._running.on, True
         try:
             return function(*args, **kwargs)
         finally:
@@ -166,24 +194,16 @@ class Memo:
     @property
     def lent(self) -> list[Tensor] | None:
         """What the layer that runs has borrowed; None outside of layers."""
-        return getattr(self._running, "lent", None)
+        return self._running.lent
 
-    @contextmanager
-    def lending(self) -> Iterator[list[Tensor]]:
+    def lending(self) -> "_Lending":
         """Let a layer borrow results in a ``with`` block; yields the list of their tensors."""
-        before, lent = self.lent, list[Tensor]()
-        self._running.lent = lent
-        try:
-            yield lent
-        finally:
-            self._running.lent = before
-            if before is not None:  # what one layer returns to another is borrowed still
-                before += lent
+        return _Lending(self._running)
 
     def lend(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As a call, for the layer that runs; what it has already comes as a copy."""
         result, lent = self(function, *args, **kwargs), self.lent
-        if lent is None or getattr(self._running, "on", False):
+        if lent is None or self._running.on:
             return result
         given = set(map(memory_of, tensors_in([*args, *kwargs.values()])))
         made = [t for t in tensors_in(result) if memory_of(t) not in given]

@@ -47,6 +47,8 @@ from pyg_accel.settings import settings
 __all__ = ["bypassed", "call", "forget", "layer", "memoise", "set_sparse_value", "softmax", "spmm"]
 
 _memo = MEMO
+_JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
+_NO_REASONS: list[str] = []
 
 
 class _Found(NamedTuple):
@@ -57,6 +59,7 @@ class _Found(NamedTuple):
 
 
 _found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, _Found]]" = weakref.WeakKeyDictionary()
+_NOTHING: dict[Any, _Found] = {}
 
 
 def forget() -> None:
@@ -80,19 +83,21 @@ def call(
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
-    key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
-    found = _found.get(self, {}).get(key)
-    judged = type(edge_index) in (Tensor, EdgeIndex) and edge_index.dim() == 2
-    if judged and in_force() is None:
+    judged = type(edge_index) in _JUDGED and edge_index.dim() == 2
+    small, sized = _NO_REASONS, judged and in_force() is None
+    if sized:
         edges = num_edges(edge_index)
         small = size_reasons(edges, edge_index.device.type, kwargs)
-        if not small and (found is None or not found.reason):
+    if not small:
+        key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
+        found = _found.get(self, _NOTHING).get(key)
+        if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index, (id(self), original))
-        if small:  # and nothing else matters: it must cost next to nothing
-            out = original(self, edge_index, *args, **kwargs)
-            record(layer, "", "PyG", small[0], time.perf_counter() - start)
-            return out
+    if small:  # and nothing else matters: it must cost next to nothing
+        out = original(self, edge_index, *args, **kwargs)
+        record(layer, "", "PyG", small[0], time.perf_counter() - start)
+        return out
     refuse_training(self)
     plain = None
     if not args and in_force() is None and (found is None or not found.reason):

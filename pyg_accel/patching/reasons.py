@@ -177,7 +177,8 @@ def size_reasons(
     """
     if settings.always:
         return []
-    fewest = thresholds(device).min_edges
+    measured = thresholds(device)
+    fewest = measured.min_edges
     if isinstance(num_edges, torch.SymInt):
         num_edges = picked_from(num_edges)
         if free_unbacked_symbols(num_edges):
@@ -185,12 +186,10 @@ def size_reasons(
             return ["a number of edges that depends on data"] if few else []
     if num_edges >= fewest:
         return []
-    elements = thresholds(device).min_elements
-    if elements is not None and arguments is not None:
-        if num_edges * _width(arguments) >= elements:
-            return []
-        return [f"small: fewer than {fewest} edges and {elements} elements of messages"]
-    return [f"small: fewer than {fewest} edges"]
+    elements = measured.min_elements
+    if elements is None or arguments is None:
+        return measured.few_edges
+    return [] if num_edges * _width(arguments) >= elements else measured.few_elements
 
 
 def _width(arguments: Mapping[str, Any]) -> int:
