@@ -29,6 +29,7 @@ __all__ = ["MEMO", "Memo", "copied", "is_sparse_tensor", "tensors_in"]
 
 # So many results that nobody asked for again in a row are those of sampled batches.
 _PATIENCE, _GLIMPSES = 16, 64
+_INERT = frozenset({type(None), bool, int, float, str})  # what most attributes of layers are
 
 
 class _Remembered(NamedTuple):
@@ -63,6 +64,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def copied(value: Any, shared: list[Tensor]) -> Any:
     """Return a value with copies of tensors that share memory with certain ones."""
+    if type(value) in _INERT:
+        return value
     if is_sparse_tensor(value):
         again = not set(map(memory_of, tensors_in(value))).isdisjoint(map(memory_of, shared))
         return value.clone() if again else value
@@ -190,6 +193,11 @@ class Memo:
             return function(*args, **kwargs)
         finally:
             self._running.on = before
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is remembered: outside of layers, and inside of a function."""
+        return self._running.lent is None or self._running.on
 
     @property
     def lent(self) -> list[Tensor] | None:

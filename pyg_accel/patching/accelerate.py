@@ -206,14 +206,15 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
     if not lent:
         return out
     own = vars(self)
-    for name in own.keys() - _OF_EVERY_MODULE | {"_buffers"}:
-        own[name] = copied(own[name], lent)
+    for name, value in own.items():
+        if name == "_buffers" or name not in _OF_EVERY_MODULE:
+            own[name] = copied(value, lent)
     return out if _memo.lent is not None else copied(out, lent)
 
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch_records() or _memo.lent is None or transform_reasons():  # outside of such a layer
+    if _memo.idle or torch_records() or transform_reasons():
         return function(*args, **kwargs)
     edges = args[0] if args else None
     if (
