@@ -8,7 +8,8 @@ never seen. Variants take turns, some steps each a round; before the clock start
 trained weights are compared with stock PyG's. Stock PyG runs without the wrappers of patch().
 
 `least_ms` is the least time of a step from start to synchronisation, `wall_ms` the median,
-`device_ms` the sum of the times of its kernels. Losing cases are rows like others, and listed.
+`device_ms` the sum of the times of its kernels. With OMP_NUM_THREADS=1 on a CPU, `clock` is that of
+the processor, for machines that others use. Losing cases are rows like others, and listed.
 """
 
 import argparse
@@ -39,7 +40,7 @@ NAME = "sizes"
 VARIANTS = ("stock", "patched", "always", "compiled", "patched compiled")
 POOL = 8  # different graphs of a workload
 CASE = ["model", "mode", "graph", "workload"]
-LAP = 0.3  # seconds of a variant before it is another's turn; one step at least
+LAP = 0.1  # seconds of a variant before it is another's turn; one step at least
 LOST = 0.98  # of the rival's speed; above, a difference is noise
 TOLERANCE = 5e-3  # of the largest element: fp32 sums in another order, through several layers
 
@@ -215,17 +216,24 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def clock_of(device: str) -> Callable[[], float]:
+    """A clock in seconds: for one thread of a CPU that of the processor, as others may share it."""
+    alone = device == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter
+
+
 def laps(run: Run, device: str) -> Iterator[float]:
     """Seconds of each of some steps."""
-    begin = time.perf_counter()
+    clock = clock_of(device)
+    begin = clock()
     for number in itertools.count():
         synchronize(device)
-        start = time.perf_counter()
+        start = clock()
         if number and start - begin > LAP:
             return
         run.step()
         synchronize(device)
-        yield time.perf_counter() - start
+        yield clock() - start
 
 
 def device_ms(run: Run, device: str, steps: int = 4) -> float:
@@ -275,7 +283,8 @@ def measure(
             with mode_of(row["variant"]):
                 on_device = device_ms(runs[row["variant"]], device)
             row |= {"least_ms": 1e3 * min(seconds[row["variant"]]), "wall_ms": took.median,
-                    "p20": took.p20, "p80": took.p80, "device_ms": on_device}  # fmt: skip
+                    "p20": took.p20, "p80": took.p80, "device_ms": on_device,
+                    "clock": clock_of(device).__name__}  # fmt: skip
     settings.always = None
     return rows
 
@@ -312,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--graphs", nargs="+", choices=("fixed", "new"), default=["fixed", "new"])
     parser.add_argument("--modes", nargs="+", choices=("inference", "training"),
                         default=["inference", "training"])  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path, help="folder of the CSV and the plot")
     options = parser.parse_args(arguments)
     folder = options.out or (results.QUICK if options.quick else results.FOLDER)
