@@ -9,26 +9,22 @@ runs; but an edge_index that equals one which came out before is replaced by tha
 far cheaper than sorting, and needs no belief in what the function does.
 
 Tensors that come back are shared, and so none of them may get to where somebody could change it: a
-layer borrows them while its forward runs (:meth:`Memo.lending`), and leaves copies behind where it
+layer borrows them while its forward runs (:meth:`Memo.begin`), and leaves copies behind where it
 returns or keeps one.
 """
 
 import threading
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.kept import Kept, Snapshot, memory_of
+from pyg_accel.kept import Glimpses, Kept, Snapshot, memory_of
 from pyg_accel.settings import settings
 
 __all__ = ["MEMO", "Memo", "copied", "is_sparse_tensor", "tensors_in"]
 
-# So many results that nobody asked for again in a row are those of sampled batches.
-_PATIENCE, _GLIMPSES = 16, 64
 _INERT = frozenset({type(None), bool, int, float, str})  # what most attributes of layers are
 
 
@@ -105,29 +101,15 @@ class _Running(threading.local):
     Attributes:
         on: a function runs whose inner calls need no memory.
         lent: what the layer that runs has borrowed; None outside of layers.
+        layer: the identity of that layer.
     """
 
     on = False
     lent: list[Tensor] | None = None
+    layer = 0
 
 
-class _Lending:
-    """See :meth:`Memo.lending`; a generator would take as long as the rest of a layer's wrapper."""
-
-    __slots__ = ("_before", "_lent", "_running")
-
-    def __init__(self, running: _Running) -> None:
-        self._running = running
-
-    def __enter__(self) -> list[Tensor]:
-        self._before = self._running.lent
-        self._lent = self._running.lent = list[Tensor]()
-        return self._lent
-
-    def __exit__(self, *_: object) -> None:
-        self._running.lent = self._before
-        if self._before is not None:  # what one layer returns to another is borrowed still
-            self._before += self._lent
+_Before = tuple[list[Tensor] | None, int]
 
 
 class Memo:
@@ -145,8 +127,7 @@ class Memo:
         self._families: Kept[list[Tensor]] = Kept(lambda: settings.graph_cache)
         self._lock = threading.RLock()
         self._running = _Running()
-        self._unused = 0  # results remembered since one was asked for again
-        self._glimpsed: OrderedDict[int, weakref.ref[Tensor]] = OrderedDict()
+        self._glimpses = Glimpses(256)
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
@@ -174,7 +155,6 @@ class Memo:
         except TypeError:  # an argument that cannot be a key
             return self._equal_to_known(values, self.run(function, *args, **kwargs))
         if known is not None and known.fits():
-            self._unused = 0
             return known.result
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
         made = tensors_in(result)
@@ -182,7 +162,6 @@ class Memo:
             return result
         # A result that is an argument, or a view of one, would keep itself alive.
         if not any(r is t or r._base is t for r in made for t in tensors):
-            self._unused += 1
             self._results.put(tensors, key, _Remembered(result, Snapshot(made)))
         return result
 
@@ -204,9 +183,28 @@ class Memo:
         """What the layer that runs has borrowed; None outside of layers."""
         return self._running.lent
 
-    def lending(self) -> "_Lending":
-        """Let a layer borrow results in a ``with`` block; yields the list of their tensors."""
-        return _Lending(self._running)
+    def begin(self, layer: object) -> _Before:
+        """Let a layer borrow results until :meth:`end` is called with what this returns."""
+        running = self._running
+        before = running.lent, running.layer
+        running.lent, running.layer = [], id(layer)
+        return before
+
+    def end(self, before: _Before) -> list[Tensor]:
+        """Return what the layer has borrowed; what it returns to another is borrowed still."""
+        running = self._running
+        lent = running.lent or []
+        running.lent, running.layer = before
+        if running.lent is not None:
+            running.lent += lent
+        return lent
+
+    def is_new(self, function: Callable[..., Any], edge_index: Tensor) -> bool:
+        """Whether the layer that runs has not called a function of this edge_index before.
+
+        To remember what comes of a small batch costs more than it saves the next layers.
+        """
+        return self._glimpses.is_new((function, self._running.layer), edge_index)
 
     def lend(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As a call, for the layer that runs; what it has already comes as a copy."""
@@ -219,23 +217,6 @@ class Memo:
             return copied(result, made)
         lent += made
         return result
-
-    def expects_no_more_of(self, edge_index: Tensor) -> bool:
-        """Whether this is new, as all have been of late that were not seen again.
-
-        To remember what comes of a small batch costs more than it can save once; the next time the
-        same edge_index comes it is another matter.
-        """
-        if self._unused < _PATIENCE:
-            return False
-        with self._lock:
-            known = self._glimpsed.get(id(edge_index))
-            if known is not None and known() is edge_index:
-                return False
-            self._glimpsed[id(edge_index)] = weakref.ref(edge_index)
-            while len(self._glimpsed) > _GLIMPSES:
-                self._glimpsed.popitem(last=False)
-        return True
 
     def _equal_to_known(self, values: list[Any], result: Any) -> Any:
         """Return a result with every edge_index replaced by an equal one of the same parent."""
@@ -264,8 +245,7 @@ class Memo:
         """Forget everything."""
         self._results.clear()
         self._families.clear()
-        self._glimpsed.clear()
-        self._unused = 0
+        self._glimpses.clear()
 
     def __len__(self) -> int:
         return len(self._results) + sum(map(len, self._families.values()))

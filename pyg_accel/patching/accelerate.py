@@ -76,9 +76,9 @@ def call(
     """Stand in for a rendered ``propagate`` or ``edge_updater``."""
     if not is_active(self):
         return original(self, edge_index, *args, **kwargs)
-    if torch.compiler.is_dynamo_compiling():
-        return compiled.call(original, self, edge_index, args, kwargs)
     if torch_records():
+        if torch.compiler.is_dynamo_compiling():
+            return compiled.call(original, self, edge_index, args, kwargs)
         record(type(self).__name__, "", "PyG", RECORDED, 0.0)
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
@@ -199,10 +199,13 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
 
     Whoever calls such a function himself may change what he gets.
     """
-    if torch_records() or not is_active(self) or transform_reasons():  # tensors without memory
+    if torch_records() or not is_active(self):
         return original(self, *args, **kwargs)
-    with _memo.lending() as lent:
+    before = _memo.begin(self)
+    try:
         out = original(self, *args, **kwargs)
+    finally:
+        lent = _memo.end(before)
     if not lent:
         return out
     own = vars(self)
@@ -214,14 +217,14 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if _memo.idle or torch_records() or transform_reasons():
+    if torch.compiler.is_dynamo_compiling() or _memo.idle or transform_reasons():
         return function(*args, **kwargs)
     edges = args[0] if args else None
     if (
         type(edges) is Tensor
         and edges.dim() == 2
-        and _memo.expects_no_more_of(edges)
         and size_reasons(num_edges(edges), edges.device.type)  # no graph will be built of it
+        and _memo.is_new(function, edges)
     ):
         return _memo.run(function, *args, **kwargs)
     return _memo.lend(function, *args, **kwargs)

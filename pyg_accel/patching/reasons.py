@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
+from torch._C import _get_dispatch_mode, _is_tracing, _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.nn.modules.module import _has_any_global_hook
@@ -71,7 +71,7 @@ def is_active(module: torch.nn.Module | None = None) -> bool:
 
 def torch_records() -> bool:
     """Whether the calls now made are those of a compiler or tracer that reads them."""
-    return torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or _is_tracing()
 
 
 def takes_part(module: MessagePassing) -> bool:
@@ -158,6 +158,8 @@ def data_reasons(edge_index: Any) -> list[str]:
 
 def num_edges(edge_index: Any) -> int:
     """Return how many edges a graph has, whatever its class and layout."""
+    if type(edge_index) is Tensor and edge_index.layout is torch.strided:
+        return edge_index.size(1)
     edges: int = num_entries(edge_index) if is_sparse_matrix(edge_index) else edge_index.size(1)
     return edges
 

@@ -79,8 +79,13 @@ def thresholds(device: str) -> Thresholds:
     Raises:
         ValueError: naming the file, if it does not hold thresholds.
     """
-    own = _read(settings.thresholds or str(SHIPPED))
-    return own.get(device) or _read(str(SHIPPED)).get(device) or Thresholds(0)
+    return _of(settings.thresholds, device)
+
+
+@lru_cache(maxsize=16)
+def _of(path: str, device: str) -> Thresholds:
+    own, shipped = _read(path or str(SHIPPED)), _read(str(SHIPPED))
+    return own.get(device) or shipped.get(device) or Thresholds(0)
 
 
 @lru_cache(maxsize=4)
