@@ -22,8 +22,13 @@ __all__ = ["Key", "kind_of_call", "reads_of", "tensors_of"]
 
 Key = tuple[Any, ...]
 _RUN = frozenset({"forward", "reduce"})  # methods of an aggregation
-# Modules that a message may call: linear layers, as they are.
-_LINEAR = {cls: vars(cls)["forward"] for cls in (torch.nn.Linear, torch_geometric.nn.Linear)}
+# Modules that a message may call, as they are: linear layers, and functions with constants.
+_LINEAR = (torch.nn.Linear, torch_geometric.nn.Linear)
+_FUNCTIONS = (
+    torch.nn.ReLU, torch.nn.LeakyReLU, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Identity,
+    torch.nn.SiLU, torch.nn.GELU, torch.nn.Softplus, torch.nn.ELU,
+)  # fmt: skip
+_FORWARDS: dict[type, Any] = {cls: cls.forward for cls in (*_LINEAR, *_FUNCTIONS)}
 _CONSTANTS = (bool, int, str)
 _MISSING = object()
 _NONE = ("None",)
@@ -63,7 +68,7 @@ def kind_of_call(
         key.append(names.get(name))
     for name in reads.attributes:
         value = getattr(module, name, _MISSING)
-        fact = _linear(value) if type(value) in _LINEAR else _fact(value)
+        fact = _module(value) if type(value) in _FORWARDS else _fact(value)
         if fact is None:
             return None
         key.append((fact, value.shape) if isinstance(value, Tensor) else fact)
@@ -80,13 +85,17 @@ def _autocast(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def _linear(module: Any) -> Any:
-    """What is known of a linear layer that a message calls; None if it may do something else."""
-    cls = type(module)
-    if has_hooks(module) or "forward" in vars(module) or cls.forward is not _LINEAR[cls]:
+def _module(module: Any) -> Any:
+    """What is known of a module that a message calls; None if it may do something else."""
+    cls, own = type(module), vars(module)
+    if has_hooks(module) or "forward" in own or cls.forward is not _FORWARDS[cls]:
         return None
-    facts = [_fact(t) for _, t in tensors_of("", module)]
-    return None if None in facts else (cls, *facts, module.weight.shape)
+    if cls in _LINEAR:
+        facts = [_fact(t) for _, t in tensors_of("", module)]
+        facts.append(module.weight.shape)
+    else:
+        facts = [_fact(own[name]) for name in getattr(cls, "__constants__", ())]
+    return None if None in facts else (cls, *facts)
 
 
 def tensors_of(name: str, value: Any) -> list[tuple[str, Any]]:

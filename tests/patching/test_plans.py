@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
+    FiLMConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -484,6 +485,51 @@ def test_a_linear_layer_that_a_message_calls(
     )  # fmt: skip
     assert seen[-1] == "plan"
     assert seen.count("plan") >= 12
+
+
+class Active(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.act(x_i + x_j) * x_i
+
+
+class Absolute(torch.nn.ReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+def test_an_activation_that_a_message_calls(
+    like_stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = call()
+
+    def hooked(layer: Any) -> Any:
+        handle = layer.act.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        outs = run(layer), run(layer)
+        handle.remove()
+        return outs
+
+    def class_changed(layer: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.ReLU, "forward", lambda self, x: x.sigmoid())
+            return run(layer), run(layer)
+
+    def put(make: Callable[[], torch.nn.Module]) -> Step:
+        def step(layer: Any) -> Any:
+            layer.act = make()
+            return layer(X, EDGES), layer(X, EDGES)
+
+        return step
+
+    seen = like_stock(
+        Active(act=torch.nn.ReLU()), run, run, hooked, run, class_changed, run,
+        put(lambda: torch.nn.LeakyReLU(0.3)), setting("act.negative_slope", 0.6), run,
+        put(lambda: torch.nn.ReLU(inplace=True)), put(Absolute), put(torch.nn.Sigmoid),
+        put(torch.nn.Sequential), put(torch.nn.ReLU), run,
+    )  # fmt: skip
+    assert seen[-1] == "plan"
+    assert seen.count("plan") >= 6
+    film = FiLMConv(WIDTH, WIDTH)
+    assert like_stock(film, run, run, setting("act", None), run, run).count("plan") >= 2
 
 
 class Embedded(Weighted):
