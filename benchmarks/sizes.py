@@ -1,22 +1,26 @@
 """Training steps at every size: molecules, sampled batches, citation graphs, up to 2 million edges.
 
-    python -m benchmarks.sizes [--device cuda] [--quick] [--models GCN GAT ...] [--variants ...]
+    python -m benchmarks.sizes [--device cpu] [--quick] [--models GCN GAT ...] [--variants ...]
 
-Each workload is run in two ways: `fixed`, one graph whose edge_index is the same in every step, and
-`new`, where every step gets an edge_index that it has never seen. Variants take turns, some steps
-each a round; before the clock starts, outputs and gradients are compared with stock PyG's.
+Each workload is run in inference and in training, and in two ways: `fixed`, one graph whose
+edge_index is the same in every step, and `new`, where every step gets an edge_index that it has
+never seen. Variants take turns, some steps each a round; before the clock starts, outputs and
+trained weights are compared with stock PyG's. Stock PyG runs without the wrappers of patch().
 
-`wall_ms` is the median time of a step from start to synchronisation, `device_ms` the sum of the
-times of its kernels. Losing cases are rows like others.
+`least_ms` is the least time of a step from start to synchronisation, `wall_ms` the median,
+`device_ms` the sum of the times of its kernels. With OMP_NUM_THREADS=1 on a CPU, `clock` is that of
+the processor, for machines that others use. Losing cases are rows like others, and listed.
 """
 
 import argparse
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pandas as pd
@@ -27,13 +31,17 @@ from torch.nn.functional import relu
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import gpu_machine, machine
+from benchmarks import gpu_machine, machine, plot, results
 from benchmarks.machine import quantiles
+from pyg_accel.patching import seam
 from pyg_accel.settings import settings
 
 NAME = "sizes"
 VARIANTS = ("stock", "patched", "always", "compiled", "patched compiled")
 POOL = 8  # different graphs of a workload
+CASE = ["model", "mode", "graph", "workload"]
+LAP = 0.1  # seconds of a variant before it is another's turn; one step at least
+LOST = 0.98  # of the rival's speed; above, a difference is noise
 TOLERANCE = 5e-3  # of the largest element: fp32 sums in another order, through several layers
 
 
@@ -70,8 +78,21 @@ WORKLOADS = {
     "Pubmed-size": Workload(19_717, 88_648, 500, 256, 3),
     "Flickr-size": Workload(89_250, 899_756, 500, 256, 3),
     "arxiv-like": Workload(169_343, 2_332_486, 128, 256, 3),
+    # what a CPU trains in seconds
+    "sampled 5K": Workload(3_700, 5_000, 100, 128, 2, seeds=30),
+    "sampled 20K": Workload(15_000, 20_000, 100, 128, 2, seeds=120),
+    "sampled 100K": Workload(73_000, 100_000, 100, 128, 2, seeds=600),
+    "500K edges": Workload(60_000, 500_000, 100, 64, 2),
 }
-QUICK = ("molecules 2 x 64", "256 seeds", "Cora-size")
+GRAPHS = ("molecules 2 x 64", "molecules 5 x 256", "Cora-size", "Pubmed-size")
+GRIDS = {
+    "cuda": (*GRAPHS, "256 seeds", "1024 seeds", "4096 seeds", "Flickr-size", "arxiv-like"),
+    "cpu": (*GRAPHS, "sampled 5K", "sampled 20K", "sampled 100K", "500K edges"),
+}
+QUICK = {
+    "cuda": ("molecules 2 x 64", "256 seeds", "Cora-size"),
+    "cpu": ("molecules 2 x 64", "sampled 5K", "Cora-size"),
+}
 
 
 class Net(nn.Module):
@@ -135,17 +156,18 @@ def graphs_of(work: Workload, device: str) -> list[tuple[Tensor, Tensor, Tensor]
     return made
 
 
-class Training:
-    """A model in training, by one variant.
+class Run:
+    """A model at work, by one variant.
 
     Args:
         model: of the variant's own, with the weights of all.
         data: the graphs.
         fixed: always the first of them, as it is.
+        train: with gradients and an optimiser's step.
     """
 
-    def __init__(self, model: nn.Module, data: list[Any], *, fixed: bool) -> None:
-        self.model, self.data, self.fixed = model, data, fixed
+    def __init__(self, model: nn.Module, data: list[Any], *, fixed: bool, train: bool) -> None:
+        self.model, self.data, self.fixed, self.train = model.train(train), data, fixed, train
         self.optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         self.step_number = 0
 
@@ -154,17 +176,39 @@ class Training:
         if not self.fixed:
             edge_index = edge_index.clone()
         self.step_number += 1
-        self.optimizer.zero_grad()
-        out = self.model(x, edge_index, edge_attr)
-        out.square().mean().backward()
-        self.optimizer.step()
+        with torch.set_grad_enabled(self.train):
+            out = self.model(x, edge_index, edge_attr)
+        if self.train:
+            self.optimizer.zero_grad()
+            out.square().mean().backward()
+            self.optimizer.step()
         return out.detach()
 
+    def trained(self) -> list[Tensor]:
+        """What a few steps lead to: outputs, and weights of which gradients are a part."""
+        outs = [self.step() for _ in range(3)]
+        return [*outs, *(p.detach().clone() for p in self.model.parameters())]
 
-def mode_of(variant: str) -> AbstractContextManager[Any]:
+
+@contextmanager
+def stock_pyg() -> Iterator[None]:
+    """PyG as it is, with nothing of patch() in the way, which goes on knowing its graphs."""
+    ours = [(owner, name, vars(owner)[name]) for owner, name, _ in seam._recorded
+            if isinstance(vars(owner).get(name), FunctionType)]  # fmt: skip
+    theirs = {(id(owner), name): stock for owner, name, stock in reversed(seam._recorded)}
+    for owner, name, _ in ours:
+        stock = theirs[id(owner), name]
+        delattr(owner, name) if stock is seam._MISSING else setattr(owner, name, stock)
+    try:
+        yield
+    finally:
+        for owner, name, wrapper in ours:
+            setattr(owner, name, wrapper)
+
+
+def mode_of(variant: str) -> AbstractContextManager[None]:
     settings.always = variant == "always"
-    stock = variant in ("stock", "compiled")
-    return nullcontext() if stock else pyg_accel.patched()
+    return stock_pyg() if variant in ("stock", "compiled") else nullcontext()
 
 
 def synchronize(device: str) -> None:
@@ -172,17 +216,27 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def laps(run: Training, device: str, count: int) -> Iterator[float]:
+def clock_of(device: str) -> Callable[[], float]:
+    """A clock in seconds: for one thread of a CPU that of the processor, as others may share it."""
+    alone = device == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter
+
+
+def laps(run: Run, device: str) -> Iterator[float]:
     """Seconds of each of some steps."""
-    for _ in range(count):
+    clock = clock_of(device)
+    begin = clock()
+    for number in itertools.count():
         synchronize(device)
-        start = time.perf_counter()
+        start = clock()
+        if number and start - begin > LAP:
+            return
         run.step()
         synchronize(device)
-        yield time.perf_counter() - start
+        yield clock() - start
 
 
-def device_ms(run: Training, device: str, steps: int = 4) -> float:
+def device_ms(run: Run, device: str, steps: int = 4) -> float:
     """The sum of the times of the kernels of a step."""
     if device != "cuda":
         return float("nan")
@@ -195,71 +249,101 @@ def device_ms(run: Training, device: str, steps: int = 4) -> float:
 
 
 def measure(
-    kind: str, work: Workload, device: str, variants: Sequence[str], rounds: int, *, fixed: bool
-) -> list[dict[str, Any]]:
+    kind: str, work: Workload, device: str, variants: Sequence[str], rounds: int, *, fixed: bool,
+    train: bool,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Rows of all variants of a case."""
     data, runs, rows, wanted = graphs_of(work, device), {}, [], None
+    torch._dynamo.reset()
     for variant in variants:
         torch.manual_seed(0)
-        torch._dynamo.reset()
-        model = Net(kind, work).to(device)
-        called = torch.compile(model, dynamic=True) if variant.endswith("compiled") else model
-        run, error = Training(called, data, fixed=fixed), ""
-        try:
-            with mode_of(variant):
-                outs = [run.step() for _ in range(3)]
-                wanted = outs if wanted is None else wanted
-                off = max(float((a - b).abs().max() / b.abs().max())
-                          for a, b in zip(outs, wanted, strict=True))  # fmt: skip
+        with mode_of(variant):
+            model = Net(kind, work).to(device)
+            called = torch.compile(model, dynamic=True) if variant.endswith("compiled") else model
+            run, error = Run(called, data, fixed=fixed, train=train), ""
+            try:
+                found = run.trained()
+                wanted = found if wanted is None else wanted
+                off = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6))
+                          for a, b in zip(found, wanted, strict=True))  # fmt: skip
                 if off > TOLERANCE:
                     raise AssertionError(f"{kind} {variant}: off by {off:.2g}")
-        except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as problem:
-            error = type(problem).__name__
+            except (RuntimeError, torch._dynamo.exc.TorchDynamoException) as problem:
+                error = type(problem).__name__
         rows.append({"variant": variant, "error": error})
         if not error:
             runs[variant] = run
     seconds: dict[str, list[float]] = {variant: [] for variant in runs}
     for _, (variant, run) in itertools.product(range(rounds), runs.items()):
         with mode_of(variant):
-            seconds[variant] += laps(run, device, 4)
+            seconds[variant] += laps(run, device)
     for row in rows:
         if row["variant"] in runs:
             took = quantiles(seconds[row["variant"]])
             with mode_of(row["variant"]):
                 on_device = device_ms(runs[row["variant"]], device)
-            row |= {"wall_ms": took.median, "p20": took.p20, "p80": took.p80,
-                    "device_ms": on_device}  # fmt: skip
+            row |= {"least_ms": 1e3 * min(seconds[row["variant"]]), "wall_ms": took.median,
+                    "p20": took.p20, "p80": took.p80, "device_ms": on_device,
+                    "clock": clock_of(device).__name__}  # fmt: skip
     settings.always = None
     return rows
 
 
+def ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """How many times faster than its rival a variant is, by least times, a row a case."""
+    least = frame.pivot_table("least_ms", CASE, "variant", sort=False)
+    pairs = {"patched": "stock", "always": "stock", "patched compiled": "compiled"}
+    shares = {mine: least[rival] / least[mine] for mine, rival in pairs.items()
+              if mine in least and rival in least}  # fmt: skip
+    return pd.DataFrame(shares)
+
+
+def show(frame: pd.DataFrame) -> None:
+    """Print all ratios, and the cases that lose more than noise."""
+    shares = ratios(frame)
+    print(shares.unstack("workload").round(2).to_string())
+    for variant, column in shares.items():
+        lost = column[column < LOST].sort_values()
+        mean = float(column.map(math.log).mean())
+        print(f"{variant}: geometric mean {math.exp(mean):.2f}, {len(lost)} of {len(column)} lost")
+        for case, share in lost.items():
+            print(f"  {share:.2f}  {', '.join(case)}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
+                        choices=GRIDS)  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="three small workloads")
     parser.add_argument("--models", nargs="+", choices=LAYERS, default=[*LAYERS])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS[:2]])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="folder of the CSV")
+    parser.add_argument("--graphs", nargs="+", choices=("fixed", "new"), default=["fixed", "new"])
+    parser.add_argument("--modes", nargs="+", choices=("inference", "training"),
+                        default=["inference", "training"])  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--out", type=Path, help="folder of the CSV and the plot")
     options = parser.parse_args(arguments)
-    folder = options.out or Path(__file__).with_name("results")
+    folder = options.out or (results.QUICK if options.quick else results.FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
     facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
-    names = options.workloads or (QUICK if options.quick else [*WORKLOADS])
-    cases = list(itertools.product(names, options.models, (True, False)))
+    grid = QUICK if options.quick else GRIDS
+    names = options.workloads or grid[options.device]
+    cases = list(itertools.product(names, options.models, options.graphs, options.modes))
     rows = []
-    for name, kind, fixed in tqdm(cases, unit="case"):
-        found = measure(kind, WORKLOADS[name], options.device, options.variants, options.rounds,
-                        fixed=fixed)  # fmt: skip
-        graph = "fixed" if fixed else "new"
-        rows += [{"workload": name, "model": kind, "graph": graph, **row, **facts} for row in found]
-        frame = pd.DataFrame(rows)
-        frame.to_csv(folder / f"{NAME}_{options.device}.csv", index=False, float_format="%.5g")
-    wall = frame.pivot_table("wall_ms", ["workload", "model", "graph"], "variant", sort=False)
-    for variant in options.variants[1:]:
-        if variant in wall:
-            wall[f"stock / {variant}"] = wall["stock"] / wall[variant]
-    print(wall.round(3).to_string())
+    path = folder / f"{NAME}_{options.device}.csv"
+    with pyg_accel.patched():
+        for name, kind, graph, mode in (progress := tqdm(cases, unit="case")):
+            case = {"workload": name, "model": kind, "graph": graph, "mode": mode}
+            progress.set_postfix_str(", ".join(case.values()))
+            found = measure(kind, WORKLOADS[name], options.device, options.variants, options.rounds,
+                            fixed=graph == "fixed", train=mode == "training")  # fmt: skip
+            rows += [{**case, **row, **facts} for row in found]
+            frame = pd.DataFrame(rows)  # written each time: a run takes hours
+            frame.to_csv(path, index=False, float_format="%.5g")
+    show(frame)
+    plot.save(plot.draw_ratios(ratios(frame)), path.with_suffix(".png"))
+    print(f"written: {path}, {path.with_suffix('.png')}")
 
 
 if __name__ == "__main__":

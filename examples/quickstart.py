@@ -73,10 +73,10 @@ def parse_options() -> argparse.Namespace:
     datasets = ["community", "Cora", "CiteSeer", "facebook-pages"]
     parser.add_argument("--dataset", choices=datasets, default="community")
     parser.add_argument("--root", help="folder with the files of a real data set")
-    parser.add_argument("--nodes", type=int, default=30_000, help="of the community graph")
-    parser.add_argument("--edges", type=int, default=600_000, help="of the community graph")
+    parser.add_argument("--nodes", type=int, default=20_000, help="of the community graph")
+    parser.add_argument("--edges", type=int, default=400_000, help="of the community graph")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--hidden", type=int, default=64)
     options = parser.parse_args()
     if options.dataset != "community" and options.root is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyg_accel.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
-    from pyg_accel import layers, ops
+    from pyg_accel import layers, ops, transforms
     from pyg_accel.backends import register_backend, use_backend
     from pyg_accel.cbsr import CBSR
     from pyg_accel.cuda_graphs import graphed, graphed_step
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 
 ask_for_large_pages()
 
-_ROOMS = {"backends", "errors", "layers", "ops", "rewrite", "testing"}
+_ROOMS = {"backends", "errors", "layers", "ops", "rewrite", "testing", "transforms"}
 _HOME = {
     "BackendNotSupported": "pyg_accel.errors",
     "CBSR": "pyg_accel.cbsr",
@@ -92,6 +92,7 @@ __all__ = [
     "sampled",
     "sampling_rates",
     "to_maxk",
+    "transforms",
     "unpatch",
     "use_backend",
 ]

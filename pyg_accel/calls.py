@@ -88,11 +88,12 @@ def record(layer: str, formula: str, backend: str, reason: str, seconds: float) 
         return
     key = (layer, formula, backend, reason)
     with _lock:
-        if key not in _rows and len(_rows) >= _MOST_ROWS:
-            layer, backend = "(others)", "" if formula else "PyG"
-            formula, reason = (_OTHERS, "") if formula else ("", _OTHERS)
-            key = (layer, formula, backend, reason)
-        row = _rows.setdefault(key, Row(layer, formula, backend, reason))
+        row = _rows.get(key)
+        if row is None:
+            if len(_rows) >= _MOST_ROWS:
+                backend = "" if formula else "PyG"
+                key = ("(others)", _OTHERS if formula else "", backend, "" if formula else _OTHERS)
+            row = _rows.setdefault(key, Row(*key))
         row.calls += 1
         row.seconds += seconds
 

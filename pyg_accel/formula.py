@@ -13,6 +13,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import copysign
 
 __all__ = [
     "BINARY",
@@ -91,11 +92,19 @@ class Operand:
         return f"{self.side}{self.index}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Const:
-    """A number."""
+    """A number; 0.0 and -0.0 are two, as quotients tell."""
 
     value: float
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Const:
+            return NotImplemented
+        return self.value == other.value and copysign(1, self.value) == copysign(1, other.value)
+
+    def __hash__(self) -> int:
+        return hash((Const, self.value))
 
     def __str__(self) -> str:
         return repr(self.value)

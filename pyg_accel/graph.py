@@ -1,5 +1,6 @@
 """The graph as kernels want it: CSR by target node, its transpose, the way back to edges."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -227,6 +228,22 @@ class Graph:
         rowptr = torch.searchsorted(keys, starts, out_int32=narrow)
         col, perm = (keys % stride).to(dtype), perm.to(dtype)
         return cls.trusted(rowptr, col, perm, num_cols, sorted=True)
+
+    def arrays(self) -> list[Tensor | None]:
+        """Return all arrays, those of the transpose too, in the order of :meth:`of_arrays`."""
+        turned = self._transposed or (None, None, None)
+        return [self.rowptr, self.col, self.perm, *turned, self._transposed_edges]
+
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[Tensor | None], num_cols: int) -> "Graph":
+        """Hold what :meth:`arrays` of a graph that was built from an edge list returned."""
+        rowptr, col, perm, colptr, row, turned, edges = arrays
+        assert rowptr is not None and col is not None
+        graph = cls.trusted(rowptr, col, perm, num_cols, sorted=True)
+        if colptr is not None and row is not None and turned is not None:
+            graph._transposed = colptr, row, turned
+        graph._transposed_edges = edges
+        return graph
 
     @property
     def num_edges(self) -> int:

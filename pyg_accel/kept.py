@@ -95,12 +95,16 @@ class Glimpses:
         """Return whether somebody sees a tensor for the first time, or after it was changed."""
         place, version = (by, id(tensor)), version_of(tensor)
         with self._lock:
-            known = self._seen.pop(place, None)
-            new = known is None or known[0]() is not tensor or known[1] != version
-            self._seen[place] = (weakref.ref(tensor), version) if known is None or new else known
-            if len(self._seen) > self._most:
+            known = self._seen.get(place)
+            if known is not None and known[0]() is tensor and known[1] == version:
+                self._seen.move_to_end(place)
+                return False
+            self._seen[place] = (weakref.ref(tensor), version)
+            if known is not None:
+                self._seen.move_to_end(place)
+            elif len(self._seen) > self._most:
                 self._seen.popitem(last=False)
-        return new
+        return True
 
     def clear(self) -> None:
         """Forget everything."""

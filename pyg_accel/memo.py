@@ -9,27 +9,23 @@ runs; but an edge_index that equals one which came out before is replaced by tha
 far cheaper than sorting, and needs no belief in what the function does.
 
 Tensors that come back are shared, and so none of them may get to where somebody could change it: a
-layer borrows them while its forward runs (:meth:`Memo.lending`), and leaves copies behind where it
+layer borrows them while its forward runs (:meth:`Memo.begin`), and leaves copies behind where it
 returns or keeps one.
 """
 
 import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.kept import Kept, Snapshot, memory_of
+from pyg_accel.kept import Glimpses, Kept, Snapshot, memory_of
 from pyg_accel.settings import settings
 
 __all__ = ["MEMO", "Memo", "copied", "is_sparse_tensor", "tensors_in"]
 
-# So many results that nobody asked for again in a row are those of sampled batches.
-_PATIENCE, _GLIMPSES = 16, 64
+_INERT = frozenset({type(None), bool, int, float, str})  # what most attributes of layers are
 
 
 class _Remembered(NamedTuple):
@@ -64,6 +60,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def copied(value: Any, shared: list[Tensor]) -> Any:
     """Return a value with copies of tensors that share memory with certain ones."""
+    if type(value) in _INERT:
+        return value
     if is_sparse_tensor(value):
         again = not set(map(memory_of, tensors_in(value))).isdisjoint(map(memory_of, shared))
         return value.clone() if again else value
@@ -97,6 +95,23 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
+class _Running(threading.local):
+    """What a thread is about.
+
+    Attributes:
+        on: a function runs whose inner calls need no memory.
+        lent: what the layer that runs has borrowed; None outside of layers.
+        layer: the identity of that layer.
+    """
+
+    on = False
+    lent: list[Tensor] | None = None
+    layer = 0
+
+
+_Before = tuple[list[Tensor] | None, int]
+
+
 class Memo:
     """Results by the identity and version of tensor arguments and the value of the others.
 
@@ -111,14 +126,12 @@ class Memo:
         # What came out of functions of an edge_index, by that parent.
         self._families: Kept[list[Tensor]] = Kept(lambda: settings.graph_cache)
         self._lock = threading.RLock()
-        # Of a thread: if a function runs whose inner calls need no memory; what a layer borrowed.
-        self._running = threading.local()
-        self._unused = 0  # results remembered since one was asked for again
-        self._glimpsed: OrderedDict[int, weakref.ref[Tensor]] = OrderedDict()
+        self._running = _Running()
+        self._glimpses = Glimpses(256)
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
-        if getattr(self._running, "on", False):  # what it calls needs no memory of its own
+        if self._running.on:  # what it calls needs no memory of its own
             return function(*args, **kwargs)
         values = [*args, *kwargs.values()]
         tensors: list[Tensor] = []
@@ -142,7 +155,6 @@ class Memo:
         except TypeError:  # an argument that cannot be a key
             return self._equal_to_known(values, self.run(function, *args, **kwargs))
         if known is not None and known.fits():
-            self._unused = 0
             return known.result
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
         made = tensors_in(result)
@@ -150,40 +162,54 @@ class Memo:
             return result
         # A result that is an argument, or a view of one, would keep itself alive.
         if not any(r is t or r._base is t for r in made for t in tensors):
-            self._unused += 1
             self._results.put(tensors, key, _Remembered(result, Snapshot(made)))
         return result
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function; what it calls is not remembered either."""
-        before = getattr(self._running, "on", False)
-        self._running.on = True
+        before, self._running.on = self._running.on, True
         try:
             return function(*args, **kwargs)
         finally:
             self._running.on = before
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing is remembered: outside of layers, and inside of a function."""
+        return self._running.lent is None or self._running.on
+
+    @property
     def lent(self) -> list[Tensor] | None:
         """What the layer that runs has borrowed; None outside of layers."""
-        return getattr(self._running, "lent", None)
+        return self._running.lent
 
-    @contextmanager
-    def lending(self) -> Iterator[list[Tensor]]:
-        """Let a layer borrow results in a ``with`` block; yields the list of their tensors."""
-        before, lent = self.lent, list[Tensor]()
-        self._running.lent = lent
-        try:
-            yield lent
-        finally:
-            self._running.lent = before
-            if before is not None:  # what one layer returns to another is borrowed still
-                before += lent
+    def begin(self, layer: object) -> _Before:
+        """Let a layer borrow results until :meth:`end` is called with what this returns."""
+        running = self._running
+        before = running.lent, running.layer
+        running.lent, running.layer = [], id(layer)
+        return before
+
+    def end(self, before: _Before) -> list[Tensor]:
+        """Return what the layer has borrowed; what it returns to another is borrowed still."""
+        running = self._running
+        lent = running.lent or []
+        running.lent, running.layer = before
+        if running.lent is not None:
+            running.lent += lent
+        return lent
+
+    def is_new(self, function: Callable[..., Any], edge_index: Tensor) -> bool:
+        """Whether the layer that runs has not called a function of this edge_index before.
+
+        To remember what comes of a small batch costs more than it saves the next layers.
+        """
+        return self._glimpses.is_new((function, self._running.layer), edge_index)
 
     def lend(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As a call, for the layer that runs; what it has already comes as a copy."""
         result, lent = self(function, *args, **kwargs), self.lent
-        if lent is None or getattr(self._running, "on", False):
+        if lent is None or self._running.on:
             return result
         given = set(map(memory_of, tensors_in([*args, *kwargs.values()])))
         made = [t for t in tensors_in(result) if memory_of(t) not in given]
@@ -191,23 +217,6 @@ class Memo:
             return copied(result, made)
         lent += made
         return result
-
-    def expects_no_more_of(self, edge_index: Tensor) -> bool:
-        """Whether this is new, as all have been of late that were not seen again.
-
-        To remember what comes of a small batch costs more than it can save once; the next time the
-        same edge_index comes it is another matter.
-        """
-        if self._unused < _PATIENCE:
-            return False
-        with self._lock:
-            known = self._glimpsed.get(id(edge_index))
-            if known is not None and known() is edge_index:
-                return False
-            self._glimpsed[id(edge_index)] = weakref.ref(edge_index)
-            while len(self._glimpsed) > _GLIMPSES:
-                self._glimpsed.popitem(last=False)
-        return True
 
     def _equal_to_known(self, values: list[Any], result: Any) -> Any:
         """Return a result with every edge_index replaced by an equal one of the same parent."""
@@ -236,8 +245,7 @@ class Memo:
         """Forget everything."""
         self._results.clear()
         self._families.clear()
-        self._glimpsed.clear()
-        self._unused = 0
+        self._glimpses.clear()
 
     def __len__(self) -> int:
         return len(self._results) + sum(map(len, self._families.values()))

@@ -217,3 +217,13 @@ def test_numbers_keep_every_digit():
         found = parse(str(Const(value)))
         assert found.value == value
         assert math.copysign(1, found.value) == math.copysign(1, value)
+
+
+def test_zeros_of_two_signs_are_two_numbers():
+    assert Const(0.0) != Const(-0.0)
+    assert {Const(0.0): 1}.get(Const(-0.0)) is None
+    assert Const(0.0) == Const(0.0)
+    assert Const(2.0) == Const(2)
+    assert Const(0.0) != 0.0
+    x0 = Operand("u", 0)
+    assert Binary("div", x0, Const(0.0)) != Binary("div", x0, Const(-0.0))

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "kernels.h"
 #include "tensors.h"
@@ -35,47 +37,77 @@ int64_t last_level_cache() {
 }
 
 Config& config() {
-  static Config instance{"", 0, 0, last_level_cache()};
+  static Config instance{0, 0, last_level_cache()};
   return instance;
 }
 
-bool runs(const std::string& isa) {
-  if (isa == "portable")
-    return true;
+struct Isa {
+  const char* name;
+  bool runs;  // on this processor
+  const Kernels* kernels[kDTypes];
+};
+
+#define PYG_ACCEL_ISA(isa, runs)                                                       \
+  Isa {                                                                                \
+    #isa, runs, {                                                                      \
+      &isa::kernels_of(float{}), &isa::kernels_of(double{}), &isa::kernels_of(bf16{}), \
+          &isa::kernels_of(fp16{})                                                     \
+    }                                                                                  \
+  }
+
+// The fastest last.
+const std::vector<Isa>& instruction_sets() {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-  if (isa == "avx2")
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
-  if (isa == "avx512")
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  __builtin_cpu_init();  // not every linker's start-up code has done it
 #endif
-  return false;
+  static const std::vector<Isa> all{
+#ifndef PYG_ACCEL_WITHOUT_PORTABLE
+      PYG_ACCEL_ISA(portable, true),
+#endif
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#ifndef PYG_ACCEL_WITHOUT_AVX2
+      PYG_ACCEL_ISA(avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                              __builtin_cpu_supports("f16c")),
+#endif
+#ifndef PYG_ACCEL_WITHOUT_AVX512
+      PYG_ACCEL_ISA(avx512,
+                    __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")),
+#endif
+#endif
+  };
+  return all;
 }
 
-const KernelTable& table(const std::string& isa) {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-  if (isa == "avx512")
-    return kAvx512Kernels;
-  if (isa == "avx2")
-    return kAvx2Kernels;
-#endif
-  return kPortableKernels;
+// By name, or the fastest that this processor runs; null if it runs none of that name.
+const Isa* find_isa(const std::string& name) {
+  const Isa* found = nullptr;
+  for (const Isa& isa : instruction_sets())
+    if (isa.runs && (name.empty() || name == isa.name))
+      found = &isa;
+  return found;
+}
+
+const Isa*& chosen() {
+  static const Isa* isa = find_isa("");
+  STD_TORCH_CHECK(isa, "this library was built for another processor (PYG_ACCEL_NATIVE=1)");
+  return isa;
 }
 
 void configure(const std::string& isa, int64_t block_width, int64_t block_cols) {
-  STD_TORCH_CHECK(isa.empty() || runs(isa), "this processor or build has no '", isa, "' kernels");
-  config().isa = isa;
+  const Isa* found = find_isa(isa);
+  STD_TORCH_CHECK(found, "this processor or build has no '", isa, "' kernels");
+  chosen() = found;
   config().block_width = block_width;
   config().block_cols = block_cols;
 }
 
 std::string info() {
   std::string supported;
-  for (const char* isa : {"portable", "avx2", "avx512"})
-    if (runs(isa))
-      supported += (supported.empty() ? "" : ",") + std::string(isa);
-  return "isa=" + std::string(kernels().name) + ";supported=" + supported +
+  for (const Isa& isa : instruction_sets())
+    if (isa.runs)
+      supported += (supported.empty() ? "" : ",") + std::string(isa.name);
+  return "isa=" + std::string(chosen()->name) + ";supported=" + supported +
          ";cache_bytes=" + std::to_string(config().cache_bytes);
 }
 
@@ -85,9 +117,8 @@ const Config& current_config() {
   return config();
 }
 
-const KernelTable& kernels() {
-  static const KernelTable& fastest = table(runs("avx512") ? "avx512" : runs("avx2") ? "avx2" : "");
-  return config().isa.empty() ? fastest : table(config().isa);
+const Kernels& kernels(DType dtype) {
+  return *chosen()->kernels[static_cast<int>(dtype)];
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CompositeExplicitAutograd, m) {

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 namespace pyg_accel {
 
 struct Config {
-  std::string isa;      // "" picks the fastest
   int64_t block_width;  // feature columns a pass, 0: from the cache size
   int64_t block_cols;   // source ids a pass, 0: from the cache size
   int64_t cache_bytes;  // last-level cache

@@ -94,7 +94,7 @@ void run_list(ProgramArgs args, DType dtype) {
   args.csr.eid = nullptr;
   for (int i = 0; i < args.num_instructions; ++i)
     args.instructions[i].invariant = false;
-  const auto run = kernels().program_list[static_cast<int>(dtype)][args.csr.wide];
+  const auto run = kernels(dtype).program_list[args.csr.wide];
   const int64_t edges = args.csr.num_entries;
   const bool serial = edges * args.heads * args.width < kSerialElements;
   const int64_t tasks = serial ? 1 : torch::stable::get_num_threads() * 16;
@@ -120,7 +120,6 @@ std::vector<Tensor> gspmm(const Tensor& rowptr,
                           bool want_arg,
                           bool arg_is_col) {
   const DType dtype = dtype_of(like);
-  const int d = static_cast<int>(dtype);
   ProgramArgs args{};
   args.csr = csr_of(rowptr, col, eid, num_cols, false);
   check_sides(args.csr, operands, sides);
@@ -172,8 +171,8 @@ std::vector<Tensor> gspmm(const Tensor& rowptr,
       sum_result || sources == 0
           ? width
           : choose_blocking(args.csr, heads * sources, width, element, false).width;
-  const KernelTable& table = kernels();
-  const auto run = table.program_rows[d][args.csr.wide];
+  const Kernels& table = kernels(dtype);
+  const auto run = table.program_rows[args.csr.wide];
   for (int64_t f = 0; f < width; f += block) {
     const Range columns{0, 0, f, std::min(width, f + block)};
     parallel_rows(args.csr, heads * width, [&](int64_t begin, int64_t end) {
@@ -182,7 +181,7 @@ std::vector<Tensor> gspmm(const Tensor& rowptr,
   }
   const int64_t accumulator = dtype == DType::kDouble ? 8 : 4;
   reduce_hubs(args, 2 * accumulator * args.num_reduces * heads * out_width,
-              table.program_piece[d][args.csr.wide], table.program_combine[d][args.csr.wide]);
+              table.program_piece[args.csr.wide], table.program_combine[args.csr.wide]);
   return results;
 }
 

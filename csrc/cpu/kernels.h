@@ -253,53 +253,65 @@ struct Piece {
 
 struct StagesArgs;  // see stages.h
 
-struct KernelTable {
-  const char* name;
-  void (*spmm_rows[kDTypes][2])(const SpmmArgs&, const Range&);
-  void (*spmm_piece[kDTypes][2])(const SpmmArgs&, const Piece&, void* partial);
-  void (*spmm_combine[kDTypes][2])(const SpmmArgs&, int64_t row, void* partials, int64_t count);
-  void (*program_rows[kDTypes][2])(const ProgramArgs&, const Range&);
-  void (*program_list[kDTypes][2])(const ProgramArgs&, const Range&);
-  void (*program_piece[kDTypes][2])(const ProgramArgs&, const Piece&, void* partial);
-  void (*program_combine[kDTypes][2])(const ProgramArgs&,
-                                      int64_t row,
-                                      void* partials,
-                                      int64_t count);
-  void (*dot_rows[kDTypes][2])(const DotArgs&, const Range&);
-  void (*dot_piece[kDTypes][2])(const DotArgs&, const Piece&);
-  void (*softmax_rows[kDTypes][2])(const SoftmaxArgs&, const Range&);
-  // `scratch` and `partial` hold `args.accumulators` numbers.
-  void (*stages_rows[kDTypes][2])(const StagesArgs&, const Range&, void* scratch);
-  void (*stages_piece[kDTypes][2])(const StagesArgs&, const Piece&, void* partial);
-  void (*stages_combine[kDTypes][2])(const StagesArgs&, int64_t row, void* partials, int64_t count);
-  void (*row_dots[kDTypes][2])(const DotArgs&, const Range&);
-  // `scratch`: width + 64 keys of the size of an accumulator.
-  void (*maxk_rows[kDTypes])(const MaxkArgs&, int64_t begin, int64_t end, void* scratch);
-  // By double and by int64. `scratch` and `partial`: width and 2 * width numbers.
-  void (*cbsr_spmm_rows[2][2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
-  void (*cbsr_spmm_piece[2][2])(const CbsrArgs&, const Piece&, void* partial);
-  void (*cbsr_spmm_combine[2][2])(const CbsrArgs&, int64_t row, void* partials, int64_t count);
+// In float and double alone. Of the pairs, the second is for 64-bit indices of the graph or, in the
+// products with a dense matrix, for 16-bit columns.
+struct CbsrKernels {
+  // `scratch` and `partial`: width and 2 * width numbers.
+  void (*spmm_rows[2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
+  void (*spmm_piece[2])(const CbsrArgs&, const Piece&, void* partial);
+  void (*spmm_combine[2])(const CbsrArgs&, int64_t row, void* partials, int64_t count);
   // Columns [begin, end) of the graph; `scratch`: (end - begin) * k numbers.
-  void (*cbsr_sspmm_cols[2][2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
-  void (*cbsr_dot_rows[2][2])(const CbsrArgs&, int64_t begin, int64_t end);
-  void (*cbsr_dot_piece[2][2])(const CbsrArgs&, const Piece&);
-  // By double and by 16-bit columns. `sums` and `run`: width * columns numbers each.
-  void (*cbsr_mm_rows[2][2])(const CbsrLinearArgs&, int64_t begin, int64_t end);
-  void (*cbsr_sddmm_rows[2][2])(const CbsrLinearArgs&, int64_t begin, int64_t end);
-  void (*cbsr_mm_t_rows[2][2])(const CbsrLinearArgs&,
-                               int64_t begin,
-                               int64_t end,
-                               void* sums,
-                               void* run);
-  // `scratch` holds 3 * args.most numbers.
-  void (*sampled_rows[kStorages][2])(const SampledArgs&, const Range&, int64_t* scratch);
+  void (*sspmm_cols[2])(const CbsrArgs&, int64_t begin, int64_t end, void* scratch);
+  void (*dot_rows[2])(const CbsrArgs&, int64_t begin, int64_t end);
+  void (*dot_piece[2])(const CbsrArgs&, const Piece&);
+  // `sums` and `run`: width * columns numbers each.
+  void (*mm_rows[2])(const CbsrLinearArgs&, int64_t begin, int64_t end);
+  void (*sddmm_rows[2])(const CbsrLinearArgs&, int64_t begin, int64_t end);
+  void (*mm_t_rows[2])(const CbsrLinearArgs&, int64_t begin, int64_t end, void* sums, void* run);
 };
 
-extern const KernelTable kPortableKernels;
-extern const KernelTable kAvx2Kernels;
-extern const KernelTable kAvx512Kernels;
+// `scratch` holds 3 * args.most numbers.
+using SampledRows = void (*)(const SampledArgs&, const Range&, int64_t* scratch);
 
-// The fastest table this processor can run, unless a test or a user chose another by name.
-const KernelTable& kernels();
+// What one instruction set does in one dtype. Each is a file of its own to compile, so that they
+// share out among cores. Of the pairs, the second is for 64-bit indices.
+struct Kernels {
+  void (*spmm_rows[2])(const SpmmArgs&, const Range&);
+  void (*spmm_piece[2])(const SpmmArgs&, const Piece&, void* partial);
+  void (*spmm_combine[2])(const SpmmArgs&, int64_t row, void* partials, int64_t count);
+  void (*program_rows[2])(const ProgramArgs&, const Range&);
+  void (*program_list[2])(const ProgramArgs&, const Range&);
+  void (*program_piece[2])(const ProgramArgs&, const Piece&, void* partial);
+  void (*program_combine[2])(const ProgramArgs&, int64_t row, void* partials, int64_t count);
+  void (*dot_rows[2])(const DotArgs&, const Range&);
+  void (*dot_piece[2])(const DotArgs&, const Piece&);
+  void (*softmax_rows[2])(const SoftmaxArgs&, const Range&);
+  // `scratch` and `partial` hold `args.accumulators` numbers.
+  void (*stages_rows[2])(const StagesArgs&, const Range&, void* scratch);
+  void (*stages_piece[2])(const StagesArgs&, const Piece&, void* partial);
+  void (*stages_combine[2])(const StagesArgs&, int64_t row, void* partials, int64_t count);
+  void (*row_dots)(const DotArgs&, const Range&);
+  // `scratch`: width + 64 keys of the size of an accumulator.
+  void (*maxk_rows)(const MaxkArgs&, int64_t begin, int64_t end, void* scratch);
+  SampledRows sampled_rows[2];
+  CbsrKernels cbsr;
+  SampledRows sampled_int8[2], sampled_float8[2];  // in float alone, which they are added up in
+};
+
+#define PYG_ACCEL_DECLARE_KERNELS(isa) \
+  namespace isa {                      \
+  const Kernels& kernels_of(float);    \
+  const Kernels& kernels_of(double);   \
+  const Kernels& kernels_of(bf16);     \
+  const Kernels& kernels_of(fp16);     \
+  }
+PYG_ACCEL_DECLARE_KERNELS(portable)
+PYG_ACCEL_DECLARE_KERNELS(avx2)
+PYG_ACCEL_DECLARE_KERNELS(avx512)
+#undef PYG_ACCEL_DECLARE_KERNELS
+
+// Those of the fastest instruction set that this processor has, unless a test or a user chose
+// another by name.
+const Kernels& kernels(DType dtype);
 
 }  // namespace pyg_accel

@@ -295,7 +295,8 @@ class Machine {
                                       : A{};
   }
 
-  void execute(bool invariant) {
+  // Not inlined: a call is nothing beside a tile, and each copy of this takes seconds to compile.
+  __attribute__((noinline)) void execute(bool invariant) {
     for (int i = 0; i < a_.num_instructions; ++i) {
       const Instruction& in = a_.instructions[i];
       if (in.invariant != invariant)

@@ -19,15 +19,15 @@ void check_indices(const Tensor& indices, int64_t width) {
                   "above");
 }
 
-// Whether it holds doubles; CBSR products know these and floats.
-bool check_matrix(const Tensor& t, const char* name, int64_t rows, int64_t columns) {
+// Returns the dtype: CBSR products know floats and doubles.
+DType check_matrix(const Tensor& t, const char* name, int64_t rows, int64_t columns) {
   STD_TORCH_CHECK(
       t.is_cpu() && t.is_contiguous() && t.dim() == 2 && t.size(0) == rows && t.size(1) == columns,
       "expected '", name, "' to be contiguous [", rows, ", ", columns, "]");
   const DType dtype = dtype_of(t);
   STD_TORCH_CHECK(dtype == DType::kFloat || dtype == DType::kDouble, "expected '", name,
                   "' in float32 or float64");
-  return dtype == DType::kDouble;
+  return dtype;
 }
 
 const void* check_weight(const std::optional<Tensor>& weight, const Tensor& like, int64_t edges) {
@@ -49,7 +49,7 @@ std::vector<Tensor> maxk(const Tensor& x, int64_t k) {
       torch::stable::new_empty(x, {rows, k}, wide ? ScalarType::UInt16 : ScalarType::Byte);
   const MaxkArgs args{
       x.const_data_ptr(), values.mutable_data_ptr(), indices.mutable_data_ptr(), width, k, wide};
-  const auto run = kernels().maxk_rows[static_cast<int>(dtype_of(x))];
+  const auto run = kernels(dtype_of(x)).maxk_rows;
   const int64_t some = std::max<int64_t>(1, kSerialElements / width);
   parallel_tasks((rows + some - 1) / some, rows <= some, [&](int64_t i) {
     std::vector<int64_t> keys(width + 64);
@@ -71,7 +71,7 @@ Tensor cbsr_spmm(const Tensor& rowptr,
   args.csr = csr_of(rowptr, col, eid, num_cols, false);
   check_indices(indices, width);
   args.k = indices.size(1);
-  const bool d = check_matrix(values, "values", num_cols, args.k);
+  const DType dtype = check_matrix(values, "values", num_cols, args.k);
   args.values = values.const_data_ptr();
   args.indices = indices.const_data_ptr();
   args.wide = wide_indices(width);
@@ -82,13 +82,13 @@ Tensor cbsr_spmm(const Tensor& rowptr,
   args.out = out.mutable_data_ptr();
   if (out.numel() == 0)
     return out;
-  const KernelTable& table = kernels();
+  const CbsrKernels& table = kernels(dtype).cbsr;
   parallel_rows(args.csr, args.k, [&](int64_t begin, int64_t end) {
     std::vector<double> scratch(width);
-    table.cbsr_spmm_rows[d][args.csr.wide](args, begin, end, scratch.data());
+    table.spmm_rows[args.csr.wide](args, begin, end, scratch.data());
   });
   reduce_hubs(args, 2 * width * element_bytes(values.scalar_type()),
-              table.cbsr_spmm_piece[d][args.csr.wide], table.cbsr_spmm_combine[d][args.csr.wide]);
+              table.spmm_piece[args.csr.wide], table.spmm_combine[args.csr.wide]);
   return out;
 }
 
@@ -107,7 +107,7 @@ Tensor cbsr_sspmm(const Tensor& rowptr,
   args.csr = csr_of(rowptr, col, eid, num_cols, sorted);
   check_vector(rowptr_t, "rowptr_t", num_cols + 1, args.csr.wide);
   args.width = x.size(1);
-  const bool d = check_matrix(x, "x", args.csr.num_rows, args.width);
+  const DType dtype = check_matrix(x, "x", args.csr.num_rows, args.width);
   check_indices(indices, args.width);
   STD_TORCH_CHECK(indices.size(0) == num_cols, "expected 'indices' to have ", num_cols, " rows");
   args.k = indices.size(1);
@@ -130,7 +130,7 @@ Tensor cbsr_sspmm(const Tensor& rowptr,
   const int64_t threads = serial ? 1 : torch::stable::get_num_threads();
   const int64_t rounds = (bytes + threads * share - 1) / (threads * share);
   const std::vector<int64_t> bounds = split_rows(transposed, rounds * threads);
-  const auto run = kernels().cbsr_sspmm_cols[d][args.csr.wide];
+  const auto run = kernels(dtype).cbsr.sspmm_cols[args.csr.wide];
   parallel_tasks(static_cast<int64_t>(bounds.size()) - 1, serial, [&](int64_t i) {
     std::vector<double> scratch((bounds[i + 1] - bounds[i]) * args.k);
     run(args, bounds[i], bounds[i + 1], scratch.data());
@@ -148,10 +148,10 @@ Tensor cbsr_dot(const Tensor& rowptr,
   CbsrArgs args{};
   args.csr = csr_of(rowptr, col, eid, num_cols, false);
   args.width = x.size(1);
-  const bool d = check_matrix(x, "x", args.csr.num_rows, args.width);
+  const DType dtype = check_matrix(x, "x", args.csr.num_rows, args.width);
   check_indices(indices, args.width);
   args.k = indices.size(1);
-  STD_TORCH_CHECK(check_matrix(values, "values", num_cols, args.k) == d,
+  STD_TORCH_CHECK(check_matrix(values, "values", num_cols, args.k) == dtype,
                   "expected 'values' of the dtype of 'x'");
   args.values = values.const_data_ptr();
   args.indices = indices.const_data_ptr();
@@ -159,13 +159,13 @@ Tensor cbsr_dot(const Tensor& rowptr,
   args.x = x.const_data_ptr();
   Tensor out = new_result(x, {args.csr.num_entries});
   args.out = out.mutable_data_ptr();
-  const KernelTable& table = kernels();
+  const CbsrKernels& table = kernels(dtype).cbsr;
   parallel_rows(args.csr, args.k, [&](int64_t begin, int64_t end) {
-    table.cbsr_dot_rows[d][args.csr.wide](args, begin, end);
+    table.dot_rows[args.csr.wide](args, begin, end);
   });
   for (const int64_t row : find_hubs(args.csr))
     parallel_pieces(args.csr, row, [&](const Piece& piece, int64_t) {
-      table.cbsr_dot_piece[d][args.csr.wide](args, piece);
+      table.dot_piece[args.csr.wide](args, piece);
     });
   return out;
 }
@@ -194,15 +194,15 @@ void parallel_products(const CbsrLinearArgs& a, int64_t rows, const Run& run) {
 Tensor cbsr_mm(const Tensor& values, const Tensor& indices, int64_t width, const Tensor& dense) {
   CbsrLinearArgs args = linear_args(indices, width, dense.size(1));
   const int64_t rows = indices.size(0);
-  const bool d = check_matrix(values, "values", rows, args.k);
-  STD_TORCH_CHECK(check_matrix(dense, "dense", width, args.columns) == d,
+  const DType dtype = check_matrix(values, "values", rows, args.k);
+  STD_TORCH_CHECK(check_matrix(dense, "dense", width, args.columns) == dtype,
                   "expected 'dense' of the dtype of 'values'");
   args.values = values.const_data_ptr();
   args.dense = dense.const_data_ptr();
   Tensor out = new_result(values, {rows, args.columns});
   args.out = out.mutable_data_ptr();
   parallel_products(args, rows, [&](int64_t begin, int64_t end) {
-    kernels().cbsr_mm_rows[d][args.wide](args, begin, end);
+    kernels(dtype).cbsr.mm_rows[args.wide](args, begin, end);
   });
   return out;
 }
@@ -210,15 +210,15 @@ Tensor cbsr_mm(const Tensor& values, const Tensor& indices, int64_t width, const
 Tensor cbsr_sddmm(const Tensor& x, const Tensor& indices, const Tensor& dense) {
   CbsrLinearArgs args = linear_args(indices, dense.size(0), dense.size(1));
   const int64_t rows = indices.size(0);
-  const bool d = check_matrix(x, "x", rows, args.columns);
-  STD_TORCH_CHECK(check_matrix(dense, "dense", args.width, args.columns) == d,
+  const DType dtype = check_matrix(x, "x", rows, args.columns);
+  STD_TORCH_CHECK(check_matrix(dense, "dense", args.width, args.columns) == dtype,
                   "expected 'dense' of the dtype of 'x'");
   args.x = x.const_data_ptr();
   args.dense = dense.const_data_ptr();
   Tensor out = new_result(x, {rows, args.k});
   args.out = out.mutable_data_ptr();
   parallel_products(args, rows, [&](int64_t begin, int64_t end) {
-    kernels().cbsr_sddmm_rows[d][args.wide](args, begin, end);
+    kernels(dtype).cbsr.sddmm_rows[args.wide](args, begin, end);
   });
   return out;
 }
@@ -229,8 +229,8 @@ Tensor cbsr_mm_t(const Tensor& values, const Tensor& indices, int64_t width, con
   constexpr int64_t most_pieces = 16, least_rows = 512, most_bytes = int64_t{1} << 25;
   CbsrLinearArgs args = linear_args(indices, width, x.size(1));
   const int64_t rows = indices.size(0);
-  const bool d = check_matrix(values, "values", rows, args.k);
-  STD_TORCH_CHECK(check_matrix(x, "x", rows, args.columns) == d,
+  const DType dtype = check_matrix(values, "values", rows, args.k);
+  STD_TORCH_CHECK(check_matrix(x, "x", rows, args.columns) == dtype,
                   "expected 'x' of the dtype of 'values'");
   args.values = values.const_data_ptr();
   args.x = x.const_data_ptr();
@@ -245,7 +245,7 @@ Tensor cbsr_mm_t(const Tensor& values, const Tensor& indices, int64_t width, con
   const auto sums = std::make_unique_for_overwrite<char[]>(2 * pieces * size * number);
   parallel_tasks(pieces, pieces == 1, [&](int64_t i) {
     char* own = &sums[2 * i * size * number];
-    kernels().cbsr_mm_t_rows[d][args.wide](
+    kernels(dtype).cbsr.mm_t_rows[args.wide](
         args, std::min(rows, i * some), std::min(rows, (i + 1) * some), own, own + size * number);
   });
   auto add_up = [&]<class A>(A* total) {
@@ -255,8 +255,8 @@ Tensor cbsr_mm_t(const Tensor& values, const Tensor& indices, int64_t width, con
       for (int64_t e = 0; e < size; ++e)
         total[e] += parts[2 * i * size + e];
   };
-  d ? add_up(static_cast<double*>(out.mutable_data_ptr()))
-    : add_up(static_cast<float*>(out.mutable_data_ptr()));
+  dtype == DType::kDouble ? add_up(static_cast<double*>(out.mutable_data_ptr()))
+                          : add_up(static_cast<float*>(out.mutable_data_ptr()));
   return out;
 }
 

@@ -277,13 +277,14 @@ inline void program_blocks(const ProgramArgs& a, int64_t f_begin, int64_t f_end,
   }
 }
 
+// Not inlined: rows, lists and pieces share one copy of the loop over entries.
 template <class T, class I>
-inline void program_entries(Reducer<T, I>& reducer,
-                            const ProgramArgs& a,
-                            const Piece& piece,
-                            int64_t h,
-                            int64_t f,
-                            int n) {
+__attribute__((noinline)) void program_entries(Reducer<T, I>& reducer,
+                                               const ProgramArgs& a,
+                                               const Piece& piece,
+                                               int64_t h,
+                                               int64_t f,
+                                               int n) {
   if (a.sum_result)
     reducer.summed_entries(piece.row, piece.k_begin, piece.k_end, h);
   else

@@ -83,7 +83,10 @@ Tensor sampled(const Tensor& rowptr,
   if (out.numel() == 0)
     return out;
   args.most = std::min(limit, longest_row(args.csr));
-  const auto run = kernels().sampled_rows[static_cast<int>(storage)][args.csr.wide];
+  const Kernels& table = kernels(narrow ? DType::kFloat : static_cast<DType>(storage));
+  const SampledRows run = (storage == Storage::kInt8     ? table.sampled_int8
+                           : storage == Storage::kFloat8 ? table.sampled_float8
+                                                         : table.sampled_rows)[args.csr.wide];
   parallel_rows(args.csr, columns, [&](int64_t begin, int64_t end) {
     std::vector<int64_t> scratch(3 * args.most);
     run(args, Range{begin, end, 0, args.width}, scratch.data());

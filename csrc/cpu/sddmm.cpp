@@ -11,7 +11,6 @@ Tensor dot(const Tensor& rowptr,
            const Tensor& target,
            const Tensor& source) {
   const DType dtype = dtype_of(source);
-  const int d = static_cast<int>(dtype);
   check_features(target, "target", dtype);
   check_features(source, "source", dtype);
   DotArgs args{};
@@ -30,15 +29,15 @@ Tensor dot(const Tensor& rowptr,
   Tensor out = new_result(source, {args.csr.num_entries, args.heads});
   args.out = out.mutable_data_ptr();
 
-  const KernelTable& table = kernels();
+  const Kernels& table = kernels(dtype);
   // One pass over the whole width: blocks of columns would write every score several times, and
   // rows cut out of X reach over as many pages as whole ones.
   parallel_rows(args.csr, args.heads * args.width, [&](int64_t begin, int64_t end) {
-    table.dot_rows[d][args.csr.wide](args, Range{begin, end, 0, args.width});
+    table.dot_rows[args.csr.wide](args, Range{begin, end, 0, args.width});
   });
   for (const int64_t row : find_hubs(args.csr))
     parallel_pieces(args.csr, row, [&](const Piece& piece, int64_t) {
-      table.dot_piece[d][args.csr.wide](args, piece);
+      table.dot_piece[args.csr.wide](args, piece);
     });
   return out;
 }
@@ -67,7 +66,7 @@ Tensor softmax(const Tensor& rowptr,
   args.heads = scores.size(1);
   Tensor out = torch::stable::empty_like(scores);
   args.out = out.mutable_data_ptr();
-  const auto run = kernels().softmax_rows[static_cast<int>(dtype_of(scores))][args.csr.wide];
+  const auto run = kernels(dtype_of(scores)).softmax_rows[args.csr.wide];
   parallel_rows(args.csr, 4 * args.heads,
                 [&](int64_t begin, int64_t end) { run(args, Range{begin, end, 0, 0}); });
   return out;

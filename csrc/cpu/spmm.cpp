@@ -18,7 +18,6 @@ std::vector<Tensor> spmm(const Tensor& rowptr,
                          bool want_arg,
                          bool arg_is_col) {
   const DType dtype = dtype_of(x);
-  const int d = static_cast<int>(dtype);
   check_features(x, "x", dtype);
   SpmmArgs args{};
   args.csr = csr_of(rowptr, col, eid, num_cols, sorted);
@@ -57,12 +56,12 @@ std::vector<Tensor> spmm(const Tensor& rowptr,
   if (result[0].numel() == 0)
     return result;
 
-  const KernelTable& table = kernels();
+  const Kernels& table = kernels(dtype);
   const bool sums = args.reduce == Reduce::kSum || args.reduce == Reduce::kMean;
   const int64_t element = element_bytes(x.scalar_type());
   const Blocking blocking =
       choose_blocking(args.csr, args.heads, args.width, element, sums && element >= 4);
-  const auto run = table.spmm_rows[d][args.csr.wide];
+  const auto run = table.spmm_rows[args.csr.wide];
   auto pass = [&](int64_t f_begin, int64_t f_end) {
     parallel_rows(args.csr, args.heads * (f_end - f_begin), [&](int64_t begin, int64_t end) {
       run(args, Range{begin, end, f_begin, f_end});
@@ -98,8 +97,8 @@ std::vector<Tensor> spmm(const Tensor& rowptr,
   args.x_stride = x.stride(0);
   args.x_begin = 0;
   const int64_t accumulator = dtype == DType::kDouble ? 8 : 4;
-  reduce_hubs(args, 2 * accumulator * args.heads * args.width, table.spmm_piece[d][args.csr.wide],
-              table.spmm_combine[d][args.csr.wide]);
+  reduce_hubs(args, 2 * accumulator * args.heads * args.width, table.spmm_piece[args.csr.wide],
+              table.spmm_combine[args.csr.wide]);
   return result;
 }
 

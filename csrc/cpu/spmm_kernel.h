@@ -51,7 +51,7 @@ struct SpmmChunk {
     const I* eid = static_cast<const I*>(a.csr.eid);
     constexpr int64_t ahead = kPrefetchVectors / NV > 4 ? kPrefetchVectors / NV : 4;
     const int64_t k_last = a.csr.num_entries - 1;
-    auto entry = [&]<bool First>(int64_t k) __attribute__((always_inline)) {
+    for (int64_t k = k0; k < k1; ++k) {
       const T* xr = x + static_cast<int64_t>(col[k]) * a.x_stride;
       const int64_t k_next = k + ahead < k_last ? k + ahead : k_last;
       const T* next = x + static_cast<int64_t>(col[k_next]) * a.x_stride;
@@ -85,26 +85,13 @@ struct SpmmChunk {
         } else {
           M flipped = as<M>(v) ^ sign;
           v = as<V>(flipped);
-          if constexpr (First) {  // the first entry wins, whatever it is: -inf is a valid maximum
-            acc[i] = v;
-          } else {
-            const M better = (v > acc[i]) | (v != v);  // NaN wins, as in torch.amax
-            acc[i] = better ? v : acc[i];
-            if constexpr (Arg)
-              arg[i] = better ? M{} + static_cast<typename Simd<A>::Lane>(k - k_row) : arg[i];
-          }
-          if constexpr (Arg && First)
-            arg[i] = M{} + static_cast<typename Simd<A>::Lane>(k - k_row);
+          const M better = (v > acc[i]) | (v != v);  // NaN wins, as in torch.amax
+          acc[i] = better ? v : acc[i];
+          if constexpr (Arg)
+            arg[i] = better ? M{} + static_cast<typename Simd<A>::Lane>(k - k_row) : arg[i];
         }
       }
-    };
-    int64_t k = k0;
-    if constexpr (Max) {
-      if (k < k1)
-        entry.template operator()<true>(k++);
     }
-    for (; k < k1; ++k)
-      entry.template operator()<false>(k);
   }
 };
 
@@ -119,6 +106,21 @@ inline I winner(const SpmmArgs& a, int64_t k) {
   if (a.arg_is_col)
     return static_cast<const I*>(a.csr.col)[k];
   return a.csr.eid ? static_cast<const I*>(a.csr.eid)[k] : static_cast<I>(k);
+}
+
+// The accumulators and winners of a piece of a hub. One function serves all kinds of chunks:
+// written into each, it would be a third of what is compiled.
+template <class A>
+__attribute__((noinline)) void spmm_save(const vec_t<A>* acc,
+                                         const mask_t<A>* arg,
+                                         int count,
+                                         int64_t columns,
+                                         A* sums) {
+  constexpr int L = kLanes<A>;
+  for (int i = 0; i < count; i += L)
+    store_n(sums + i, acc[i / L], count - i < L ? count - i : L);
+  if (arg)
+    __builtin_memcpy(sums + columns, arg, count * sizeof(A));
 }
 
 // One row (or a piece of one), one chunk. With `partial` the raw accumulators and winner slots go
@@ -161,16 +163,16 @@ inline void spmm_place(const SpmmArgs& a,
   T* out = static_cast<T*>(a.out) + row * columns + place.offset;
   // A later source block goes on from what the earlier ones left in `out`.
   const bool fresh = k0 == k_row || partial;
+  // A maximum starts from what nothing is below, and from the first entry, which wins if all are.
+  const bool found = Max && k1 > k0;
   for (int i = 0; i < NV; ++i) {
-    chunk.acc[i] = V{};
-    if constexpr (std::is_same_v<T, A>) {
+    chunk.acc[i] = found ? splat<A>(-std::numeric_limits<A>::infinity()) : V{};
+    if constexpr (std::is_same_v<T, A> && !Max) {
       if (!fresh)
         chunk.acc[i] = load_n(out + i * L, lanes(i));
     }
-  }
-  if constexpr (Arg) {
-    for (int i = 0; i < NV; ++i)
-      chunk.arg[i] = M{};
+    if constexpr (Arg)
+      chunk.arg[i] = M{} + static_cast<typename Simd<A>::Lane>(k0 - k_row);
   }
   const T* weight = static_cast<const T*>(a.weight);
   const T* x = static_cast<const T*>(a.x) + (place.offset - a.x_begin);
@@ -193,26 +195,20 @@ inline void spmm_place(const SpmmArgs& a,
       chunk.acc[i] = total[i];
   }
 
-  if (Max && a.reduce == Reduce::kMin) {
-    for (int i = 0; i < NV; ++i) {
-      M flipped = as<M>(chunk.acc[i]) ^ sign;
-      if (k1 > k0)
+  if constexpr (Max) {
+    if (found && a.reduce == Reduce::kMin) {
+      for (int i = 0; i < NV; ++i) {
+        M flipped = as<M>(chunk.acc[i]) ^ sign;
         chunk.acc[i] = as<V>(flipped);
+      }
     }
   }
   if (partial) {
-    A* sums = static_cast<A*>(partial) + place.offset;
-    for (int i = 0; i < NV; ++i)
-      store_n(sums + i * L, chunk.acc[i], lanes(i));
-    if constexpr (Arg) {
-      auto* slots = reinterpret_cast<typename Simd<A>::Lane*>(sums + columns);
-      for (int i = 0; i < NV; ++i)
-        for (int j = 0; j < lanes(i); ++j)
-          slots[i * L + j] = chunk.arg[i][j];
-    }
+    spmm_save<A>(chunk.acc, Arg ? chunk.arg : nullptr, place.count, columns,
+                 static_cast<A*>(partial) + place.offset);
     return;
   }
-  if (a.reduce == Reduce::kMean && (a.cursor == nullptr || a.last_block) && degree > 1) {
+  if (!Max && a.reduce == Reduce::kMean && (a.cursor == nullptr || a.last_block) && degree > 1) {
     for (int i = 0; i < NV; ++i)
       chunk.acc[i] /= splat<A>(static_cast<A>(degree));
   }
@@ -222,7 +218,7 @@ inline void spmm_place(const SpmmArgs& a,
     I* arg = static_cast<I*>(a.arg) + row * columns + place.offset;
     for (int i = 0; i < NV; ++i)
       for (int j = 0; j < lanes(i); ++j)
-        arg[i * L + j] = k1 > k0 ? winner<I>(a, k_row + chunk.arg[i][j]) : I(-1);
+        arg[i * L + j] = found ? winner<I>(a, k_row + chunk.arg[i][j]) : I(-1);
   }
 }
 

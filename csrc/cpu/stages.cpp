@@ -200,7 +200,6 @@ std::vector<Tensor> stages(const Tensor& rowptr,
   STD_TORCH_CHECK(!operands.empty() && heads > 0, "expected operands and heads");
   const Tensor& like = operands[0];
   const DType dtype = dtype_of(like);
-  const int d = static_cast<int>(dtype);
   const ScalarType wide = dtype == DType::kDouble ? ScalarType::Double : ScalarType::Float;
   const Csr csr = csr_of(rowptr, col, eid, num_cols, false);
   check_sides(csr, operands, sides);
@@ -220,7 +219,7 @@ std::vector<Tensor> stages(const Tensor& rowptr,
   if (scores >= 0)
     results.push_back(new_result(like, {csr.num_rows, heads}, wide));
 
-  const KernelTable& table = kernels();
+  const Kernels& table = kernels(dtype);
   const int64_t pass = heads_at_a_time(whole);
   for (int64_t begin = 0; begin < heads; begin += pass) {
     StagesArgs args = read_stages(recipe, csr, begin, std::min(pass, heads - begin));
@@ -245,9 +244,9 @@ std::vector<Tensor> stages(const Tensor& rowptr,
     const int64_t bytes = args.accumulators * element_bytes(wide);
     parallel_rows(csr, args.accumulators, [&](int64_t row_begin, int64_t row_end) {
       std::vector<double> scratch((bytes + 7) / 8);
-      table.stages_rows[d][csr.wide](args, Range{row_begin, row_end, 0, 0}, scratch.data());
+      table.stages_rows[csr.wide](args, Range{row_begin, row_end, 0, 0}, scratch.data());
     });
-    reduce_hubs(args, bytes, table.stages_piece[d][csr.wide], table.stages_combine[d][csr.wide]);
+    reduce_hubs(args, bytes, table.stages_piece[csr.wide], table.stages_combine[csr.wide]);
   }
   return results;
 }
@@ -269,7 +268,7 @@ Tensor row_dots(const Tensor& a, const Tensor& b) {
   Tensor out = new_result(a, {a.size(0), a.size(1)},
                           dtype == DType::kDouble ? ScalarType::Double : ScalarType::Float);
   args.out = out.mutable_data_ptr();
-  const auto run = kernels().row_dots[static_cast<int>(dtype)][0];
+  const auto run = kernels(dtype).row_dots;
   constexpr int64_t kRows = 1024;
   parallel_tasks((a.size(0) + kRows - 1) / kRows, false, [&](int64_t i) {
     run(args, Range{i * kRows, std::min(a.size(0), (i + 1) * kRows), 0, 0});

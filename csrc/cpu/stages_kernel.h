@@ -27,7 +27,8 @@ class Stages {
         new (machines_[kTerms + t]) Machine<T, I>(a.terms[t].program, scratch_);
   }
 
-  void entries(int64_t row, int64_t k0, int64_t k1) {
+  // Not inlined, as rows and pieces share it.
+  __attribute__((noinline)) void entries(int64_t row, int64_t k0, int64_t k1) {
     for (int64_t i = 0; i < a_.accumulators; ++i)
       totals_[i] = A{};
     for (int64_t h = 0; h < heads_; ++h)

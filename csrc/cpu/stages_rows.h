@@ -29,7 +29,7 @@ void stages_combine(const StagesArgs& a, int64_t row, void* partials, int64_t co
 }
 
 // out[row, h] = sum over f of target[row, h, f] * source[row, h, f], accumulators.
-template <class T, class I>
+template <class T>
 void row_dots(const DotArgs& a, const Range& range) {
   const T* target = static_cast<const T*>(a.target);
   const T* source = static_cast<const T*>(a.source);

@@ -22,7 +22,6 @@ enum class DType : int { kFloat = 0, kDouble = 1, kBFloat16 = 2, kHalf = 3 };
 inline constexpr int kDTypes = 4;
 // What sampled features may be stored in: a DType, or 8 bits.
 enum class Storage : int { kInt8 = kDTypes, kFloat8 };
-inline constexpr int kStorages = kDTypes + 2;
 
 inline uint16_t float_to_bf16(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);

@@ -170,13 +170,41 @@ inline vec_t<acc_t<T>> load_n(const T* p, int n) {
   return load(buffer);
 }
 
+// Rounded to 16 bits, NaN staying NaN.
+template <class T>
+inline Half16 to_halves(vec_t<float> v) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    const Word32 bits = as<Word32>(v);
+    const Word32 nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // ties to even
+    return __builtin_convertvector(v != v ? (bits >> 16) | 0x40u : nearest, Half16);
+  } else {
+#if PYG_ACCEL_VEC_BYTES == 64
+    return (Half16)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif PYG_ACCEL_VEC_BYTES == 32
+    return (Half16)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    Half16 halves;
+    for (int i = 0; i < kLanes<float>; ++i)
+      halves[i] = float_to_half(v[i]);
+    return halves;
+#endif
+  }
+}
+
 template <class T>
 inline void store_n(T* p, vec_t<acc_t<T>> v, int n) {
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
-    if (n == kLanes<T>) {
-      __builtin_memcpy(p, &v, sizeof(v));
-      return;
-    }
+  if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, fp16>) {
+    const Half16 halves = to_halves<T>(v);
+    if (n == kLanes<float>)
+      return (void)__builtin_memcpy(p, &halves, sizeof(halves));
+#if PYG_ACCEL_VEC_BYTES == 64
+    return _mm256_mask_storeu_epi16(p, static_cast<__mmask16>((1u << n) - 1), (__m256i)halves);
+#endif
+    for (int i = 0; i < n; ++i)
+      p[i] = T{halves[i]};
+    return;
+  } else if (n == kLanes<T>) {
+    return (void)__builtin_memcpy(p, &v, sizeof(v));
   }
 #if PYG_ACCEL_VEC_BYTES == 64
   if constexpr (std::is_same_v<T, float>)
@@ -202,5 +230,5 @@ inline void store_n(T* p, vec_t<acc_t<T>> v, int n) {
   }
 #endif
   for (int i = 0; i < n; ++i)
-    p[i] = from_acc<T>(v[i]);
+    p[i] = static_cast<T>(v[i]);
 }

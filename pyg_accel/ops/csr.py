@@ -13,10 +13,13 @@ from pyg_accel.kept import Kept
 from pyg_accel.ops.operator import define
 from pyg_accel.settings import settings
 
-__all__ = ["GRAPHS", "CompiledGraph", "graph_of", "looped_graph_of"]
+__all__ = [
+    "GRAPHS", "CompiledGraph", "graph_of", "is_built_ahead", "keep_graph", "looped_graph_of",
+]  # fmt: skip
 
 # Graphs by the edge_index they were built from, so that a sampled batch is gone with it.
 GRAPHS: Kept[Graph] = Kept(lambda: settings.graph_cache, trusting=False)
+_AHEAD = "built ahead"  # key of graphs that were built before anything asked for them
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target, bool loops=False"
 
 
@@ -40,6 +43,17 @@ def graph_of(
         return Graph.from_edge_index(edge_index, size, flow)
 
     return GRAPHS.get((owner,), (target, num_rows, num_cols), make)
+
+
+def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
+    """Let :func:`graph_of` find a graph that was built before anything asked for it."""
+    GRAPHS.put((edge_index,), (target, graph.num_rows, graph.num_cols), graph)
+    GRAPHS.put((edge_index,), _AHEAD, graph)
+
+
+def is_built_ahead(edge_index: Tensor) -> bool:
+    """Return whether :func:`keep_graph` has a graph of an edge_index."""
+    return GRAPHS.find((edge_index,), _AHEAD) is not None
 
 
 def looped_graph_of(edge_index: Tensor, num_nodes: int, target: int) -> Graph:

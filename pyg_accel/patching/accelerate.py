@@ -47,6 +47,8 @@ from pyg_accel.settings import settings
 __all__ = ["bypassed", "call", "forget", "layer", "memoise", "set_sparse_value", "softmax", "spmm"]
 
 _memo = MEMO
+_JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
+_NO_REASONS: list[str] = []
 
 
 class _Found(NamedTuple):
@@ -57,6 +59,7 @@ class _Found(NamedTuple):
 
 
 _found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, _Found]]" = weakref.WeakKeyDictionary()
+_NOTHING: dict[Any, _Found] = {}
 
 
 def forget() -> None:
@@ -73,26 +76,28 @@ def call(
     """Stand in for a rendered ``propagate`` or ``edge_updater``."""
     if not is_active(self):
         return original(self, edge_index, *args, **kwargs)
-    if torch.compiler.is_dynamo_compiling():
-        return compiled.call(original, self, edge_index, args, kwargs)
     if torch_records():
+        if torch.compiler.is_dynamo_compiling():
+            return compiled.call(original, self, edge_index, args, kwargs)
         record(type(self).__name__, "", "PyG", RECORDED, 0.0)
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
-    key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
-    found = _found.get(self, {}).get(key)
-    judged = type(edge_index) in (Tensor, EdgeIndex) and edge_index.dim() == 2
-    if judged and in_force() is None:
+    judged = type(edge_index) in _JUDGED and edge_index.dim() == 2
+    small, sized = _NO_REASONS, judged and in_force() is None
+    if sized:
         edges = num_edges(edge_index)
         small = size_reasons(edges, edge_index.device.type, kwargs)
-        if not small and (found is None or not found.reason):
+    if not small:
+        key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
+        found = _found.get(self, _NOTHING).get(key)
+        if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index, (id(self), original))
-        if small:  # and nothing else matters: it must cost next to nothing
-            out = original(self, edge_index, *args, **kwargs)
-            record(layer, "", "PyG", small[0], time.perf_counter() - start)
-            return out
+    if small:  # and nothing else matters: it must cost next to nothing
+        out = original(self, edge_index, *args, **kwargs)
+        record(layer, "", "PyG", small[0], time.perf_counter() - start)
+        return out
     refuse_training(self)
     plain = None
     if not args and in_force() is None and (found is None or not found.reason):
@@ -194,28 +199,32 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
 
     Whoever calls such a function himself may change what he gets.
     """
-    if torch_records() or not is_active(self) or transform_reasons():  # tensors without memory
+    if torch_records() or not is_active(self):
         return original(self, *args, **kwargs)
-    with _memo.lending() as lent:
+    before = _memo.begin(self)
+    try:
         out = original(self, *args, **kwargs)
+    finally:
+        lent = _memo.end(before)
     if not lent:
         return out
     own = vars(self)
-    for name in own.keys() - _OF_EVERY_MODULE | {"_buffers"}:
-        own[name] = copied(own[name], lent)
+    for name, value in own.items():
+        if name == "_buffers" or name not in _OF_EVERY_MODULE:
+            own[name] = copied(value, lent)
     return out if _memo.lent is not None else copied(out, lent)
 
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch_records() or _memo.lent is None or transform_reasons():  # outside of such a layer
+    if torch.compiler.is_dynamo_compiling() or _memo.idle or transform_reasons():
         return function(*args, **kwargs)
     edges = args[0] if args else None
     if (
         type(edges) is Tensor
         and edges.dim() == 2
-        and _memo.expects_no_more_of(edges)
         and size_reasons(num_edges(edges), edges.device.type)  # no graph will be built of it
+        and _memo.is_new(function, edges)
     ):
         return _memo.run(function, *args, **kwargs)
     return _memo.lend(function, *args, **kwargs)

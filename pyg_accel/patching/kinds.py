@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch_geometric
 from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric.nn import MessagePassing
@@ -17,10 +18,17 @@ from pyg_accel.patching.reasons import has_hooks
 from pyg_accel.patching.reductions import is_simple
 from pyg_accel.patching.seam import is_hooked
 
-__all__ = ["Key", "kind_of_call", "reads_of"]
+__all__ = ["Key", "kind_of_call", "reads_of", "tensors_of"]
 
 Key = tuple[Any, ...]
 _RUN = frozenset({"forward", "reduce"})  # methods of an aggregation
+# Modules that a message may call, as they are: linear layers, and functions with constants.
+_LINEAR = (torch.nn.Linear, torch_geometric.nn.Linear)
+_FUNCTIONS = (
+    torch.nn.ReLU, torch.nn.LeakyReLU, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Identity,
+    torch.nn.SiLU, torch.nn.GELU, torch.nn.Softplus, torch.nn.ELU,
+)  # fmt: skip
+_FORWARDS: dict[type, Any] = {cls: cls.forward for cls in (*_LINEAR, *_FUNCTIONS)}
 _CONSTANTS = (bool, int, str)
 _MISSING = object()
 _NONE = ("None",)
@@ -53,22 +61,48 @@ def kind_of_call(
     key: list[Any] = [
         original, module.training, type(aggregation), module.flow, module.node_dim,
         edge_index.dtype, edge_index.size(0), edge_index.size(1) > 0, device,
-        torch.is_grad_enabled(), torch.is_autocast_enabled(device.type), cls.message,
+        torch.is_grad_enabled(), _autocast(device.type), cls.message,
         cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(),
     ]  # fmt: skip
     for names, name in reads.globals:
         key.append(names.get(name))
     for name in reads.attributes:
-        fact = _fact(getattr(module, name, _MISSING))
+        value = getattr(module, name, _MISSING)
+        fact = _module(value) if type(value) in _FORWARDS else _fact(value)
         if fact is None:
             return None
-        key.append(fact)
+        key.append((fact, value.shape) if isinstance(value, Tensor) else fact)
     for name, value in kwargs.items():
         fact = (value is None,) if name == "size" else _fact(value)
         if fact is None or (reads.trailing and not _is_wide(value)):
             return None
         key.append((name, fact))
     return tuple(key)
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    """What autocast turns tensors into; None where it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _module(module: Any) -> Any:
+    """What is known of a module that a message calls; None if it may do something else."""
+    cls, own = type(module), vars(module)
+    if has_hooks(module) or "forward" in own or cls.forward is not _FORWARDS[cls]:
+        return None
+    if cls in _LINEAR:
+        facts = [_fact(t) for _, t in tensors_of("", module)]
+        facts.append(module.weight.shape)
+    else:
+        facts = [_fact(own[name]) for name in getattr(cls, "__constants__", ())]
+    return None if None in facts else (cls, *facts)
+
+
+def tensors_of(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the tensors that a message may read of an attribute of its layer, by their paths."""
+    if type(value) in _LINEAR:
+        return [(f"{name}.weight", value.weight), (f"{name}.bias", value.bias)]
+    return [(name, value)]
 
 
 def _fact(value: Any) -> Any:

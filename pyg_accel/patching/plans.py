@@ -23,13 +23,12 @@ from pyg_accel.formula import Formula
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.patching.attention import Source, Weights, Where, attend
-from pyg_accel.patching.kinds import Key, reads_of
-from pyg_accel.patching.trace import Done, Trace
+from pyg_accel.patching.kinds import Key, reads_of, tensors_of
+from pyg_accel.patching.trace import VIEWS, Done, Made, Trace
 
 __all__ = ["Plan", "find", "forget", "learn"]
 
 _MOST = 64  # kinds of call of one layer
-_VIEWS = frozenset({"view", "unsqueeze", "reshape"})
 # A function with its arguments, to be called with what the one before it returned.
 _Step = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 _THE_LAYER, _THE_SOFTMAX = "the layer", "the softmax"
@@ -40,9 +39,10 @@ class _Origin:
     """Where a tensor of a call comes from.
 
     Attributes:
-        name: of an argument of ``propagate`` or of an attribute of the layer.
+        name: of an argument of ``propagate`` or of an attribute of the layer, ``lin.weight`` say.
         place: in a pair of tensors, 0 or 1; or what has the attribute; None for an argument.
-        steps: what the message made of it, views and dropout of attention weights.
+        steps: what the message made of it, views say, or dropout of attention weights; arguments
+            that are tensors too have origins of their own.
         row: row of edge_index that gathers it; -1 for what has a row an edge.
         repeated: it has one row, which all targets share.
     """
@@ -52,6 +52,9 @@ class _Origin:
     steps: tuple[_Step, ...]
     row: int
     repeated: bool
+
+
+_CONSTANTS = frozenset({_Origin, type(None), bool, int, float})  # arguments of a step
 
 
 class _Call:
@@ -67,7 +70,9 @@ class _Call:
         if origin.place == _THE_SOFTMAX:
             value: Any = self.weights
         elif origin.place == _THE_LAYER:
-            value = getattr(self.module, origin.name)
+            value = self.module
+            for name in origin.name.split("."):
+                value = getattr(value, name)
         else:
             value = self.kwargs[origin.name]
             if origin.place is not None:
@@ -76,6 +81,7 @@ class _Call:
             found = self._made.get(id(step))
             if found is None:
                 function, args, kwargs = step
+                args = tuple(self.take(a) if type(a) is _Origin else a for a in args)
                 found = self._made[id(step)] = function(value, *args, **kwargs)
             value = found
         return value
@@ -260,7 +266,7 @@ class _Learner:
 
     def __init__(self, module: MessagePassing, kwargs: dict[str, Any], trace: Trace) -> None:
         self.module, self.kwargs, self.trace = module, kwargs, trace
-        self.views = {id(result): (name, args) for name, args, result in trace.views}
+        self.made = {id(made.result): made for made in trace.made}
         self._steps: dict[int, _Step | None] = {}
 
     def plan(self, out: Any) -> Plan | None:
@@ -329,27 +335,46 @@ class _Learner:
         if isinstance(tensor, Weights):
             return self._of_weights(tensor)
         steps: list[_Step] = []
-        while id(tensor) in self.views:
-            name, (tensor, *args) = self.views[id(tensor)]
-            if name not in _VIEWS:
-                return None
-            step = _for_any_size((getattr(Tensor, name), tuple(args), {}), -1)
+        while id(tensor) in self.made:
+            step = self._made_by(self.made[id(tensor)])
             if step is None:
                 return None
             steps.insert(0, step)
+            tensor = self.made[id(tensor)].args[0]
         found: list[tuple[str, int | str | None]] = [
             (name, row if type(value) is tuple else None)
             for name, value in self.kwargs.items()
             if value is tensor or (type(value) is tuple and row >= 0 and value[row] is tensor)
         ]
         found += [
-            (name, _THE_LAYER)
+            (path, _THE_LAYER)
             for name in reads_of(type(self.module)).attributes
-            if getattr(self.module, name) is tensor
+            for path, value in tensors_of(name, getattr(self.module, name))
+            if value is tensor
         ]
         if len(found) != 1:  # one tensor may be several arguments
             return None
         return _Origin(*found[0], tuple(steps), row, repeated)
+
+    def _made_by(self, made: Made) -> _Step | None:
+        """The step that makes an ordinary tensor of its first argument; None if none can."""
+        key = id(made.result)
+        if key not in self._steps:
+            self._steps[key] = self._repeatable(made)
+        return self._steps[key]
+
+    def _repeatable(self, made: Made) -> _Step | None:
+        function, given, kwargs = made.function, made.args[1:], made.kwargs
+        if function is None or not made.args or not isinstance(made.args[0], Tensor):
+            return None
+        if function in VIEWS:
+            return _for_any_size((function, given, kwargs), -1)
+        args = [self._origin(a, -1) if isinstance(a, Tensor) else a for a in given]
+        for now, then in zip(args, given, strict=True):
+            if type(now) not in _CONSTANTS or (now is None and then is not None):
+                return None
+        known = made.result.dim() and all(type(v) in _CONSTANTS for v in kwargs.values())
+        return (function, tuple(args), kwargs) if known else None
 
     def _of_weights(self, weights: Weights) -> _Origin | None:
         """Where attention weights come from: this call, or an argument that another call made."""

@@ -45,7 +45,7 @@ _SOFTMAX = ("torch_geometric.utils._softmax", "softmax")
 _STATEMENTS = (
     ast.arguments, ast.arg, ast.Return, ast.Assign, ast.AnnAssign, ast.If, ast.Assert, ast.Pass,
     ast.Expr, ast.IfExp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Call, ast.keyword,
-    ast.Attribute, ast.Name, ast.Constant, ast.Tuple, ast.expr_context, ast.operator,
+    ast.Attribute, ast.Name, ast.Constant, ast.Tuple, ast.List, ast.expr_context, ast.operator,
     ast.unaryop, ast.boolop, ast.cmpop, ast.JoinedStr,
 )  # fmt: skip
 

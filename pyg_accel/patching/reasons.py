@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
+from torch._C import _get_dispatch_mode, _is_tracing, _TorchDispatchModeKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.nn.modules.module import _has_any_global_hook
@@ -15,6 +15,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.kept import Glimpses
 from pyg_accel.matrices import is_sparse_matrix, num_entries
+from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.reading import picked_from
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.seam import hook_reasons
@@ -70,7 +71,7 @@ def is_active(module: torch.nn.Module | None = None) -> bool:
 
 def torch_records() -> bool:
     """Whether the calls now made are those of a compiler or tracer that reads them."""
-    return torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or _is_tracing()
 
 
 def takes_part(module: MessagePassing) -> bool:
@@ -157,6 +158,8 @@ def data_reasons(edge_index: Any) -> list[str]:
 
 def num_edges(edge_index: Any) -> int:
     """Return how many edges a graph has, whatever its class and layout."""
+    if type(edge_index) is Tensor and edge_index.layout is torch.strided:
+        return edge_index.size(1)
     edges: int = num_entries(edge_index) if is_sparse_matrix(edge_index) else edge_index.size(1)
     return edges
 
@@ -176,7 +179,8 @@ def size_reasons(
     """
     if settings.always:
         return []
-    fewest = thresholds(device).min_edges
+    measured = thresholds(device)
+    fewest = measured.min_edges
     if isinstance(num_edges, torch.SymInt):
         num_edges = picked_from(num_edges)
         if free_unbacked_symbols(num_edges):
@@ -184,12 +188,10 @@ def size_reasons(
             return ["a number of edges that depends on data"] if few else []
     if num_edges >= fewest:
         return []
-    elements = thresholds(device).min_elements
-    if elements is not None and arguments is not None:
-        if num_edges * _width(arguments) >= elements:
-            return []
-        return [f"small: fewer than {fewest} edges and {elements} elements of messages"]
-    return [f"small: fewer than {fewest} edges"]
+    elements = measured.min_elements
+    if elements is None or arguments is None:
+        return measured.few_edges
+    return [] if num_edges * _width(arguments) >= elements else measured.few_elements
 
 
 def _width(arguments: Mapping[str, Any]) -> int:
@@ -217,7 +219,7 @@ def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
     if num_edges < fewest:
         return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]
-    if SEEN.is_new(by, graph) and num_edges < limits.new:
+    if SEEN.is_new(by, graph) and num_edges < limits.new and not is_built_ahead(graph):
         return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
     return []
 

@@ -65,9 +65,7 @@ def sampled(width: int = 64, strategy: str = "fastrand", *, rescale: str = "row"
         state.key = before
 
 
-def in_force() -> Sampling | None:
-    """Return how aggregations are sampled at this point, if they are."""
-    return _in_force.get()
+in_force = _in_force.get  # how aggregations are sampled at this point; None if they are not
 
 
 def refuse_training(layer: torch.nn.Module) -> None:

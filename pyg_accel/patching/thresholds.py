@@ -10,7 +10,7 @@ it was run on. ``python -m pyg_accel tune`` measures those of a user's machine, 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,16 @@ class Thresholds:
     min_edges: int
     min_elements: int | None = None
     kinds: Mapping[str, Limits] = field(default_factory=dict)
+
+    @cached_property
+    def few_edges(self) -> list[str]:
+        """Why a call with fewer edges is not accelerated."""
+        return [f"small: fewer than {self.min_edges} edges"]
+
+    @cached_property
+    def few_elements(self) -> list[str]:
+        """Why a call with fewer edges and elements is not accelerated."""
+        return [f"{self.few_edges[0]} and {self.min_elements} elements of messages"]
 
     def of(self, kind: str) -> Limits:
         """Return the limits of a kind of call."""

@@ -34,7 +34,7 @@ from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.typed import with_pairs_as_sources
 from pyg_accel.patching.watch import Watch
 
-__all__ = ["Trace"]
+__all__ = ["VIEWS", "Done", "Made", "Trace"]
 
 
 _WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
@@ -42,6 +42,22 @@ _WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
 
 # What this package asks of tensors; methods that do have no plan (:mod:`.readable`).
 _ASKED = frozenset({"__get__", "stride", "storage_offset", "untyped_storage", "is_contiguous"})
+
+
+VIEWS = frozenset({Tensor.view, Tensor.unsqueeze, Tensor.reshape})
+# What layers do to features of edges; its results depend on its arguments alone.
+_REPEATABLE = frozenset({
+    torch.nn.functional.linear, Tensor.mul, torch.mul, Tensor.add, torch.add, Tensor.sum, torch.sum,
+})  # fmt: skip
+
+
+class Made(NamedTuple):
+    """An ordinary tensor that a message made, and how; function None: not to be made again."""
+
+    function: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Tensor
 
 
 class Done(NamedTuple):
@@ -75,7 +91,7 @@ class Trace(Watch):
         done: the last reduction, if it can be made again from its operands.
         softmaxed: the attention weights that were made, likewise.
         gathered: node features and the row of edge_index that gathers them.
-        views: (name, arguments, result) of views of ordinary tensors.
+        made: views of ordinary tensors, and what repeatable functions made of them.
         others: whether any other function ran on ordinary tensors, or returned one.
         drawn: how many random masks of attention weights were drawn.
     """
@@ -98,7 +114,7 @@ class Trace(Watch):
         self.done: Done | None = None
         self.softmaxed: Done | None = None
         self.gathered: list[tuple[Tensor, int]] = []
-        self.views: list[tuple[str, tuple[Any, ...], Any]] = []
+        self.made: list[Made] = []
         self.others = False
         self.drawn = 0
 
@@ -139,12 +155,21 @@ class Trace(Watch):
         """Find gathers, follow views of edge_index."""
         result = rules().intercept(self, func, args, kwargs)
         if type(result) is Tensor:
-            self.views.append((name_of(func) if not kwargs else "", args, result))
+            self.made.append(Made(func if func in VIEWS else None, args, kwargs, result))
         return result
 
-    def pass_on(self, func: Callable[..., Any]) -> None:
-        """Take a note of a function that just runs."""
-        self.others = self.others or not (asks(func) or name_of(func) in _ASKED)
+    def pass_on(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        result: Any = None,
+    ) -> None:
+        """Take a note of a function that just ran."""
+        if func in _REPEATABLE and type(result) is Tensor:
+            self.made.append(Made(func, args, kwargs or {}, result))
+        elif not (asks(func) or name_of(func) in _ASKED):
+            self.others = True
 
     # -- edge_index and its rows -----------------------------------------------------------------
 

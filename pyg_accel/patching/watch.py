@@ -44,11 +44,10 @@ class Watch(TorchFunctionMode):
             return self.see(func, args, kwargs)
         if changed := changed_in_place(name, args, kwargs):
             self.guard(name, changed)
-        if not types:  # no message among the arguments
-            self.pass_on(func)
-            return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        if not isinstance(result, EdgeTensor):  # numbers of messages
+        if not types:  # no message among the arguments
+            self.pass_on(func, args, kwargs, result)
+        elif not isinstance(result, EdgeTensor):  # numbers of messages
             self.pass_on(func)
         return result
 
@@ -62,8 +61,14 @@ class Watch(TorchFunctionMode):
         if not self._storages.isdisjoint(map(memory_of, changed)):
             raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
 
-    def pass_on(self, func: Callable[..., Any]) -> None:
-        """Take a note of a function that just runs."""
+    def pass_on(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        result: Any = None,
+    ) -> None:
+        """Take a note of a function that just ran, and on what if that were ordinary tensors."""
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that is watched, or something in its place."""

@@ -15,6 +15,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import conv as pyg
 
 import pyg_accel
+from pyg_accel.patching import accelerate
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -603,3 +604,55 @@ def test_no_tensor_of_edges_times_features_is_made(name):
     with pyg_accel.patched():
         size, operator = largest()
     assert size < limit, f"{operator} made a tensor of {size} elements"
+
+
+# Layers whose calls are traced each time, and what it is that no plan can do.
+SEVERAL = "several reductions of the messages, or an aggregation that computes more than one"
+AFTERWARDS = "a view of the reduced messages"
+NODES = "tensors that the message makes of node features"
+NOT_READ = "a message that reads sizes or tensors' attributes, calls methods, or loops"
+UNPLANNED = {
+    "sage-many": SEVERAL,
+    "pna": SEVERAL,
+    "pna-towers": SEVERAL,
+    "eg": SEVERAL,
+    "gen": SEVERAL,
+    "gen-power": SEVERAL,
+    "gen-mean-softmax": SEVERAL,
+    "han": AFTERWARDS,
+    "hgt": AFTERWARDS,
+    "res-gated-edges": NODES,
+    "cg": NODES,
+    "agnn": "a softmax of scores that are written out",
+    "fa": "weights that are written out",
+    "arma": "features of three dimensions",
+    "hypergraph": NOT_READ,
+    "hypergraph-attention": NOT_READ,
+    "general": NOT_READ,
+    "general-attention": NOT_READ,
+    "feast": NOT_READ,
+    "supergat": NOT_READ,
+    "rgat": NOT_READ,
+    "fast-rgcn": NOT_READ,
+    "edge-conv": "messages of a network on every edge",
+    "point-net": "messages of a network on every edge",
+}
+
+
+@pytest.mark.parametrize("name", [name for name, row in LAYERS.items() if row.formulas])
+def test_all_but_these_layers_are_traced_once(name, monkeypatch):
+    """A layer that loses its plan fails, and so does one that is listed here and has got one."""
+    attempt, traced = accelerate._attempt, []
+
+    def counted(original, self, *args):
+        traced.append(type(self).__name__)
+        return attempt(original, self, *args)
+
+    monkeypatch.setattr(accelerate, "_attempt", counted)
+    layer, args = build(name), LAYERS[name].inputs(World())
+    with pyg_accel.patched():
+        layer(*args)
+        layer(*args)
+        traced.clear()
+        layer(*args)
+    assert bool(traced) == (name in UNPLANNED), f"traced: {traced}"

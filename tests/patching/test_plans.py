@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
+    FiLMConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -145,6 +146,7 @@ def setting(name: str, value: Any, then: Step | None = None) -> Step:
 
 
 WEIGHT, COLUMN = features(E, seed=1).abs(), features(E, 1, seed=2).abs()
+THREE = features(E, 3, seed=4)
 LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "sage": (lambda: SAGEConv(WIDTH, 4), ()),
     "sage max": (lambda: SAGEConv(WIDTH, 4, aggr="max"), ()),
@@ -155,6 +157,10 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "gat": (lambda: GATConv(WIDTH, 4, heads=2), ()),
     "gatv2": (lambda: GATv2Conv(WIDTH, 4, heads=2), ()),
     "transformer": (lambda: TransformerConv(WIDTH, 4, heads=2), ()),
+    "gine edge_dim": (lambda: GINEConv(torch.nn.Linear(WIDTH, 4), edge_dim=3), (THREE,)),
+    "gat edge_dim": (lambda: GATConv(WIDTH, 4, heads=2, edge_dim=3), (THREE,)),
+    "gatv2 edge_dim": (lambda: GATv2Conv(WIDTH, 4, heads=2, edge_dim=3), (THREE,)),
+    "transformer edge_dim": (lambda: TransformerConv(WIDTH, 4, heads=2, edge_dim=3), (THREE,)),
     "tag": (lambda: TAGConv(WIDTH, 4), ()),
     "sg": (lambda: SGConv(WIDTH, 4, K=2), ()),
 }
@@ -378,6 +384,178 @@ class Sum(Layer):
 class ByWeight(Weighted):
     def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
         return x_i + x_j if w is None else (x_i + x_j) * w
+
+
+EDGE_DIM = {"gine edge_dim": "lin", "gat edge_dim": "lin_edge", "gatv2 edge_dim": "lin_edge",
+            "transformer edge_dim": "lin_edge"}  # fmt: skip
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("name", EDGE_DIM)
+def test_a_linear_layer_that_a_message_calls(
+    name: str, like_stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is and has is changed between calls that have a plan."""
+    make, (edge_attr,) = LAYERS[name]
+    path, wide = EDGE_DIM[name], WIDTH
+    run = call(X, EDGES, edge_attr)
+
+    def linear(layer: Any) -> Any:
+        return layer.get_submodule(path)
+
+    def in_place(layer: Any) -> Any:
+        with torch.no_grad():
+            linear(layer).weight.mul_(-0.5)
+        return run(layer)
+
+    def replaced(layer: Any) -> Any:
+        torch.manual_seed(1)
+        linear(layer).weight = torch.nn.Parameter(torch.randn_like(linear(layer).weight))
+        return run(layer)
+
+    def frozen(layer: Any) -> Any:
+        linear(layer).requires_grad_(False)
+        out = run(layer)
+        linear(layer).requires_grad_(True)
+        return out
+
+    def put(make: Callable[[int], torch.nn.Module], then: Step = run) -> Step:
+        def step(layer: Any) -> Any:
+            before = linear(layer)
+            torch.manual_seed(2)
+            setattr(layer, path, make(before.weight.size(0)))
+            outs = then(layer), then(layer)
+            setattr(layer, path, before)
+            return outs
+
+        return step
+
+    def hooked(layer: Any) -> Any:
+        handle = linear(layer).register_forward_hook(lambda module, args, out: out * 3)
+        outs = run(layer), run(layer)
+        handle.remove()
+        return outs
+
+    def own_forward(layer: Any) -> Any:
+        module = linear(layer)
+        module.forward = lambda x: F.linear(x, module.weight).abs()
+        outs = run(layer), run(layer)
+        del module.forward
+        return outs
+
+    def class_changed(layer: Any) -> Any:
+        cls = type(linear(layer))
+        with monkeypatch.context() as patch:
+            patch.setattr(cls, "forward", lambda self, x: F.linear(x, self.weight) - 1)
+            return run(layer), run(layer)
+
+    def parametrized(layer: Any) -> Any:
+        module = torch.nn.utils.parametrize.register_parametrization(
+            linear(layer), "weight", torch.nn.Tanh()
+        )
+        outs = run(layer), run(layer)
+        torch.nn.utils.parametrize.remove_parametrizations(module, "weight", False)
+        return outs
+
+    def lower(dtype: torch.dtype) -> Step:
+        def step(layer: Any) -> Any:
+            with torch.autocast("cpu", dtype), torch.no_grad():
+                return layer(X, EDGES, edge_attr).to(dtype)
+
+        return step
+
+    def of_gradients(layer: Any) -> Any:
+        given = edge_attr.clone().requires_grad_()
+        out = layer(X, EDGES, given)
+        return out, *torch.autograd.grad(out.square().sum(), [given], retain_graph=True)
+
+    twice = call(features(N, wide, seed=9), EDGES, features(E, 5, seed=8))
+    seen = like_stock(
+        make(), run, run, in_place, run, replaced, run, frozen, run,
+        put(lambda out: torch.nn.Linear(3, out)), run,
+        put(lambda out: torch.nn.Linear(5, out, bias=False), twice), run,
+        put(lambda out: Doubled(3, out)), put(lambda out: torch.nn.Sequential(Doubled(3, out))),
+        hooked, run, own_forward, run, class_changed, run,
+        lower(torch.bfloat16), lower(torch.float16), lower(torch.bfloat16), lower(torch.float16),
+        of_gradients, of_gradients, run, parametrized, run, run,
+    )  # fmt: skip
+    assert seen[-1] == "plan"
+    assert seen.count("plan") >= 12
+
+
+class Active(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.act(x_i + x_j) * x_i
+
+
+class Absolute(torch.nn.ReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+def test_an_activation_that_a_message_calls(
+    like_stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = call()
+
+    def hooked(layer: Any) -> Any:
+        handle = layer.act.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        outs = run(layer), run(layer)
+        handle.remove()
+        return outs
+
+    def class_changed(layer: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.ReLU, "forward", lambda self, x: x.sigmoid())
+            return run(layer), run(layer)
+
+    def put(make: Callable[[], torch.nn.Module]) -> Step:
+        def step(layer: Any) -> Any:
+            layer.act = make()
+            return layer(X, EDGES), layer(X, EDGES)
+
+        return step
+
+    seen = like_stock(
+        Active(act=torch.nn.ReLU()), run, run, hooked, run, class_changed, run,
+        put(lambda: torch.nn.LeakyReLU(0.3)), setting("act.negative_slope", 0.6), run,
+        put(lambda: torch.nn.ReLU(inplace=True)), put(Absolute), put(torch.nn.Sigmoid),
+        put(torch.nn.Sequential), put(torch.nn.ReLU), run,
+    )  # fmt: skip
+    assert seen[-1] == "plan"
+    assert seen.count("plan") >= 6
+    film = FiLMConv(WIDTH, WIDTH)
+    assert like_stock(film, run, run, setting("act", None), run, run).count("plan") >= 2
+
+
+class Embedded(Weighted):
+    """Features of edges that are computed in other ways than by one linear layer."""
+
+    def message(self, x_j: Tensor, w: Tensor) -> Tensor:
+        w = self.second(self.first(w) * self.scale + self.shift)
+        return (x_j + w).relu()
+
+
+def test_steps_of_the_features_of_edges(like_stock: Any) -> None:
+    def layer(**more: Any) -> torch.nn.Module:
+        torch.manual_seed(3)
+        linears = {"first": torch.nn.Linear(3, 6), "second": torch.nn.Linear(6, WIDTH)}
+        return Embedded(**linears | {"scale": torch.ones(1, 6), "shift": 0.5} | more)
+
+    run = call(X, EDGES, THREE)
+    seen = like_stock(
+        layer(), run, run, setting("shift", -1.5, run), run,
+        setting("scale", torch.full((1, 6), 2.0), run), run,
+        setting("scale", torch.rand(6), run), setting("scale", torch.rand(E, 6), run), run,
+        setting("scale", 3, run), run, call(X, graph(7), THREE[:7]),
+    )  # fmt: skip
+    assert seen.count("plan") >= 4
+    one = torch.nn.Linear(WIDTH, WIDTH)
+    like_stock(layer(first=one, second=one, scale=1), *[call(X, EDGES, features(E, WIDTH))] * 3)
 
 
 def test_numbers_of_a_layer(like_stock: Any) -> None:

@@ -5,6 +5,7 @@ too, features in registers, blocks of columns and of sources sized from the last
 Nothing depends on the number of threads: results are bit-equal for any of them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -133,6 +134,30 @@ class CpuBackend(Backend):
             arg_is_col,
         )
         return results
+
+    def bind_gspmm(
+        self,
+        csr: CSR,
+        formula: Formula,
+        operands: list[Tensor],
+        reduces: list[str],
+        *,
+        want_arg: bool,
+    ) -> Callable[[CSR, list[Tensor]], list[Tensor]]:
+        """See :meth:`Backend.bind_gspmm`: sums of features that have no weights are found once."""
+        plain = isinstance(formula, Operand) and formula.side == "u" and len(operands) == 1
+        if not plain or reduces not in (["sum"], ["mean"], ["max"], ["min"]):
+            return super().bind_gspmm(csr, formula, operands, reduces, want_arg=want_arg)
+        spmm = cpu_library().spmm
+        rest = (None, 0, False, REDUCES.index(reduces[0]), want_arg,
+                winners_are_columns(formula, reduces))  # fmt: skip
+
+        def run(csr: CSR, operands: list[Tensor]) -> list[Tensor]:
+            arrays = (csr.rowptr, csr.col, csr.eid, csr.num_cols, csr.sorted)
+            result: list[Tensor] = spmm(*arrays, operands[0], *rest)
+            return result
+
+        return run
 
     def gspmm_several(
         self, csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]

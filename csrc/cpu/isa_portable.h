@@ -3,5 +3,4 @@
 
 #define PYG_ACCEL_VEC_BYTES 16
 #define PYG_ACCEL_ISA portable
-#define PYG_ACCEL_TABLE kPortableKernels
-#include "isa_table.h"
+#include "isa_kernels.h"

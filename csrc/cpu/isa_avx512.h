@@ -14,10 +14,9 @@
 
 #define PYG_ACCEL_VEC_BYTES 64
 #define PYG_ACCEL_ISA avx512
-#define PYG_ACCEL_TABLE kAvx512Kernels
 
 #ifdef PYG_ACCEL_HAS_ISA
-#include "isa_table.h"
+#include "isa_kernels.h"
 #else
 // Another compiler or processor family: the portable kernels stand in (see config.cpp).
 #endif

@@ -1,0 +1,2 @@
+#define PYG_ACCEL_DTYPE double
+#include "isa_avx2.h"

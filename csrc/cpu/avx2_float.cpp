@@ -1,0 +1,2 @@
+#define PYG_ACCEL_DTYPE float
+#include "isa_avx2.h"

@@ -1,0 +1,2 @@
+#define PYG_ACCEL_DTYPE bf16
+#include "isa_avx512.h"

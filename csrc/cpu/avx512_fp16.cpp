@@ -1,0 +1,2 @@
+#define PYG_ACCEL_DTYPE fp16
+#include "isa_avx512.h"
