@@ -309,6 +309,7 @@ DIRECTIVE = re.compile(r"^\.\. (auto(?:module|function|class|data)|currentmodule
 PUBLIC = (
     "backends", "cuda_graphs", "errors", "formula", "layers", "ops", "patching", "reordering",
     "rewrite", "rewrite.cost", "rewrite.ir", "rewrite.rules.common", "settings", "testing",
+    "transforms",
 )  # fmt: skip
 
 
