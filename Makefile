@@ -96,7 +96,7 @@ wheel-check:  ## try the wheel of dist/ in fresh environments: Python, torch and
 
 clean:  ## remove what was built; the environment stays
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
-	rm -f pyg_accel/*.so pyg_accel/build_info.json
+	rm -f pyg_accel/*.so pyg_accel/build_info.json $(COMPLETE)
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(PY):
