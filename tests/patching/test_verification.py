@@ -9,6 +9,7 @@ from torch_geometric.nn import GCN, PNAConv, SAGEConv, SimpleConv
 
 import pyg_accel
 from pyg_accel.backends import get_backend
+from pyg_accel.backends.dispatch import forget_decisions
 from pyg_accel.errors import VerificationError
 from pyg_accel.settings import settings
 
@@ -33,11 +34,14 @@ def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def change(factor: float) -> None:
         backend = type(get_backend("cpu"))
-        right = backend.gspmm
-        monkeypatch.setattr(
-            backend, "gspmm",
-            lambda *args, **kwargs: [t * factor for t in right(*args, **kwargs)],
-        )  # fmt: skip
+        bind = backend.bind_gspmm
+
+        def wrong(*args: Any, **kwargs: Any) -> Any:
+            right = bind(*args, **kwargs)
+            return lambda *call: [t * factor for t in right(*call)]
+
+        monkeypatch.setattr(backend, "bind_gspmm", wrong)
+        forget_decisions()
 
     return change
 

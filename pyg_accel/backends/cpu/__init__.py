@@ -146,7 +146,8 @@ class CpuBackend(Backend):
     ) -> Callable[[CSR, list[Tensor]], list[Tensor]]:
         """See :meth:`Backend.bind_gspmm`: sums of features that have no weights are found once."""
         plain = isinstance(formula, Operand) and formula.side == "u" and len(operands) == 1
-        if not plain or reduces not in (["sum"], ["mean"], ["max"], ["min"]):
+        own = type(self).gspmm is not CpuBackend.gspmm  # of a backend derived from this one
+        if own or not plain or reduces not in (["sum"], ["mean"], ["max"], ["min"]):
             return super().bind_gspmm(csr, formula, operands, reduces, want_arg=want_arg)
         spmm = cpu_library().spmm
         rest = (None, 0, False, REDUCES.index(reduces[0]), want_arg,
