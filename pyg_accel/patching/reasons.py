@@ -162,7 +162,11 @@ def num_edges(edge_index: Any) -> int:
 
 
 def size_reasons(
-    num_edges: int | torch.SymInt, device: str, arguments: Mapping[str, Any] | None = None
+    num_edges: int | torch.SymInt,
+    device: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    compiled: bool = False,
 ) -> list[str]:
     """Small graphs stay with PyG, whose calls cost less before the first edge.
 
@@ -173,10 +177,12 @@ def size_reasons(
         num_edges: of the graph.
         device: where it is.
         arguments: of the call: wide features make up for few edges.
+        compiled: the call is to be part of a compiled graph.
     """
     if settings.always:
         return []
-    fewest = thresholds(device).min_edges
+    measured = thresholds(device)
+    fewest = measured.fewest_compiled if compiled else measured.min_edges
     if isinstance(num_edges, torch.SymInt):
         num_edges = picked_from(num_edges)
         if free_unbacked_symbols(num_edges):
@@ -184,7 +190,7 @@ def size_reasons(
             return ["a number of edges that depends on data"] if few else []
     if num_edges >= fewest:
         return []
-    elements = thresholds(device).min_elements
+    elements = measured.min_elements
     if elements is not None and arguments is not None:
         if num_edges * _width(arguments) >= elements:
             return []

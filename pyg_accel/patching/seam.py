@@ -19,8 +19,6 @@ and put back by :func:`uninstall`:
 * ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
   the functions above by their originals: what it compiles is kept under them, and outlives us.
-* one setting of torch's compiler: GCN and GAT pick self-loops by a mask, and without the setting
-  that breaks a graph in two.
 """
 
 import functools
@@ -31,6 +29,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import skip_code
 from torch.nn import Embedding, Module
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
@@ -92,7 +91,7 @@ class Hooks:
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
-        self.layer = layer
+        self.layer, self.memoise = layer, memoise
         self.remember, self.embedding = remember, embedding
         self.relations, self.hetero = relations, hetero
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {
@@ -122,7 +121,7 @@ def install(hooks: Hooks) -> None:
 
         _replace(MessagePassing, "_set_jittable_templates", rendered)
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
-        _replace(MessagePassing, "_call_impl", _wrapped(Module._call_impl, hooks.layer))
+        _replace(MessagePassing, "_call_impl", _wrapped(Module._call_impl, hooks.layer, run=True))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
@@ -131,7 +130,6 @@ def install(hooks: Hooks) -> None:
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
         _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
-        _set(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
 
 
 def uninstall() -> None:
@@ -150,24 +148,25 @@ def _replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _set(owner: Any, name: str, value: Any) -> None:
-    _recorded.append((owner, name, getattr(owner, name)))
-    setattr(owner, name, value)
-
-
-def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(
+    original: Callable[..., Any], hook: Callable[..., Any], *, run: bool = False
+) -> Callable[..., Any]:
     """A function that hands the original and its arguments to a hook.
 
     It keeps ``__module__``, by which PyG recognises its own templates. TorchScript reads the
     original's source through it and looks names up in the wrapper's globals: they are those of the
-    original.
+    original. Dynamo, which counts recompilations by code, finds code of its own; with ``run`` it
+    makes no graph that begins here, as it would after a graph break.
     """
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
     names = getattr(original, "__globals__", globals())
-    built = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
+    code = wrapper.__code__.replace(co_name=original.__name__)
+    if run:
+        skip_code(code)
+    built = FunctionType(code, names, "wrapper", None, wrapper.__closure__)
     functools.update_wrapper(built, original)
     # What torch.jit.script_if_tracing leaves: scripting and compiling see the original.
     vars(built).update(
@@ -215,7 +214,7 @@ def _replace_functions(hooks: Hooks) -> None:
             if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
                 continue
             if original not in wrappers:
-                wrappers[original] = _wrapped(original, hook)
+                wrappers[original] = _wrapped(original, hook, run=hook is hooks.memoise)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])
 
