@@ -29,7 +29,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch._dynamo.eval_frame import skip_code
 from torch.nn import Embedding, Module
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
@@ -91,7 +90,7 @@ class Hooks:
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
-        self.layer, self.memoise = layer, memoise
+        self.layer = layer
         self.remember, self.embedding = remember, embedding
         self.relations, self.hetero = relations, hetero
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {
@@ -121,7 +120,7 @@ def install(hooks: Hooks) -> None:
 
         _replace(MessagePassing, "_set_jittable_templates", rendered)
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
-        _replace(MessagePassing, "_call_impl", _wrapped(Module._call_impl, hooks.layer, run=True))
+        _replace(MessagePassing, "_call_impl", _wrapped(Module._call_impl, hooks.layer))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
@@ -148,15 +147,12 @@ def _replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _wrapped(
-    original: Callable[..., Any], hook: Callable[..., Any], *, run: bool = False
-) -> Callable[..., Any]:
+def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
     """A function that hands the original and its arguments to a hook.
 
     It keeps ``__module__``, by which PyG recognises its own templates. TorchScript reads the
     original's source through it and looks names up in the wrapper's globals: they are those of the
-    original. Dynamo, which counts recompilations by code, finds code of its own; with ``run`` it
-    makes no graph that begins here, as it would after a graph break.
+    original. Dynamo, which counts recompilations by code, finds code of its own.
     """
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -164,8 +160,6 @@ def _wrapped(
 
     names = getattr(original, "__globals__", globals())
     code = wrapper.__code__.replace(co_name=original.__name__)
-    if run:
-        skip_code(code)
     built = FunctionType(code, names, "wrapper", None, wrapper.__closure__)
     functools.update_wrapper(built, original)
     # What torch.jit.script_if_tracing leaves: scripting and compiling see the original.
@@ -214,7 +208,7 @@ def _replace_functions(hooks: Hooks) -> None:
             if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
                 continue
             if original not in wrappers:
-                wrappers[original] = _wrapped(original, hook, run=hook is hooks.memoise)
+                wrappers[original] = _wrapped(original, hook)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])
 
