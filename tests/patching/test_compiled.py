@@ -257,7 +257,9 @@ AT_DEFAULTS: dict[str, Callable[[], torch.nn.Module]] = MODELS | {
     "gen": lambda: pyg.GENConv(F, 4, edge_dim=3),
     "deep": lambda: GCN(F, 8, 8, 4),
     "hetero": lambda: Relations(pyg.SAGEConv(F, 4), pyg.SAGEConv(F, 4)),
-    "hetero-mixed": lambda: Relations(pyg.GATConv((F, F), 4, add_self_loops=False), pyg.SAGEConv(F, 4)),
+    "hetero-mixed": lambda: Relations(
+        pyg.GATConv((F, F), 4, add_self_loops=False), pyg.SAGEConv(F, 4)
+    ),
     "to-hetero": lambda: Converted(),
 }
 
@@ -291,7 +293,9 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
     x, edges = torch.randn(900, F, requires_grad=True), torch.randint(0, 900, (2, count))
     if name in ("gin-edge", "gen"):
         return x, edges, torch.randn(count, 3)
-    return (x, edges, torch.randint(0, 3, (count,))) if name == "rgcn" else (x, edges)
+    if name == "rgcn":  # a relation is a call of its own: nearly all edges are of the first
+        return x, edges, (torch.arange(count) - count + 20).clamp(0, 2)
+    return x, edges
 
 
 @pytest.mark.heavy("sage-max")
@@ -335,10 +339,12 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
             found = outcome(compiled, model, *call)
             scale = max(float(t.detach().abs().max()) for t in right)
             torch.testing.assert_close(found, right, rtol=1e-4, atol=2e-5 * scale)
-    small = "torch.compile: small: fewer than 80000 edges"
-    assert {row.reason for row in report_of() if not row.formula} <= {small}
-    assert any(row.formula for row in report_of())
-    assert any(row.reason for row in report_of())
+    reasons = {row.reason for row in report_of() if not row.formula}
+    if name == "eg":  # with symnorm it is PyG's at any size
+        reasons.discard("torch.compile: what is done depends on data")
+    else:
+        assert any(row.formula for row in report_of())
+    assert reasons == {"torch.compile: small: fewer than 80000 edges"}
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat"])
