@@ -373,6 +373,8 @@ def graphs_of(model: torch.nn.Module, sizes: list[tuple[int, int]]) -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+@pytest.mark.heavy("gat")
+@pytest.mark.heavy("gin")
 @pytest.mark.parametrize("name", ["deep", "gat", "gin", "sage"])
 def test_a_batch_of_another_size_compiles_nothing_that_stock_does_not(name):
     settings.always = False
@@ -406,7 +408,7 @@ def test_normalising_a_graph_that_comes_again_is_not_compiled(monkeypatch, repor
 @pytest.mark.full
 @pytest.mark.parametrize("edges", [300, 82_000])
 @pytest.mark.parametrize("name", ["gcn", "gat", "gatv2", "transformer", "gin"])
-def test_the_default_backend_trains_models_of_two_layers(name, edges, recwarn):
+def test_the_default_backend_trains_models_of_two_layers(name, edges):
     # On graphs with a number of edges that depends on data Inductor fails for two of GATConv.
     settings.always = False
     model, x = MODELS[name](), torch.randn(200, F, requires_grad=True)
