@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dynamo.eval_frame import skip_code
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
@@ -206,8 +207,12 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
         out = original(self, *args, **kwargs)
     finally:
         lent = _memo.end(before)
-    if not lent:
-        return out
+    return _left(self, out, lent) if lent else out
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
+    """Return the result of a layer with copies of what it borrowed, and leave it copies."""
     own = vars(self)
     for name, value in own.items():
         if name == "_buffers" or name not in _OF_EVERY_MODULE:
@@ -219,6 +224,12 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
     if torch.compiler.is_dynamo_compiling() or _memo.idle or transform_reasons():
         return function(*args, **kwargs)
+    return _remembered(function, *args, **kwargs)
+
+
+# The function runs as in eager mode: memory of a compiler's results may be the compiler's.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     edges = args[0] if args else None
     if (
         type(edges) is Tensor
@@ -228,6 +239,11 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     ):
         return _memo.run(function, *args, **kwargs)
     return _memo.lend(function, *args, **kwargs)
+
+
+# After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
+for _function in (layer, memoise, is_active, torch_records, transform_reasons):
+    skip_code(_function.__code__)
 
 
 def softmax(
@@ -277,8 +293,12 @@ def _compile(
     The first pass decides whether it is made. A later one may know sizes that the first did not.
     """
     refuse_training(self)
-    if not decided and (reasons := call_reasons(self, edge_index)):
-        raise Unrecognised("; ".join(reasons))
+    if not decided:
+        reasons = call_reasons(self, edge_index, any_size=True)
+        if not reasons and in_force() is None:
+            reasons = size_reasons(edge_index.size(1), edge_index.device.type, compiled=True)
+        if reasons:
+            raise Unrecognised("; ".join(reasons))
     trace = compiled.CompiledTrace(edge_index, self.flow)
     with trace:
         out: Tensor = _finish(self, template(self, name)(self, edge_index, **kwargs), _written)

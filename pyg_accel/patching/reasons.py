@@ -165,7 +165,11 @@ def num_edges(edge_index: Any) -> int:
 
 
 def size_reasons(
-    num_edges: int | torch.SymInt, device: str, arguments: Mapping[str, Any] | None = None
+    num_edges: int | torch.SymInt,
+    device: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    compiled: bool = False,
 ) -> list[str]:
     """Small graphs stay with PyG, whose calls cost less before the first edge.
 
@@ -176,11 +180,12 @@ def size_reasons(
         num_edges: of the graph.
         device: where it is.
         arguments: of the call: wide features make up for few edges.
+        compiled: the call is to be part of a compiled graph.
     """
     if settings.always:
         return []
     measured = thresholds(device)
-    fewest = measured.min_edges
+    fewest = measured.fewest_compiled if compiled else measured.min_edges
     if isinstance(num_edges, torch.SymInt):
         num_edges = picked_from(num_edges)
         if free_unbacked_symbols(num_edges):
@@ -189,9 +194,9 @@ def size_reasons(
     if num_edges >= fewest:
         return []
     elements = measured.min_elements
-    if elements is None or arguments is None:
-        return measured.few_edges
-    return [] if num_edges * _width(arguments) >= elements else measured.few_elements
+    if elements is not None and arguments is not None:
+        return [] if num_edges * _width(arguments) >= elements else measured.few_elements
+    return [f"small: fewer than {fewest} edges"] if compiled else measured.few_edges
 
 
 def _width(arguments: Mapping[str, Any]) -> int:

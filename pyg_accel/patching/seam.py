@@ -19,8 +19,6 @@ and put back by :func:`uninstall`:
 * ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
   the functions above by their originals: what it compiles is kept under them, and outlives us.
-* one setting of torch's compiler: GCN and GAT pick self-loops by a mask, and without the setting
-  that breaks a graph in two.
 """
 
 import functools
@@ -131,7 +129,6 @@ def install(hooks: Hooks) -> None:
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
         _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
-        _set(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
 
 
 def uninstall() -> None:
@@ -150,24 +147,20 @@ def _replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _set(owner: Any, name: str, value: Any) -> None:
-    _recorded.append((owner, name, getattr(owner, name)))
-    setattr(owner, name, value)
-
-
 def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
     """A function that hands the original and its arguments to a hook.
 
     It keeps ``__module__``, by which PyG recognises its own templates. TorchScript reads the
     original's source through it and looks names up in the wrapper's globals: they are those of the
-    original.
+    original. Dynamo, which counts recompilations by code, finds code of its own.
     """
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
     names = getattr(original, "__globals__", globals())
-    built = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
+    code = wrapper.__code__.replace(co_name=original.__name__)
+    built = FunctionType(code, names, "wrapper", None, wrapper.__closure__)
     functools.update_wrapper(built, original)
     # What torch.jit.script_if_tracing leaves: scripting and compiling see the original.
     vars(built).update(

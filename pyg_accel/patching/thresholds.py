@@ -2,6 +2,7 @@
 
 What a call gains an edge depends on what it computes, so there is a number for each kind of call,
 in inference and in training, and one for graphs that were never seen: those must be sorted first.
+Compiled calls have one number, because each number that a compiler compares with is another graph.
 ``python -m benchmarks.thresholds`` measures them and writes ``thresholds.json``, with the machines
 it was run on. ``python -m pyg_accel tune`` measures those of a user's machine, which come first
 (see :mod:`pyg_accel.tuned`); ``PYG_ACCEL_ALWAYS=1`` ignores all of them.
@@ -52,11 +53,19 @@ class Thresholds:
         min_elements: with as many elements of messages, edges times features, a call is accelerated
             whatever its number of edges; None: that is no reason.
         kinds: the limits of each kind; one that is left out has ``min_edges`` alone.
+        compiled: with fewer no call is accelerated under ``torch.compile``, where a graph may be
+            new in every call and nobody can ask; by default ``min_edges``.
     """
 
     min_edges: int
     min_elements: int | None = None
     kinds: Mapping[str, Limits] = field(default_factory=dict)
+    compiled: int | None = None
+
+    @property
+    def fewest_compiled(self) -> int:
+        """``compiled``, or its default."""
+        return self.min_edges if self.compiled is None else self.compiled
 
     @cached_property
     def few_edges(self) -> list[str]:
@@ -105,10 +114,11 @@ def _thresholds(part: dict[str, Any]) -> Thresholds:
         kind: Limits(*(max(least, _number(numbers[name], name)) for name in Limits._fields))
         for kind, numbers in kinds.items()
     }
-    elements = part.get("min_elements")
-    return Thresholds(
-        least, None if elements is None else _number(elements, "min_elements"), limits
+    elements, compiled = (
+        None if part.get(name) is None else _number(part[name], name)
+        for name in ("min_elements", "compiled")
     )
+    return Thresholds(least, elements, limits, compiled)
 
 
 def _number(found: object, name: str) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch_geometric.nn import conv as pyg
+from torch_geometric.nn import to_hetero
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
@@ -91,12 +92,10 @@ def test_fifty_sizes_of_batches_take_two_compilations_at_most(name):
     assert counter.frame_count <= 2
 
 
-def test_the_compiler_is_set_as_before_once_patching_is_off():
-    config = torch._dynamo.config
-    before = config.capture_dynamic_output_shape_ops
+def test_the_settings_of_the_compiler_are_left_alone():
+    before = torch._dynamo.config.save_config(), torch._inductor.config.save_config()
     with pyg_accel.patched():
-        assert config.capture_dynamic_output_shape_ops
-    assert config.capture_dynamic_output_shape_ops == before
+        assert (torch._dynamo.config.save_config(), torch._inductor.config.save_config()) == before
 
 
 def test_the_compiled_graph_holds_no_messages():
@@ -206,7 +205,7 @@ def test_small_graphs_are_left_to_pyg_with_the_reason(report_of):
         torch.testing.assert_close(compiled(x, edges), layer(x, edges))
     assert {row.reason for row in report_of()} == {
         "small: fewer than 10000 edges",
-        "torch.compile: small: fewer than 10000 edges",
+        "torch.compile: small: fewer than 80000 edges",
     }
 
 
@@ -254,40 +253,72 @@ AT_DEFAULTS: dict[str, Callable[[], torch.nn.Module]] = MODELS | {
     "gin-edge": lambda: pyg.GINEConv(torch.nn.Linear(F, 4), edge_dim=3),
     "pna": lambda: pyg.PNAConv(F, 4, ["mean", "max", "std"], ["identity"], torch.ones(9)),
     "rgcn": lambda: pyg.RGCNConv(F, 4, 3),
-    "hetero": lambda: Relations(),
+    "eg": lambda: pyg.EGConv(F, 4, ["symnorm", "max"], num_heads=2, num_bases=2),
+    "gen": lambda: pyg.GENConv(F, 4, edge_dim=3),
+    "deep": lambda: GCN(F, 8, 8, 4),
+    "hetero": lambda: Relations(pyg.SAGEConv(F, 4), pyg.SAGEConv(F, 4)),
+    "hetero-mixed": lambda: Relations(
+        pyg.GATConv((F, F), 4, add_self_loops=False), pyg.SAGEConv(F, 4)
+    ),
+    "to-hetero": lambda: Converted(),
 }
 
 
 class Relations(torch.nn.Module):
     """A HeteroConv as a layer for one type of nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, one: torch.nn.Module, two: torch.nn.Module) -> None:
         super().__init__()
-        self.conv = pyg.HeteroConv({
-            ("a", "one", "a"): pyg.SAGEConv(F, 4), ("a", "two", "a"): pyg.SAGEConv(F, 4),
-        })  # fmt: skip
+        self.conv = pyg.HeteroConv({("a", "one", "a"): one, ("a", "two", "a"): two})
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         given = {("a", "one", "a"): edges, ("a", "two", "a"): edges.flip(0)}
         return self.conv({"a": x}, given)["a"]
 
 
+class Converted(torch.nn.Module):
+    """What ``to_hetero`` makes of a model, for two types of nodes of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        types = ["a", "b"], [("a", "one", "b"), ("b", "two", "a")]
+        self.model = to_hetero(Two(pyg.SAGEConv), types)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        given = {("a", "one", "b"): edges, ("b", "two", "a"): edges.flip(0)}
+        return self.model({"a": x, "b": x.cos()}, given)["a"]
+
+
 def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
     x, edges = torch.randn(900, F, requires_grad=True), torch.randint(0, 900, (2, count))
-    if name == "gin-edge":
+    if name in ("gin-edge", "gen"):
         return x, edges, torch.randn(count, 3)
-    return (x, edges, torch.randint(0, 3, (count,))) if name == "rgcn" else (x, edges)
+    if name == "rgcn":  # a relation is a call of its own: nearly all edges are of the first
+        return x, edges, (torch.arange(count) - count + 20).clamp(0, 2)
+    return x, edges
 
 
-@pytest.mark.parametrize("dynamic", [True, False, None])
+@pytest.mark.heavy("sage-max")
+@pytest.mark.heavy("gatv2")
+@pytest.mark.heavy("transformer")
+@pytest.mark.heavy("gen")
+@pytest.mark.heavy("deep")
+@pytest.mark.heavy("hetero")
+@pytest.mark.heavy("to-hetero")
+@pytest.mark.heavy("static")
+@pytest.mark.heavy("dynamic", False)
+@pytest.mark.heavy("automatic", True)
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("sizes", ["dynamic", "static", "automatic"])
 @pytest.mark.parametrize("name", AT_DEFAULTS)
-def test_default_settings_give_the_results_of_stock_at_any_size(name, dynamic, report_of):
+def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, whole, report_of):
     settings.always = False
-    model, whole = AT_DEFAULTS[name](), name != "rgcn"  # which breaks the graph in stock too
+    model, whole = AT_DEFAULTS[name](), whole and name != "rgcn"  # where stock breaks the graph
+    dynamic = {"dynamic": True, "static": False, "automatic": None}[sizes]
     backend = "aot_eager" if dynamic else "eager"
     # Above the threshold, just below it (self-loops lead beyond), and below.
-    sizes = (12_000, True), (11_000, False), (9_990, True), (300, False)
-    calls = [(training, of_edges(name, count)) for count, training in sizes]
+    counts = (81_000, True), (80_000, False), (79_990, True), (300, False)
+    calls = [(training, of_edges(name, count)) for count, training in counts]
     stock = copy.deepcopy(model)
 
     def outcome(
@@ -308,10 +339,12 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, dynamic, r
             found = outcome(compiled, model, *call)
             scale = max(float(t.detach().abs().max()) for t in right)
             torch.testing.assert_close(found, right, rtol=1e-4, atol=2e-5 * scale)
-    small = "torch.compile: small: fewer than 10000 edges"
-    assert {row.reason for row in report_of() if not row.formula} <= {small}
-    assert any(row.formula for row in report_of())
-    assert any(row.reason for row in report_of())
+    reasons = {row.reason for row in report_of() if not row.formula}
+    if name == "eg":  # with symnorm it is PyG's at any size
+        reasons.discard("torch.compile: what is done depends on data")
+    else:
+        assert any(row.formula for row in report_of())
+    assert reasons == {"torch.compile: small: fewer than 80000 edges"}
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat"])
@@ -321,10 +354,69 @@ def test_sizes_on_one_side_of_the_threshold_share_a_compilation(name):
     counters.clear()
     with pyg_accel.patched():
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
-        for edges in (12_000, 40_000, 300, 9_000, 15_000, 1_000):
+        for edges in (82_000, 90_000, 300, 79_000, 85_000, 1_000):
             x, graph = torch.randn(50 + edges % 7, F), torch.randint(0, 50, (2, edges))
             torch.testing.assert_close(compiled(x, graph), model(x, graph), rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 2
+
+
+def graphs_of(model: torch.nn.Module, sizes: list[tuple[int, int]]) -> int:
+    """How many graphs a model is compiled to, in inference, on batches of these sizes."""
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    compiled = torch.compile(copy.deepcopy(model), backend="eager")
+    for nodes, edges in sizes:
+        with torch.no_grad():
+            compiled(torch.randn(nodes, F), torch.randint(0, nodes, (2, edges)))
+    assert not counters["recompile_limit"]
+    return int(counters["stats"]["unique_graphs"])
+
+
+@pytest.mark.heavy("gat")
+@pytest.mark.heavy("gin")
+@pytest.mark.parametrize("name", ["deep", "gat", "gin", "sage"])
+def test_a_batch_of_another_size_compiles_nothing_that_stock_does_not(name):
+    settings.always = False
+    model = AT_DEFAULTS[name]()
+    sizes = [(300 + 7 * i, 900 + 31 * i) for i in range(6)]
+    right = graphs_of(model, sizes)
+    with pyg_accel.patched():
+        assert graphs_of(model, sizes) <= right
+        few = graphs_of(model, sizes[:3])
+        assert graphs_of(model, sizes) == few
+
+
+def test_normalising_a_graph_that_comes_again_is_not_compiled(monkeypatch, report_of):
+    settings.always = False
+    built, right = [], pyg_accel.Graph._from_coo
+    monkeypatch.setattr(
+        pyg_accel.Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1]
+    )
+    model, x, edges = GCN(F, 8, 2), torch.randn(600, F), torch.randint(0, 600, (2, 82_000))
+    expected = model(x, edges)
+    with pyg_accel.patched():
+        compiled = torch.compile(model, backend="aot_eager")
+        for _ in range(3):
+            out = compiled(x, edges)
+            torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+            out.sum().backward()
+    assert {row.backend for row in report_of()} == {"torch.compile"}
+    assert len(built) == 1  # of both layers, in all calls
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("edges", [300, 82_000])
+@pytest.mark.parametrize("name", ["gcn", "gat", "gatv2", "transformer", "gin"])
+def test_the_default_backend_trains_models_of_two_layers(name, edges):
+    # On graphs with a number of edges that depends on data Inductor fails for two of GATConv.
+    settings.always = False
+    model, x = MODELS[name](), torch.randn(200, F, requires_grad=True)
+    graph = torch.randint(0, 200, (2, edges))
+    expected = results(model, model, x, graph)
+    with pyg_accel.patched():
+        found = results(torch.compile(model, dynamic=True), model, x, graph)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def state_after(layer: torch.nn.Module, *given: Tensor, **options: Any) -> dict[str, Any]:
@@ -376,7 +468,7 @@ def test_an_object_that_a_message_changes_is_changed_once(report_of):
 def test_several_aggregators_equal_stock_with_and_without_graph_breaks(aggregators, options):
     settings.always = False
     layer = pyg.EGConv(8, 8, num_heads=2, num_bases=2, aggregators=aggregators)
-    x, edges = torch.randn(600, 8), torch.randint(0, 600, (2, 12_000))
+    x, edges = torch.randn(600, 8), torch.randint(0, 600, (2, 82_000))
     expected = layer(x, edges)
     with pyg_accel.patched():
         compiled = torch.compile(layer, backend="aot_eager", **options)

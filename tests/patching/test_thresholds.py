@@ -63,6 +63,15 @@ def test_devices_left_out_have_the_shipped_limits_and_unknown_ones_none(limit):
     assert thresholds("abacus") == Thresholds(0)
 
 
+def test_a_compiler_has_a_limit_of_its_own_or_that_of_all_calls(limit, tmp_path):
+    limit(5)
+    assert thresholds("cpu").fewest_compiled == 5
+    file = tmp_path / "compiled.json"
+    file.write_text(json.dumps({"cpu": {"min_edges": 5, "compiled": 7}}))
+    settings.thresholds = str(file)
+    assert thresholds("cpu").fewest_compiled == 7
+
+
 def test_by_default_a_tiny_graph_stays_with_pyg(outcomes):
     assert all("edges" in why and "mean_j" not in why for why in outcomes(3))
 
