@@ -4,11 +4,11 @@ python -m benchmarks.thresholds [--device cuda]
 
 Layers of every kind run stock and accelerated, in turns, over a grid of edges and features: without
 gradients, and forward and backward; with the same graph again and again, and with a new edge_index
-each. A limit is the number of edges from which on no layer of its kind was slower; `min_edges` of a
-CPU the least from which on some layer gained. On a GPU, where all that small graphs lose is the
-time of Python, `min_edges` is the limit of all kinds, taken at 128 features and a graph that is
-used again; what a new graph each step costs whole models is in `gpu_batches.py`. All points go to
-results/thresholds.csv (thresholds_cuda.csv).
+each. A limit is the number of edges, or of edges times features (`elements`), from which on no
+layer of its kind was slower; `min_edges` of a CPU the least from which on some layer gained. On a
+GPU, where all that small graphs lose is the time of Python, `min_edges` is the limit of all kinds,
+taken at 128 features and a graph that is used again; what a new graph each step costs whole models
+is in `gpu_batches.py`. All points go to results/thresholds.csv (thresholds_cuda.csv).
 """
 
 import argparse
@@ -54,10 +54,12 @@ def limits(rows: list[dict[str, Any]], kind: str) -> dict[str, int]:
     """The limits of a kind of call, as :class:`~pyg_accel.patching.thresholds.Limits` has them."""
     mine = [row for row in rows if row["kind"] == kind]
     known = [row for row in mine if not row["new_graph"]]
+    elements = [{**row, "edges": row["edges"] * row["features"]} for row in mine]
     return {
         "inference": smallest_safe([row for row in known if not row["training"]]),
         "training": smallest_safe([row for row in known if row["training"]]),
         "new": smallest_safe([row for row in mine if row["new_graph"]]),
+        "elements": smallest_safe(elements),
     }
 
 
@@ -72,7 +74,7 @@ def found_on(device: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def smallest_safe(rows: list[dict[str, Any]]) -> int:
-    """The number of edges from which on nothing was slower."""
+    """The least of the values of "edges" from which on nothing was slower."""
     slower = [row["edges"] for row in rows if row["ratio"] > SLACK]
     sizes = sorted({row["edges"] for row in rows})
     return min((edges for edges in sizes if edges > max(slower, default=0)), default=2 * sizes[-1])

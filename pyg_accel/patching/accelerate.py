@@ -94,7 +94,7 @@ def call(
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
-            small = kind_reasons(kind, edges, edge_index, (id(self), original))
+            small = kind_reasons(kind, edges, edge_index, (id(self), original), kwargs)
     if small:  # and nothing else matters: it must cost next to nothing
         out = original(self, edge_index, *args, **kwargs)
         record(layer, "", "PyG", small[0], time.perf_counter() - start)

@@ -206,7 +206,13 @@ def _width(arguments: Mapping[str, Any]) -> int:
     return max((v.shape[1:].numel() for v in given if isinstance(v, Tensor)), default=0)
 
 
-def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list[str]:
+def kind_reasons(
+    kind: str,
+    num_edges: int,
+    graph: Tensor,
+    by: Hashable,
+    arguments: Mapping[str, Any] | None = None,
+) -> list[str]:
     """What is small for a kind of call, whose limits are no lower; see :mod:`.thresholds`.
 
     Args:
@@ -214,6 +220,7 @@ def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list
         num_edges: of the graph.
         graph: the edge_index that will be known again.
         by: who asks, as a graph is new to each.
+        arguments: of the call: wide features make up for few edges.
     """
     if settings.always:
         return []
@@ -221,6 +228,9 @@ def kind_reasons(kind: str, num_edges: int, graph: Tensor, by: Hashable) -> list
     if not measured.kinds:
         return []
     limits = measured.of(kind)
+    elements = limits.elements
+    if elements is not None and num_edges * _width(arguments or {}) >= elements:
+        return []
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
     if num_edges < fewest:
         return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]

@@ -37,11 +37,14 @@ class Limits(NamedTuple):
         inference: without gradients.
         training: with gradients.
         new: of a graph that the layer has not seen before.
+        elements: with as many elements of messages, edges times features, a call is accelerated
+            whatever its number of edges; None: that is no reason.
     """
 
     inference: int
     training: int
     new: int
+    elements: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,14 +114,17 @@ def _thresholds(part: dict[str, Any]) -> Thresholds:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise KeyError(f"expected kinds of {', '.join(KINDS)} (got {', '.join(unknown)})")
     limits = {
-        kind: Limits(*(max(least, _number(numbers[name], name)) for name in Limits._fields))
+        kind: Limits(
+            **{name: max(least, _number(numbers[name], name)) for name in Limits._fields[:-1]},
+            elements=_optional(numbers, "elements"),
+        )
         for kind, numbers in kinds.items()
     }
-    elements, compiled = (
-        None if part.get(name) is None else _number(part[name], name)
-        for name in ("min_elements", "compiled")
-    )
-    return Thresholds(least, elements, limits, compiled)
+    return Thresholds(least, _optional(part, "min_elements"), limits, _optional(part, "compiled"))
+
+
+def _optional(part: dict[str, Any], name: str) -> int | None:
+    return None if part.get(name) is None else _number(part[name], name)
 
 
 def _number(found: object, name: str) -> int:

@@ -48,7 +48,8 @@ def measure_thresholds(
 ) -> dict[str, Any]:
     """Return the thresholds of a kind of device, as a tuning file has them.
 
-    A limit is the least of the sizes from which on no call of its kind is slower.
+    A limit is the least of the sizes from which on no call of its kind is slower. What is not
+    measured is that of the shipped file: numbers of elements, and ``compiled``.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
@@ -71,13 +72,18 @@ def measure_thresholds(
                 limits[series.kind, series.limit] = _first(pays, least + 1, len(sizes))
     edges = {name: (*sizes, 2 * sizes[-1])[index] for name, index in limits.items()}
     gains = [index for ratio, index in ratios if ratio < 1 / SLACK]
+    shipped = json.loads(SHIPPED.read_text())[device]
+    kept = {name: shipped[name] for name in ("min_elements", "compiled") if name in shipped}
     if device == "cuda":
-        shipped = json.loads(SHIPPED.read_text())[device]
-        return {"min_edges": max(edges.values()), "min_elements": shipped["min_elements"]}
+        return {"min_edges": max(edges.values()), **kept}
     kinds: dict[str, dict[str, int]] = {}
     for (kind, name), limit in edges.items():
         kinds.setdefault(kind, {})[name] = limit
-    return {"min_edges": sizes[min(gains)] if gains else 2 * sizes[-1], "kinds": kinds}
+    for kind, limits_of_kind in kinds.items():
+        if "elements" in shipped["kinds"][kind]:
+            limits_of_kind["elements"] = shipped["kinds"][kind]["elements"]
+    least = sizes[min(gains)] if gains else 2 * sizes[-1]
+    return {"min_edges": least, **kept, "kinds": kinds}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch_geometric.nn import (
     FiLMConv,
     GATConv,
     GCNConv,
+    GINConv,
     GINEConv,
     RGCNConv,
     SAGEConv,
@@ -67,8 +68,8 @@ def test_a_compiler_has_a_limit_of_its_own_or_that_of_all_calls(limit, tmp_path)
     limit(5)
     assert thresholds("cpu").fewest_compiled == 5
     file = tmp_path / "compiled.json"
-    file.write_text(json.dumps({"cpu": {"min_edges": 5, "compiled": 7}}))
-    settings.thresholds = str(file)
+    file.write_text(json.dumps({"cpu": {"thresholds": {"min_edges": 5, "compiled": 7}}}))
+    settings.tuning = str(file)
     assert thresholds("cpu").fewest_compiled == 7
 
 
@@ -165,6 +166,29 @@ def test_a_new_graph_stays_with_pyg_and_is_accelerated_when_it_comes_again(kinds
             pyg_accel.reset_report()
             layer(x, again)
             assert "a new graph" in pyg_accel.report(io.StringIO()).rows[0].reason
+
+
+@pytest.mark.parametrize(("elements", "accelerated"), [(E * F, True), (E * F + 1, False)])
+def test_wide_features_make_up_for_the_few_edges_of_a_kind(elements, accelerated, kinds, report_of):
+    kinds(sums={"inference": E + 1, "training": E + 1, "new": E + 1, "elements": elements})
+    layer, x = SAGEConv(F, 3), torch.randn(20, F)
+    with pyg_accel.patched():
+        layer(x, torch.randint(0, 20, (2, E)))  # shows its kind
+        pyg_accel.reset_report()
+        layer(x, torch.randint(0, 20, (2, E)))
+    (row,) = report_of()
+    assert row.formula == "mean_j u0" if accelerated else row.reason.startswith("small: ")
+
+
+@pytest.mark.parametrize("layer", [SAGEConv, GINConv], ids=["SAGE", "GIN"])
+def test_a_graph_of_the_size_of_cora_is_accelerated_at_default_settings(layer, report_of):
+    """2,708 nodes with 1,433 features: each of the few edges moves much."""
+    layer = layer(1433, 8) if layer is SAGEConv else layer(torch.nn.Linear(1433, 8))
+    x, edges = torch.randn(2708, 1433), torch.randint(2708, (2, 10_556))
+    with pyg_accel.patched():
+        for _ in range(3):
+            layer(x, edges)
+    assert {row.backend for row in report_of()} == {"cpu"}
 
 
 def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
