@@ -73,14 +73,16 @@ def try_cell(python: str, torch: str, pyg: str, wheel: Path, folder: Path) -> st
 
 
 def refuses_old_torch(wheel: Path, folder: Path) -> str:
-    """Return how pip refuses a torch that is too old; nothing is downloaded but the index."""
+    """Return how pip refuses a torch that is too old. As a constraint it is never downloaded."""
+    (folder / "constraint").write_text(f"torch=={OLD_TORCH}\n")
     subprocess.run([sys.executable, "-m", "venv", folder / "environment"], check=True)
     ran = subprocess.run(
         [folder / "environment" / "bin" / "python", "-m", "pip", "install", "--dry-run",
-         str(wheel), f"torch=={OLD_TORCH}"],
+         "--constraint", folder / "constraint", wheel],
         capture_output=True, text=True,
     )  # fmt: skip
-    wanted = [line.strip() for line in ran.stdout.splitlines() if "depends on torch" in line]
+    said = (ran.stdout + ran.stderr).splitlines()
+    wanted = [line.strip() for line in said if "depends on torch" in line]
     if ran.returncode == 0 or not wanted:
         return f"failed: {last_line(ran.stderr)}"
     return f"ok, refused: {wanted[-1]}"
