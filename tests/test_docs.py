@@ -381,9 +381,12 @@ def test_figures_are_those_of_the_measurements():
 
 def test_thresholds_in_the_text_are_those_of_the_file():
     devices = json.loads((ROOT / "pyg_accel/patching/thresholds.json").read_text())
-    limits = [n for kind in devices["cpu"]["kinds"].values() for n in kind.values()]
+    kinds = devices["cpu"]["kinds"].values()
+    limits = [n for kind in kinds for name, n in kind.items() if name != "elements"]
+    elements = {kind["elements"] / 10**6 for kind in kinds if "elements" in kind}
     gpu, wide = devices["cuda"]["min_edges"], devices["cuda"]["min_elements"]
     for name in ("README.md", "docs/is_it_for_me.md"):
         for number in (min(limits), max(limits), gpu):
             assert f"{number:,}" in TEXT[name], (name, number)
         assert f"{wide // 10**6} million" in TEXT[name]
+        assert f"{min(elements):g} to {max(elements):g} million" in TEXT[name]
