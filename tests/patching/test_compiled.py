@@ -330,7 +330,8 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
         model.train(training)
         torch.manual_seed(1)
         out = run(*given)
-        return out, *torch.autograd.grad(out.sin().sum(), [given[0], *model.parameters()])
+        leaves = [given[0], *model.parameters()]  # of which one type of nodes reads a part
+        return out, *torch.autograd.grad(out.sin().sum(), leaves, materialize_grads=True)
 
     expected = [outcome(stock, stock, *call) for call in calls]
     with pyg_accel.patched():
@@ -340,11 +341,15 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
             scale = max(float(t.detach().abs().max()) for t in right)
             torch.testing.assert_close(found, right, rtol=1e-4, atol=2e-5 * scale)
     reasons = {row.reason for row in report_of() if not row.formula}
-    if name == "eg":  # with symnorm it is PyG's at any size
-        reasons.discard("torch.compile: what is done depends on data")
+    expected_reasons = {"torch.compile: small: fewer than 80000 edges"}
+    if name in ("eg", "gen"):  # PyG's at any size
+        expected_reasons |= {"torch.compile: what is done depends on data"}
     else:
         assert any(row.formula for row in report_of())
-    assert reasons == {"torch.compile: small: fewer than 80000 edges"}
+    if name == "deep" and not whole:  # Dynamo gives some of its layers up, as those of stock PyG
+        assert reasons <= expected_reasons | {"small: fewer than 10000 edges"}
+    else:
+        assert reasons == expected_reasons
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat"])
@@ -411,12 +416,13 @@ def test_normalising_a_graph_that_comes_again_is_not_compiled(monkeypatch, repor
 def test_the_default_backend_trains_models_of_two_layers(name, edges):
     # On graphs with a number of edges that depends on data Inductor fails for two of GATConv.
     settings.always = False
-    model, x = MODELS[name](), torch.randn(200, F, requires_grad=True)
+    # In float64: GIN adds up 410 rows twice, and the sine of such sums is lost in float32.
+    model, x = MODELS[name]().double(), torch.randn(200, F, dtype=torch.double, requires_grad=True)
     graph = torch.randint(0, 200, (2, edges))
     expected = results(model, model, x, graph)
     with pyg_accel.patched():
         found = results(torch.compile(model, dynamic=True), model, x, graph)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
 def state_after(layer: torch.nn.Module, *given: Tensor, **options: Any) -> dict[str, Any]:
