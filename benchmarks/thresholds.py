@@ -24,7 +24,7 @@ import pyg_accel
 from benchmarks import gpu_machine, machine, results
 from pyg_accel.patching.thresholds import KINDS, SHIPPED
 from pyg_accel.tuning.cases import DEGREE, in_patch, layers, step
-from pyg_accel.tuning.limits import SIZES, SLACK, never_by_size
+from pyg_accel.tuning.limits import SIZES, SLACK, never_by_size, not_measured
 
 FEATURES = (8, 32, 128)
 
@@ -87,15 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with never_by_size(device), pyg_accel.patched():
         rows = measure(device)
     results.write(rows, "thresholds" if device == "cpu" else "thresholds_cuda", quick=False)
-    devices = json.loads(SHIPPED.read_text())
-    kept = {name: devices[device][name] for name in ("compiled",) if name in devices[device]}
     found = {
-        **kept,  # measured by hand: compilers take minutes a case
+        **not_measured(device),
         **found_on(device, rows),
         "measured_with": f"python -m benchmarks.thresholds --device {device}",
         "machine": machine.facts() if device == "cpu" else gpu_machine.facts(),
     }
-    devices |= {device: found}
+    devices = json.loads(SHIPPED.read_text()) | {device: found}
     SHIPPED.write_text(json.dumps(devices, indent=2) + "\n")
     print(json.dumps(devices, indent=2))
 

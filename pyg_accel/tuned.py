@@ -33,7 +33,8 @@ def tuned(device: Device) -> dict[str, Any]:
         ValueError: naming the file, if it does not hold an object for each device, and if the
             setting names a file that does not exist.
     """
-    devices = _read(settings.tuning)
+    name = settings.tuning
+    devices = _read(tuning_file(), name != Settings.tuning.default) if name else {}
     return devices.get(device.slug) or devices.get(device.kind) or {}
 
 
@@ -75,11 +76,8 @@ def device_of_kind(kind: str, threads: int) -> Device:
 
 
 @lru_cache(maxsize=4)
-def _read(name: str) -> dict[str, dict[str, Any]]:
-    path = Path(name).expanduser()
-    if not name:
-        return {}
-    if name == Settings.tuning.default and not path.exists():
+def _read(path: Path, required: bool) -> dict[str, dict[str, Any]]:
+    if not required and not path.exists():
         return {}
     try:
         devices = json.loads(path.read_text())

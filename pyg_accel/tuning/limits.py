@@ -16,7 +16,7 @@ from pyg_accel.patching.thresholds import SHIPPED
 from pyg_accel.settings import settings
 from pyg_accel.tuning.cases import DEGREE, in_patch, layers, step
 
-__all__ = ["SIZES", "SLACK", "measure_thresholds", "never_by_size"]
+__all__ = ["SIZES", "SLACK", "measure_thresholds", "never_by_size", "not_measured"]
 
 SIZES = {
     "cpu": (1_000, 2_000, 5_000, 10_000, 20_000, 40_000, 80_000, 200_000, 400_000, 800_000),
@@ -72,18 +72,27 @@ def measure_thresholds(
                 limits[series.kind, series.limit] = _first(pays, least + 1, len(sizes))
     edges = {name: (*sizes, 2 * sizes[-1])[index] for name, index in limits.items()}
     gains = [index for ratio, index in ratios if ratio < 1 / SLACK]
-    shipped = json.loads(SHIPPED.read_text())[device]
-    kept = {name: shipped[name] for name in ("min_elements", "compiled") if name in shipped}
     if device == "cuda":
-        return {"min_edges": max(edges.values()), **kept}
-    kinds: dict[str, dict[str, int]] = {}
+        return {"min_edges": max(edges.values()), **not_measured(device)}
+    shipped = _shipped(device)["kinds"]
+    kinds = {kind: {"elements": part["elements"]} if "elements" in part else {}
+             for kind, part in shipped.items()}  # fmt: skip
     for (kind, name), limit in edges.items():
-        kinds.setdefault(kind, {})[name] = limit
-    for kind, limits_of_kind in kinds.items():
-        if "elements" in shipped["kinds"][kind]:
-            limits_of_kind["elements"] = shipped["kinds"][kind]["elements"]
+        kinds[kind][name] = limit
     least = sizes[min(gains)] if gains else 2 * sizes[-1]
-    return {"min_edges": least, **kept, "kinds": kinds}
+    return {"min_edges": least, **not_measured(device), "kinds": kinds}
+
+
+def _shipped(device: str) -> dict[str, Any]:
+    """Return what the shipped file has for a kind of device."""
+    part: dict[str, Any] = json.loads(SHIPPED.read_text())[device]
+    return part
+
+
+def not_measured(device: str) -> dict[str, int]:
+    """Return the shipped thresholds that no bisection finds: compilers take minutes a case."""
+    part = _shipped(device)
+    return {name: part[name] for name in ("min_elements", "compiled") if name in part}
 
 
 @contextmanager
