@@ -115,7 +115,8 @@ class Facts:
 
         Then it pays to wait for the device once, for what is known of its rows.
         """
-        return _expecting > 0 or self.uses > (_USES_OF_LARGE if self.kind.num_edges >= _LARGE else _USES)
+        most = _USES_OF_LARGE if self.kind.num_edges >= _LARGE else _USES
+        return _expecting > 0 or self.uses > most
 
     def fit(self, rowptr: Tensor, col: Tensor, num_cols: int) -> bool:
         """Return whether these are the arrays that were looked at, unchanged."""
