@@ -109,15 +109,18 @@ def call(
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
     if found is not None and found.reason and not reasons:
         reasons = [found.reason]
+    if not reasons and found is None and saved_tensors_are_hooked():
+        # A checkpoint counts what a call saves, that of an attempt which fails too, and expects the
+        # same when it runs the call again; then it will be known what the first call shows.
+        found = _tried(original, self, edge_index, args, kwargs, key)
+        if found.reason:
+            reasons = [found.reason]
+        elif sized:
+            reasons = kind_reasons(found.kind, edges, edge_index, (id(self), original), kwargs)
     if not reasons:
         # A message that turns out not to be a formula, today, runs twice: from the same state.
         state = random_state(device_of(edge_index), self)
         try:
-            if found is None and saved_tensors_are_hooked():
-                # A checkpoint counts what a call saves, and the attempt of one that fails too.
-                with torch.no_grad():
-                    _attempt(original, self, edge_index, args, kwargs)
-                restore(state)
             out, trace, names = _attempt(original, self, edge_index, args, kwargs)
         except Unrecognised as reason:
             reasons = [str(reason)]
@@ -163,6 +166,31 @@ def _planned(
         verify(original, self, edge_index, (), kwargs, out, state)
     record(type(self).__name__, plan.text, "+".join(names) or "later", "", seconds)
     return out
+
+
+def _tried(
+    original: Callable[..., Any],
+    self: MessagePassing,
+    edge_index: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: Any,
+) -> _Found:
+    """What a call shows that leaves nothing else behind."""
+    state = random_state(device_of(edge_index), self)
+    try:
+        with torch.no_grad():
+            _, trace, _ = _attempt(original, self, edge_index, args, kwargs)
+    except Unrecognised as reason:
+        found = _Found(str(reason), "")
+        if not reason.sticky:
+            return found
+    else:
+        found = _Found("", trace.kind())
+    finally:
+        restore(state)
+    _found.setdefault(self, {})[key] = found
+    return found
 
 
 # After a graph break Dynamo would compile the functions that a trace consists of.

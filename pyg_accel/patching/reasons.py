@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.kept import Glimpses
+from pyg_accel.kept import Glimpses, saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.reading import picked_from
@@ -234,6 +234,8 @@ def kind_reasons(
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
     if num_edges < fewest:
         return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]
+    if saved_tensors_are_hooked():  # a checkpoint will run the call again: as it ran now
+        return []
     if SEEN.is_new(by, graph) and num_edges < limits.new and not is_built_ahead(graph):
         return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
     return []
