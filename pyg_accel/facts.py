@@ -5,7 +5,8 @@ launch of a kernel asks. Facts die with the array, and are made anew if an array
 """
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +15,25 @@ from torch import Tensor
 
 from pyg_accel.kept import version_of
 
-__all__ = ["Facts", "Kind", "facts_of", "rounded"]
+__all__ = ["Facts", "Kind", "expect_to_stay", "facts_of", "rounded"]
 
 _ATTRIBUTE = "_pyg_accel_facts"
+# Kernels that ran on a graph before it counts as one that stays, by the number of its entries:
+# a deep model runs some twenty on a batch that is gone after a step.
+_LARGE, _USES, _USES_OF_LARGE = 2**20, 40, 8
+
+_expecting = 0  # blocks of expect_to_stay; backward passes run in threads of their own
+
+
+@contextmanager
+def expect_to_stay() -> Iterator[None]:
+    """Take every graph that is used meanwhile for one that stays."""
+    global _expecting
+    _expecting += 1
+    try:
+        yield
+    finally:
+        _expecting -= 1
 
 
 def rounded(number: int) -> int:
@@ -91,6 +108,15 @@ class Facts:
         self.uses = 0
         self.longest: int | None = None
         self.derived: dict[Hashable, Any] = {}
+
+    @property
+    def stays(self) -> bool:
+        """Whether the graph was used so often that it will be used again.
+
+        Then it pays to wait for the device once, for what is known of its rows.
+        """
+        most = _USES_OF_LARGE if self.kind.num_edges >= _LARGE else _USES
+        return _expecting > 0 or self.uses > most
 
     def fit(self, rowptr: Tensor, col: Tensor, num_cols: int) -> bool:
         """Return whether these are the arrays that were looked at, unchanged."""

@@ -16,8 +16,6 @@ __all__ = ["HEIGHTS", "LEAST", "Shared", "kind_of", "per_column", "sharing_of", 
 # Windows that kernels are written for, and the fewest entries of a column that is worth a tile.
 HEIGHTS = (16, 32, 64)
 LEAST = (1, 2, 3)
-# A graph that was used so often will be used again: translating it costs about as much as 8 sums.
-_USES = 8
 _SAMPLED_WINDOWS, _SAMPLED_ENTRIES = 256, 2**22
 
 
@@ -80,7 +78,7 @@ def usual_sharing(csr: CSR) -> tuple[Shared, ...]:
 
 def _known_kind(csr: CSR) -> Kind:
     facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
-    if facts.uses <= _USES and facts.shared_kind is None:
+    if facts.shared_kind is None and not facts.stays:
         return facts.kind
     if torch.are_deterministic_algorithms_enabled():
         return facts.kind

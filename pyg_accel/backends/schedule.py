@@ -47,9 +47,9 @@ class Schedule:
 
 
 _AS_THEY_COME = Schedule(None, None)
-# A graph of so few entries is asked for its longest row once kernels have run on it so often: a
-# sampled batch is gone by then, and to wait for the device costs it more than a long row does.
-_FEW, _USES = 2**20, 8
+# A graph of fewer entries is asked for its longest row only if it stays: to wait for the device
+# costs a batch more than a long row does.
+_FEW = 2**20
 
 
 def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
@@ -73,7 +73,7 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
     if found is not None:
         return found
     if rowptr.is_cuda:
-        new = facts.uses <= _USES and entries < _FEW
+        new = entries < _FEW and not facts.stays
         if new and not torch.are_deterministic_algorithms_enabled():
             return _AS_THEY_COME
         if torch.cuda.is_current_stream_capturing():

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from pyg_accel.cuda_graphs.comparison import Still, cotangents, difference, tole
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
+from pyg_accel.facts import expect_to_stay
 from pyg_accel.kept import holding
 
 __all__ = ["FAILURES", "Recorder", "Subject", "compare", "first_cause", "record_call"]
@@ -248,7 +249,9 @@ def record_call(
         saved.restore()
 
     try:
-        with holding() as lent:
+        # A graph that is held is the graph of every replay: its long rows are worth knowing.
+        known = expect_to_stay() if entry.layout is None else nullcontext()
+        with holding() as lent, known:
             compare(subject, entry, arguments, sizes, saved, make)
         entry.lent = lent
     except torch.OutOfMemoryError:

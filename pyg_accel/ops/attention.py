@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends import OpSpec
 from pyg_accel.backends.dispatch import is_fast, situation
 from pyg_accel.checks import shown
 from pyg_accel.facts import Kind
@@ -22,6 +22,7 @@ from pyg_accel.ops.attention_backward import backward, is_backward_fast, setup_c
 from pyg_accel.ops.attention_parts import extent, unfused
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands
+from pyg_accel.ops.launch import backend_for, facts_of_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define, is_eager
 from pyg_accel.ops.steps import shapes_of
@@ -166,11 +167,16 @@ def _folded(operand: Tensor) -> Tensor:
 
 def _attention(*args: Any) -> list[Tensor]:
     csr, (operands, score, value) = csr_and_rest(args)
-    shapes = shapes_of(operands)
-    heads, width = extent(score, value, shapes)
-    spec = OpSpec.on("attention", csr, operands[0], heads, width, score=score, formula=value,
-                     shapes=shapes, sharing=kind_of(csr).sharing)  # fmt: skip
-    return choose(spec).backend.attention(csr, parse(score), parse(value), operands)
+    kind = kind_of(csr)
+
+    def spec() -> OpSpec:
+        shapes = shapes_of(operands)
+        heads, width = extent(score, value, shapes)
+        return OpSpec.on("attention", csr, operands[0], heads, width, score=score, formula=value,
+                         shapes=shapes, sharing=kind.sharing)  # fmt: skip
+
+    key = ("attention", kind, score, value, facts_of_operands(operands))
+    return backend_for(key, spec).attention(csr, parse(score), parse(value), operands)
 
 
 def _attention_fake(*args: Any) -> list[Tensor]:

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends import Backend, OpSpec
 from pyg_accel.backends.attention import AttentionGradient
-from pyg_accel.backends.dispatch import asked_for, decide, is_fast
+from pyg_accel.backends.dispatch import asked_for, decide, is_fast, note_choice, situation
+from pyg_accel.facts import Kind
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -37,6 +38,7 @@ from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.arrays import BOTH_ARRAYS, NO_GRADS, Arrays
 from pyg_accel.ops.attention_parts import unfused
 from pyg_accel.ops.gspmm_backward import kinds_of
+from pyg_accel.ops.launch import facts_of_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
@@ -172,20 +174,73 @@ def _unfused_gradients(
     return [next(each) if needs else None for needs in ctx.needs]
 
 
+class _Pass(NamedTuple):
+    """A pass over the graph or its transpose that adds up gradients.
+
+    Attributes:
+        op: the operator.
+        texts: score and value, as the graph of the pass sees them.
+        gradients: (operand, formula) of what is added up.
+        kept: the gradients of scores, and the weights, are left behind.
+    """
+
+    op: str
+    texts: tuple[str, str]
+    gradients: tuple[tuple[int, str], ...]
+    kept: tuple[bool, bool] = (False, False)
+
+    def spec(self, csr: CSR, kind: Kind, operands: list[Tensor], grad: Tensor) -> OpSpec:
+        """Return the facts of the pass on a graph."""
+        score, value = self.texts
+        formulas = tuple(text for _, text in self.gradients)
+        reduces = ("sum",) * len(formulas) + ("none",) * sum(self.kept)
+        return OpSpec.on(self.op, csr, grad, grad.size(1), grad.size(2), score=score,
+                         formula=value, formulas=formulas, reduces=reduces,
+                         shapes=shapes_of(operands), sharing=kind.sharing)  # fmt: skip
+
+    def run(
+        self,
+        backend: Backend,
+        csr: CSR,
+        given: tuple[list[Tensor], Tensor, Tensor, Tensor],
+    ) -> list[Tensor]:
+        """Run it: sums by operand, and what it leaves behind."""
+        call = AttentionGradient(parse(self.texts[0]), parse(self.texts[1]), *given,
+                                 [parse(text) for _, text in self.gradients],
+                                 [index for index, _ in self.gradients], *self.kept)  # fmt: skip
+        note_choice(backend.name)
+        found: list[Tensor] = getattr(backend, self.op)(csr, call)
+        return found
+
+
+class _Way(NamedTuple):
+    """How calls of a kind are differentiated: by a pass and sums of what it leaves, or by two."""
+
+    plan: _Plan
+    first: _Pass
+    of_first: Backend
+    second: _Pass | None
+    of_second: Backend | None
+
+
+_ways: dict[tuple[Any, ...], _Way] = {}
+
+
 def _attention_backward(*args: Any) -> list[Tensor]:
     arrays, (operands, grad, out, total, score, value, needs) = Arrays.split(args)
-    csr, transposed = arrays.csr, arrays.transposed
-    plan = _plan(score, value, tuple(needs), kinds_of(operands))
-    given = (operands, grad, out, total)
-    kept = (bool(plan.others), plan.weights)
-    first = _pass("attention_backward", transposed, plan.turned, given, plan.sources, kept)
-    if plan.targets and (first.spec.sharing or asked_for() != "auto"):
-        alone = _pass("attention_backward", transposed, plan.turned, given, plan.sources)
-        second = _pass("attention_targets", csr, (score, value), given, plan.targets)
-        steps = [_step_spec(step, operands, grad, csr) for step in plan.others]
-        if _price([alone.spec, second.spec]) < _price([first.spec, *steps]):
-            return _fitted(plan, alone.run() + second.run(), operands)
-    found = first.run()
+    csr, turned = arrays.csr, arrays.transposed
+    kinds = kind_of(csr), kind_of(turned)
+    key = (score, value, tuple(needs), *kinds, situation(), facts_of_operands(operands),
+           grad.size(1), grad.size(2))  # fmt: skip
+    way = _ways.get(key)
+    if way is None:
+        if len(_ways) >= 4096:
+            _ways.clear()
+        way = _ways[key] = _find_way(arrays, kinds, operands, grad, (score, value), tuple(needs))
+    plan, given = way.plan, (operands, grad, out, total)
+    found = way.first.run(way.of_first, turned, given)
+    if way.second is not None and way.of_second is not None:
+        return _fitted(plan, found + way.second.run(way.of_second, csr, given), operands)
     count = len(plan.sources)
     made = dict(enumerate([*operands, grad]))
     made |= dict(zip((len(made) + 1, len(made)), found[count:], strict=False))  # scores' come first
@@ -194,56 +249,49 @@ def _attention_backward(*args: Any) -> list[Tensor]:
     return _fitted(plan, found[:count] + left, operands)
 
 
+def _find_way(
+    arrays: Arrays,
+    kinds: tuple[Kind, Kind],
+    operands: list[Tensor],
+    grad: Tensor,
+    texts: tuple[str, str],
+    needs: tuple[bool, ...],
+) -> _Way:
+    """Choose the cheaper way."""
+    csr, turned = arrays.csr, arrays.transposed
+    plan = _plan(*texts, needs, kinds_of(operands))
+
+    def decided(spec: OpSpec) -> Backend:
+        return decide(spec).backend
+
+    first = _Pass(
+        "attention_backward", plan.turned, plan.sources, (bool(plan.others), plan.weights)
+    )
+    spec = first.spec(turned, kinds[1], operands, grad)
+    if plan.targets and (spec.sharing or asked_for() != "auto"):
+        alone = _Pass("attention_backward", plan.turned, plan.sources)
+        second = _Pass("attention_targets", texts, plan.targets)
+        specs = [alone.spec(turned, kinds[1], operands, grad),
+                 second.spec(csr, kinds[0], operands, grad)]  # fmt: skip
+        steps = [_step_spec(step, operands, grad, csr, kinds[0]) for step in plan.others]
+        if _price(specs) < _price([spec, *steps]):
+            return _Way(plan, alone, decided(specs[0]), second, decided(specs[1]))
+    return _Way(plan, first, decided(spec), None, None)
+
+
 def _fitted(plan: _Plan, found: list[Tensor], operands: list[Tensor]) -> list[Tensor]:
     """Gradients in the shapes of their operands."""
     shapes = shapes_of(operands)
     return [fit(one, shapes[index]) for index, one in zip(plan.order, found, strict=True)]
 
 
-class _Pass(NamedTuple):
-    """A pass over a graph, on the backend that is chosen for it."""
-
-    spec: OpSpec
-    csr: CSR
-    given: tuple[list[Tensor], Tensor, Tensor, Tensor]
-    of: tuple[int, ...]
-    kept: tuple[bool, bool]
-
-    def run(self) -> list[Tensor]:
-        spec = self.spec
-        call = AttentionGradient(parse(spec.score), parse(spec.formula), *self.given,
-                                 [parse(text) for text in spec.formulas], [*self.of],
-                                 *self.kept)  # fmt: skip
-        found: list[Tensor] = getattr(choose(spec).backend, spec.op)(self.csr, call)
-        return found
-
-
-def _pass(
-    op: str,
-    csr: CSR,
-    texts: tuple[str, str],
-    given: tuple[list[Tensor], Tensor, Tensor, Tensor],
-    gradients: tuple[tuple[int, str], ...],
-    kept: tuple[bool, bool] = (False, False),
-) -> _Pass:
-    """A pass that adds up gradients of operands, and leaves scores' and weights behind if kept."""
-    operands, grad, *_ = given
-    score, value = texts
-    indices, formulas = tuple(i for i, _ in gradients), tuple(text for _, text in gradients)
-    reduces = ("sum",) * len(gradients) + ("none",) * sum(kept)
-    spec = OpSpec.on(op, csr, grad, grad.size(1), grad.size(2), score=score, formula=value,
-                     formulas=formulas, reduces=reduces, shapes=shapes_of(operands),
-                     sharing=kind_of(csr).sharing)  # fmt: skip
-    return _Pass(spec, csr, given, indices, kept)
-
-
-def _step_spec(step: Step, operands: list[Tensor], grad: Tensor, csr: CSR) -> OpSpec:
+def _step_spec(step: Step, operands: list[Tensor], grad: Tensor, csr: CSR, kind: Kind) -> OpSpec:
     """The facts of a step by itself."""
     heads, width = grad.size(1), grad.size(2)
     every = (*shapes_of(operands), (heads, width), (heads, 1), (heads, 1))
     shapes = tuple(every[i] for i in step.used)
     return OpSpec.on("gspmm", csr, grad, heads, width, formula=str(step.formula), reduces=("sum",),
-                     shapes=shapes, sharing=kind_of(csr).sharing)  # fmt: skip
+                     shapes=shapes, sharing=kind.sharing)  # fmt: skip
 
 
 def _price(specs: list[OpSpec]) -> tuple[int, float]:

@@ -151,7 +151,9 @@ def _make_reduction(
         return None
     sides = [side for side, _ in sorted(plan.read, key=lambda pair: pair[1])]
     needs = tuple(grad and t.requires_grad for t in operands)
-    return Reduction(text, reduces, sides, layout, edge_order=edge_order, needs=needs)
+    trailings = [tuple(t.shape[1:]) for t in operands]
+    return Reduction(text, reduces, sides, layout, trailings, shapes_of(folded),
+                     edge_order=edge_order, needs=needs)  # fmt: skip
 
 
 _reductions: dict[Any, Reduction | None] = {}

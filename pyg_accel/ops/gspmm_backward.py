@@ -23,6 +23,7 @@ from pyg_accel.formula import (
     shape_of,
     swap_sides,
 )
+from pyg_accel.graph import CSR
 from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
 from pyg_accel.ops.arrays import NO_GRADS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
@@ -30,7 +31,8 @@ from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
 
 __all__ = [
-    "backward", "gradients", "kinds_of", "plan_gradients", "setup_context",
+    "backward", "gradients", "kinds_of", "kinds_of_shapes", "mean_share", "plan_gradients",
+    "setup_context",
 ]  # fmt: skip
 
 
@@ -182,23 +184,45 @@ def gradients(
 
 
 def _mean_gradient(grad: Tensor, arrays: Arrays) -> Tensor:
-    """Return the gradient of a plain mean that nobody will differentiate, [num_cols, H, F].
-
-    Each edge weighs 1 / degree, so no N x F quotient is made.
-    """
-    rowptr, turned = arrays.rowptr, arrays.transposed
-    plain = type(turned.col) is Tensor  # a compiler's tensors have symbols for sizes
-    derived = facts_of(turned.rowptr, turned.col, turned.num_cols).derived if plain else {}
-    weight: Tensor | None = derived.get(("mean", grad.dtype))
-    if weight is None:
-        share = 1.0 / rowptr.diff().clamp_(min=1).to(grad.dtype)
-        weight = share.index_select(0, turned.col).view(-1, 1, 1)
-        if not (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
-            derived["mean", grad.dtype] = weight
-    in_order = Arrays.join(turned._replace(eid=None))
-    (out,) = call("gspmm", *in_order, [grad, weight], "mul(u0,e1)", ["sum"], False)
+    """Return the gradient of a plain mean that nobody will differentiate, [num_cols, H, F]."""
+    turned = arrays.transposed._replace(eid=None)
+    share, by_edge = mean_share(arrays.rowptr, turned, grad.dtype)
+    text = "mul(u0,e1)" if by_edge else "mul(u0,u1)"
+    (out,) = call("gspmm", *Arrays.join(turned), [grad, share], text, ["sum"], False)
     result: Tensor = out
     return result
+
+
+def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """Return what the gradient of a mean is multiplied by, 1 / degree of an edge's target.
+
+    So no N x F quotient is made. A number an edge is read faster than one a node, but takes longer
+    to make than a batch on a GPU takes.
+
+    Args:
+        rowptr: of the graph.
+        turned: its transpose.
+        dtype: of the features.
+
+    Returns:
+        [E, 1, 1] in the order of the transpose, or [num_rows, 1, 1]; and whether it is by edge.
+    """
+    if type(turned.col) is not Tensor:  # a compiler's tensors have symbols for sizes
+        return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), True
+    facts = facts_of(turned.rowptr, turned.col, turned.num_cols)
+    weight: Tensor | None = facts.derived.get(("mean", dtype))
+    if weight is not None:
+        return weight, True
+    capturing = turned.col.is_cuda and torch.cuda.is_current_stream_capturing()
+    if turned.col.is_cuda and (capturing or not facts.stays):
+        return _share(rowptr, dtype).view(-1, 1, 1), False
+    weight = _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1)
+    facts.derived["mean", dtype] = weight
+    return weight, True
+
+
+def _share(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
+    return (rowptr[1:] - rowptr[:-1]).clamp_(min=1).to(dtype).reciprocal_()
 
 
 def _prod_coefficients(

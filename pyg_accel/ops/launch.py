@@ -1,12 +1,13 @@
 """Running gspmm on the backend that was chosen for calls of one kind."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import OpSpec
+from pyg_accel.backends import Backend, OpSpec
 from pyg_accel.backends.dispatch import decide, note_choice, situation
 from pyg_accel.facts import Kind
 from pyg_accel.formula import parse
@@ -14,55 +15,91 @@ from pyg_accel.graph import CSR
 from pyg_accel.ops.steps import shapes_of, widest
 from pyg_accel.sharing import kind_of
 
-__all__ = ["run_gspmm"]
+__all__ = ["Launch", "backend_for", "facts_of_operands", "run_gspmm"]
 
-_MOST = 4096
-# By everything that the choice depends on: a backend's name, and what runs calls of this kind.
-_bound: dict[tuple[Any, ...], tuple[str, Callable[[CSR, list[Tensor]], list[Tensor]]]] = {}
+_MOST, _CHOICES = 256, 4096  # bound calls of a launch; choices of backends
+_Bound = tuple[str, Callable[[CSR, list[Tensor]], list[Tensor]]]
+
+
+class Launch:
+    """Runs gspmm on operands of the same dtypes and trailing sizes in every call.
+
+    Args:
+        text: formula of the message.
+        reduces: of the messages.
+        want_arg: also return winners.
+    """
+
+    def __init__(self, text: str, reduces: tuple[str, ...], *, want_arg: bool) -> None:
+        self.text, self.reduces, self.want_arg = text, reduces, want_arg
+        # By everything else that the choice depends on: a backend's name, and what runs the calls.
+        self._bound: dict[tuple[Any, ...], _Bound] = {}
+
+    def __call__(self, csr: CSR, operands: list[Tensor]) -> list[Tensor]:
+        """Run :meth:`pyg_accel.backends.Backend.gspmm` on the cheapest backend.
+
+        Args:
+            csr: the graph.
+            operands: [rows, H | 1, F | 1], contiguous within a row.
+        """
+        kind = kind_of(csr)
+        rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
+        strides = [t.stride(0) for t in operands]
+        key = (kind, csr.eid is None, rounded, situation(), *strides)
+        bound = self._bound.get(key)
+        if bound is None:
+            if len(self._bound) >= _MOST:
+                self._bound.clear()
+            bound = self._bound[key] = self._bind(csr, kind, operands, rounded)
+        name, run = bound
+        note_choice(name)
+        return run(csr, operands)
+
+    def _bind(self, csr: CSR, kind: Kind, operands: list[Tensor], rounded: bool) -> _Bound:
+        like, shapes = next(t for t in operands if t.is_floating_point()), shapes_of(operands)
+        heads, width = widest(shapes)
+        spec = OpSpec.on("gspmm", csr, like, heads, width, formula=self.text, reduces=self.reduces,
+                         shapes=shapes, sharing=kind.sharing, rounded=rounded)  # fmt: skip
+        backend = decide(spec).backend
+        formula, reduces = parse(self.text), list(self.reduces)
+        run = backend.bind_gspmm(csr, formula, operands, reduces, want_arg=self.want_arg)
+        return backend.name, run
+
+
+_backends: dict[tuple[Any, ...], Backend] = {}
+
+
+def backend_for(key: tuple[Any, ...], spec: Callable[[], OpSpec]) -> Backend:
+    """Return the backend for a call, as :func:`pyg_accel.backends.choose` does, but sooner.
+
+    Args:
+        key: everything of the call that its facts depend on.
+        spec: makes the facts of a call with a new key.
+    """
+    key = (situation(), *key)
+    backend = _backends.get(key)
+    if backend is None:
+        if len(_backends) >= _CHOICES:
+            _backends.clear()
+        backend = _backends[key] = decide(spec()).backend
+    note_choice(backend.name)
+    return backend
+
+
+def facts_of_operands(operands: Sequence[Tensor]) -> tuple[tuple[torch.dtype, int, int], ...]:
+    """Return what a choice depends on of operands [rows, H, F]."""
+    return tuple([(t.dtype, t.size(1), t.size(2)) for t in operands])
 
 
 def run_gspmm(
     csr: CSR, text: str, reduces: tuple[str, ...], operands: list[Tensor], *, want_arg: bool
 ) -> list[Tensor]:
-    """Run :meth:`pyg_accel.backends.Backend.gspmm` on the cheapest backend.
-
-    Args:
-        csr: the graph.
-        text: formula of the message.
-        reduces: of the messages.
-        operands: [rows, H | 1, F | 1], contiguous within a row.
-        want_arg: also return winners.
-    """
-    kind = kind_of(csr)
-    rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
-    key = (
-        text, reduces, kind, csr.eid is None, want_arg, rounded, situation(),
-        *[(t.dtype, t.stride(0), t.size(1), t.size(2)) for t in operands],
-    )  # fmt: skip
-    bound = _bound.get(key)
-    if bound is None:
-        bound = _bind(csr, kind, text, reduces, operands, want_arg, rounded)
-        if len(_bound) >= _MOST:
-            _bound.clear()
-        _bound[key] = bound
-    name, run = bound
-    note_choice(name)
-    return run(csr, operands)
+    """Run a call of any kind, as :class:`Launch` runs those of one."""
+    return _launch_of(text, reduces, want_arg, facts_of_operands(operands))(csr, operands)
 
 
-def _bind(
-    csr: CSR,
-    kind: Kind,
-    text: str,
-    reduces: tuple[str, ...],
-    operands: list[Tensor],
-    want_arg: bool,
-    rounded: bool,
-) -> tuple[str, Callable[[CSR, list[Tensor]], list[Tensor]]]:
-    like, shapes = next(t for t in operands if t.is_floating_point()), shapes_of(operands)
-    heads, width = widest(shapes)
-    spec = OpSpec.on("gspmm", csr, like, heads, width, formula=text, reduces=reduces,
-                     shapes=shapes, sharing=kind.sharing, rounded=rounded)  # fmt: skip
-    backend = decide(spec).backend
-    run = backend.bind_gspmm(csr, parse(text), operands, list(reduces), want_arg=want_arg)
-    return backend.name, run
+@lru_cache(maxsize=1024)
+def _launch_of(
+    text: str, reduces: tuple[str, ...], want_arg: bool, _facts: tuple[Any, ...]
+) -> Launch:
+    return Launch(text, reduces, want_arg=want_arg)

@@ -7,21 +7,42 @@ is to be differentiated again.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
-from pyg_accel.graph import Graph
+from pyg_accel.formula import operands_of
+from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.arrays import Arrays
-from pyg_accel.ops.gspmm_backward import gradients, kinds_of, plan_gradients
-from pyg_accel.ops.launch import run_gspmm
-from pyg_accel.ops.layout import Layout, contiguous_rows
+from pyg_accel.ops.gspmm_backward import gradients, kinds_of_shapes, mean_share, plan_gradients
+from pyg_accel.ops.launch import Launch
+from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.operator import each_gradient, is_batch, somebody_listens
-from pyg_accel.ops.steps import fit, shapes_of
+from pyg_accel.ops.steps import Step, fit
 
 __all__ = ["Reduction"]
+
+Shapes = tuple[tuple[int, int], ...]
+
+
+class _Gradient(NamedTuple):
+    """The only gradient of a call, as one launch.
+
+    Attributes:
+        operand: whose it is.
+        source: it is summed over the transposed graph.
+        numbered: it reads edges in an order of their own.
+        used: operands that it reads; behind them, the gradient of the result.
+        launch: of its formula.
+    """
+
+    operand: int
+    source: bool
+    numbered: bool
+    used: tuple[int, ...]
+    launch: Launch
 
 
 class Reduction:
@@ -32,6 +53,8 @@ class Reduction:
         reduces: of its messages.
         sides: of every operand, by index.
         layout: in which the operands meet; each has all heads or one, all of the width or 1.
+        trailings: shape of every operand without its rows.
+        shapes: (heads, width) of every operand in that layout.
         edge_order: edge operands are in the order of the edge list.
         needs: which operands need gradients.
     """
@@ -42,19 +65,36 @@ class Reduction:
         reduces: tuple[str, ...],
         sides: Sequence[str],
         layout: Layout,
+        trailings: Sequence[tuple[int, ...]],
+        shapes: Shapes,
         *,
         edge_order: bool,
         needs: tuple[bool, ...],
     ) -> None:
-        self.text, self.reduces, self.sides = text, reduces, tuple(sides)
-        self.layout, self.edge_order, self.needs = layout, edge_order, needs
-        self.differentiable = any(needs)
-        self.want_arg = any(needs) and not {"max", "min"}.isdisjoint(reduces)
-        self._kept: tuple[bool, ...] | None = None
+        self.text, self.reduces, self.sides, self.needs = text, reduces, tuple(sides), needs
+        self.layout, self.trailings, self.shapes = layout, tuple(trailings), shapes
+        self.edge_order = edge_order
+        want_arg = any(needs) and not {"max", "min"}.isdisjoint(reduces)
+        self._launch = Launch(text, reduces, want_arg=want_arg)
+        self._transposed = any(
+            side == "u" and wanted for side, wanted in zip(self.sides, needs, strict=True)
+        )
+        steps = plan_gradients(text, reduces, needs, (True,) * len(reduces),
+                               kinds_of_shapes(shapes))  # fmt: skip
+        used = {i for step in steps for i in step.used}
+        everything = "prod" in reduces
+        # Which operands the gradients read: a plain sum keeps no features at all.
+        self.kept = tuple(everything or i in used for i in range(len(self.sides)))
+        self.keeps = want_arg or True in self.kept
+        self._single = _single(steps, reduces)
+        self._of_mean: tuple[Launch, Launch] | None = None
+        if reduces == ("mean",) and text == "u0":
+            self._of_mean = (Launch("mul(u0,e1)", ("sum",), want_arg=False),
+                             Launch("mul(u0,u1)", ("sum",), want_arg=False))  # fmt: skip
 
     def __call__(self, graph: Graph, operands: list[Tensor]) -> tuple[Tensor, ...]:
         """Return a result for each reduction, [rows, *layout.trailing]."""
-        if not self.differentiable:
+        if True not in self.needs:
             return tuple(self.forward(graph, operands))
         outs: tuple[Tensor, ...] = _Reduce.apply(self, graph, *operands)  # type: ignore[no-untyped-call]
         return outs
@@ -62,30 +102,19 @@ class Reduction:
     def forward(self, graph: Graph, operands: Sequence[Tensor]) -> list[Tensor]:
         """Return the results, and the winners of maxima and minima behind them."""
         folded = [self.layout.fold(t) for t in operands]
-        csr = graph.csr(edge_order=self.edge_order)
-        outs = run_gspmm(csr, self.text, self.reduces, folded, want_arg=self.want_arg)
+        outs = self._launch(graph.csr(edge_order=self.edge_order), folded)
         for i in range(len(self.reduces)):
             out = outs[i] if outs[i]._base is None else outs[i].clone()
             # In its final shape without being a view, which nobody could change in place.
             outs[i] = out.resize_(out.size(0), *self.layout.trailing)
         return outs
 
-    def kept(self, folded: Sequence[Tensor]) -> tuple[bool, ...]:
-        """Return which operands the gradients read: a plain sum keeps no features at all."""
-        if self._kept is None:
-            steps = plan_gradients(self.text, self.reduces, self.needs,
-                                   (True,) * len(self.reduces), kinds_of(folded))  # fmt: skip
-            used = {i for step in steps for i in step.used}
-            everything = "prod" in self.reduces
-            self._kept = tuple(everything or i in used for i in range(len(self.sides)))
-        return self._kept
-
     def backward(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """Return the gradients of the operands, in their shapes."""
-        if any(g is not None and is_batch(g) for g in grads):
+        if any([g is not None and is_batch(g) for g in grads]):
             found: Any = each_gradient(lambda *one: tuple(self.backward(ctx, one)), grads)
             return list(found)
-        if all(g is None for g in grads):
+        if all([g is None for g in grads]):
             return [None] * len(self.sides)
         if ctx.asked_for != "auto":
             with prefer_backend(ctx.asked_for):
@@ -93,41 +122,56 @@ class Reduction:
         return self._gradients(ctx, grads)
 
     def _gradients(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        n, layout, graph = len(self.sides), self.layout, ctx.graph
-        saved = ctx.saved_tensors
-        operands = [None if t is None else layout.fold(t) for t in saved[:n]]
-        heads, width = layout.heads, layout.width
-        folded = [None if g is None else contiguous_rows(g.reshape(g.size(0), heads, width))
-                  for g in grads]  # fmt: skip
-        transposed = any(
-            side == "u" and needs for side, needs in zip(self.sides, self.needs, strict=True)
-        )
-        arrays = Arrays.of(graph, edge_order=self.edge_order, transposed=transposed)
-        if torch.is_grad_enabled() or somebody_listens():
-            found = gradients(arrays, operands, list(saved[n:]), folded, self.text, self.reduces,
-                              self.needs, ctx.shapes)  # fmt: skip
+        layout, graph = self.layout, ctx.graph
+        folded = [None if g is None else layout.fold(g) for g in grads]
+        found: list[Tensor | None]
+        # Nobody will differentiate a pass that one launch computes, nor watches it.
+        if (self._single or self._of_mean) and not (torch.is_grad_enabled() or somebody_listens()):
+            assert folded[0] is not None
+            place, grad = self._launched(ctx, folded[0])
+            found = [None] * len(self.sides)
+            found[place] = grad
         else:
-            found = self._launch(arrays, operands, list(saved[n:]), folded, ctx.shapes)
+            n = len(self.sides)
+            saved = ctx.saved_tensors if self.keeps else (None,) * (n + len(self.reduces))
+            operands = [None if t is None else layout.fold(t) for t in saved[:n]]
+            arrays = Arrays.of(graph, edge_order=self.edge_order, transposed=self._transposed)
+            found = gradients(arrays, operands, saved[n:], folded, self.text, self.reduces,
+                              self.needs, self.shapes)  # fmt: skip
         return [
-            None if g is None else g.reshape(rows, *trailing)
-            for g, (rows, trailing) in zip(found, ctx.sizes, strict=True)
+            None if g is None else g.reshape(g.size(0), *trailing)
+            for g, trailing in zip(found, self.trailings, strict=True)
         ]
 
-    def _launch(
-        self,
-        arrays: Arrays,
-        operands: list[Tensor | None],
-        winners: list[Tensor],
-        grads: list[Tensor | None],
-        shapes: tuple[tuple[int, int], ...],
-    ) -> list[Tensor | None]:
-        """Gradients of which no derivative will be asked for: a plain sum has a short way."""
-        if self.reduces == ("sum",) and self.text == "u0" and grads[0] is not None:
-            turned = arrays.transposed._replace(eid=None)
-            (grad,) = run_gspmm(turned, "u0", ("sum",), [grads[0]], want_arg=False)
-            return [fit(grad, shapes[0])]
-        return gradients(arrays, operands, winners, grads, self.text, self.reduces, self.needs,
-                         shapes)  # fmt: skip
+    def _launched(self, ctx: Any, grad: Tensor) -> tuple[int, Tensor]:
+        """Return the operand whose gradient a single launch computes, and that gradient."""
+        graph: Graph = ctx.graph
+        if self._of_mean is not None:
+            turned = graph.transposed()._replace(eid=None)
+            share, by_edge = mean_share(graph.rowptr, turned, grad.dtype)
+            launch = self._of_mean[0 if by_edge else 1]
+            (found,) = launch(turned, [grad, share])
+            return 0, found
+        assert self._single is not None
+        operand, source, numbered, used, launch = self._single
+        csr: CSR = (graph.transposed if source else graph.csr)(edge_order=self.edge_order)
+        if not numbered and csr.eid is not None:
+            csr = csr._replace(eid=None)
+        n = len(self.sides)
+        saved = ctx.saved_tensors if self.keeps else ()
+        (found,) = launch(csr, [grad if i >= n else self.layout.fold(saved[i]) for i in used])
+        return operand, fit(found, self.shapes[operand])
+
+
+def _single(steps: Sequence[Step], reduces: tuple[str, ...]) -> _Gradient | None:
+    """The gradient of a sum for one operand; None where there are several, or of others."""
+    if len(steps) != 1 or reduces != ("sum",):
+        return None
+    step = steps[0]
+    numbered = step.side == "e" or any(o.side == "e" for o in operands_of(step.formula))
+    reduce = "none" if step.side == "e" else "sum"
+    launch = Launch(str(step.formula), (reduce,), want_arg=False)
+    return _Gradient(step.operand, step.side == "u", numbered, step.used, launch)
 
 
 class _Reduce(torch.autograd.Function):
@@ -136,18 +180,15 @@ class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, reduction: Reduction, graph: Graph, *operands: Tensor) -> Any:
         outs = reduction.forward(graph, operands)
-        count = len(reduction.reduces)
-        folded = [reduction.layout.fold(t) for t in operands]
-        kept = reduction.kept(folded)
-        keep = [t if k else None for t, k in zip(operands, kept, strict=True)]
-        winners = iter(outs[count:])
-        ctx.save_for_backward(
-            *keep,
-            *(next(winners, None) if r in ("max", "min") else None for r in reduction.reduces),
-        )
+        reduces = reduction.reduces
+        count = len(reduces)
+        if reduction.keeps:
+            keep = [t if k else None for t, k in zip(operands, reduction.kept, strict=True)]
+            winners = iter(outs[count:])
+            ctx.save_for_backward(
+                *keep, *[next(winners, None) if r in ("max", "min") else None for r in reduces]
+            )
         ctx.reduction, ctx.graph, ctx.asked_for = reduction, graph, asked_for()
-        ctx.shapes = shapes_of(folded)
-        ctx.sizes = [(t.size(0), t.shape[1:]) for t in operands]
         ctx.set_materialize_grads(False)
         return tuple(outs[:count])
 

@@ -79,7 +79,7 @@ class Reading:
                 self.reason = "objects that were changed in the same graph"
         edge_index: Any = context.get_local("edge_index").as_proxy()
         _note_origin(edge_index.node)
-        self._last = next(reversed(context.graph().nodes), None)
+        self._last = next(iter(reversed(context.graph().nodes)), None)
 
     @contextmanager
     def attributes(self) -> Iterator[MessagePassing]:

@@ -16,8 +16,8 @@ from pyg_accel.backends.triton.attention_codegen import (
 )
 from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.kernel_set import KernelSet
-from pyg_accel.backends.triton.launch import Tile, attention_tile, piece_tile
-from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.launch import attention_tile, piece_tile
+from pyg_accel.backends.triton.launcher import Launcher, launch
 from pyg_accel.backends.triton.plan import (
     INT32_ENTRIES,
     OperandShape,
@@ -25,7 +25,7 @@ from pyg_accel.backends.triton.plan import (
     operand_shape,
     seen,
 )
-from pyg_accel.facts import rounded
+from pyg_accel.facts import facts_of, rounded
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -52,7 +52,9 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
     out = like.new_empty(rows, heads, width)
     sums = like.new_empty(rows, heads, dtype=accumulate)
     if rows and heads * width:
-        _Call(csr, operands, heads, width, (score, value, (), ())).go([out, sums], [])
+        _pass_over(csr, operands, heads, width, (score, value, (), ()))(
+            csr, operands, [out, sums], []
+        )
     return [out, sums]
 
 
@@ -86,8 +88,8 @@ def _several(
         for each in ("sum", "none")
     )
     recipe = (None, formulas[0], tuple(f for f, _ in sums), tuple(f for f, _ in stores))
-    call = _Call(csr, operands, heads, width, recipe, infinite=infinite)
-    call.go([t for _, t in sums], [t for _, t in stores])
+    go = _pass_over(csr, operands, heads, width, recipe, infinite)
+    go(csr, operands, [t for _, t in sums], [t for _, t in stores])
     return outs
 
 
@@ -205,7 +207,32 @@ def _kernels(formulas: Formulas, facts: _Facts) -> KernelSet[AttentionRecipe]:
     )
 
 
-class _Call:
+_passes: dict[tuple[Any, ...], "_Pass"] = {}
+
+
+def _pass_over(
+    csr: CSR,
+    operands: list[Tensor],
+    heads: int,
+    width: int,
+    formulas: Formulas,
+    infinite: int = -1,
+) -> "_Pass":
+    """The pass for calls of a kind: graphs of about one size, operands like these but for rows."""
+    kind = facts_of(csr.rowptr, csr.col, csr.num_cols).kind
+    key = (
+        formulas, heads, width, infinite, kind, csr.eid is None,
+        *[(t.dtype, t.stride(0), t.size(1), t.size(2)) for t in operands],
+    )  # fmt: skip
+    found = _passes.get(key)
+    if found is None:
+        if len(_passes) >= 4096:
+            _passes.clear()
+        found = _passes[key] = _Pass(csr, operands, heads, width, formulas, infinite)
+    return found
+
+
+class _Pass:
     """One pass over a graph: what the launches of its rows, pieces and combinations share."""
 
     def __init__(
@@ -215,8 +242,7 @@ class _Call:
         heads: int,
         width: int,
         formulas: Formulas,
-        *,
-        infinite: int = -1,
+        infinite: int,
     ) -> None:
         score, value, sums, stores = formulas
         entries = csr.col.numel()
@@ -231,42 +257,61 @@ class _Call:
             (rounded(csr.num_rows), rounded(csr.num_cols), rounded(entries)), numbered, accumulate,
             "int64" if position else "int32", infinite, device_facts(csr.rowptr),
         )  # fmt: skip
-        self.csr, self.operands, self.heads = csr, operands, heads
-        self.kernels = _kernels(formulas, facts)
-        self.width = width // self.kernels.recipe.unit
-        self.slices = -(-heads // self.kernels.recipe.heads)
+        self._kernels, self._heads = _kernels(formulas, facts), heads
+        recipe = self._kernels.recipe
+        self._width = width // recipe.unit
+        self._slices = -(-heads // recipe.heads)
+        self._strides = [
+            t.stride(0) // max(unit, 1) for t, unit in zip(operands, recipe.aligned, strict=True)
+        ]
+        self._rows: dict[tuple[bool, bool, bool], Launcher] = {}
 
-    def go(self, outs: list[Tensor], left: list[Tensor]) -> None:
-        """Launch; `left` is what stays behind for every edge."""
-        csr, recipe, tile = self.csr, self.kernels.recipe, self.kernels.recipe.tile
+    def __call__(
+        self, csr: CSR, operands: list[Tensor], outs: list[Tensor], left: list[Tensor]
+    ) -> None:
+        """Launch it.
+
+        Args:
+            csr: the graph.
+            operands: of the formulas.
+            outs: where the results of targets go.
+            left: where that which stays behind for every edge goes.
+        """
+        kernels, recipe, tile = self._kernels, self._kernels.recipe, self._kernels.recipe.tile
         schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
         pieces, order = schedule.pieces, schedule.order
-        kernel = self.kernels.rows("rows" if order is None else "order", pieces is not None)
-        self._launch(kernel, tile, csr.num_rows, (order, None, None), [*outs, *left])
+        eid = csr.eid if recipe.numbered else None
+        operand_arguments: list[Any] = []
+        for t, stride in zip(operands, self._strides, strict=True):
+            operand_arguments += (t, stride)
+
+        rows, stored = csr.num_rows, [*outs, *left]
+        arguments = [csr.rowptr, csr.col, eid, order, None, None, *operand_arguments, *stored,
+                     rows, self._heads, self._width, tile.split]  # fmt: skip
+        tensors = [csr.rowptr, csr.col, *operands, *stored]
+        if eid is not None:
+            tensors.append(eid)
+        if order is not None:
+            tensors.append(order)
+        key = (order is None, pieces is None, rows < 2**31)
+        launcher = self._rows.get(key)
+        if launcher is None:
+            kernel = kernels.rows("rows" if order is None else "order", pieces is not None)
+            launcher = self._rows[key] = Launcher(kernel, tile.warps)
+        launcher((-(-rows // tile.rows), self._slices, 1), arguments, tensors)
         if pieces is None:
             return
-        count = pieces.row.numel()
-        dtype, columns = getattr(torch, recipe.accumulate), self.width * recipe.unit
+
+        tile, count = kernels.piece_tile, pieces.row.numel()
+        dtype, columns = getattr(torch, recipe.accumulate), self._width * recipe.unit
         raw = [
-            torch.empty(count, self.heads * (columns if wide else 1), dtype=dtype,
+            torch.empty(count, self._heads * (columns if wide else 1), dtype=dtype,
                         device=csr.col.device) for _, wide in recipe.states
         ]  # fmt: skip
-        where = (pieces.row, pieces.begin, pieces.end)
-        self._launch(self.kernels.pieces(), self.kernels.piece_tile, count, where, [*raw, *left])
-        arguments = [pieces.rows, pieces.first, *raw, *outs, self.heads, self.width]
-        launch(self.kernels.combine(), (pieces.rows.numel(), self.slices), arguments)
-
-    def _launch(
-        self,
-        function: Any,
-        tile: Tile,
-        tasks: int,
-        where: tuple[Tensor | None, Tensor | None, Tensor | None],
-        stored: list[Tensor],
-    ) -> None:
-        csr, recipe = self.csr, self.kernels.recipe
-        arguments: list[Any] = [csr.rowptr, csr.col, csr.eid if recipe.numbered else None, *where]
-        for t, unit in zip(self.operands, recipe.aligned, strict=True):
-            arguments += [t, t.stride(0) // max(unit, 1)]
-        arguments += [*stored, tasks, self.heads, self.width, tile.split]
-        launch(function, (-(-tasks // tile.rows), self.slices), arguments, warps=tile.warps)
+        arguments = [csr.rowptr, csr.col, eid, pieces.row, pieces.begin, pieces.end,
+                     *operand_arguments, *raw, *left,
+                     count, self._heads, self._width, tile.split]  # fmt: skip
+        grid = (-(-count // tile.rows), self._slices)
+        launch(kernels.pieces(), grid, arguments, warps=tile.warps)
+        arguments = [pieces.rows, pieces.first, *raw, *outs, self._heads, self._width]
+        launch(kernels.combine(), (pieces.rows.numel(), self._slices), arguments)

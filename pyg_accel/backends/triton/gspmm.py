@@ -9,8 +9,7 @@ from torch import Tensor
 from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.schedule import Pieces, schedule_of
 from pyg_accel.backends.triton import gather
-from pyg_accel.backends.triton.launch import Tile
-from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.launcher import Launcher, launch
 from pyg_accel.backends.triton.plan import (
     Plan,
     accumulate_dtype,
@@ -56,6 +55,7 @@ def bind(
     )
     heads, width = plan.extent
     by_edge = [reduce == "none" for reduce in reduces]
+    go = _Pass(plan, operands)
 
     def reduce(csr: CSR, operands: list[Tensor]) -> list[Tensor]:
         rows, entries, device = csr.num_rows, csr.col.numel(), csr.rowptr.device
@@ -65,7 +65,7 @@ def bind(
         ]
         args = [csr.col.new_empty((rows, heads, width)) for _ in range(extremes)]
         if rows and heads * width:
-            _go(plan, csr, operands, outs, args)
+            go(csr, operands, outs, args)
         return outs + args
 
     return reduce
@@ -108,67 +108,105 @@ def _dot(csr: CSR, formula: Formula, operands: list[Tensor], dtype: torch.dtype)
     if width == 0 or 0 in shape or csr.num_rows == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
     plan = make_plan(formula, tuple(map(seen, operands)), ("none",), "", graph_facts(csr), True)
+    go = _Pass(plan, operands)
     if not plan.kernels.recipe.adds:
         out = torch.empty(shape, dtype=dtype, device=device)
-        _go(plan, csr, operands, [out], [])
+        go(csr, operands, [out], [])
         return out
     # One part of the width after the other: its features stay in cache while all edges read them.
     wide = accumulate_dtype(tuple(t.dtype for t in operands))
     total = torch.zeros(shape, dtype=wide, device=device)
     for part in range(-(-width // plan.kernels.recipe.tile.columns)):
-        _go(plan, csr, operands, [total], [], part)
+        go(csr, operands, [total], [], part)
     return total.to(dtype)
 
 
-def _go(
-    plan: Plan,
-    csr: CSR,
-    operands: Sequence[Tensor],
-    outs: list[Tensor],
-    winners: list[Tensor],
-    part: int = 0,
-) -> None:
-    """Launch a pass: its rows, and the pieces of those that are too long."""
-    kernels = plan.kernels
-    recipe, tile = kernels.recipe, kernels.recipe.tile
-    read = [operands[i] for i in plan.used]
-    if plan.gathered:
-        assert csr.eid is not None, "entries are numbered where something is gathered"
-        read = [
-            gather.run(t, csr.eid) if first else t
-            for t, first in zip(read, plan.gathered, strict=True)
+class _Pass:
+    """Launches a plan: its rows, and the pieces of those that are too long.
+
+    Args:
+        plan: of the pass.
+        operands: like those of every call, in dtypes, strides and trailing sizes.
+    """
+
+    def __init__(self, plan: Plan, operands: Sequence[Tensor]) -> None:
+        self._plan = plan
+        recipe = plan.kernels.recipe
+        self._units = [max(unit, 1) for unit in recipe.aligned]
+        self._strides = [
+            operands[i].stride(0) // unit for i, unit in zip(plan.used, self._units, strict=True)
         ]
-    schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
-    pieces, order = schedule.pieces, schedule.order
+        self._rows: dict[tuple[bool, bool, bool], Launcher] = {}
 
-    def launch_tasks(
-        function: Any,
-        tile: Tile,
-        tasks: int,
-        where: tuple[Tensor | None, Tensor | None, Tensor | None],
-        stored: list[Tensor],
+    def __call__(
+        self,
+        csr: CSR,
+        operands: Sequence[Tensor],
+        outs: list[Tensor],
+        winners: list[Tensor],
+        part: int = 0,
     ) -> None:
-        arguments: list[Any] = [csr.rowptr, csr.col, csr.eid if recipe.numbered else None, *where]
-        for t, unit in zip(read, recipe.aligned, strict=True):
-            arguments += [t, t.stride(0) // max(unit, 1)]
-        arguments += [*stored, tasks, plan.columns, plan.width, part, tile.split]
-        launch(function, (-(-tasks // tile.rows), plan.slices), arguments, warps=tile.warps)
+        """Launch it.
 
-    rows = kernels.rows("rows" if order is None else "order", pieces is not None)
-    launch_tasks(rows, tile, csr.num_rows, (order, None, None), [*outs, *winners])
-    if pieces is None:
-        return
-    accumulate, position = getattr(torch, recipe.accumulate), getattr(torch, recipe.position)
-    count, size = pieces.row.numel(), plan.columns * recipe.columns
-    raw = [
-        csr.col.new_empty((count, size), dtype=position if s.endswith("_at") else accumulate)
-        for s in kernels.states
-    ]
-    direct = [out for out, r in zip(outs, recipe.reduces, strict=True) if r == "none"]
-    where = (pieces.row, pieces.begin, pieces.end)
-    launch_tasks(kernels.pieces(), kernels.piece_tile, count, where, [*raw, *direct])
-    if raw:
-        _combine(plan, csr, pieces, raw, [*outs, *winners])
+        Args:
+            csr: the graph.
+            operands: of the formula.
+            outs: where the results go.
+            winners: where those of maxima and minima go.
+            part: of the width, in sums that take several passes.
+        """
+        plan = self._plan
+        kernels, recipe, tile = plan.kernels, plan.kernels.recipe, plan.kernels.recipe.tile
+        read = [operands[i] for i in plan.used]
+        strides = self._strides
+        if plan.gathered:
+            assert csr.eid is not None, "entries are numbered where something is gathered"
+            read = [
+                gather.run(t, csr.eid) if first else t
+                for t, first in zip(read, plan.gathered, strict=True)
+            ]
+            strides = [t.stride(0) // unit for t, unit in zip(read, self._units, strict=True)]
+        schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
+        pieces, order = schedule.pieces, schedule.order
+        eid = csr.eid if recipe.numbered else None
+
+        operand_arguments: list[Any] = []
+        for t, stride in zip(read, strides, strict=True):
+            operand_arguments += (t, stride)
+        sizes = (plan.columns, plan.width, part, tile.split)
+        rows = csr.num_rows
+        stored = [*outs, *winners]
+        arguments = [csr.rowptr, csr.col, eid, order, None, None, *operand_arguments, *stored,
+                     rows, *sizes]  # fmt: skip
+        tensors = [csr.rowptr, csr.col, *read, *stored]
+        if eid is not None:
+            tensors.append(eid)
+        if order is not None:
+            tensors.append(order)
+        key = (order is None, pieces is None, rows < 2**31)
+        launcher = self._rows.get(key)
+        if launcher is None:
+            kernel = kernels.rows("rows" if order is None else "order", pieces is not None)
+            launcher = self._rows[key] = Launcher(kernel, tile.warps)
+        launcher((-(-rows // tile.rows), plan.slices, 1), arguments, tensors)
+        if pieces is None:
+            return
+
+        accumulate, position = getattr(torch, recipe.accumulate), getattr(torch, recipe.position)
+        count, size = pieces.row.numel(), plan.columns * recipe.columns
+        raw = [
+            csr.col.new_empty((count, size), dtype=position if s.endswith("_at") else accumulate)
+            for s in kernels.states
+        ]
+        direct = [out for out, r in zip(outs, recipe.reduces, strict=True) if r == "none"]
+        tile = kernels.piece_tile
+        arguments = [csr.rowptr, csr.col, eid, pieces.row, pieces.begin, pieces.end,
+                     *operand_arguments, *raw, *direct, count,
+                     plan.columns, plan.width, part, tile.split]  # fmt: skip
+        grid = (-(-count // tile.rows), plan.slices)
+        launch(kernels.pieces(), grid, arguments, warps=tile.warps)
+        if raw:
+            _combine(plan, csr, pieces, raw, stored)
 
 
 def _combine(plan: Plan, csr: CSR, pieces: Pieces, raw: list[Tensor], stored: list[Tensor]) -> None:
