@@ -56,8 +56,6 @@ def test_without_all_one_list_varies_at_a_time(check):
 
 def test_the_line_that_is_told_of_a_failure_names_the_error(check):
     traceback = "  File 'a.py'\na.exc.Unsupported: x\nValueError: no\n\nSet A=1 for more\n"
-        "  File 'a.py'\ntorch._dynamo.exc.Unsupported: x\nValueError: no\n\nSet A=1 for more\n"
-    )
     assert check.last_line(traceback) == "ValueError: no"
     assert check.last_line("WARNING: x\nERROR: no torch\nnotice\n") == "ERROR: no torch"
     assert check.last_line("Killed\n") == "Killed"
