@@ -11,6 +11,7 @@ WHEELS ?= $(HOME)/.cache/pyg_accel/$(TORCH)
 ARGS   ?=
 
 PY        := $(VENV)/bin/python
+TORCHED   := $(VENV)/.torch
 RUNTIME   := $(VENV)/.runtime
 INSTALLED := $(VENV)/.installed
 LIBRARY   := pyg_accel/_C_cpu.abi3.so
@@ -23,6 +24,8 @@ PIP       := $(PY) -m pip install --quiet --disable-pip-version-check --no-compi
 BUILD     := $(PY) setup.py -q build_ext --inplace
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
+# Without bytecode every process would compile torch and PyG anew, for ten seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help venv build peers demo test test-all test-gpu test-pyg test-arm lint format docs
@@ -37,8 +40,10 @@ build: $(COMPLETE)  ## compile the native libraries if csrc changed
 
 peers: $(VENV)/.peers  ## install torch-sparse; its first compilation takes a quarter of an hour
 
-# With the kernels of this processor alone, and without the tools for development.
-demo: $(LIBRARY)  ## run the quickstart
+# With the kernels of this processor alone, and without the tools for development. The compiler needs
+# torch's headers, so it starts while pip installs the rest.
+demo:  ## run the quickstart
+	@$(MAKE) --no-print-directory -j2 $(RUNTIME) $(LIBRARY)
 	$(PY) examples/quickstart.py $(ARGS)
 
 # A process for each core and one thread in each; ARGS="-n 0" keeps to one process, as --pdb needs.
@@ -104,9 +109,12 @@ $(PY):
 	  echo "$(PYTHON) cannot create environments: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+$(TORCHED): | $(PY)
+	$(PIP) "$(TORCH)" "setuptools>=77"
+	@touch $@
+
 # Without the library: the rules below compile it, visibly and incrementally.
-$(RUNTIME): pyproject.toml setup.py | $(PY)
-	$(PIP) "$(TORCH)" "setuptools>=77" "torch-geometric>=2.7" pandas psutil rich
+$(RUNTIME): pyproject.toml setup.py | $(TORCHED)
 	PYG_ACCEL_NO_EXTENSION=1 $(PIP) --no-build-isolation -e ".[demo]"
 	@touch $@
 
@@ -130,7 +138,7 @@ $(VENV)/.docs: $(INSTALLED)
 	touch $@
 
 # Where there is no compiler this makes no file, says so, and tries again next time.
-$(LIBRARY): $(RUNTIME) $(SOURCES)
+$(LIBRARY): setup.py $(SOURCES) | $(TORCHED)
 	PYG_ACCEL_NATIVE=1 $(BUILD)
 	@touch -c $@
 

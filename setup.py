@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -134,13 +135,14 @@ def compile_all(commands: dict[Path, list[str]]) -> None:
 
 def native() -> dict[str, Any]:
     """Return the arguments of `setup` that build the libraries. A compile error fails the build."""
-    import torch
-    from torch.utils.cpp_extension import include_paths, library_paths
-
-    # Error messages name source files: without the build machine's folders, please.
-    prefixes = [f"-ffile-prefix-map={path}/=" for path in (os.getcwd(), *include_paths())]
-    includes = [f"-I{path}" for path in ("csrc", *include_paths())]
-    folders = [f"-L{path}" for path in library_paths()]
+    # Where torch is, without importing it, which takes longer than some files take to compile.
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.submodule_search_locations
+    torch = Path(spec.submodule_search_locations[0])
+    # Error messages name source files: without the folders of the build machine.
+    prefixes = [f"-ffile-prefix-map={path}/=" for path in (os.getcwd(), torch / "include")]
+    includes = [f"-I{path}" for path in ("csrc", torch / "include")]
+    folders = [f"-L{torch / 'lib'}"]
     gencode = [word for target in TARGETS for word in ("-gencode", target)]
     host = [f"-Xcompiler={flag}" for flag in ("-fPIC", "-fvisibility=hidden", *prefixes)]
     linux = sys.platform == "linux"
@@ -165,7 +167,7 @@ def native() -> dict[str, Any]:
     class Build(build_ext):
         def run(self) -> None:
             super().run()
-            facts = {"torch": torch.__version__, "compiler": version_of(CXX), "flags": FLAGS}
+            facts = {"torch": version("torch"), "compiler": version_of(CXX), "flags": FLAGS}
             if NVCC and not missing_cuda():
                 facts |= {"cuda compiler": version_of(NVCC), "cuda targets": TARGETS}
             info = Path(self.get_ext_fullpath(CPU)).with_name("build_info.json")

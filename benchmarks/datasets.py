@@ -6,12 +6,12 @@
     cornell5_adjacency.npz
 """
 
+import csv
 import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -70,10 +70,12 @@ def load_facebook_pages(root: str | Path, *, num_features: int | None = 128, see
     projection of the 4,714 binary features, or those features themselves for None.
     """
     folder = _find(Path(root), ("facebook_pages", "."), FACEBOOK_FILES)
-    pages = pd.read_csv(folder / "facebook_target.csv").sort_values("id")
-    edges = torch.from_numpy(pd.read_csv(folder / "facebook_edges.csv").to_numpy().T.copy())
+    with open(folder / "facebook_target.csv", encoding="utf-8", newline="") as file:
+        kinds = {int(page["id"]): page["page_type"] for page in csv.DictReader(file)}
+    ends = np.loadtxt(folder / "facebook_edges.csv", np.int64, delimiter=",", skiprows=1)
+    edges = torch.from_numpy(ends.T.copy())
     features = json.loads((folder / "facebook.json").read_text())
-    y = torch.from_numpy(pages["page_type"].astype("category").cat.codes.to_numpy(np.int64))
+    y = torch.from_numpy(np.unique([kinds[i] for i in sorted(kinds)], return_inverse=True)[1])
     num_nodes = y.numel()
 
     node = np.repeat([int(key) for key in features], [len(ids) for ids in features.values()])

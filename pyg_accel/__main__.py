@@ -170,6 +170,7 @@ def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
     if problem:
         print(f"python -m pyg_accel explain: {problem}", file=sys.stderr)
         return 2
+    sys.argv = [script]  # a script that parses its arguments takes its defaults
     sys.path.insert(0, str(Path(script).resolve().parent))
     known = runpy.run_path(script, run_name="pyg_accel_explain")
     try:

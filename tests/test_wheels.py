@@ -54,6 +54,13 @@ def test_without_all_one_list_varies_at_a_time(check):
     assert len(list(check.cells(few))) == 6
 
 
+def test_the_line_that_is_told_of_a_failure_names_the_error(check):
+    traceback = "  File 'a.py'\na.exc.Unsupported: x\nValueError: no\n\nSet A=1 for more\n"
+    assert check.last_line(traceback) == "ValueError: no"
+    assert check.last_line("WARNING: x\nERROR: no torch\nnotice\n") == "ERROR: no torch"
+    assert check.last_line("Killed\n") == "Killed"
+
+
 @pytest.mark.full
 @pytest.mark.skipif(bool(cpu_unavailable_reasons()), reason="the CPU library is not built")
 def test_the_smoke_suite_of_wheels_passes_here(tmp_path):
@@ -66,5 +73,5 @@ def test_the_smoke_suite_of_wheels_passes_here(tmp_path):
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    for part in ("library", "backends", "patch", "MaxK", "optimize"):
+    for part in ("library", "backends", "patch", "compile", "MaxK", "optimize"):
         assert re.search(rf"^{part}: +\S", ran.stdout, re.MULTILINE), ran.stdout

@@ -9,6 +9,7 @@ environment is deleted before the next is made: with CUDA builds of torch each t
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def requirement(package: str, version: str) -> str:
 def last_line(text: str) -> str:
     """Return the line that says what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("ERROR", "E "))]
+    errors = [line for line in lines if re.match(r"ERROR|[\w.]*(Error|Exception)\b", line)]
     return (errors or lines or ["no output"])[-1][:160]
 
 

@@ -50,7 +50,9 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
     try:
         graph = _written(model) if isinstance(model, Sequential) else _recorded(model, leaves)
     except _Unreadable as reason:
-        return model, [Swap(n, type(m).__name__, str(reason)) for n, m in convs.items()]
+        return model, [
+            Swap(n, type(m).__name__, why_not(m, k) or str(reason)) for n, m in convs.items()
+        ]
     pairs: dict[fx.Node, fx.Node] = {}  # calls of layers and the ReLU in front of them
     reasons: dict[str, str] = {}
     for name, conv in convs.items():
@@ -100,6 +102,8 @@ class _Tracer(Reader):
 
 def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
     """Record the forward of a model, and make its dropout follow the model's mode again."""
+    if isinstance(model, MessagePassing):
+        raise _Unreadable("it is the whole model: no ReLU in front of it")
     options = inspect.signature(model.forward).parameters.values()
     without = {p.name: None for p in options if p.default is None}
     try:

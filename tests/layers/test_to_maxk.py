@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import GAT, GCN, GIN, GCNConv, GraphSAGE, SAGEConv, Sequential
+from torch_geometric.nn import GAT, GCN, GIN, GATConv, GCNConv, GraphSAGE, SAGEConv, Sequential
 
 import pyg_accel
 from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
@@ -217,6 +217,8 @@ class Hooked(Functional):
             K,
             "a normalisation between",
         ),
+        (lambda: SAGEConv(IN, HIDDEN), K, "it is the whole model"),
+        (lambda: GATConv(IN, HIDDEN), K, "MaxK layers exist for"),
         (OnMode, K, "depends on the mode"),
         (OnArgument, K, "depends on whether an optional argument is given"),
         (OnData, K, "torch.fx cannot read the forward"),

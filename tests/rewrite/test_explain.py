@@ -2,6 +2,7 @@
 
 import builtins
 import io
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -144,9 +145,13 @@ def test_code_that_could_not_be_read_is_told():
     assert "The code of the model runs as it is, on rewritten layers" in text
 
 
-def test_from_the_command_line(tmp_path, capsys):
+def test_from_the_command_line(tmp_path, capsys, monkeypatch):
     script = tmp_path / "script.py"
+    # `main` leaves both to the script; a test puts them back.
+    monkeypatch.setattr(sys, "argv", ["pyg_accel", "explain", "script.py:model"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     script.write_text(
+        "import argparse\nargparse.ArgumentParser().parse_args()\n"
         "import torch\nfrom torch_geometric.data import Data\n"
         "from torch_geometric.nn import GCNConv\n"
         "model = GCNConv(8, 4)\n"
