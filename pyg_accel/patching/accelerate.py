@@ -61,6 +61,8 @@ class _Found(NamedTuple):
 
 _found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, _Found]]" = weakref.WeakKeyDictionary()
 _NOTHING: dict[Any, _Found] = {}
+# The number of edges with which a layer was last left to PyG for the kind of its calls.
+_declined: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDictionary()
 
 
 def forget() -> None:
@@ -69,6 +71,7 @@ def forget() -> None:
     _memo.clear()
     plans.forget()
     SEEN.clear()
+    _declined.clear()
 
 
 def call(
@@ -95,6 +98,8 @@ def call(
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index, (id(self), original), kwargs)
+            if small:
+                _declined[self] = edges
     if small:  # and nothing else matters: it must cost next to nothing
         out = original(self, edge_index, *args, **kwargs)
         record(layer, "", "PyG", small[0], time.perf_counter() - start)
@@ -262,11 +267,18 @@ def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if (
         type(edges) is Tensor
         and edges.dim() == 2
-        and size_reasons(num_edges(edges), edges.device.type)  # no graph will be built of it
+        and _builds_no_graph(num_edges(edges), edges.device.type)
         and _memo.is_new(function, edges)
     ):
         return _memo.run(function, *args, **kwargs)
     return _memo.lend(function, *args, **kwargs)
+
+
+def _builds_no_graph(num_edges: int, device: str) -> bool:
+    """Whether the layer that runs will be left to PyG with so many edges; it is a guess."""
+    if size_reasons(num_edges, device):
+        return True
+    return num_edges <= _declined.get(_memo.layer, -1) and not settings.always
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
