@@ -101,15 +101,15 @@ class _Running(threading.local):
     Attributes:
         on: a function runs whose inner calls need no memory.
         lent: what the layer that runs has borrowed; None outside of layers.
-        layer: the identity of that layer.
+        layer: that layer.
     """
 
     on = False
     lent: list[Tensor] | None = None
-    layer = 0
+    layer: object = None
 
 
-_Before = tuple[list[Tensor] | None, int]
+_Before = tuple[list[Tensor] | None, object]
 
 
 class Memo:
@@ -183,11 +183,16 @@ class Memo:
         """What the layer that runs has borrowed; None outside of layers."""
         return self._running.lent
 
+    @property
+    def layer(self) -> Any:
+        """The layer that runs."""
+        return self._running.layer
+
     def begin(self, layer: object) -> _Before:
         """Let a layer borrow results until :meth:`end` is called with what this returns."""
         running = self._running
         before = running.lent, running.layer
-        running.lent, running.layer = [], id(layer)
+        running.lent, running.layer = [], layer
         return before
 
     def end(self, before: _Before) -> list[Tensor]:
@@ -204,7 +209,7 @@ class Memo:
 
         To remember what comes of a small batch costs more than it saves the next layers.
         """
-        return self._glimpses.is_new((function, self._running.layer), edge_index)
+        return self._glimpses.is_new((function, id(self._running.layer)), edge_index)
 
     def lend(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As a call, for the layer that runs; what it has already comes as a copy."""

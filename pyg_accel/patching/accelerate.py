@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._dynamo.eval_frame import skip_code
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
@@ -16,12 +15,13 @@ from pyg_accel.calls import record
 from pyg_accel.formula import Operand
 from pyg_accel.kept import saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix
-from pyg_accel.memo import MEMO, copied, tensors_in
+from pyg_accel.memo import MEMO, tensors_in
 from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.patching import compiled, plans, reading, small
+from pyg_accel.patching import compiled, layers, plans, reading
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.kinds import Key, kind_of_call
+from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.randomness import random_state, restore, tensors_of
 from pyg_accel.patching.reasons import (
@@ -41,15 +41,14 @@ from pyg_accel.patching.reasons import (
 from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
-from pyg_accel.patching.small import find, learn, running
+from pyg_accel.patching.small import running
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "forget", "layer", "memoise", "set_sparse_value", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "forget", "set_sparse_value", "softmax", "spmm"]
 
-_memo = MEMO
 _JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
 _NO_REASONS: list[str] = []
 
@@ -68,10 +67,10 @@ _NOTHING: dict[Any, _Found] = {}
 def forget() -> None:
     """Drop all graphs and remembered results; what was found of layers goes with them."""
     GRAPHS.clear()
-    _memo.clear()
+    MEMO.clear()
     plans.forget()
     SEEN.clear()
-    small.forget()
+    layers.forget()
 
 
 def call(
@@ -101,6 +100,8 @@ def call(
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index, (id(self), original), width)
+            if small:
+                layers.declined[self] = edges
     if by_size:
         running.reason = small[0]
     else:
@@ -248,88 +249,6 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
     return original(self, *args, **kwargs)
 
 
-def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for what runs the forward of a layer: there results are remembered, only there.
-
-    Whoever calls such a function himself may change what he gets.
-    """
-    if torch_records() or not is_active(self):
-        return original(self, *args, **kwargs)
-    if running.small:
-        return original(self, *args, **kwargs)
-    small = find(self, args, kwargs)
-    if small is not None:
-        return _as_stock(original, self, args, kwargs, small.reason)
-    before, outside = _memo.begin(self), running.begin()
-    try:
-        out = original(self, *args, **kwargs)
-        learn(self, args, kwargs)
-    finally:
-        lent = _memo.end(before)
-        running.end(outside)
-    return _left(self, out, lent) if lent else out
-
-
-def _as_stock(
-    original: Callable[..., Any], self: MessagePassing, args: Any, kwargs: Any, reason: str
-) -> Any:
-    """Make a call that is known to be small."""
-    start = time.perf_counter()
-    running.small = True
-    try:
-        out = original(self, *args, **kwargs)
-    finally:
-        running.small = False
-    record(type(self).__name__, "", "PyG", reason, time.perf_counter() - start)
-    return out
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
-    """Return the result of a layer with copies of what it borrowed, and leave it copies."""
-    own = vars(self)
-    for name, value in own.items():
-        if name == "_buffers" or name not in _OF_EVERY_MODULE:
-            own[name] = copied(value, lent)
-    return out if _memo.lent is not None else copied(out, lent)
-
-
-def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Stand in for a function that derives an edge_index from another."""
-    if torch.compiler.is_dynamo_compiling() or running.small or _memo.idle or transform_reasons():
-        return function(*args, **kwargs)
-    running.remembers = True
-    return _remembered(function, *args, **kwargs)
-
-
-# The function runs as in eager mode: memory of a compiler's results may be the compiler's.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    edges = args[0] if args else None
-    if (
-        type(edges) is Tensor
-        and edges.dim() == 2
-        and size_reasons(num_edges(edges), edges.device.type)  # no graph will be built of it
-        and _memo.is_new(function, edges)
-    ):
-        return _memo.run(function, *args, **kwargs)
-    return _memo.lend(function, *args, **kwargs)
-
-
-# After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
-for _function in (
-    layer,
-    _as_stock,
-    find,
-    learn,
-    memoise,
-    is_active,
-    torch_records,
-    transform_reasons,
-):
-    skip_code(_function.__code__)
-
-
 def softmax(
     function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
@@ -404,8 +323,8 @@ def _trace(
     """
     if is_sparse_matrix(edge_index):
         if module.fuse and original.__name__ == "propagate":
-            return SparseTrace(_memo), edge_index, kwargs
-        plain, kwargs = as_edge_index(_memo, original, module, edge_index, kwargs)
+            return SparseTrace(MEMO), edge_index, kwargs
+        plain, kwargs = as_edge_index(MEMO, original, module, edge_index, kwargs)
         return Trace(plain, module.flow), plain, kwargs
     if not isinstance(edge_index, EdgeIndex):
         return Trace(edge_index, module.flow), edge_index, kwargs
@@ -418,13 +337,10 @@ def _trace(
     return Trace(plain, module.flow, owner=edge_index), plain, kwargs
 
 
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
-
-
 def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
     for name, value in list(vars(module).items()):
-        ordinary = value if name in _OF_EVERY_MODULE else _each(value, change)
+        ordinary = value if name in OF_EVERY_MODULE else _each(value, change)
         if ordinary is not value:
             vars(module)[name] = ordinary
     return _each(out, change)

@@ -196,7 +196,8 @@ def size_reasons(
         return []
     elements = measured.min_elements
     if elements is not None and width is not None:
-        return [] if num_edges * width >= elements else measured.few_elements
+        many = measured.are_many(elements, num_edges, width)
+        return [] if many else measured.few_elements
     return [f"small: fewer than {fewest} edges"] if compiled else measured.few_edges
 
 
@@ -230,7 +231,7 @@ def kind_reasons(
         return []
     limits = measured.of(kind)
     elements = limits.elements if kind else measured.min_elements
-    if elements is not None and num_edges * width >= elements:
+    if measured.are_many(elements, num_edges, width):
         return []
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
     if num_edges < fewest:

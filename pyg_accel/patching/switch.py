@@ -8,7 +8,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.patching import accelerate, embedding, hetero, reasons, relations, seam
+from pyg_accel.patching import accelerate, embedding, hetero, layers, reasons, relations, seam
 from pyg_accel.patching.reductions import aggregate
 
 __all__ = ["PatchHandle", "patch", "patched", "unpatch"]
@@ -17,8 +17,8 @@ _HOOKS = seam.Hooks(
     call=accelerate.call,
     bypassed=accelerate.bypassed,
     aggregate=aggregate,
-    layer=accelerate.layer,
-    memoise=accelerate.memoise,
+    layer=layers.layer,
+    memoise=layers.memoise,
     softmax=accelerate.softmax,
     spmm=accelerate.spmm,
     set_sparse_value=accelerate.set_sparse_value,

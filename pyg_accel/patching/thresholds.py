@@ -55,6 +55,7 @@ class Thresholds:
         min_edges: with fewer no call is accelerated, with as many one whose kind is not known yet.
         min_elements: with as many elements of messages, edges times features, a call is accelerated
             whatever its number of edges; None: that is no reason.
+        wide_edges: with fewer edges, elements are no reason, however many features there are.
         kinds: the limits of each kind; one that is left out has ``min_edges`` alone.
         compiled: with fewer no call is accelerated under ``torch.compile``, where a graph may be
             new in every call and nobody can ask; by default ``min_edges``.
@@ -64,6 +65,7 @@ class Thresholds:
     min_elements: int | None = None
     kinds: Mapping[str, Limits] = field(default_factory=dict)
     compiled: int | None = None
+    wide_edges: int = 0
 
     @property
     def fewest_compiled(self) -> int:
@@ -79,6 +81,12 @@ class Thresholds:
     def few_elements(self) -> list[str]:
         """Why a call with fewer edges and elements is not accelerated."""
         return [f"{self.few_edges[0]} and {self.min_elements} elements of messages"]
+
+    def are_many(self, elements: int | None, num_edges: int, width: int) -> bool:
+        """Whether a limit of elements is reached: edges times features."""
+        if elements is None or num_edges < self.wide_edges:
+            return False
+        return num_edges * width >= elements
 
     def of(self, kind: str) -> Limits:
         """Return the limits of a kind of call."""
@@ -120,7 +128,10 @@ def _thresholds(part: dict[str, Any]) -> Thresholds:
         )
         for kind, numbers in kinds.items()
     }
-    return Thresholds(least, _optional(part, "min_elements"), limits, _optional(part, "compiled"))
+    return Thresholds(
+        least, _optional(part, "min_elements"), limits, _optional(part, "compiled"),
+        _optional(part, "wide_edges") or 0,
+    )  # fmt: skip
 
 
 def _optional(part: dict[str, Any], name: str) -> int | None:

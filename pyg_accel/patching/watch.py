@@ -81,5 +81,7 @@ class Watch(TorchFunctionMode):
     @staticmethod
     def active() -> "Watch | None":
         """Return the innermost one that is on, if one is."""
+        if not torch._C._len_torch_function_stack():
+            return None
         modes = reversed(torch.overrides._get_current_function_mode_stack())
         return next((mode for mode in modes if isinstance(mode, Watch)), None)

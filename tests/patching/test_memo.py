@@ -29,9 +29,9 @@ from torch_geometric.utils import (
 import pyg_accel
 from pyg_accel import MaxKGCNConv
 from pyg_accel.kept import memory_of
-from pyg_accel.memo import Memo, copied
+from pyg_accel.memo import MEMO, Memo, copied
 from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.patching import accelerate
+from pyg_accel.patching import layers
 from pyg_accel.settings import settings
 
 
@@ -365,7 +365,7 @@ def test_small_batches_are_forgotten_and_what_comes_again_is_not(monkeypatch, ed
             calls.append(function.__name__)
             return super().__call__(function, *args, **kwargs)
 
-    monkeypatch.setattr(accelerate, "_memo", Watched())
+    monkeypatch.setattr(layers, "MEMO", Watched())
     conv, x = GCNConv(4, 4), torch.randn(100, 4)
     stays = torch.randint(0, 100, (2, edges))
     right = conv(x, stays)
@@ -419,7 +419,7 @@ def test_a_derived_graph_is_sorted_once_and_goes_with_its_edges(name, always, mo
         assert len(built) == graphs
         del args, out
         gc.collect()
-        assert len(GRAPHS) == len(accelerate._memo) == 0
+        assert len(GRAPHS) == len(MEMO) == 0
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_neither_memo_nor_graphs_keep_sampled_batches_alive(always):
         gc.collect()
         assert [ref() for ref in alive] == [None] * 5
         assert len(GRAPHS) == 0
-        assert len(accelerate._memo) == 0
+        assert len(MEMO) == 0
 
 
 def test_unpatch_forgets_everything(always):
@@ -466,7 +466,7 @@ def test_unpatch_forgets_everything(always):
         model(x, edges)
         assert len(GRAPHS) > 0
     assert len(GRAPHS) == 0
-    assert len(accelerate._memo) == 0
+    assert len(MEMO) == 0
 
 
 def test_a_model_that_is_patched_alone_remembers_its_normalised_graph(report_of):

@@ -15,6 +15,7 @@ from torch_geometric.nn.models import GCN, GraphSAGE
 from torch_geometric.utils import to_torch_csc_tensor
 
 import pyg_accel
+from pyg_accel.memo import MEMO
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import accelerate
 from pyg_accel.settings import settings
@@ -201,7 +202,7 @@ def test_a_matrix_becomes_a_graph_once_and_is_not_kept_alive(name, matrix, monke
         del adj, owner
         gc.collect()
         assert alive() is None
-        assert len(accelerate._memo) == len(GRAPHS) == 0
+        assert len(MEMO) == len(GRAPHS) == 0
 
 
 @pytest.mark.parametrize("model", [GCN, GraphSAGE], ids=["gcn", "sage"])
@@ -237,7 +238,7 @@ def test_values_that_change_in_place_are_seen():
 def test_a_matrix_with_columns_beyond_its_size_is_left_to_pyg(report_of):
     rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([0, 7])
     adj = torch.sparse_csr_tensor(rowptr, col, torch.ones(2), (2, 2), check_invariants=False)
-    trace = accelerate.SparseTrace(accelerate._memo)
+    trace = accelerate.SparseTrace(MEMO)
     with pytest.raises(accelerate.Unrecognised, match="within"):
         trace.multiply(adj, torch.ones(2, 3))
 

@@ -20,6 +20,7 @@ from torch_geometric.nn import (
 )
 
 import pyg_accel
+from pyg_accel.memo import MEMO
 from pyg_accel.patching import accelerate
 from pyg_accel.patching.thresholds import Thresholds, thresholds
 from pyg_accel.settings import settings
@@ -287,3 +288,19 @@ def test_a_checkpoint_runs_a_call_twice_alike(name, edges):
             (found,) = torch.autograd.grad(out.square().sum(), x)
             scale = float(expected.abs().max())
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("layer", [GCNConv, GATConv])
+def test_of_a_graph_that_is_left_to_pyg_nothing_is_remembered_before_it_comes_again(layer):
+    torch.manual_seed(0)
+    conv, x = layer(F, F), torch.randn(2_000, F)
+    graphs = [torch.randint(2_000, (2, 12_000)) for _ in range(3)]
+    with pyg_accel.patched():
+        kept = []
+        for edge_index in (*graphs, *[graphs[-1]] * 4):
+            conv(x, edge_index).sum().backward()
+            kept.append(len(MEMO))
+    # The first call shows the kind of the layer, and is accelerated; the second is left to PyG.
+    assert kept[2] == kept[1]
+    assert kept[-1] > kept[2]
+    assert kept[-1] == kept[-2]

@@ -1,0 +1,117 @@
+"""What stands around the forward of a layer: small graphs, and results that are remembered in it."""
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.eval_frame import skip_code
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.calls import record
+from pyg_accel.memo import MEMO, copied
+from pyg_accel.patching import small
+from pyg_accel.patching.reasons import (
+    is_active,
+    num_edges,
+    size_reasons,
+    torch_records,
+    transform_reasons,
+)
+from pyg_accel.patching.small import running
+from pyg_accel.settings import settings
+
+__all__ = ["OF_EVERY_MODULE", "declined", "forget", "layer", "memoise"]
+
+OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+# The number of edges with which a layer was last left to PyG for the kind of its calls.
+declined: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDictionary()
+
+
+def forget() -> None:
+    """Drop what is known of layers whose graphs were too small."""
+    declined.clear()
+    small.forget()
+
+
+def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for what runs the forward of a layer: there results are remembered, only there.
+
+    Whoever calls such a function himself may change what he gets.
+    """
+    if torch_records() or not is_active(self):
+        return original(self, *args, **kwargs)
+    if running.small:
+        return original(self, *args, **kwargs)
+    known = small.find(self, args, kwargs)
+    if known is not None:
+        return _as_stock(original, self, args, kwargs, known.reason)
+    before, outside = MEMO.begin(self), running.begin()
+    try:
+        out = original(self, *args, **kwargs)
+        small.learn(self, args, kwargs)
+    finally:
+        lent = MEMO.end(before)
+        running.end(outside)
+    return _left(self, out, lent) if lent else out
+
+
+def _as_stock(
+    original: Callable[..., Any], self: MessagePassing, args: Any, kwargs: Any, reason: str
+) -> Any:
+    """Make a call that is known to be small."""
+    start = time.perf_counter()
+    running.small = True
+    try:
+        out = original(self, *args, **kwargs)
+    finally:
+        running.small = False
+    record(type(self).__name__, "", "PyG", reason, time.perf_counter() - start)
+    return out
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
+    """Return the result of a layer with copies of what it borrowed, and leave it copies."""
+    own = vars(self)
+    for name, value in own.items():
+        if name == "_buffers" or name not in OF_EVERY_MODULE:
+            own[name] = copied(value, lent)
+    return out if MEMO.lent is not None else copied(out, lent)
+
+
+def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Stand in for a function that derives an edge_index from another."""
+    if torch.compiler.is_dynamo_compiling() or running.small or MEMO.idle or transform_reasons():
+        return function(*args, **kwargs)
+    running.remembers = True
+    return _remembered(function, *args, **kwargs)
+
+
+# The function runs as in eager mode: memory of a compiler's results may be the compiler's.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    edges = args[0] if args else None
+    if (
+        type(edges) is Tensor
+        and edges.dim() == 2
+        and _builds_no_graph(num_edges(edges), edges.device.type)
+        and MEMO.is_new(function, edges)
+    ):
+        return MEMO.run(function, *args, **kwargs)
+    return MEMO.lend(function, *args, **kwargs)
+
+
+def _builds_no_graph(num_edges: int, device: str) -> bool:
+    """Whether the layer that runs will be left to PyG with so many edges; it is a guess."""
+    if size_reasons(num_edges, device):
+        return True
+    return num_edges <= declined.get(MEMO.layer, -1) and not settings.always
+
+
+# After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
+for _function in (layer, _as_stock, small.find, small.learn, memoise, is_active, torch_records,
+                  transform_reasons):  # fmt: skip
+    skip_code(_function.__code__)
