@@ -37,7 +37,7 @@ from pyg_accel.patching import seam
 from pyg_accel.settings import settings
 
 NAME = "sizes"
-VARIANTS = ("stock", "patched", "always", "compiled", "patched compiled")
+VARIANTS = ("stock", "patched", "always", "compiled", "patched compiled", "graphed")
 POOL = 8  # different graphs of a workload
 CASE = ["model", "mode", "graph", "workload"]
 LAP = 0.1  # seconds of a variant before it is another's turn; one step at least
@@ -186,7 +186,7 @@ class Run:
 
     def trained(self) -> list[Tensor]:
         """What a few steps lead to: outputs, and weights of which gradients are a part."""
-        outs = [self.step() for _ in range(3)]
+        outs = [self.step() for _ in range(6)]  # the last ones of a graphed model are replayed
         return [*outs, *(p.detach().clone() for p in self.model.parameters())]
 
 
@@ -259,7 +259,11 @@ def measure(
         torch.manual_seed(0)
         with mode_of(variant):
             model = Net(kind, work).to(device)
-            called = torch.compile(model, dynamic=True) if variant.endswith("compiled") else model
+            called: Any = model
+            if variant.endswith("compiled"):
+                called = torch.compile(model, dynamic=True)
+            elif variant == "graphed":
+                called = pyg_accel.graphed(model)
             run, error = Run(called, data, fixed=fixed, train=train), ""
             try:
                 found = run.trained()
@@ -292,7 +296,8 @@ def measure(
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """How many times faster than its rival a variant is, by least times, a row a case."""
     least = frame.pivot_table("least_ms", CASE, "variant", sort=False)
-    pairs = {"patched": "stock", "always": "stock", "patched compiled": "compiled"}
+    pairs = {"patched": "stock", "always": "stock", "patched compiled": "compiled",
+             "graphed": "stock"}  # fmt: skip
     shares = {mine: least[rival] / least[mine] for mine, rival in pairs.items()
               if mine in least and rival in least}  # fmt: skip
     return pd.DataFrame(shares)

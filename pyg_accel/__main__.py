@@ -109,8 +109,13 @@ def _tuning(gpus: int) -> list[str]:
     lines = []
     for kind in ("cpu", "cuda") if gpus else ("cpu",):
         device = device_of_kind(kind, torch.get_num_threads())
-        found = tuned(device)
-        day = found.get("measured", {}).get("date", "an unknown day")
+        try:
+            found = tuned(device)
+        except ValueError as error:
+            lines.append(f"{device}: {error}")
+            continue
+        measured = found.get("measured")
+        day = measured.get("date") if isinstance(measured, dict) else "an unknown day"
         lines.append(
             f"{device}: measured on {day} ({tuning_file()})"
             if found

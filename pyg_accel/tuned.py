@@ -18,7 +18,7 @@ import torch
 from pyg_accel.machine import Device
 from pyg_accel.settings import Settings, settings
 
-__all__ = ["device_of_kind", "tuned", "tuned_launch", "tuning_file"]
+__all__ = ["device_of_kind", "read_tuning", "tuned", "tuned_launch", "tuning_file"]
 
 
 def tuning_file() -> Path:
@@ -77,8 +77,15 @@ def device_of_kind(kind: str, threads: int) -> Device:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, required: bool) -> dict[str, dict[str, Any]]:
-    if not required and not path.exists():
-        return {}
+    return read_tuning(path) if required or path.exists() else {}
+
+
+def read_tuning(path: Path) -> dict[str, dict[str, Any]]:
+    """Return what a file has for each device.
+
+    Raises:
+        ValueError: naming the file, if it does not hold an object for each device.
+    """
     try:
         devices = json.loads(path.read_text())
         if not isinstance(devices, dict) or not all(isinstance(d, dict) for d in devices.values()):

@@ -291,6 +291,10 @@ def test_data_without_a_plain_edge_index_are_left_alone():
     for edge_index in (torch.eye(3).to_sparse_csr(), torch.zeros(2, 3), torch.zeros(3, 2).long()):
         data = Data(x=torch.randn(3, 2), edge_index=edge_index)
         assert transform(data).edge_index is edge_index
+    # Two kinds of nodes in one Data, or fewer than the edges name: a layer is told otherwise.
+    for edge_index in (torch.tensor([[5, 6], [0, 1]]), torch.tensor([[0, -1], [0, 1]])):
+        data = Data(x=torch.randn(3, 2), edge_index=edge_index)
+        assert transform(data).edge_index is edge_index
     assert str(transform) == "BuildCSR(transpose=True, flow='source_to_target')"
 
 

@@ -18,7 +18,7 @@ from pyg_accel.kept import saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO, copied, tensors_in
 from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.patching import compiled, plans, reading
+from pyg_accel.patching import compiled, plans, reading, small
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.kinds import Key, kind_of_call
@@ -36,10 +36,12 @@ from pyg_accel.patching.reasons import (
     size_reasons,
     torch_records,
     transform_reasons,
+    width_of,
 )
 from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
+from pyg_accel.patching.small import find, learn, running
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
@@ -69,6 +71,7 @@ def forget() -> None:
     _memo.clear()
     plans.forget()
     SEEN.clear()
+    small.forget()
 
 
 def call(
@@ -82,19 +85,26 @@ def call(
             return compiled.call(original, self, edge_index, args, kwargs)
         record(type(self).__name__, "", "PyG", RECORDED, 0.0)
         return original(self, edge_index, *args, **kwargs)
+    if running.small:
+        return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__
     judged = type(edge_index) in _JUDGED and edge_index.dim() == 2
     small, sized = _NO_REASONS, judged and in_force() is None
     if sized:
-        edges = num_edges(edge_index)
-        small = size_reasons(edges, edge_index.device.type, kwargs)
+        edges, width = num_edges(edge_index), _width_of(original, self, kwargs)
+        small = size_reasons(edges, edge_index.device.type, width)
+    by_size = bool(small)
     if not small:
         key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
-            small = kind_reasons(kind, edges, edge_index, (id(self), original), kwargs)
+            small = kind_reasons(kind, edges, edge_index, (id(self), original), width)
+    if by_size:
+        running.reason = small[0]
+    else:
+        running.others = True
     if small:  # and nothing else matters: it must cost next to nothing
         out = original(self, edge_index, *args, **kwargs)
         record(layer, "", "PyG", small[0], time.perf_counter() - start)
@@ -109,15 +119,18 @@ def call(
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
     if found is not None and found.reason and not reasons:
         reasons = [found.reason]
+    if not reasons and found is None and saved_tensors_are_hooked():
+        # A checkpoint counts what a call saves, that of an attempt which fails too, and expects the
+        # same when it runs the call again; then it will be known what the first call shows.
+        found = _tried(original, self, edge_index, args, kwargs, key)
+        if found.reason:
+            reasons = [found.reason]
+        elif sized:
+            reasons = kind_reasons(found.kind, edges, edge_index, (id(self), original), width)
     if not reasons:
         # A message that turns out not to be a formula, today, runs twice: from the same state.
         state = random_state(device_of(edge_index), self)
         try:
-            if found is None and saved_tensors_are_hooked():
-                # A checkpoint counts what a call saves, and the attempt of one that fails too.
-                with torch.no_grad():
-                    _attempt(original, self, edge_index, args, kwargs)
-                restore(state)
             out, trace, names = _attempt(original, self, edge_index, args, kwargs)
         except Unrecognised as reason:
             reasons = [str(reason)]
@@ -139,6 +152,21 @@ def call(
     out = original(self, edge_index, *args, **kwargs)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
     return out
+
+
+# Of each layer: the most features that its last propagate was given.
+_widths: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDictionary()
+
+
+def _width_of(original: Callable[..., Any], self: MessagePassing, kwargs: dict[str, Any]) -> int:
+    """The width of a call's features: of scores, that of the features that they will weigh."""
+    width = width_of(kwargs)
+    known = _widths.get(self, 0)
+    if original.__name__ != "propagate":
+        return max(width, known)
+    if width != known:
+        _widths[self] = width
+    return width
 
 
 def _planned(
@@ -163,6 +191,31 @@ def _planned(
         verify(original, self, edge_index, (), kwargs, out, state)
     record(type(self).__name__, plan.text, "+".join(names) or "later", "", seconds)
     return out
+
+
+def _tried(
+    original: Callable[..., Any],
+    self: MessagePassing,
+    edge_index: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: Any,
+) -> _Found:
+    """What a call shows that leaves nothing else behind."""
+    state = random_state(device_of(edge_index), self)
+    try:
+        with torch.no_grad():
+            _, trace, _ = _attempt(original, self, edge_index, args, kwargs)
+    except Unrecognised as reason:
+        found = _Found(str(reason), "")
+        if not reason.sticky:
+            return found
+    else:
+        found = _Found("", trace.kind())
+    finally:
+        restore(state)
+    _found.setdefault(self, {})[key] = found
+    return found
 
 
 # After a graph break Dynamo would compile the functions that a trace consists of.
@@ -202,12 +255,33 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
     """
     if torch_records() or not is_active(self):
         return original(self, *args, **kwargs)
-    before = _memo.begin(self)
+    if running.small:
+        return original(self, *args, **kwargs)
+    small = find(self, args, kwargs)
+    if small is not None:
+        return _as_stock(original, self, args, kwargs, small.reason)
+    before, outside = _memo.begin(self), running.begin()
+    try:
+        out = original(self, *args, **kwargs)
+        learn(self, args, kwargs)
+    finally:
+        lent = _memo.end(before)
+        running.end(outside)
+    return _left(self, out, lent) if lent else out
+
+
+def _as_stock(
+    original: Callable[..., Any], self: MessagePassing, args: Any, kwargs: Any, reason: str
+) -> Any:
+    """Make a call that is known to be small."""
+    start = time.perf_counter()
+    running.small = True
     try:
         out = original(self, *args, **kwargs)
     finally:
-        lent = _memo.end(before)
-    return _left(self, out, lent) if lent else out
+        running.small = False
+    record(type(self).__name__, "", "PyG", reason, time.perf_counter() - start)
+    return out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -222,8 +296,9 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch.compiler.is_dynamo_compiling() or _memo.idle or transform_reasons():
+    if torch.compiler.is_dynamo_compiling() or running.small or _memo.idle or transform_reasons():
         return function(*args, **kwargs)
+    running.remembers = True
     return _remembered(function, *args, **kwargs)
 
 
@@ -242,7 +317,16 @@ def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
-for _function in (layer, memoise, is_active, torch_records, transform_reasons):
+for _function in (
+    layer,
+    _as_stock,
+    find,
+    learn,
+    memoise,
+    is_active,
+    torch_records,
+    transform_reasons,
+):
     skip_code(_function.__code__)
 
 
@@ -250,7 +334,9 @@ def softmax(
     function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
-    trace = None if torch.compiler.is_dynamo_compiling() else Trace.active()
+    if torch.compiler.is_dynamo_compiling() or running.small:
+        return function(src, index, *args, **kwargs)
+    trace = Trace.active()
     if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:
         return function(src, index, *args, **kwargs)
     given = dict(zip(("ptr", "num_nodes", "dim"), args, strict=False)) | kwargs

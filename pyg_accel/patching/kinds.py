@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch_geometric
@@ -64,8 +64,7 @@ def kind_of_call(
         torch.is_grad_enabled(), _autocast(device.type), cls.message,
         cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(),
     ]  # fmt: skip
-    for names, name in reads.globals:
-        key.append(names.get(name))
+    key += [names.get(name) for names, name in reads.globals]
     for name in reads.attributes:
         value = getattr(module, name, _MISSING)
         fact = _module(value) if type(value) in _FORWARDS else _fact(value)
@@ -145,13 +144,33 @@ def _is_wide(value: Any) -> bool:
 
 
 def reads_of(cls: type[MessagePassing]) -> Reads:
-    """Return what the methods of a class read; found out again when one was replaced."""
+    """Return what the methods of a class read; found out again when one was replaced.
+
+    So it is when a function that they call was: the one in its place may read anything.
+    """
     methods: list[Any] = [getattr(cls, name) for name in METHODS]
     methods += [getattr(method, "__code__", None) for method in methods]
-    found = _reads.get(cls)
-    if found is None or found[0] != methods:
-        found = _reads[cls] = (methods, read_class(cls))
-    return found[1]
+    known = _reads.get(cls)
+    if known is not None and known.methods == methods and _unchanged(known):
+        return known.reads
+    reads = read_class(cls)
+    _reads[cls] = _Read(methods, [names.get(name) for names, name in reads.globals], reads)
+    return reads
 
 
-_reads: "weakref.WeakKeyDictionary[type, tuple[Any, Reads]]" = weakref.WeakKeyDictionary()
+class _Read(NamedTuple):
+    """What was read of a class, of which methods, and what their globals were."""
+
+    methods: list[Any]
+    globals: list[Any]
+    reads: Reads
+
+
+def _unchanged(known: _Read) -> bool:
+    for (names, name), value in zip(known.reads.globals, known.globals, strict=True):
+        if names.get(name) is not value:
+            return False
+    return True
+
+
+_reads: "weakref.WeakKeyDictionary[type, _Read]" = weakref.WeakKeyDictionary()

@@ -55,10 +55,11 @@ class Reads:
     """What the methods of a layer class read beside their arguments.
 
     Attributes:
-        all_known: that is all; the other fields say nothing where it is not.
+        all_known: that is all; where it is not, the other fields but ``globals`` say nothing.
         attributes: of the layer.
         assigned: attributes of the layer that are assigned to.
-        globals: modules and functions, as the dictionary that holds them and their names.
+        globals: modules and functions, as the dictionary that holds them and their names. Once one
+            of them is another, the methods may read something else.
         trailing: the size of a last dimension.
     """
 
@@ -76,20 +77,26 @@ def read_class(cls: type[MessagePassing]) -> Reads:
     """Return what the methods of a layer class read."""
     if any(getattr(cls, name) is not _UNPATCHED[name] for name in ("aggregate", "update")):
         return _UNKNOWN
-    readers = []
-    for method in (cls.message, cls.edge_update):
-        if method not in (_UNPATCHED["message"], _UNPATCHED["edge_update"]):
-            reader = _read(method)
-            if reader is None:
-                return _UNKNOWN
-            readers.append(reader)
+    methods = [
+        method
+        for method in (cls.message, cls.edge_update)
+        if method not in (_UNPATCHED["message"], _UNPATCHED["edge_update"])
+    ]
+    readers = [reader for reader in map(_read, methods) if reader is not None]
+    names = {(id(names), name): (names, name) for reader in readers for names, name in reader.names}
     attributes = {name for reader in readers for name in reader.attributes}
     assigned = {name for reader in readers for name in reader.assigned}
-    if attributes & assigned or any(_runs_code(cls, name) for name in attributes):
-        return _UNKNOWN
-    names = [found for reader in readers for found in reader.names]
-    trailing = any(reader.trailing for reader in readers)
-    return Reads(True, tuple(sorted(attributes)), tuple(sorted(assigned)), tuple(names), trailing)
+    if (
+        len(readers) < len(methods)
+        or not all(reader.accepted for reader in readers)
+        or attributes & assigned
+        or any(_runs_code(cls, name) for name in attributes)
+    ):
+        return Reads(all_known=False, globals=tuple(names.values()))
+    return Reads(
+        True, tuple(sorted(attributes)), tuple(sorted(assigned)), tuple(names.values()),
+        any(reader.trailing for reader in readers),
+    )  # fmt: skip
 
 
 def _runs_code(cls: type[MessagePassing], name: str) -> bool:
@@ -102,7 +109,7 @@ def _runs_code(cls: type[MessagePassing], name: str) -> bool:
 
 
 def _read(method: Callable[..., Any]) -> "_Reader | None":
-    """What a method reads; None if not all of it can be known."""
+    """What a method reads; None if its source is not known."""
     if not inspect.isfunction(method) or method.__closure__ or hasattr(method, "__wrapped__"):
         return None
     try:
@@ -115,8 +122,7 @@ def _read(method: Callable[..., Any]) -> "_Reader | None":
     if not _is_source_of(function, method.__code__):
         return None
     reader = _Reader(method)
-    if not all(reader.accepts(statement) for statement in function.body):
-        return None
+    reader.accepted = all(reader.accepts(statement) for statement in function.body)
     return reader
 
 
@@ -152,6 +158,7 @@ class _Reader:
         self.assigned: set[str] = set()
         self.names: list[tuple[dict[str, Any], str]] = []
         self.trailing = False
+        self.accepted = False
 
     def accepts(self, node: ast.AST) -> bool:
         """Whether a part of the method reads nothing but arguments and attributes of the layer."""

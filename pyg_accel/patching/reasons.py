@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.kept import Glimpses
+from pyg_accel.kept import Glimpses, saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.reading import picked_from
@@ -42,6 +42,7 @@ __all__ = [
     "takes_part",
     "torch_records",
     "transform_reasons",
+    "width_of",
 ]
 
 MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
@@ -167,7 +168,7 @@ def num_edges(edge_index: Any) -> int:
 def size_reasons(
     num_edges: int | torch.SymInt,
     device: str,
-    arguments: Mapping[str, Any] | None = None,
+    width: int | None = None,
     *,
     compiled: bool = False,
 ) -> list[str]:
@@ -179,7 +180,7 @@ def size_reasons(
     Args:
         num_edges: of the graph.
         device: where it is.
-        arguments: of the call: wide features make up for few edges.
+        width: of the features, :func:`width_of`: wide ones make up for few edges.
         compiled: the call is to be part of a compiled graph.
     """
     if settings.always:
@@ -194,13 +195,13 @@ def size_reasons(
     if num_edges >= fewest:
         return []
     elements = measured.min_elements
-    if elements is not None and arguments is not None:
-        return [] if num_edges * _width(arguments) >= elements else measured.few_elements
+    if elements is not None and width is not None:
+        return [] if num_edges * width >= elements else measured.few_elements
     return [f"small: fewer than {fewest} edges"] if compiled else measured.few_edges
 
 
-def _width(arguments: Mapping[str, Any]) -> int:
-    """The most features of a node or an edge among the arguments of a call."""
+def width_of(arguments: Mapping[str, Any]) -> int:
+    """Return the most features of a node or an edge among the arguments of a call."""
     given = [v for value in arguments.values()
              for v in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
     return max((v.shape[1:].numel() for v in given if isinstance(v, Tensor)), default=0)
@@ -211,7 +212,7 @@ def kind_reasons(
     num_edges: int,
     graph: Tensor,
     by: Hashable,
-    arguments: Mapping[str, Any] | None = None,
+    width: int = 0,
 ) -> list[str]:
     """What is small for a kind of call, whose limits are no lower; see :mod:`.thresholds`.
 
@@ -220,7 +221,7 @@ def kind_reasons(
         num_edges: of the graph.
         graph: the edge_index that will be known again.
         by: who asks, as a graph is new to each.
-        arguments: of the call: wide features make up for few edges.
+        width: of the features, :func:`width_of`: wide ones make up for few edges.
     """
     if settings.always:
         return []
@@ -228,12 +229,14 @@ def kind_reasons(
     if not measured.kinds:
         return []
     limits = measured.of(kind)
-    elements = limits.elements
-    if elements is not None and num_edges * _width(arguments or {}) >= elements:
+    elements = limits.elements if kind else measured.min_elements
+    if elements is not None and num_edges * width >= elements:
         return []
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
     if num_edges < fewest:
         return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]
+    if saved_tensors_are_hooked():  # a checkpoint will run the call again: as it ran now
+        return []
     if SEEN.is_new(by, graph) and num_edges < limits.new and not is_built_ahead(graph):
         return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
     return []

@@ -7,6 +7,7 @@ for GPUs, launch parameters of Triton's kernels (:mod:`pyg_accel.backends.triton
 import datetime
 import json
 import platform
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 import pyg_accel
 from pyg_accel.machine import Device
-from pyg_accel.tuned import tuning_file
+from pyg_accel.tuned import read_tuning, tuning_file
 from pyg_accel.tuning.launching import measure_launch
 from pyg_accel.tuning.limits import measure_thresholds
 
@@ -44,15 +45,17 @@ def tune(kind: str, path: Path | None = None, *, progress: bool = True) -> dict[
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("there is no CUDA device")
     path = path or tuning_file()
-    devices = json.loads(path.read_text()) if path.exists() else {}
-    if not isinstance(devices, dict):
-        raise ValueError(f"expected an object for each device in '{path}'")
+    devices = read_tuning(path) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"measured": _circumstances(kind)}
-    if kind == "cuda":
-        found["launch"] = measure_launch(progress=progress)
-    found["thresholds"] = measure_thresholds(kind, progress=progress)
-    path.write_text(json.dumps(devices | {Device.of(kind).slug: found}, indent=2) + "\n")
+    # Fails before the measurement if it must; and no process ever reads half a file.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        if kind == "cuda":
+            found["launch"] = measure_launch(progress=progress)
+        found["thresholds"] = measure_thresholds(kind, progress=progress)
+        whole = Path(folder, path.name)
+        whole.write_text(json.dumps(devices | {Device.of(kind).slug: found}, indent=2) + "\n")
+        whole.replace(path)
     return found
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_accel import BackendNotSupported, Graph, ops, use_backend
+from pyg_accel import BackendNotSupported, Graph, facts, ops, use_backend
 from pyg_accel.backends import get_backend
 from pyg_accel.backends.cuda import sddmm, spmm
 from pyg_accel.backends.dispatch import record_choices
@@ -254,8 +254,9 @@ def test_what_it_cannot_run_it_declines_with_reasons():
         ops.spmm(graph, x, torch.randn(graph.num_edges, 8, device="cuda"))
 
 
-def test_it_is_chosen_for_graphs_that_share_and_are_used_again():
+def test_it_is_chosen_for_graphs_that_share_and_are_used_again(monkeypatch):
     """Blocks of 64 nodes, all connected: every fetched row serves 64 of them."""
+    monkeypatch.setattr(facts, "_USES_OF_LARGE", 8)
     count = 64 * 300
     node = torch.arange(count, device="cuda")
     block = (node // 64 * 64).unsqueeze(1) + torch.arange(64, device="cuda")

@@ -744,6 +744,27 @@ def test_methods_of_a_class(like_stock: Any, monkeypatch: pytest.MonkeyPatch) ->
                replaced(MessagePassing, "message", lambda self, x_j: x_j * 3), call())  # fmt: skip
 
 
+def test_functions_that_a_message_calls(like_stock: Any) -> None:
+    """What stands in for one may read what it likes, so it is traced each time."""
+
+    def flagged(src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return src * FLAG
+
+    def flag(value: int, owner: Any, name: str) -> Step:
+        def step(layer: Any) -> Any:
+            global FLAG
+            FLAG = value
+            return replaced(owner, name, flagged)(layer)
+
+        return step
+
+    for owner, name in ((F, "leaky_relu"), (sys.modules[GATConv.__module__], "softmax")):
+        steps = [flag(value, owner, name) for value in (2, 2, 5, 5)]
+        layer = GATConv(WIDTH, 4, add_self_loops=False)
+        seen = like_stock(layer, call(), call(), *steps, call())
+        assert seen[-2:] == ["plan", "plan"]  # edge_updater and propagate, as they were
+
+
 # -- what a message may read -----------------------------------------------------------------------
 
 

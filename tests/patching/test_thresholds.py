@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
     EdgeConv,
     FiLMConv,
@@ -12,8 +13,10 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GINEConv,
+    HeteroConv,
     RGCNConv,
     SAGEConv,
+    TransformerConv,
 )
 
 import pyg_accel
@@ -248,3 +251,39 @@ def test_malformed_kinds_are_named(kinds, tmp_path):
     settings.tuning = str(file)
     with pytest.raises(ValueError, match=r"expected thresholds in '.*limits\.json'"):
         thresholds("cpu")
+
+
+class _TwoRelations(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = HeteroConv({("n", r, "n"): SAGEConv(F, F) for r in "ab"})
+
+    def forward(self, x, edge_index):
+        return self.convs({"n": x}, {("n", r, "n"): edge_index for r in "ab"})["n"]
+
+
+@pytest.mark.parametrize("edges", [12_000, 50_000, 90_000])
+@pytest.mark.parametrize("name", ["SAGE", "GCN", "GINE", "GAT", "Transformer", "RGCN", "Hetero"])
+def test_a_checkpoint_runs_a_call_twice_alike(name, edges):
+    """At default settings: what the first call showed must not change the choice of the second."""
+    torch.manual_seed(0)
+    attributes = [torch.randn(edges, 4)] if name in ("GINE", "Transformer") else []
+    attributes = [torch.randint(3, (edges,))] if name == "RGCN" else attributes
+    layer = {
+        "SAGE": lambda: SAGEConv(F, F),
+        "GCN": lambda: GCNConv(F, F),
+        "GINE": lambda: GINEConv(torch.nn.Linear(F, F), edge_dim=4),
+        "GAT": lambda: GATConv(F, 5, heads=2),
+        "Transformer": lambda: TransformerConv(F, 5, heads=2, edge_dim=4),
+        "RGCN": lambda: RGCNConv(F, F, 3),
+        "Hetero": _TwoRelations,
+    }[name]()
+    x = torch.randn(edges // 8, F, requires_grad=True)
+    edge_index = torch.randint(edges // 8, (2, edges))
+    (expected,) = torch.autograd.grad(layer(x, edge_index, *attributes).square().sum(), x)
+    with pyg_accel.patched():
+        for _ in range(3):
+            out = checkpoint(layer, x, edge_index, *attributes, use_reentrant=False)
+            (found,) = torch.autograd.grad(out.square().sum(), x)
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * scale)

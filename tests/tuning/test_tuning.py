@@ -1,6 +1,7 @@
 """What a machine measured of itself is written, read, and decides from then on."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -72,6 +73,48 @@ def test_a_malformed_file_is_named(text, tuning):
     tuning(text)
     with pytest.raises(ValueError, match=r"expected tuned parameters in '.*tuning\.json'"):
         thresholds("cpu")
+
+
+@pytest.mark.parametrize("text", ["", '{"cpu": 3}'], ids=["empty", "a-number"])
+def test_a_malformed_file_is_named_before_anything_is_measured(text, tuning, monkeypatch, capsys):
+    tuning(text)
+    monkeypatch.setattr("pyg_accel.tuning.measure_thresholds", None)
+    assert program.main(["tune", "--device", "cpu"]) == 2
+    assert str(tuning_file()) in capsys.readouterr().err
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tuning, monkeypatch):
+    before = {"cpu": {"thresholds": {"min_edges": 5}}}
+    tuning(before)
+
+    def measure(*args, **kwargs):
+        assert json.loads(tuning_file().read_text()) == before
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pyg_accel.tuning.measure_thresholds", measure)
+    with pytest.raises(KeyboardInterrupt):
+        tune("cpu", progress=False)
+    assert json.loads(tuning_file().read_text()) == before
+    assert list(tuning_file().parent.iterdir()) == [tuning_file()]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="may write anywhere")
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("pyg_accel.tuning.measure_thresholds", None)
+    settings.tuning = str(tmp_path / "tuning.json")
+    tmp_path.chmod(0o500)
+    assert program.main(["tune", "--device", "cpu"]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", '{"cpu": {"measured": []}}', '{"cpu": {"measured": "x"}}'])
+def test_the_doctor_tells_of_a_malformed_file(text, tuning, capsys):
+    tuning(text)
+    program.main(["doctor"])
+    said = next(line for line in capsys.readouterr().out.splitlines() if "tuning: " in line)
+    assert str(tuning_file()) in said
 
 
 def test_a_file_that_does_not_exist_is_named(tmp_path):

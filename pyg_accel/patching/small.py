@@ -1,0 +1,140 @@
+"""Calls of layers on graphs that are known to be too small, told apart before anything else is.
+
+A layer that leaves a call to PyG asks some thirty questions first, in each of the places where
+patch() stands. All of them come to the same for a graph of no more nodes and edges: so a layer
+remembers the largest graph that was too small for all that it does. Calls on such a graph run
+PyG's path from the beginning, and no hook inside of them asks anything.
+"""
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.patching.sampling import in_force
+from pyg_accel.settings import settings
+
+__all__ = ["Small", "find", "forget", "learn", "running"]
+
+
+class _Running(threading.local):
+    """The layer that runs.
+
+    Attributes:
+        small: its call is known to be small.
+        reason: why a part of it was too small; empty if no part was.
+        others: another part was not, or the reason does not hold for every smaller graph.
+        remembers: it asked for what was derived from its edge_index before.
+    """
+
+    small = False
+    reason = ""
+    others = False
+    remembers = False
+
+    def begin(self) -> tuple[str, bool, bool]:
+        """Look at a call; what this returns is for :meth:`end`."""
+        before = self.reason, self.others, self.remembers
+        self.reason, self.others, self.remembers = "", False, False
+        return before
+
+    def end(self, before: tuple[str, bool, bool]) -> None:
+        """Go on with the call outside of it, of which it was a part."""
+        reason, others, remembers = before
+        self.reason = self.reason or reason
+        self.others |= others
+        self.remembers |= remembers
+
+
+running = _Running()
+
+
+class Small:
+    """The largest graph that was too small for a layer, on features of one width.
+
+    Attributes:
+        width: of the features.
+        grad: gradients were recorded.
+        device: where the graph was.
+        nodes: rows of the features.
+        edges: of the graph.
+        reason: for the report.
+        remembers: the layer derives something of its edge_index, which is remembered for a graph
+            that comes again.
+        last: the edge_index of the last call.
+    """
+
+    __slots__ = ("device", "edges", "grad", "last", "nodes", "reason", "remembers", "width")
+
+    def __init__(
+        self, width: int, grad: bool, device: torch.device, reason: str, remembers: bool
+    ) -> None:
+        """Start with an empty graph."""
+        self.width, self.grad, self.device = width, grad, device
+        self.reason, self.remembers = reason, remembers
+        self.nodes = self.edges = 0
+        self.last: weakref.ref[Tensor] | None = None
+
+
+_known: "weakref.WeakKeyDictionary[torch.nn.Module, Small]" = weakref.WeakKeyDictionary()
+
+
+def forget() -> None:
+    """Ask each layer anew."""
+    _known.clear()
+
+
+def _graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Features and edge_index of a call, where they are what layers take first."""
+    x = args[0] if args else kwargs.get("x")
+    edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
+    if type(x) is tuple and x:
+        x = x[0]
+    if type(x) is not Tensor or type(edge_index) is not Tensor:
+        return None
+    return (x, edge_index) if x.dim() == 2 and edge_index.dim() == 2 else None
+
+
+def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Small | None:
+    """Return what is known of a layer if a call of it is small by that."""
+    known = _known.get(module)
+    if known is None:
+        return None
+    given = _graph(args, kwargs)
+    if given is None:
+        return None
+    x, edge_index = given
+    if (
+        edge_index.size(1) > known.edges
+        or x.size(0) > known.nodes
+        or x.size(1) != known.width
+        or edge_index.device != known.device
+        or torch.is_grad_enabled() != known.grad
+        or settings.always
+        or in_force() is not None
+    ):
+        return None
+    if known.remembers:
+        again = known.last is not None and known.last() is edge_index
+        known.last = weakref.ref(edge_index)
+        return None if again else known
+    return known
+
+
+def learn(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Remember of a layer what its call has shown, if all parts of it were too small."""
+    given = _graph(args, kwargs) if running.reason and not running.others else None
+    if given is None:
+        _known.pop(module, None)
+        return
+    x, edge_index = given
+    facts = x.size(1), torch.is_grad_enabled(), edge_index.device
+    known = _known.get(module)
+    if known is None or (known.width, known.grad, known.device) != facts:
+        known = _known[module] = Small(*facts, running.reason, running.remembers)
+    # Both at once, as both are asked for: each of two graphs may have more of one.
+    if edge_index.size(1) >= known.edges and x.size(0) >= known.nodes:
+        known.edges, known.nodes = edge_index.size(1), x.size(0)
+    known.last = weakref.ref(edge_index)
