@@ -31,11 +31,23 @@ def small_pages() -> Iterator[None]:
         yield
 
 
+def fresh_process() -> ProcessPoolExecutor:
+    """A new interpreter, which imports the program from now on; as a context it ends."""
+    pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+    pool.submit(os.getpid)  # starts it
+    return pool
+
+
+def wait_for_imports(*processes: ProcessPoolExecutor) -> None:
+    """Return when they have imported the program, so that it disturbs no clock."""
+    for started in [process.submit(os.getpid) for process in processes]:
+        started.result()
+
+
 def in_fresh_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of a module-level function, run in a new interpreter; its exceptions come back."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-        return pool.submit(function, *args, **kwargs).result()
+    with fresh_process() as process:
+        return process.submit(function, *args, **kwargs).result()
 
 
 class PeakMemory:
