@@ -1,4 +1,4 @@
-"""What stands around the forward of a layer: small graphs, and results that are remembered in it."""
+"""What stands around a layer's forward: small graphs, and results that are remembered inside."""
 
 import time
 import weakref

@@ -195,7 +195,7 @@ def size_reasons(
     if num_edges >= fewest:
         return []
     elements = measured.min_elements
-    if elements is not None and width is not None:
+    if elements is not None and width is not None and not isinstance(num_edges, torch.SymInt):
         many = measured.are_many(elements, num_edges, width)
         return [] if many else measured.few_elements
     return [f"small: fewer than {fewest} edges"] if compiled else measured.few_edges
