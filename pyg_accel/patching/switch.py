@@ -1,8 +1,9 @@
 """``patch()`` and its undoing: which hooks go where, and what is switched on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch_geometric.nn import MessagePassing
@@ -11,24 +12,66 @@ from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import accelerate, embedding, hetero, reasons, relations, seam
 from pyg_accel.patching.reductions import aggregate
 
-__all__ = ["PatchHandle", "patch", "patched", "unpatch"]
+__all__ = ["HookHandle", "PatchHandle", "patch", "patched", "unpatch"]
 
-_HOOKS = seam.Hooks(
-    call=accelerate.call,
-    bypassed=accelerate.bypassed,
-    aggregate=aggregate,
-    layer=accelerate.layer,
-    memoise=accelerate.memoise,
-    softmax=accelerate.softmax,
-    spmm=accelerate.spmm,
-    set_sparse_value=accelerate.set_sparse_value,
-    remember=accelerate._pyg_accel_read,
-    relations=relations.forward,
-    hetero=hetero.forward,
-    embedding=embedding.forward,
-)
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "call": accelerate.call,
+    "bypassed": accelerate.bypassed,
+    "aggregate": aggregate,
+    "layer": accelerate.layer,
+    "memoise": accelerate.memoise,
+    "softmax": accelerate.softmax,
+    "spmm": accelerate.spmm,
+    "set_sparse_value": accelerate.set_sparse_value,
+    "remember": accelerate._pyg_accel_read,
+    "relations": relations.forward,
+    "hetero": hetero.forward,
+    "embedding": embedding.forward,
+}
 _ACCELERATED = (MessagePassing, torch.nn.Embedding)
 _handles: "list[PatchHandle]" = []
+_hook_handles: "list[HookHandle]" = []
+
+
+def _install() -> None:
+    """Make PyG as the handles want it: theirs, or as it was."""
+    seam.uninstall()
+    hooks, modules = dict(_HOOKS), set[str]()
+    functions: dict[str, Callable[..., Any]] = {}
+    for handle in _hook_handles:
+        hooks |= handle.hooks
+        functions |= handle.functions
+        modules |= handle.modules
+    if _handles or _hook_handles:
+        seam.install(seam.Hooks(**hooks), functions, modules)
+
+
+class HookHandle:
+    """Hooks that stand in front of those of ``patch()`` and call them.
+
+    They are there whether or not anything is patched; what they call asks that itself.
+
+    Args:
+        hooks: by the names of :class:`~pyg_accel.patching.seam.Hooks`.
+        functions: further functions of PyG to replace, by name.
+        modules: names of modules that hold some of these functions, beside PyG's own.
+    """
+
+    def __init__(
+        self,
+        hooks: dict[str, Callable[..., Any]],
+        functions: dict[str, Callable[..., Any]],
+        modules: set[str],
+    ) -> None:
+        self.hooks, self.functions, self.modules = hooks, functions, modules
+        _hook_handles.append(self)
+        _install()
+
+    def remove(self) -> None:
+        """Take the hooks away; a second time does nothing."""
+        if self in _hook_handles:
+            _hook_handles.remove(self)
+            _install()
 
 
 class PatchHandle:
@@ -41,14 +84,14 @@ class PatchHandle:
         )
         self._everything = model is None
         self._removed = False
+        _handles.append(self)
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
         if not seam.installed():
-            seam.install(_HOOKS)
+            _install()
         if self._everything:
             reasons.switch(1)
         for module in self._modules:
             setattr(module, reasons.MARK, getattr(module, reasons.MARK, 0) + 1)
-        _handles.append(self)
 
     def remove(self) -> None:
         """Undo the call that returned this handle; a second time does nothing."""
@@ -65,7 +108,8 @@ class PatchHandle:
             elif count == 0:
                 delattr(module, reasons.MARK)
         if not _handles:
-            seam.uninstall()
+            if not _hook_handles:
+                seam.uninstall()
             accelerate.forget()
 
     def __enter__(self) -> "PatchHandle":

@@ -1,0 +1,137 @@
+"""``distribute()``: a model and a data set, spread over the ranks of a process group."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_accel.distributed import pools
+from pyg_accel.distributed.agreement import agree, digest, model_facts, versions
+from pyg_accel.distributed.entry import HOOKS
+from pyg_accel.distributed.model import Distributed
+from pyg_accel.distributed.norms import synchronise
+from pyg_accel.distributed.share import cut_data, edge_stores, node_stores, partitions
+from pyg_accel.distributed.suitability import data_reasons, flow_of, model_reasons
+from pyg_accel.distributed.wire import Wire
+from pyg_accel.errors import DistributedError, NotDistributable
+from pyg_accel.patching.switch import HookHandle
+
+__all__ = ["distribute"]
+
+Wrap = bool | Callable[[torch.nn.Module], torch.nn.Module]
+
+
+def distribute(
+    model: torch.nn.Module,
+    data: Any,
+    mesh: Any = None,
+    *,
+    rows: Literal["all", "own"] = "all",
+    wrap: Wrap = True,
+    partition: str | Tensor | Mapping[str, Tensor] = "community",
+    wire_dtype: torch.dtype | None = None,
+) -> tuple[Distributed, Any]:
+    """Spread full-graph training over the ranks of a process group; every rank calls it alike.
+
+    Each rank owns some nodes and the edges that lead to them. Layers run on these, and ask other
+    ranks for the rows that their edges read. Outputs and gradients are those of one process.
+
+    Args:
+        model: made of PyG layers; it moves to the device of the mesh, and its norms take the nodes
+            of all ranks. Parameters and buffers become those of the first rank.
+        data: the whole data set, the same on every rank.
+        mesh: a ``DeviceMesh`` of one dimension or a process group; by default all processes.
+        rows: ``"all"`` returns outputs for all nodes in the order of ``data``, and leaves ``y``
+            and masks whole. ``"own"`` returns those of this rank, and cuts ``y`` and masks too.
+        wrap: True averages gradients over ranks after each backward pass; False leaves that to
+            you (FSDP2, DDP, accelerate); a function wraps the model, and does it.
+        partition: an order that :func:`pyg_accel.reorder` knows, cut where work is balanced;
+            ``"given"``, the order of the node ids; or the rank of every node (a dictionary of
+            them by node type for a HeteroData).
+        wire_dtype: ``torch.bfloat16`` halves what float32 features take on the wire.
+
+    Returns:
+        The model, and the data of this rank to call it with; ``data.n_id`` has the ids of its nodes.
+
+    Raises:
+        PartitionMismatch: on every rank, if models, data, options or versions differ between them.
+        NotDistributable: on every rank, if model or data cannot be distributed.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise DistributedError(
+            "there is no process group: start the script by torchrun, and call "
+            "torch.distributed.init_process_group() or init_device_mesh() in it"
+        )
+    wire = Wire(_group_of(mesh), _device_of(mesh, model))
+    agree(wire, lambda: _facts(model, data, rows, wrap, partition, wire_dtype))
+    model.to(wire.device)
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            wire.copy_of_first(tensor)
+    flow = flow_of(model)
+    types = partitions(wire, data, partition, flow)
+    share = cut_data(wire, data, types, flow, rows, wire_dtype is not None)
+    synchronise(model)
+    result = Distributed(model, wire, types, rows, wrap)
+    functions = dict.fromkeys(pools.POOLS, pools.pool)
+    hooks = HookHandle(HOOKS, functions, {type(m).__module__ for m in model.modules()})
+    weakref.finalize(result, hooks.remove)
+    return result, share
+
+
+def _group_of(mesh: Any) -> Any:
+    if mesh is None or isinstance(mesh, dist.ProcessGroup):
+        return mesh
+    if mesh.ndim != 1:
+        raise NotDistributable(f"expected a mesh of one dimension (got {mesh.ndim})")
+    return mesh.get_group()
+
+
+def _device_of(mesh: Any, model: Any) -> torch.device:
+    kind = getattr(mesh, "device_type", None)
+    if kind is None:
+        backend = dist.get_backend(mesh)
+        kind = "cuda" if "nccl" in backend else "cpu"
+        first = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
+        if "gloo" in backend and first is not None and first.device.type == "cuda":
+            return torch.device(first.device)
+    if kind != "cuda":
+        return torch.device(kind)
+    local = dist.get_node_local_rank(torch.cuda.current_device())
+    return torch.device("cuda", local % torch.cuda.device_count())
+
+
+def _facts(
+    model: Any, data: Any, rows: str, wrap: Any, partition: Any, wire_dtype: Any
+) -> dict[str, str]:
+    """Return what all ranks must agree on.
+
+    Raises:
+        ValueError: for what cannot be distributed.
+    """
+    reasons = model_reasons(model) + data_reasons(data)
+    if rows not in ("all", "own"):
+        reasons.append(f"expected 'rows' to be 'all' or 'own' (got {rows!r})")
+    if wire_dtype not in (None, torch.bfloat16):
+        reasons.append(f"expected 'wire_dtype' to be None or torch.bfloat16 (got {wire_dtype})")
+    if reasons:
+        raise NotDistributable("; ".join(reasons))
+    facts = versions() | model_facts(model)
+    facts |= {"rows": rows, "wrap": str(wrap is True), "wire_dtype": str(wire_dtype)}
+    named = partition if isinstance(partition, Mapping) else {"": partition}
+    facts |= {f"partition {k}": p if isinstance(p, str) else digest(p) for k, p in named.items()}
+    facts |= _data_facts(data)
+    return facts
+
+
+def _data_facts(data: Data | HeteroData) -> dict[str, str]:
+    facts = {}
+    for key, store in {**node_stores(data), **edge_stores(data)}.items():
+        for name, value in (data.to_dict() if store is data else store).items():
+            facts[f"data {'' if store is data else f'{key} '}{name}"] = digest(value)
+        facts[f"data {key} nodes"] = str(store.num_nodes)
+    return facts

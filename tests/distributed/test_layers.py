@@ -1,0 +1,167 @@
+"""Layers, norms and pools on several ranks, each against one process in float64."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import nn
+from torch_geometric.data import Data
+
+import pyg_accel
+from pyg_accel.settings import settings
+
+F, H, E = 6, 4, 3
+
+
+def mlp(first: int, last: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(first, last), torch.nn.Tanh())
+
+
+LAYERS: dict[str, Any] = {
+    "SAGE": (lambda: nn.SAGEConv(F, H),),
+    "SAGE max": (lambda: nn.SAGEConv(F, H, aggr="max", project=True),),
+    "SAGE several": (lambda: nn.SAGEConv(F, H, aggr=["mean", "max", "std"]),),
+    "GIN": (lambda: nn.GINConv(mlp(F, H), train_eps=True),),
+    "GINE": (lambda: nn.GINEConv(mlp(F, H), edge_dim=E), "edge_attr"),
+    "Simple": (lambda: nn.SimpleConv("mean"),),
+    "GatedGraph": (lambda: nn.GatedGraphConv(F, 2),),
+    "MF": (lambda: nn.MFConv(F, H),),
+    "WLContinuous": (lambda: nn.WLConvContinuous(),),
+    "Signed": (lambda: nn.SignedConv(F, H, first_aggr=True), "signed"),
+    "GCN": (lambda: nn.GCNConv(F, H),),
+    "GCN weighted": (lambda: nn.GCNConv(F, H, improved=True), "edge_weight"),
+    "Graph": (lambda: nn.GraphConv(F, H), "edge_weight"),
+    "Cheb": (lambda: nn.ChebConv(F, H, K=3),),
+    "Cheb rw": (lambda: nn.ChebConv(F, H, K=3, normalization="rw"),),
+    "Cheb none": (lambda: nn.ChebConv(F, H, K=3, normalization=None),),
+    "ARMA": (lambda: nn.ARMAConv(F, H, num_stacks=2, num_layers=2),),
+    "SG": (lambda: nn.SGConv(F, H, K=2),),
+    "SSG": (lambda: nn.SSGConv(F, H, alpha=0.1, K=2),),
+    "APPNP": (lambda: nn.APPNP(2, 0.1),),
+    "TAG": (lambda: nn.TAGConv(F, H, K=2),),
+    "GCN2": (lambda: nn.GCN2Conv(F, alpha=0.1), "x_0"),
+    "LG": (lambda: nn.LGConv(),),
+    "MixHop": (lambda: nn.MixHopConv(F, H),),
+    "ClusterGCN": (lambda: nn.ClusterGCNConv(F, H, diag_lambda=0.5),),
+    "PDN": (lambda: nn.PDNConv(F, H, edge_dim=E, hidden_channels=5), "edge_attr"),
+    "LE": (lambda: nn.LEConv(F, H), "edge_weight"),
+    "EG": (lambda: nn.EGConv(F, H, num_heads=2, aggregators=["symnorm", "max"]),),
+    "GMM": (lambda: nn.GMMConv(F, H, dim=E, kernel_size=2), "edge_attr"),
+    "PNA": (
+        lambda: nn.PNAConv(F, H, ["mean", "max", "std"], ["identity", "amplification"],
+                           torch.tensor([1, 5, 9, 4]), edge_dim=E),
+        "edge_attr",
+    ),
+    "GAT": (lambda: nn.GATConv(F, H, heads=2, edge_dim=E), "edge_attr"),
+    "GATv2": (lambda: nn.GATv2Conv(F, H, heads=2, edge_dim=E), "edge_attr"),
+    "Transformer": (lambda: nn.TransformerConv(F, H, heads=2, edge_dim=E, beta=True), "edge_attr"),
+    "AGNN": (lambda: nn.AGNNConv(),),
+    "FA": (lambda: nn.FAConv(F), "x_0"),
+    "FeaSt": (lambda: nn.FeaStConv(F, H, heads=2),),
+    "General": (lambda: nn.GeneralConv(F, H, in_edge_channels=E, attention=True, heads=2),
+                "edge_attr"),
+    "PointTransformer": (lambda: nn.PointTransformerConv(F, H), "pos"),
+    "PointNet": (lambda: nn.PointNetConv(mlp(F + 3, H)), "pos"),
+    "RGAT": (lambda: nn.RGATConv(F, H, num_relations=3), "edge_type"),
+    "RGCN": (lambda: nn.RGCNConv(F, H, num_relations=3), "edge_type"),
+    "RGCN bases": (lambda: nn.RGCNConv(F, H, num_relations=9, num_bases=2), "edge_type"),
+    "RGCN blocks": (lambda: nn.RGCNConv(F, H, num_relations=3, num_blocks=2), "edge_type"),
+    "FastRGCN": (lambda: nn.FastRGCNConv(F, H, num_relations=3), "edge_type"),
+    "GEN": (lambda: nn.GENConv(F, H, aggr="softmax", learn_t=True, edge_dim=E), "edge_attr"),
+    "ResGated": (lambda: nn.ResGatedGraphConv(F, H, edge_dim=E), "edge_attr"),
+    "FiLM": (lambda: nn.FiLMConv(F, H, num_relations=3), "edge_type"),
+    "CG": (lambda: nn.CGConv(F, dim=E), "edge_attr"),
+    "Edge": (lambda: nn.EdgeConv(mlp(2 * F, H)),),
+    "NN": (lambda: nn.NNConv(F, H, mlp(E, F * H)), "edge_attr"),
+    "to source": (lambda: nn.GCNConv(F, H, flow="target_to_source"), "edge_weight"),
+    "Transformer to source": (
+        lambda: nn.TransformerConv(F, H, heads=2, flow="target_to_source"),
+    ),
+    "Cheb to source": (lambda: nn.ChebConv(F, H, K=3, flow="target_to_source"),),
+}  # fmt: skip
+
+
+class Twice(torch.nn.Module):
+    """A layer between two linear maps: features it aggregates, and what it returns, are learned."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        make, *self.more = LAYERS[layer]
+        self.before, self.conv = torch.nn.Linear(F, F), make()
+
+    def forward(self, data: Data) -> Tensor:
+        h = torch.tanh(self.before(data.x))
+        if "x_0" in self.more:
+            return self.conv(h, data.x, data.edge_index)
+        if "pos" in self.more:
+            return self.conv(h, data.pos, data.edge_index)
+        if "signed" in self.more:
+            return self.conv(h, data.edge_index, data.other_edge_index)
+        given = [data.edge_weight.sigmoid() if n == "edge_weight" else data[n] for n in self.more]
+        return self.conv(h, data.edge_index, *given)
+
+
+def graph(device: torch.device) -> Data:
+    generator = torch.Generator().manual_seed(2)
+    edges = torch.randint(27, (2, 180), generator=generator)
+    return Data(
+        x=torch.randn(30, F, generator=generator, dtype=torch.float64),
+        pos=torch.randn(30, 3, generator=generator, dtype=torch.float64),
+        edge_index=edges,
+        edge_attr=torch.rand(180, E, generator=generator, dtype=torch.float64),
+        edge_weight=torch.rand(180, generator=generator, dtype=torch.float64),
+        edge_type=torch.randint(3, (180,), generator=generator),
+        batch=torch.arange(30) // 12,
+    ).to(device)
+
+
+def run(model: torch.nn.Module, *args: Any) -> dict[str, Tensor]:
+    for p in model.parameters():
+        p.grad = None
+    out = model(*args)
+    generator = torch.Generator().manual_seed(4)
+    weights = torch.randn(out.shape, generator=generator, dtype=out.dtype).to(out.device)
+    if out.requires_grad:
+        (out * weights).sum().backward()
+    result = {"output": out.detach().clone()}
+    for name, p in model.named_parameters():
+        result[name.removeprefix("module.")] = p.grad
+    for name, b in model.named_buffers():
+        result[name.removeprefix("module.")] = b.clone()
+    return result
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert (wanted is None) == (found[name] is None), name
+        if wanted is not None:
+            limit = 1e-12 * max(float(wanted.abs().max()) if wanted.numel() else 0, 1)
+            torch.testing.assert_close(found[name], wanted, rtol=0, atol=limit,
+                                       msg=lambda t, n=name: f"{n}: {t}")  # fmt: skip
+
+
+def compare_layer(device: torch.device, layer: str, patched: bool) -> None:
+    torch.set_default_dtype(torch.float64)
+    settings.always = True
+    try:
+        data, model = graph(device), Twice(layer).to(device)
+        many = copy.deepcopy(model)
+        expected = run(model, data)
+        with pyg_accel.patched() if patched else torch.enable_grad():
+            spread, share = pyg_accel.distribute(many, data)
+            for _ in range(2):  # what is kept of the first call must serve the second
+                same(run(spread, share), expected)
+        assert spread.wire.traffic["halo"].received > 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "patched", [pytest.param(False, marks=pytest.mark.full), True], ids=["PyG", "patched"]
+)
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "Signed"])
+def test_a_layer_on_two_ranks_is_that_of_one_process(two, layer, patched):
+    two(compare_layer, layer=layer, patched=patched)
