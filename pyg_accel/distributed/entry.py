@@ -75,21 +75,17 @@ def _with_halos(
 ) -> dict[str, Any]:
     """Return the arguments of a call with halos where the message reads the source of an edge."""
     layer = type(self).__name__
-    if self.flow != halo.flow:
-        raise NotDistributable(f"{layer} has flow '{self.flow}', the edges were cut for "
-                               f"'{halo.flow}'")  # fmt: skip
     at_source, all_names = names_read(self, function)
-    source, target = (0, 1) if halo.flow == "source_to_target" else (1, 0)
     pairs: dict[str, list[Any]] = {}
     for name in sorted(at_source & kwargs.keys()):
         value = kwargs[name]
         pair = list(value) if isinstance(value, (tuple, list)) else [value, value]
-        if not isinstance(pair[source], Tensor):
+        if not isinstance(pair[0], Tensor):
             continue
         if name in all_names:
             raise NotDistributable(f"{layer} reads '{name}' both as a whole and at the ends of "
                                    "edges: a call with halos cannot give it both")  # fmt: skip
-        rows = pair[source].size(self.node_dim)
+        rows = pair[0].size(self.node_dim)
         if rows != halo.own:
             raise NotDistributable(
                 f"{layer} was called with {rows} rows of '{name}', but this rank owns {halo.own} "
@@ -97,18 +93,16 @@ def _with_halos(
             )
         pairs[name] = pair
     if reads := _UNKNOWN & all_names:
-        floats = any(p[source].is_floating_point() for p in pairs.values())
+        floats = any(p[0].is_floating_point() for p in pairs.values())
         if reads != {"edge_index_j"} or not floats:
             raise NotDistributable(f"{layer} reads {', '.join(sorted(reads))}, which names other "
                                    "nodes on every rank")  # fmt: skip
-    first = [_rows_first(pair[source], self.node_dim) for pair in pairs.values()]
+    first = [_rows_first(pair[0], self.node_dim) for pair in pairs.values()]
     given = dict(kwargs)
     for (name, pair), whole in zip(pairs.items(), with_halo(halo, first), strict=True):
-        pair[source] = _rows_first(whole, self.node_dim, back=True)
+        pair[0] = _rows_first(whole, self.node_dim, back=True)
         given[name] = tuple(pair)
-    size: list[int] = [0, 0]
-    size[source], size[target] = halo.rows, halo.targets
-    given["size"] = tuple(size)
+    given["size"] = (halo.rows, halo.targets)
     return given
 
 
@@ -146,11 +140,9 @@ def rgcn(
     halo = halo_of(edge_index)
     if halo is None or type(x) is not Tensor or not x.is_floating_point():
         return relations.forward(original, self, x, edge_index, edge_type)
-    if x.size(0) != halo.own or self.flow != halo.flow:  # propagate will say so
+    if x.size(0) != halo.own:  # propagate will say so
         return original(self, x, edge_index, edge_type)
     (whole,) = with_halo(halo, [x])
-    if halo.flow != "source_to_target":
-        return original(self, x, edge_index, edge_type)
     with running(exchanged=True):
         return relations.forward(original, self, (whole, x), edge_index, edge_type)
 

@@ -37,7 +37,7 @@ def gcn_norm(
         )
     if edge_weight is None:
         edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
-    source, target = _ends(edge_index, flow)
+    source, target = edge_index
     own = _inverse_root(_sums(edge_weight, target, halo.targets))
     (both,) = exchange(halo, [own])
     return edge_index, both[source] * edge_weight * own[target]
@@ -56,10 +56,8 @@ def get_laplacian(
     if edge_weight is None:
         edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
     first, second = edge_index
-    if halo.flow == "source_to_target":  # the edges of a node as a source are spread over ranks
-        (degree,) = collect(halo, [_sums(edge_weight, first, halo.rows)])
-    else:
-        degree = _sums(edge_weight, first, halo.targets)
+    # The edges of a node as a source are spread over ranks.
+    (degree,) = collect(halo, [_sums(edge_weight, first, halo.rows)])
     if normalization is None:
         edge_index, _ = add_self_loops(edge_index, num_nodes=halo.own)
         return edge_index, torch.cat([-edge_weight, degree])
@@ -97,11 +95,6 @@ def formula(halo: Halo, name: str, *args: Any, **kwargs: Any) -> Any:
     result = adopt(FORMULAS[name](halo, *args, **kwargs), halo)
     _made.put(tensors, key, (result, Snapshot(result)))
     return result
-
-
-def _ends(edge_index: Tensor, flow: str) -> tuple[Tensor, Tensor]:
-    first, second = edge_index
-    return (first, second) if flow == "source_to_target" else (second, first)
 
 
 def _sums(values: Tensor, rows: Tensor, size: int) -> Tensor:

@@ -27,7 +27,6 @@ class Halo:
         receive: how many halo nodes each rank owns.
         send: how many rows each rank wants.
         wanted: [sum of send], the own rows that they want.
-        flow: of the layers that this edge_index is for.
         narrow: whether float32 rows travel as bfloat16.
     """
 
@@ -37,7 +36,6 @@ class Halo:
     receive: list[int]
     send: list[int]
     wanted: Tensor
-    flow: str = "source_to_target"
     narrow: bool = False
     _returns: Graph | None = field(default=None, repr=False)
 
@@ -61,7 +59,7 @@ class Halo:
 
 
 def make_halo(
-    wire: Wire, sources: Tensor, cuts: Tensor, targets: int, flow: str, narrow: bool = False
+    wire: Wire, sources: Tensor, cuts: Tensor, targets: int, narrow: bool = False
 ) -> tuple[Halo, Tensor]:
     """Agree with the other ranks on who sends what; every rank must call it.
 
@@ -70,7 +68,6 @@ def make_halo(
         sources: [E], the source of each edge of this rank, as places in the order of all nodes.
         cuts: [P + 1], where the nodes of every rank begin in that order.
         targets: target nodes of this rank.
-        flow: of the layers.
         narrow: see :class:`Halo`.
 
     Returns:
@@ -90,7 +87,7 @@ def make_halo(
     local = torch.where(
         elsewhere, torch.searchsorted(asked, sources) + (high - low), sources - low
     )
-    halo = Halo(wire, high - low, targets, wants, gives, wanted - low, flow, narrow)
+    halo = Halo(wire, high - low, targets, wants, gives, wanted - low, narrow)
     return halo, local
 
 
@@ -137,7 +134,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, halo: Halo, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.halo = halo
-        return tuple(_forward(halo, list(tensors)))
+        return _marked(ctx, _forward(halo, list(tensors)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -150,13 +147,20 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, halo: Halo, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.halo = halo
-        return tuple(_backward(halo, list(tensors)))
+        return _marked(ctx, _backward(halo, list(tensors)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         needed = [g for g, need in zip(grads, ctx.needs_input_grad[1:], strict=True) if need]
         found = iter(_Exchange.apply(ctx.halo, *needed))  # type: ignore[no-untyped-call]
         return None, *(next(found) if need else None for need in ctx.needs_input_grad[1:])
+
+
+def _marked(ctx: Any, results: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return results, those of tensors without gradients as such: they may be kept."""
+    needed = ctx.needs_input_grad[1:]
+    ctx.mark_non_differentiable(*(r for r, n in zip(results, needed, strict=True) if not n))
+    return tuple(results)
 
 
 def _wire_dtype(halo: Halo, dtype: torch.dtype) -> torch.dtype:

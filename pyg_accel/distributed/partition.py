@@ -36,22 +36,21 @@ class Partition(NamedTuple):
         return places
 
 
-def partition(edges: Tensor, num_nodes: int, ranks: int, method: str, target: int = 1) -> Partition:
+def partition(edges: Tensor, num_nodes: int, ranks: int, method: str) -> Partition:
     """Cut a graph into parts of about equal work.
 
     Args:
-        edges: [2, E].
+        edges: [2, E]; the rank that owns the target of an edge owns the edge.
         num_nodes: N.
         ranks: how many parts.
         method: an order of :func:`pyg_accel.reorder`, or ``"given"`` for that of the node ids.
-        target: the row of ``edges`` with the nodes that own them.
     """
     if method == "given":
         order = torch.arange(num_nodes, device=edges.device)
     else:
         graph = Graph.from_edge_index(edges.contiguous(), (num_nodes, num_nodes))
         order = order_of(graph, method)
-    degree = torch.bincount(edges[target], minlength=num_nodes)
+    degree = torch.bincount(edges[1], minlength=num_nodes)
     return Partition(order, cut(degree[order], ranks))
 
 

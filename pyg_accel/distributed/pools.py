@@ -1,9 +1,11 @@
 """Readouts over the nodes of all ranks: pools, and aggregations outside of message passing."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
+from torch_geometric import nn
 from torch_geometric.nn.aggr import (
     Aggregation,
     MaxAggregation,
@@ -19,9 +21,8 @@ from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 from pyg_accel.patching import reductions
 
-__all__ = ["POOLS", "aggregate", "pool"]
+__all__ = ["aggregate", "enter", "pool"]
 
-POOLS = {"global_add_pool": "sum", "global_mean_pool": "mean", "global_max_pool": "max"}
 _KNOWN: dict[type, str] = {
     SumAggregation: "sum",
     MeanAggregation: "mean",
@@ -53,16 +54,55 @@ def aggregate(
     return _reduced(wire, name, x, index, dim_size)
 
 
-def pool(
-    function: Callable[..., Tensor], x: Tensor, batch: Tensor | None, size: int | None = None
-) -> Tensor:
+def _add(x, batch, size=None):  # type: ignore[no-untyped-def]
+    from pyg_accel.distributed.pools import pool
+
+    return pool("global_add_pool", x, batch, size)
+
+
+def _mean(x, batch, size=None):  # type: ignore[no-untyped-def]
+    from pyg_accel.distributed.pools import pool
+
+    return pool("global_mean_pool", x, batch, size)
+
+
+def _max(x, batch, size=None):  # type: ignore[no-untyped-def]
+    from pyg_accel.distributed.pools import pool
+
+    return pool("global_max_pool", x, batch, size)
+
+
+# A model holds these functions under any name (``self.pool = global_mean_pool``), so they are not
+# replaced where they are held: they get other code, which needs no names around it.
+_POOLS: dict[str, tuple[FunctionType, FunctionType, str]] = {
+    "global_add_pool": (nn.global_add_pool, _add, "sum"),
+    "global_mean_pool": (nn.global_mean_pool, _mean, "mean"),
+    "global_max_pool": (nn.global_max_pool, _max, "max"),
+}
+_OWN = {
+    name: FunctionType(f.__code__, f.__globals__, name, f.__defaults__)
+    for name, (f, _, _) in _POOLS.items()
+}
+_users = 0
+
+
+def enter(by: int) -> None:
+    """Count a distributed model that begins (1) or ends (-1) to need pools over all ranks."""
+    global _users
+    _users += by
+    for name, (function, ours, _) in _POOLS.items():
+        function.__code__ = ours.__code__ if _users else _OWN[name].__code__
+
+
+def pool(name: str, x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:
     """Stand in for ``global_add_pool`` and the others: over the nodes of all ranks."""
     wire = RUNNING.wire
     if wire is None:
-        return function(x, batch, size)
+        own: Tensor = _OWN[name](x, batch, size)
+        return own
     if x.dim() != 2:
-        raise NotDistributable(f"{function.__name__} over all ranks takes features [N, F]")
-    return _reduced(wire, POOLS[function.__name__], x, batch, size)
+        raise NotDistributable(f"{name} over all ranks takes features [N, F]")
+    return _reduced(wire, _POOLS[name][2], x, batch, size)
 
 
 def _reduced(wire: Wire, name: str, x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:

@@ -39,16 +39,13 @@ def stays_whole(key: str) -> bool:
     return key == "y" or key.startswith("y_") or key.endswith("mask")
 
 
-def partitions(
-    wire: Wire, data: Data | HeteroData, method: Any, flow: str
-) -> Types:
+def partitions(wire: Wire, data: Data | HeteroData, method: Any) -> Types:
     """Decide who owns what; the first rank does, and tells the others.
 
     Args:
         wire: the group.
         data: the whole data set.
         method: see :func:`~pyg_accel.distributed.distribute`.
-        flow: of the layers: the rank of an edge's target owns the edge.
     """
     sizes = {key: int(store.num_nodes or 0) for key, store in node_stores(data).items()}
     if not isinstance(method, str):
@@ -64,8 +61,7 @@ def partitions(
             for (a, _, b), store in edge_stores(data).items()
         ]
         joined = torch.cat(parts, dim=1) if parts else torch.empty(2, 0, dtype=torch.int64)
-        target = 1 if flow == "source_to_target" else 0
-        found = partition(joined, most, wire.size, method, target)
+        found = partition(joined, most, wire.size, method)
         orders = torch.cat([found.order.cpu(), found.cuts.cpu()])
     orders = wire.copy_of_first(orders.to(wire.device)).cpu()
     whole = Partition(orders[:most], orders[most:])
@@ -82,16 +78,13 @@ def partitions(
     return result
 
 
-def cut_data(
-    wire: Wire, data: Any, types: Types, flow: str, rows: str, narrow: bool
-) -> Any:
+def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> Any:
     """Return this rank's share of a data set, on the device of the group.
 
     Args:
         wire: the group.
         data: the whole data set; left as it is.
         types: who owns what.
-        flow: of the layers.
         rows: ``"all"`` keeps labels and masks whole.
         narrow: see :class:`~pyg_accel.distributed.halo.Halo`.
     """
@@ -106,20 +99,19 @@ def cut_data(
                 shares[key][name] = value
         shares[key].n_id = own[key]
         shares[key].num_nodes = own[key].numel()
-    target = 1 if flow == "source_to_target" else 0
     plans = {}
     for key, store in edge_stores(data).items():
         edges = store.edge_index
-        into, out_of = (types[key[2]], types[key[0]]) if target else (types[key[0]], types[key[2]])
-        places = into.places().to(edges.device)[edges[target].long()]
+        into, out_of = types[key[2]], types[key[0]]  # the rank of its target owns an edge
+        places = into.places().to(edges.device)[edges[1].long()]
         low, high = int(into.cuts[wire.rank]), int(into.cuts[wire.rank + 1])
         mine = ((places >= low) & (places < high)).nonzero().view(-1)
-        sources = out_of.places().to(edges.device)[edges[1 - target][mine].long()]
+        sources = out_of.places().to(edges.device)[edges[0][mine].long()]
         halo, local = make_halo(
-            wire, sources.to(wire.device), out_of.cuts.to(wire.device), high - low, flow, narrow
+            wire, sources.to(wire.device), out_of.cuts.to(wire.device), high - low, narrow
         )
-        pair = (local, (places[mine] - low).to(wire.device))
-        plans[key] = torch.stack(pair if target else pair[::-1]).to(edges.dtype), halo
+        pair = torch.stack([local, (places[mine] - low).to(wire.device)])
+        plans[key] = pair.to(edges.dtype), halo
         share = edge_stores(result)[key]
         for name, value in list(store.items() if key[0] is not ONE else data.to_dict().items()):
             if name != "edge_index" and store.is_edge_attr(name):

@@ -15,7 +15,7 @@ from pyg_accel.distributed.entry import HOOKS
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import synchronise
 from pyg_accel.distributed.share import cut_data, edge_stores, node_stores, partitions
-from pyg_accel.distributed.suitability import data_reasons, flow_of, model_reasons
+from pyg_accel.distributed.suitability import data_reasons, model_reasons
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.patching.switch import HookHandle
@@ -72,15 +72,19 @@ def distribute(
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             wire.copy_of_first(tensor)
-    flow = flow_of(model)
-    types = partitions(wire, data, partition, flow)
-    share = cut_data(wire, data, types, flow, rows, wire_dtype is not None)
+    types = partitions(wire, data, partition)
+    share = cut_data(wire, data, types, rows, wire_dtype is not None)
     synchronise(model)
     result = Distributed(model, wire, types, rows, wrap)
-    functions = dict.fromkeys(pools.POOLS, pools.pool)
-    hooks = HookHandle(HOOKS, functions, {type(m).__module__ for m in model.modules()})
-    weakref.finalize(result, hooks.remove)
+    hooks = HookHandle(HOOKS)
+    pools.enter(1)
+    weakref.finalize(result, _leave, hooks)
     return result, share
+
+
+def _leave(hooks: HookHandle) -> None:
+    hooks.remove()
+    pools.enter(-1)
 
 
 def _group_of(mesh: Any) -> Any:

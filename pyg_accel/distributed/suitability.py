@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch_geometric import EdgeIndex, nn
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_sparse
@@ -15,7 +15,7 @@ from pyg_accel.distributed.entry import names_read
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.module import Rewritten
 
-__all__ = ["data_reasons", "flow_of", "model_reasons"]
+__all__ = ["data_reasons", "model_reasons"]
 
 _ALL_NODES = "it looks at all nodes at once, in a way that is not known here"
 _OWN_EDGES = "it makes edges of its own from the features of all nodes"
@@ -39,9 +39,6 @@ def model_reasons(model: Any) -> list[str]:
     if not isinstance(model, torch.nn.Module):
         return [f"expected 'model' to be a torch.nn.Module (got {type(model).__name__})"]
     reasons: dict[str, None] = {}
-    if len(flows := _flows(model)) > 1:
-        reasons[f"its layers have the flows {' and '.join(sorted(flows))}: edges are owned at one "
-                "end"] = None  # fmt: skip
     for module in model.modules():
         name = type(module).__name__
         if (known := next((c.__name__ for c in type(module).__mro__ if c.__name__ in _KNOWN), "")):
@@ -53,23 +50,14 @@ def model_reasons(model: Any) -> list[str]:
         if any(is_lazy(p) for p in module.parameters(recurse=False)):
             reasons["it has parameters whose shape is not known yet: call it once before"] = None
         if isinstance(module, MessagePassing):
+            if module.flow != "source_to_target":
+                reasons[f"{name} has flow '{module.flow}', for which PyG has no bipartite calls: "
+                        "flip the edge_index, and leave the flow as it is"] = None  # fmt: skip
             for function in ("propagate", "edge_updater"):
                 at_source, names = names_read(module, function)
                 for both in sorted(at_source & names):
                     reasons[f"{name} reads '{both}' both as a whole and at the ends of edges"] = None
     return list(reasons)
-
-
-def flow_of(model: torch.nn.Module) -> str:
-    """Return the flow of a model's layers."""
-    return next(iter(_flows(model)), "source_to_target")
-
-
-def _flows(model: torch.nn.Module) -> set[str]:
-    wraps = (nn.HeteroConv,)
-    return {
-        m.flow for m in model.modules() if isinstance(m, MessagePassing) and not isinstance(m, wraps)
-    }
 
 
 def data_reasons(data: Any) -> list[str]:

@@ -24,7 +24,7 @@ and put back by :func:`uninstall`:
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -103,22 +103,11 @@ def installed() -> bool:
     return bool(_recorded)
 
 
-def install(
-    hooks: Hooks,
-    functions: Mapping[str, Callable[..., Any]] | None = None,
-    modules: Iterable[str] = (),
-) -> None:
-    """Replace what the docstring of this module lists; does nothing the second time.
-
-    Args:
-        hooks: what comes in its place.
-        functions: hooks for further functions, by name.
-        modules: names of further modules that hold functions.
-    """
+def install(hooks: Hooks) -> None:
+    """Replace what the docstring of this module lists; does nothing the second time."""
     with _lock:
         if _recorded:
             return
-        hooks.functions |= functions or {}
         _wrap_classes(hooks)
         render = MessagePassing._set_jittable_templates
 
@@ -137,7 +126,7 @@ def install(
         _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
         _replace(Embedding, "forward", _wrapped(Embedding.forward, hooks.embedding))
         _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
-        _replace_functions(hooks, set(modules))
+        _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
         _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
 
@@ -208,9 +197,9 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
         _replace(cls, rendered, wrapper)
 
 
-def _replace_functions(hooks: Hooks, modules: set[str]) -> None:
+def _replace_functions(hooks: Hooks) -> None:
     wrappers: dict[Any, Any] = {}
-    users = modules | {cls.__module__ for cls in _subclasses(MessagePassing)}  # import softmax by name
+    users = {cls.__module__ for cls in _subclasses(MessagePassing)}  # import softmax by name
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith(_HOLDERS) and module_name not in users:
             continue

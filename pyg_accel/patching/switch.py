@@ -36,14 +36,11 @@ _hook_handles: "list[HookHandle]" = []
 def _install() -> None:
     """Make PyG as the handles want it: theirs, or as it was."""
     seam.uninstall()
-    hooks, modules = dict(_HOOKS), set[str]()
-    functions: dict[str, Callable[..., Any]] = {}
+    hooks = dict(_HOOKS)
     for handle in _hook_handles:
         hooks |= handle.hooks
-        functions |= handle.functions
-        modules |= handle.modules
     if _handles or _hook_handles:
-        seam.install(seam.Hooks(**hooks), functions, modules)
+        seam.install(seam.Hooks(**hooks))
 
 
 class HookHandle:
@@ -53,17 +50,10 @@ class HookHandle:
 
     Args:
         hooks: by the names of :class:`~pyg_accel.patching.seam.Hooks`.
-        functions: further functions of PyG to replace, by name.
-        modules: names of modules that hold some of these functions, beside PyG's own.
     """
 
-    def __init__(
-        self,
-        hooks: dict[str, Callable[..., Any]],
-        functions: dict[str, Callable[..., Any]],
-        modules: set[str],
-    ) -> None:
-        self.hooks, self.functions, self.modules = hooks, functions, modules
+    def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
+        self.hooks = hooks
         _hook_handles.append(self)
         _install()
 

@@ -75,11 +75,6 @@ LAYERS: dict[str, Any] = {
     "CG": (lambda: nn.CGConv(F, dim=E), "edge_attr"),
     "Edge": (lambda: nn.EdgeConv(mlp(2 * F, H)),),
     "NN": (lambda: nn.NNConv(F, H, mlp(E, F * H)), "edge_attr"),
-    "to source": (lambda: nn.GCNConv(F, H, flow="target_to_source"), "edge_weight"),
-    "Transformer to source": (
-        lambda: nn.TransformerConv(F, H, heads=2, flow="target_to_source"),
-    ),
-    "Cheb to source": (lambda: nn.ChebConv(F, H, K=3, flow="target_to_source"),),
 }  # fmt: skip
 
 
@@ -149,11 +144,11 @@ def compare_layer(device: torch.device, layer: str, patched: bool) -> None:
     try:
         data, model = graph(device), Twice(layer).to(device)
         many = copy.deepcopy(model)
-        expected = run(model, data)
+        expected = [run(model, data) for _ in range(2)]
         with pyg_accel.patched() if patched else torch.enable_grad():
             spread, share = pyg_accel.distribute(many, data)
-            for _ in range(2):  # what is kept of the first call must serve the second
-                same(run(spread, share), expected)
+            for wanted in expected:  # what is kept of the first call must serve the second
+                same(run(spread, share), wanted)
         assert spread.wire.traffic["halo"].received > 0
     finally:
         torch.set_default_dtype(torch.float32)
@@ -165,3 +160,86 @@ def compare_layer(device: torch.device, layer: str, patched: bool) -> None:
 @pytest.mark.parametrize("layer", [name for name in LAYERS if name != "Signed"])
 def test_a_layer_on_two_ranks_is_that_of_one_process(two, layer, patched):
     two(compare_layer, layer=layer, patched=patched)
+
+
+NORMS = {
+    "batch": lambda: nn.BatchNorm(F),
+    "torch batch": lambda: torch.nn.BatchNorm1d(F, momentum=None),
+    "single": lambda: nn.BatchNorm(F, allow_single_element=True),
+    "graph": lambda: nn.GraphNorm(F),
+    "layer": lambda: nn.LayerNorm(F),
+    "layer of nodes": lambda: nn.LayerNorm(F, mode="node"),
+    "pair": lambda: nn.PairNorm(),
+    "pair rows": lambda: nn.PairNorm(scale_individually=True),
+    "instance": lambda: nn.InstanceNorm(F, affine=True, track_running_stats=True),
+    "mean": lambda: nn.MeanSubtractionNorm(),
+    "group": lambda: nn.DiffGroupNorm(F, groups=2),
+    "size": lambda: nn.GraphSizeNorm(),
+}
+OF_BATCHES = {"graph", "layer", "pair", "instance", "mean", "size"}
+POOLS = {
+    "add": nn.global_add_pool,
+    "mean": nn.global_mean_pool,
+    "max": nn.global_max_pool,
+    "sum of rows": nn.SumAggregation(),
+    "least": nn.MinAggregation(),
+    "several": nn.MultiAggregation(["mean", "max"]),
+}
+
+
+class Normed(torch.nn.Module):
+    def __init__(self, norm: str, batched: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.GCNConv(F, F), NORMS[norm](), torch.nn.Linear(F, 2)
+        self.batched = batched
+
+    def forward(self, data: Data) -> Tensor:
+        h = self.conv(data.x, data.edge_index)
+        h = self.norm(h, data.batch) if self.batched else self.norm(h)
+        return self.last(torch.tanh(h))
+
+
+class Pooled(torch.nn.Module):
+    def __init__(self, pool: str, batched: bool) -> None:
+        super().__init__()
+        self.conv, self.last = nn.SAGEConv(F, F), torch.nn.LazyLinear(2)
+        self.pool, self.batched = pool, batched
+
+    def forward(self, data: Data) -> Tensor:
+        h = self.conv(data.x, data.edge_index).tanh()
+        return self.last(POOLS[self.pool](h, data.batch if self.batched else None))
+
+
+def compare_model(device: torch.device, kind: str, name: str, batched: bool) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        data = graph(device)
+        model = (Normed if kind == "norm" else Pooled)(name, batched).to(device)
+        with torch.no_grad():
+            model(data)
+        many = copy.deepcopy(model)
+        expected = [run(model, data) for _ in range(2)]
+        model.eval()
+        expected += [run(model, data)]
+        spread, share = pyg_accel.distribute(many, data)
+        found = [run(spread, share) for _ in range(2)]
+        spread.eval()
+        found += [run(spread, share)]
+        for ours, wanted in zip(found, expected, strict=True):
+            same(ours, wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("norm", "batched"),
+    [(n, False) for n in NORMS if n != "size"] + [(n, True) for n in sorted(OF_BATCHES)],
+)
+def test_norms_take_the_nodes_of_all_ranks(two, norm, batched):
+    two(compare_model, kind="norm", name=norm, batched=batched)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("pool", POOLS)
+def test_pools_take_the_nodes_of_all_ranks(two, pool, batched):
+    two(compare_model, kind="pool", name=pool, batched=batched)

@@ -37,7 +37,7 @@ def graph(name: str = "random", nodes: int = 40, edges: int = 200) -> Data:
     return Data(
         x=torch.randn(nodes, 6, generator=generator, dtype=torch.float64),
         y=torch.randint(3, (nodes,), generator=generator),
-        train_mask=torch.rand(nodes, generator=generator) < 0.6,
+        train_mask=torch.rand(nodes, generator=generator) < (0.6 if nodes > 2 else 2),
         edge_index=edge_index,
     )
 
@@ -73,7 +73,8 @@ def trained(model: Any, data: Data, loss: Any, steps: int = 3) -> dict[str, Tens
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, wanted in expected.items():
-        limit = (1e-10 if name.startswith("after") else 1e-12) * max(float(wanted.abs().max()), 1)
+        largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+        limit = (1e-10 if name.startswith("after") else 1e-12) * max(largest, 1.0)
         torch.testing.assert_close(found[name], wanted, rtol=0, atol=limit,
                                    msg=lambda text, name=name: f"{name}: {text}")  # fmt: skip
 
@@ -100,7 +101,7 @@ def compare(device: torch.device, model: str, name: str, patched: bool, **option
             handle.remove()
         torch.set_default_dtype(torch.float32)
     assert_same(found, expected)
-    if name == "random":
+    if name == "random" and not isinstance(options.get("partition"), Tensor):
         assert spread.wire.traffic["halo"].received > 0
     dist.barrier()
 
