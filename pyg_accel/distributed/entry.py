@@ -47,7 +47,7 @@ def call(
     halo = halo_of(edge_index)
     if halo is None:
         if RUNNING.wire is not None:
-            _refuse(self, edge_index)
+            _refuse(type(self).__name__, edge_index)
         return accelerate.call(original, self, edge_index, *args, **kwargs)
     if args:
         bound = inspect.signature(original).bind(self, edge_index, *args, **kwargs)
@@ -58,15 +58,15 @@ def call(
         return accelerate.call(original, self, edge_index, **kwargs)
 
 
-def _refuse(self: MessagePassing, edge_index: Any) -> None:
+def _refuse(caller: str, edge_index: Any) -> None:
     if is_sparse_matrix(edge_index):
         raise NotDistributable(
-            f"{type(self).__name__} was called with a sparse matrix: a distributed model takes the "
+            f"{caller} was called with a sparse matrix: a distributed model takes the "
             "edge_index that distribute() returned"
         )
     raise NotDistributable(
-        f"{type(self).__name__} was called with an edge_index that distribute() did not return, nor "
-        "a layer derived from it: which rows of other ranks its edges read is not known"
+        f"{caller} was called with an edge_index that distribute() did not return, nor a layer "
+        "derived from it: which rows of other ranks its edges read is not known"
     )
 
 
@@ -127,6 +127,8 @@ def derive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
     halo = halo_of(args[0]) if args else None
     if halo is None:
+        if RUNNING.wire is not None and function.__name__ in FORMULAS:
+            _refuse(function.__name__, args[0])
         return accelerate.memoise(function, *args, **kwargs)
     if function.__name__ in FORMULAS:
         return formula(halo, function.__name__, *args, **kwargs)

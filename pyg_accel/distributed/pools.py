@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.nn.aggr import (
@@ -43,8 +44,11 @@ def aggregate(
 ) -> Tensor:
     """Stand in for ``Aggregation.__call__``: outside of layers it reduces over all ranks."""
     wire = RUNNING.wire
-    if wire is None or RUNNING.layer is not None or type(self) is MultiAggregation:
+    if wire is None or RUNNING.layer is not None:
         return reductions.aggregate(original, self, x, index, ptr, dim_size, dim, **kwargs)
+    if type(self) is MultiAggregation and self.mode == "cat":
+        parts = [aggr(x, index, ptr, dim_size, dim) for aggr in self.aggrs]
+        return torch.cat(parts, dim=-1)
     name = _KNOWN.get(type(self))
     if name is None or ptr is not None or kwargs or dim not in (0, -x.dim()):
         raise NotDistributable(

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.halo import Halo, make_halo
 from pyg_accel.distributed.known import STATIC, adopt
 from pyg_accel.distributed.partition import Partition, from_parts, partition
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
-__all__ = ["Types", "cut_data", "edge_stores", "know", "node_stores", "partitions", "stays_whole"]
+__all__ = ["ONE", "Types", "cut_data", "edge_stores", "node_stores", "partitions", "read_data"]
 
 Types = dict[Any, Partition]  # by node type; None for a Data
 ONE: Any = None
@@ -122,6 +123,21 @@ def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> An
         edge_stores(result)[key].edge_index = edges
         know(result, edges, halo)
     return result
+
+
+def read_data(wire: Wire, stored: Stored, part: Partition, rows: str, narrow: bool) -> Any:
+    """Return this rank's share of a stored graph; see :func:`cut_data`."""
+    kept = stays_whole if rows == "all" else lambda name: False
+    data, sources, targets = stored.part(part, wire.rank, kept)
+    cuts = part.cuts.to(wire.device)
+    own = part.of(wire.rank).clone()
+    halo, local = make_halo(wire, sources.long().to(wire.device), cuts, own.numel(), narrow)
+    data.n_id, data.num_nodes = own, own.numel()
+    data = data.to(wire.device)
+    edges = torch.stack([local, targets.to(wire.device)]).to(sources.dtype)
+    data.edge_index = edges
+    know(data, edges, halo)
+    return data
 
 
 def know(result: Data | HeteroData, edges: Tensor, halo: Halo) -> None:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,9 +13,17 @@ from torch_geometric.data import Data, HeteroData
 from pyg_accel.distributed import pools
 from pyg_accel.distributed.agreement import agree, digest, model_facts, versions
 from pyg_accel.distributed.entry import HOOKS
+from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import synchronise
-from pyg_accel.distributed.share import cut_data, edge_stores, node_stores, partitions
+from pyg_accel.distributed.share import (
+    ONE,
+    cut_data,
+    edge_stores,
+    node_stores,
+    partitions,
+    read_data,
+)
 from pyg_accel.distributed.suitability import data_reasons, model_reasons
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import DistributedError, NotDistributable
@@ -43,7 +52,8 @@ def distribute(
     Args:
         model: made of PyG layers; it moves to the device of the mesh, and its norms take the nodes
             of all ranks. Parameters and buffers become those of the first rank.
-        data: the whole data set, the same on every rank.
+        data: the whole data set, the same on every rank; or the folder of a stored graph
+            (:func:`pyg_accel.distributed.save`), of which each rank reads its part.
         mesh: a ``DeviceMesh`` of one dimension or a process group; by default all processes.
         rows: ``"all"`` returns outputs for all nodes in the order of ``data``, and leaves ``y``
             and masks whole. ``"own"`` returns those of this rank, and cuts ``y`` and masks too.
@@ -67,13 +77,20 @@ def distribute(
             "torch.distributed.init_process_group() or init_device_mesh() in it"
         )
     wire = Wire(_group_of(mesh), _device_of(mesh, model))
-    agree(wire, lambda: _facts(model, data, rows, wrap, partition, wire_dtype))
+    opened: list[Stored] = []
+    options = (rows, wrap, partition, wire_dtype)
+    agree(wire, lambda: _facts(model, data, options, opened))
     model.to(wire.device)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             wire.copy_of_first(tensor)
-    types = partitions(wire, data, partition)
-    share = cut_data(wire, data, types, rows, wire_dtype is not None)
+    narrow = wire_dtype is not None
+    if opened:
+        types = {ONE: opened[0].partition(wire.size)}
+        share = read_data(wire, opened[0], types[ONE], rows, narrow)
+    else:
+        types = partitions(wire, data, partition)
+        share = cut_data(wire, data, types, rows, narrow)
     synchronise(model)
     result = Distributed(model, wire, types, rows, wrap)
     hooks = HookHandle(HOOKS)
@@ -110,14 +127,21 @@ def _device_of(mesh: Any, model: Any) -> torch.device:
 
 
 def _facts(
-    model: Any, data: Any, rows: str, wrap: Any, partition: Any, wire_dtype: Any
+    model: Any, data: Any, options: tuple[Any, ...], opened: list[Stored]
 ) -> dict[str, str]:
-    """Return what all ranks must agree on.
+    """Return what all ranks must agree on; opens the folder of a stored graph.
 
     Raises:
         ValueError: for what cannot be distributed.
     """
-    reasons = model_reasons(model) + data_reasons(data)
+    rows, wrap, partition, wire_dtype = options
+    reasons = model_reasons(model)
+    if isinstance(data, (str, Path)):
+        opened.append(Stored(data))
+        if partition != "community":
+            reasons.append("a stored graph has its partition: pass it to save()")
+    else:
+        reasons += data_reasons(data)
     if rows not in ("all", "own"):
         reasons.append(f"expected 'rows' to be 'all' or 'own' (got {rows!r})")
     if wire_dtype not in (None, torch.bfloat16):
@@ -128,8 +152,7 @@ def _facts(
     facts |= {"rows": rows, "wrap": str(wrap is True), "wire_dtype": str(wire_dtype)}
     named = partition if isinstance(partition, Mapping) else {"": partition}
     facts |= {f"partition {k}": p if isinstance(p, str) else digest(p) for k, p in named.items()}
-    facts |= _data_facts(data)
-    return facts
+    return facts | (opened[0].facts if opened else _data_facts(data))
 
 
 def _data_facts(data: Data | HeteroData) -> dict[str, str]:

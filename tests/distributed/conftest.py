@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ class Ranks:
 
     def close(self) -> None:
         for process in self.processes:
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         for process in self.processes:
             try:
                 process.wait(10)
@@ -119,3 +121,17 @@ def two(request: pytest.FixtureRequest, pools: Callable[[int, str], Ranks]) -> R
 def ranks(pools: Callable[[int, str], Ranks]) -> Callable[[int], Ranks]:
     """Any number of ranks of gloo."""
     return lambda world: pools(world, "gloo")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Callable[[int], Ranks]]:
+    """Ranks of gloo for one test, which may end them."""
+    made: list[Ranks] = []
+
+    def get(world: int) -> Ranks:
+        made.append(Ranks(tmp_path / f"fresh{len(made)}", world, "gloo", seconds=20))
+        return made[-1]
+
+    yield get
+    for ranks in made:
+        ranks.close()

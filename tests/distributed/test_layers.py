@@ -172,11 +172,12 @@ NORMS = {
     "pair": lambda: nn.PairNorm(),
     "pair rows": lambda: nn.PairNorm(scale_individually=True),
     "instance": lambda: nn.InstanceNorm(F, affine=True, track_running_stats=True),
+    "plain instance": lambda: nn.InstanceNorm(F),
     "mean": lambda: nn.MeanSubtractionNorm(),
     "group": lambda: nn.DiffGroupNorm(F, groups=2),
     "size": lambda: nn.GraphSizeNorm(),
 }
-OF_BATCHES = {"graph", "layer", "pair", "instance", "mean", "size"}
+OF_BATCHES = {"graph", "layer", "pair", "plain instance", "mean", "size"}
 POOLS = {
     "add": nn.global_add_pool,
     "mean": nn.global_mean_pool,
