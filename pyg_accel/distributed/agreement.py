@@ -30,10 +30,15 @@ def agree(wire: Wire, look: Callable[[], dict[str, str]]) -> None:
     """
     failed: ValueError | None = None
     facts: dict[str, str] = {}
+    looked = False
     try:
         facts = look()
+        looked = True
     except ValueError as error:
-        failed = error
+        failed, looked = error, True
+    finally:
+        if not looked:  # another error, which goes on: the others must not wait for this rank
+            wire.texts({"facts": {}, "wrong": "an error that is no fault of the input"})
     every = wire.texts({"facts": facts, "wrong": None if failed is None else str(failed)})
     wrong = {rank: said["wrong"] for rank, said in enumerate(every) if said["wrong"] is not None}
     if wrong:

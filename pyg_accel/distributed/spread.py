@@ -157,8 +157,11 @@ def _facts(
 
 def _data_facts(data: Data | HeteroData) -> dict[str, str]:
     facts = {}
-    for key, store in {**node_stores(data), **edge_stores(data)}.items():
-        for name, value in (data.to_dict() if store is data else store).items():
-            facts[f"data {'' if store is data else f'{key} '}{name}"] = digest(value)
-        facts[f"data {key} nodes"] = str(store.num_nodes)
+    for kind, stores in (("nodes", node_stores(data)), ("edges", edge_stores(data))):
+        for key, store in stores.items():
+            name = "" if store is data else f"{key} "
+            if kind == "nodes":
+                facts[f"data {name}number of nodes"] = str(store.num_nodes)
+            for attribute, value in (data.to_dict() if store is data else store).items():
+                facts[f"data {name}{attribute}"] = digest(value)
     return facts
