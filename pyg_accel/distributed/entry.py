@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
+from pyg_accel.cbsr import CBSR, trust
 from pyg_accel.distributed import pools
 from pyg_accel.distributed.formulas import FORMULAS, formula
-from pyg_accel.distributed.halo import Halo
+from pyg_accel.distributed.halo import Halo, exchange
 from pyg_accel.distributed.known import RUNNING, Following, adopt, halo_of, running, with_halo
 from pyg_accel.errors import NotDistributable
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.patching import accelerate, hetero, relations
 
-__all__ = ["HOOKS", "names_read"]
+__all__ = ["HOOKS", "CompressedHalos", "names_read"]
 
 # What a message may ask for that names nodes: other ones on every rank.
 _UNKNOWN = frozenset({"edge_index", "edge_index_j", "size_j"})
@@ -154,6 +155,37 @@ def by_relation(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
     if RUNNING.wire is not None:
         return original(self, *args, **kwargs)
     return hetero.forward(original, self, *args, **kwargs)
+
+
+class CompressedHalos:
+    """The halos of MaxK layers: k values and k columns of a row travel, not its zeros."""
+
+    def takes(self, edge_index: Any) -> bool:
+        """Return whether edges lead from nodes of other ranks."""
+        return halo_of(edge_index) is not None
+
+    def whole(
+        self, edge_index: Any, pair: tuple[Any, ...], size: Any
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Return features with those of halo nodes at the source, and the numbers of nodes."""
+        halo = halo_of(edge_index)
+        if halo is None:
+            if RUNNING.wire is not None:
+                _refuse("a MaxK layer", edge_index)
+            return pair, size
+        features = pair[0]
+        rows = (features.values if isinstance(features, CBSR) else features).size(0)
+        if rows != halo.own:
+            raise NotDistributable(f"a MaxK layer was called with {rows} rows, but this rank owns "
+                                   f"{halo.own} source nodes")  # fmt: skip
+        if isinstance(features, CBSR):
+            (values,) = exchange(halo, [features.values])
+            (columns,) = exchange(halo, [features.indices.view(torch.uint8)])
+            indices = trust(columns.view(features.indices.dtype), features.width)
+            source: Any = CBSR(values, indices, features.width)
+        else:
+            (source,) = with_halo(halo, [features])
+        return (source, pair[1]), (halo.rows, halo.targets)
 
 
 HOOKS = {

@@ -90,12 +90,16 @@ _OWN = {
 _users = 0
 
 
-def enter(by: int) -> None:
-    """Count a distributed model that begins (1) or ends (-1) to need pools over all ranks."""
+def enter(by: int) -> int:
+    """Count a distributed model that begins (1) or ends (-1), and return how many there are.
+
+    While there is one, pools are taken over all ranks.
+    """
     global _users
     _users += by
     for name, (function, ours, _) in _POOLS.items():
         function.__code__ = ours.__code__ if _users else _OWN[name].__code__
+    return _users
 
 
 def pool(name: str, x: Tensor, batch: Tensor | None, size: int | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed import pools
 from pyg_accel.distributed.agreement import agree, digest, model_facts, versions
-from pyg_accel.distributed.entry import HOOKS
+from pyg_accel.distributed.entry import HOOKS, CompressedHalos
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import synchronise
@@ -27,6 +27,7 @@ from pyg_accel.distributed.share import (
 from pyg_accel.distributed.suitability import data_reasons, model_reasons
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import DistributedError, NotDistributable
+from pyg_accel.layers.aggregation import BEYOND
 from pyg_accel.patching.switch import HookHandle
 
 __all__ = ["distribute"]
@@ -94,14 +95,19 @@ def distribute(
     synchronise(model)
     result = Distributed(model, wire, types, rows, wrap)
     hooks = HookHandle(HOOKS)
-    pools.enter(1)
+    if pools.enter(1) == 1:
+        BEYOND.append(_HALOS)
     weakref.finalize(result, _leave, hooks)
     return result, share
 
 
+_HALOS = CompressedHalos()
+
+
 def _leave(hooks: HookHandle) -> None:
     hooks.remove()
-    pools.enter(-1)
+    if not pools.enter(-1):
+        BEYOND.remove(_HALOS)
 
 
 def _group_of(mesh: Any) -> Any:

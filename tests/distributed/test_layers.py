@@ -78,6 +78,25 @@ LAYERS: dict[str, Any] = {
 }  # fmt: skip
 
 
+MAXK = {
+    "SAGE": lambda: pyg_accel.MaxKSAGEConv(32, 32, k=2),
+    "SAGE narrow": lambda: pyg_accel.MaxKSAGEConv(32, 2, k=4, project=True),
+    "GCN": lambda: pyg_accel.MaxKGCNConv(32, 32, k=2),
+    "GCN cached": lambda: pyg_accel.MaxKGCNConv(32, 32, k=2, cached=True),
+    "GIN": lambda: pyg_accel.MaxKGINConv(torch.nn.Linear(32, 8), k=3),
+    "many kept": lambda: pyg_accel.MaxKSAGEConv(32, 32, k=20),
+}
+
+
+class Compressed(torch.nn.Module):
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        self.before, self.conv = torch.nn.Linear(F, 32), MAXK[layer]()
+
+    def forward(self, data: Data) -> Tensor:
+        return self.conv(self.before(data.x), data.edge_index)
+
+
 class Twice(torch.nn.Module):
     """A layer between two linear maps: features it aggregates, and what it returns, are learned."""
 
@@ -142,7 +161,8 @@ def compare_layer(device: torch.device, layer: str, patched: bool) -> None:
     torch.set_default_dtype(torch.float64)
     settings.always = True
     try:
-        data, model = graph(device), Twice(layer).to(device)
+        made = Compressed(layer.removeprefix("MaxK ")) if "MaxK" in layer else Twice(layer)
+        data, model = graph(device), made.to(device)
         many = copy.deepcopy(model)
         expected = [run(model, data) for _ in range(2)]
         with pyg_accel.patched() if patched else torch.enable_grad():
@@ -244,3 +264,28 @@ def test_norms_take_the_nodes_of_all_ranks(two, norm, batched):
 @pytest.mark.parametrize("pool", POOLS)
 def test_pools_take_the_nodes_of_all_ranks(two, pool, batched):
     two(compare_model, kind="pool", name=pool, batched=batched)
+
+
+@pytest.mark.parametrize("layer", MAXK)
+def test_maxk_layers_exchange_what_they_keep(two, layer):
+    two(compare_layer, layer=f"MaxK {layer}", patched=True)
+
+
+def half(device: torch.device) -> tuple[float, int, int]:
+    torch.manual_seed(1)
+    plain, found = nn.SAGEConv(F, F), {}
+    for dtype in (None, torch.bfloat16):
+        data = graph(device)
+        data.x = data.x.float()
+        model, share = pyg_accel.distribute(copy.deepcopy(plain), data, wire_dtype=dtype)
+        out = model(torch.nn.functional.relu(share.x), share.edge_index)
+        out.sum().backward()
+        found[dtype] = out.detach(), model.wire.traffic["halo"].received
+    difference = (found[None][0] - found[torch.bfloat16][0]).abs().max()
+    return float(difference), found[None][1], found[torch.bfloat16][1]
+
+
+def test_bfloat16_halves_what_travels(two):
+    for difference, full, narrow in two(half):
+        assert narrow * 2 == full
+        assert 0 < difference < 0.02
