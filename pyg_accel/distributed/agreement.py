@@ -71,8 +71,10 @@ def model_facts(model: torch.nn.Module) -> dict[str, str]:
     facts = {"model": ", ".join(type(m).__name__ for m in model.modules())}
     for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for name, tensor in named:
-            shape = "not known yet" if type(tensor).__name__.startswith("Uninit") else (
-                f"{list(tensor.shape)}"
+            shape = (
+                "not known yet"
+                if type(tensor).__name__.startswith("Uninit")
+                else (f"{list(tensor.shape)}")
             )
             grad = ", learned" if tensor.requires_grad else ""
             facts[f"{kind} {name}"] = f"{shape} {tensor.dtype}{grad}"

@@ -36,7 +36,9 @@ def names_read(module: MessagePassing, function: str) -> tuple[frozenset[str], f
         module: the layer.
         function: ``"propagate"`` or ``"edge_updater"``.
     """
-    parts = ["message", "aggregate", "update"] if function == "propagate" else ["edge_update"]
+    parts: list[Any] = ["edge_update"]
+    if function == "propagate":
+        parts = ["message", "aggregate", "update"]
     names = frozenset(module.inspector.get_flat_param_names(parts))
     return frozenset(n[:-2] for n in names if n.endswith("_j") and n not in _UNKNOWN), names
 

@@ -32,7 +32,11 @@ _WITHOUT_NUMPY = {torch.bfloat16: torch.int16}  # is stored as
 
 
 def save(
-    data: Data, folder: str | Path, *, partition: str | Tensor = "community", overwrite: bool = False
+    data: Data,
+    folder: str | Path,
+    *,
+    partition: str | Tensor = "community",
+    overwrite: bool = False,
 ) -> None:
     """Write a graph to a folder that :func:`distribute` takes in place of the data.
 
@@ -72,7 +76,9 @@ def save(
 
 def _write(data: Data, folder: Path, partition: str | Tensor) -> None:
     size = int(data.num_nodes or 0)
-    edges = data.edge_index.cpu()
+    given = data.edge_index
+    assert given is not None  # data_reasons has looked
+    edges = given.cpu()
     if isinstance(partition, str) and partition == "given":
         order = torch.arange(size)
     else:
@@ -91,8 +97,8 @@ def _write(data: Data, folder: Path, partition: str | Tensor) -> None:
                 raise NotDistributable(f"'{name}' is a {type(value).__name__}: a folder stores "
                                        "tensors")  # fmt: skip
             continue
-        roles[name] = "node" if data.is_node_attr(name) else "edge" if data.is_edge_attr(name) else (
-            "graph"
+        roles[name] = (
+            "node" if data.is_node_attr(name) else "edge" if data.is_edge_attr(name) else ("graph")
         )
         if roles[name] != "graph" and data.__cat_dim__(name, value) != 0:
             raise NotDistributable(f"'{name}' does not have nodes or edges in its first dimension")
@@ -147,7 +153,9 @@ class Stored:
         if not isinstance(meta, Mapping) or meta.get("format") != FORMAT:
             raise FolderError(f"{path} is of another format than '{FORMAT}'")
         if meta.get("version") != VERSION:
-            raise FolderError(f"{path} has version {meta.get('version')}; this is version {VERSION}")
+            raise FolderError(
+                f"{path} has version {meta.get('version')}; this is version {VERSION}"
+            )
         try:
             self.nodes, self.edges = int(meta["nodes"]), int(meta["edges"])
             self.roles, self.arrays = dict(meta["roles"]), dict(meta["arrays"])
@@ -155,7 +163,7 @@ class Stored:
             shapes = {name: list(entry["shape"]) for name, entry in self.arrays.items()}
             for name, entry in self.arrays.items():
                 self._look(name, entry, verify)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise FolderError(f"{path} is damaged: it lacks {error}") from error
         if any(shapes.get(name) != shape for name, shape in expected.items()):
             raise FolderError(f"{path} is damaged: its arrays do not fit one another")
@@ -166,8 +174,8 @@ class Stored:
         if Path(name).name != name or not path.is_file():
             raise FolderError(f"{self.folder} lacks {path.name}")
         if path.stat().st_size != entry["bytes"]:
-            raise FolderError(f"{path} has {path.stat().st_size} bytes, not {entry['bytes']}: it is "
-                              "cut off, or of another graph")  # fmt: skip
+            raise FolderError(f"{path} has {path.stat().st_size} bytes, not {entry['bytes']}: "
+                              "it is cut off, or of another graph")  # fmt: skip
         found = self._map(name)
         if list(found.shape) != entry["shape"] or _stored_dtype(entry) != str(found.dtype):
             raise FolderError(f"{path} holds {found.dtype} {list(found.shape)}, not "
@@ -186,8 +194,10 @@ class Stored:
         """Return an array as a tensor on the file; what is read of it is loaded."""
         dtype = getattr(torch, self.arrays[name]["dtype"])
         found = self._map(name)
-        return torch.from_numpy(found).view(dtype) if found.size else torch.empty(
-            self.arrays[name]["shape"], dtype=dtype
+        return (
+            torch.from_numpy(found).view(dtype)
+            if found.size
+            else torch.empty(self.arrays[name]["shape"], dtype=dtype)
         )
 
     def partition(self, ranks: int) -> Partition:
@@ -226,7 +236,7 @@ class Stored:
 
 
 def _stored_dtype(entry: Mapping[str, Any]) -> str:
-    dtype = getattr(torch, entry["dtype"], None)
+    dtype: torch.dtype = getattr(torch, entry["dtype"])
     return str(_WITHOUT_NUMPY.get(dtype, dtype)).removeprefix("torch.")
 
 

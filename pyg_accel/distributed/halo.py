@@ -84,9 +84,7 @@ def make_halo(
     wants, gives = receive.tolist(), send.tolist()
     wanted = torch.empty(sum(gives), dtype=torch.int64, device=wire.device)
     wire.exchange(wanted, gives, asked.to(wire.device), wants, "set-up")
-    local = torch.where(
-        elsewhere, torch.searchsorted(asked, sources) + (high - low), sources - low
-    )
+    local = torch.where(elsewhere, torch.searchsorted(asked, sources) + (high - low), sources - low)
     halo = Halo(wire, high - low, targets, wants, gives, wanted - low, narrow)
     return halo, local
 

@@ -42,7 +42,7 @@ class Distributed(torch.nn.Module):
         self._averages = wrap is True
         self._waiting = False
         self._random = RankRandom(wire)
-        self._kinds: dict[tuple[Any, ...], Any] = {}
+        self._kinds: dict[str, Any] = {}
         self._places: dict[Any, _Places] = {}
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
@@ -114,10 +114,10 @@ class Distributed(torch.nn.Module):
 
     def average_gradients(self) -> None:
         """Replace the gradient of every parameter by its mean over ranks, as DDP does."""
-        learned = [p for p in self.module.parameters() if p.requires_grad]
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for p in learned:
-            by_dtype.setdefault(p.dtype, []).append(p)
+        by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+        for p in self.module.parameters():
+            if p.requires_grad:
+                by_dtype.setdefault(p.dtype, []).append(p)
         with torch.no_grad():
             for parameters in by_dtype.values():
                 grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]

@@ -38,7 +38,7 @@ class AllNodesBatchNorm1d(torch.nn.BatchNorm1d):
             with torch.no_grad():
                 share = self.momentum
                 if share is None:
-                    share = 1.0 / float(self.num_batches_tracked)
+                    share = 1.0 / int(self.num_batches_tracked or 1)
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
                 unbiased = (squares / (number - 1).clamp(min=1)).to(self.running_var.dtype)
                 self.running_var.lerp_(unbiased, share)
@@ -76,9 +76,10 @@ class AllNodesGraphNorm(nn.GraphNorm):
         size = _size(wire, batch, batch_size)
         number = counts(wire, x, batch, size).clamp(min=1).view(-1, 1)
         mean = group_sums(wire, x, batch, size) / number
-        out = x - _of_nodes(mean, batch) * self.mean_scale
+        out: Tensor = x - _of_nodes(mean, batch) * self.mean_scale
         var = group_sums(wire, out.pow(2), batch, size) / number
-        return self.weight * out / _of_nodes((var + self.eps).sqrt(), batch) + self.bias
+        out = self.weight * out / _of_nodes((var + self.eps).sqrt(), batch) + self.bias
+        return out
 
 
 class AllNodesPairNorm(nn.PairNorm):
@@ -95,9 +96,11 @@ class AllNodesPairNorm(nn.PairNorm):
         number = counts(wire, x, batch, size).clamp(min=1).view(-1, 1)
         x = x - _of_nodes(group_sums(wire, x, batch, size) / number, batch)
         if self.scale_individually:
-            return self.scale * x / (self.eps + x.norm(2, -1, keepdim=True))
+            out: Tensor = self.scale * x / (self.eps + x.norm(2, -1, keepdim=True))
+            return out
         squares = group_sums(wire, x.pow(2).sum(-1, keepdim=True), batch, size) / number
-        return self.scale * x / (self.eps + _of_nodes(squares, batch)).sqrt()
+        out = self.scale * x / (self.eps + _of_nodes(squares, batch)).sqrt()
+        return out
 
 
 class AllNodesMeanSubtractionNorm(nn.MeanSubtractionNorm):
@@ -152,8 +155,8 @@ class AllNodesInstanceNorm(nn.InstanceNorm):
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
                 unbiased = squares / (number - 1).clamp(min=1)
-                self.running_mean.lerp_(mean.mean(0), self.momentum)
-                self.running_var.lerp_(unbiased.mean(0), self.momentum)
+                self.running_mean.lerp_(mean.mean(0), self.momentum or 0.0)
+                self.running_var.lerp_(unbiased.mean(0), self.momentum or 0.0)
         out = x / _of_nodes((squares / number + self.eps).sqrt(), batch)
         return _affine(out, self.weight, self.bias, [1, -1])
 

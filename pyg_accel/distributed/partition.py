@@ -76,7 +76,7 @@ def from_parts(parts: Tensor, num_nodes: int, ranks: int) -> Partition:
         NotDistributable: if it is no such vector.
     """
     whole = parts.dtype in (torch.int32, torch.int64) and parts.shape == (num_nodes,)
-    if not whole or (num_nodes and not (0 <= int(parts.min()) and int(parts.max()) < ranks)):
+    if not whole or (num_nodes and not (int(parts.min()) >= 0 and int(parts.max()) < ranks)):
         raise NotDistributable(
             f"expected 'partition' to name one of {ranks} ranks for each of {num_nodes} nodes"
         )

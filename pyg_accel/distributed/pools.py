@@ -78,7 +78,7 @@ def _max(x, batch, size=None):  # type: ignore[no-untyped-def]
 
 # A model holds these functions under any name (``self.pool = global_mean_pool``), so they are not
 # replaced where they are held: they get other code, which needs no names around it.
-_POOLS: dict[str, tuple[FunctionType, FunctionType, str]] = {
+_POOLS: dict[str, tuple[Any, Any, str]] = {
     "global_add_pool": (nn.global_add_pool, _add, "sum"),
     "global_mean_pool": (nn.global_mean_pool, _mean, "mean"),
     "global_max_pool": (nn.global_max_pool, _max, "max"),

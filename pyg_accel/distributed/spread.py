@@ -66,7 +66,7 @@ def distribute(
         wire_dtype: ``torch.bfloat16`` halves what float32 features take on the wire.
 
     Returns:
-        The model, and the data of this rank to call it with; ``data.n_id`` has the ids of its nodes.
+        The model, and the data of this rank to call it with; ``data.n_id`` has its nodes.
 
     Raises:
         PartitionMismatch: on every rank, if models, data, options or versions differ between them.
@@ -132,9 +132,7 @@ def _device_of(mesh: Any, model: Any) -> torch.device:
     return torch.device("cuda", local % torch.cuda.device_count())
 
 
-def _facts(
-    model: Any, data: Any, options: tuple[Any, ...], opened: list[Stored]
-) -> dict[str, str]:
+def _facts(model: Any, data: Any, options: tuple[Any, ...], opened: list[Stored]) -> dict[str, str]:
     """Return what all ranks must agree on; opens the folder of a stored graph.
 
     Raises:

@@ -41,7 +41,7 @@ def model_reasons(model: Any) -> list[str]:
     reasons: dict[str, None] = {}
     for module in model.modules():
         name = type(module).__name__
-        if (known := next((c.__name__ for c in type(module).__mro__ if c.__name__ in _KNOWN), "")):
+        if known := next((c.__name__ for c in type(module).__mro__ if c.__name__ in _KNOWN), ""):
             reasons[f"{name}: {_KNOWN[known]}"] = None
         if isinstance(module, (Rewritten, Associated)):
             reasons["it comes from optimize(), whose products do not exchange halos yet: pass the "
@@ -56,7 +56,8 @@ def model_reasons(model: Any) -> list[str]:
             for function in ("propagate", "edge_updater"):
                 at_source, names = names_read(module, function)
                 for both in sorted(at_source & names):
-                    reasons[f"{name} reads '{both}' both as a whole and at the ends of edges"] = None
+                    reasons[f"{name} reads '{both}' both as a whole and at the ends of edges: "
+                            "a call with halos cannot give it both"] = None  # fmt: skip
     return list(reasons)
 
 
@@ -66,12 +67,12 @@ def data_reasons(data: Any) -> list[str]:
         return [f"expected 'data' to be one Data or HeteroData, or the folder of a stored one (got "
                 f"{type(data).__name__})"]  # fmt: skip
     reasons = []
-    if not data.is_coalesced and data.num_nodes is None:
+    if data.num_nodes is None:
         reasons.append("the number of nodes is not known")
     for name, edges, size in _edges(data):
         if edges is None or is_sparse(edges):
-            reasons.append(f"{name}expected a plain edge_index [2, E] (a sparse matrix can be turned "
-                           "into one by torch_geometric.utils.to_edge_index)")  # fmt: skip
+            reasons.append(f"{name}expected a plain edge_index [2, E] (of a sparse matrix, "
+                           "torch_geometric.utils.to_edge_index makes one)")  # fmt: skip
         elif isinstance(edges, EdgeIndex) or not isinstance(edges, Tensor):
             reasons.append(f"{name}expected a plain edge_index (got {type(edges).__name__})")
         elif edges.dim() != 2 or edges.size(0) != 2 or edges.dtype not in (
@@ -80,9 +81,7 @@ def data_reasons(data: Any) -> list[str]:
             reasons.append(f"{name}expected an edge_index [2, E] of node ids (got "
                            f"{list(edges.shape)} {edges.dtype})")  # fmt: skip
         elif edges.numel() and (
-            int(edges.min()) < 0
-            or int(edges[0].max()) >= size[0]
-            or int(edges[1].max()) >= size[1]
+            int(edges.min()) < 0 or int(edges[0].max()) >= size[0] or int(edges[1].max()) >= size[1]
         ):
             reasons.append(f"{name}the edge_index has node ids outside of {size[0]} source and "
                            f"{size[1]} target nodes")  # fmt: skip
