@@ -125,10 +125,14 @@ class Distributed(torch.nn.Module):
                 flat = torch.cat([*(g.reshape(-1) for g in grads), there])
                 self.wire.total(flat, "gradients").div_(self.wire.size)
                 *means, there = flat.split([*(g.numel() for g in grads), len(grads)])
-                for p, mean, used in zip(parameters, means, there.tolist(), strict=True):
-                    if used:
-                        shaped = mean.view(p.shape)
-                        p.grad = shaped.clone() if p.grad is None else p.grad.copy_(shaped)
+                # Only a rank that lacks a gradient must wait to hear whether another has it.
+                lacks = any(p.grad is None for p in parameters)
+                used = there.tolist() if lacks else [1.0] * len(parameters)
+                for p, mean, one in zip(parameters, means, used, strict=True):
+                    if p.grad is not None:
+                        p.grad.copy_(mean.view(p.shape))
+                    elif one:
+                        p.grad = mean.view(p.shape).clone()
 
     def extra_repr(self) -> str:
         """Say where this is."""

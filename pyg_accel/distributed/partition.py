@@ -80,6 +80,7 @@ def from_parts(parts: Tensor, num_nodes: int, ranks: int) -> Partition:
         raise NotDistributable(
             f"expected 'partition' to name one of {ranks} ranks for each of {num_nodes} nodes"
         )
+    parts = parts.cpu()
     sizes = torch.bincount(parts.long(), minlength=ranks)
     order = torch.argsort(parts.long(), stable=True)
     return Partition(order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
