@@ -307,7 +307,7 @@ def test_signatures_are_those_of_the_code(function, written):
 
 DIRECTIVE = re.compile(r"^\.\. (auto(?:module|function|class|data)|currentmodule):: (\S+)", re.M)
 PUBLIC = (
-    "backends", "cuda_graphs", "errors", "formula", "layers", "ops", "patching", "reordering",
+    "backends", "cuda_graphs", "distributed", "errors", "formula", "layers", "ops", "patching", "reordering",
     "rewrite", "rewrite.cost", "rewrite.ir", "rewrite.rules.common", "settings", "testing",
     "transforms",
 )  # fmt: skip
