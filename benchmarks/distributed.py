@@ -1,17 +1,18 @@
 """Epochs of full-graph training on several GPUs, or processes: ours and two peers.
 
-    python -m benchmarks.distributed [--quick] [--worlds 1 2 4] [--graphs NAME ...] [--models NAME ...]
+    python -m benchmarks.distributed [--quick] [--worlds 1 2 4] [--graphs NAME ...]
+                                     [--models NAME ...] [--minutes 30]
     torchrun --nproc-per-node 2 -m benchmarks.distributed ...     # that number of ranks alone
 
-An epoch is forward, backward and Adam on the whole graph, in fp32; 3 layers, 256 hidden, 40 classes,
-random features, the loss on all nodes, each rank with that of its own. Nodes are numbered by
-communities and cut where work is balanced, for all variants alike. `world 1` is the patched model
-in one process, without anything of pyg_accel.distributed.
+An epoch is forward, backward and Adam on the whole graph, in fp32; 3 layers, 256 hidden, 40
+classes, random features, the loss on all nodes, each rank with that of its own. Nodes are numbered
+by communities and cut where work is balanced, for all variants alike. `world 1` is the patched
+model in one process, without anything of pyg_accel.distributed.
 
-The peers, written here on torch alone: `all-gather` is the 1D algorithm of CAGNET (every rank gathers
-all rows and multiplies its rows of A by them); `halo, torch CSR, DDP` is what a user would write
-(the rows that a rank needs by all_to_all_single, torch.sparse.mm, DistributedDataParallel). Both
-have the same partition. Outputs of all variants are compared before anything is timed.
+The peers, written here on torch alone: `all-gather` is the 1D algorithm of CAGNET (every rank
+gathers all rows and multiplies its rows of A by them); `halo, torch CSR, DDP` is what a user would
+write (the rows that a rank needs by all_to_all_single, torch.sparse.mm, DistributedDataParallel).
+Both have the same partition. Outputs of all variants are compared before anything is timed.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,7 @@ class Peer(Module):
         super().__init__()
         torch.manual_seed(0)
         sizes = [features, *[HIDDEN] * (LAYERS - 1), CLASSES]
-        pairs = list(zip(sizes, sizes[1:], strict=False))
+        pairs = list(pairwise(sizes))
         self.gcn, self.multiply = name == "GCN", multiply
         self.first = ModuleList(Linear(a, b, bias=not self.gcn) for a, b in pairs)
         self.second = ModuleList(Linear(a, b, bias=False) for a, b in pairs if not self.gcn)

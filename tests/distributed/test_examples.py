@@ -50,6 +50,6 @@ def test_the_example_with_sharded_parameters(tmp_path):
 
 @pytest.mark.full
 def test_the_benchmark_runs(tmp_path):
-    out = started("-m", "benchmarks.distributed", "--quick", "--worlds", "1", "2", "--models", "GCN",
-                  "--minutes", "2")  # fmt: skip
+    options = ["--quick", "--worlds", "1", "2", "--models", "GCN", "--minutes", "2"]
+    out = started("-m", "benchmarks.distributed", *options)
     assert "halo, torch CSR, DDP" in out and "written" in out
