@@ -4,9 +4,10 @@
 
 It is a model, not a measurement; what one GPU takes was measured for reddit-like and is assumed for
 the others. An epoch on P ranks is that of one rank divided by P, with `IMBALANCE` more for the
-largest part, and for every exchange 2 h F b bytes (there and back) over the link of a GPU. The background edges of a graph lead to random nodes, so that the halo h of a rank is
-the number of distinct ones among them; `severed` is instead the share of edges that a cut severs
-where these lead to near communities.
+largest part, and for every exchange 2 h F b bytes (there and back) over the link of a GPU. The
+background edges of a graph lead to random nodes, so that the halo h of a rank is the number of
+distinct ones among them; `severed` is instead the share of edges that a cut severs where these lead
+to near communities.
 """
 
 import math

@@ -308,8 +308,8 @@ def test_signatures_are_those_of_the_code(function, written):
 DIRECTIVE = re.compile(r"^\.\. (auto(?:module|function|class|data)|currentmodule):: (\S+)", re.M)
 PUBLIC = (
     "backends", "cuda_graphs", "distributed", "errors", "formula", "layers", "ops", "patching",
-    "reordering", "rewrite", "rewrite.cost", "rewrite.ir", "rewrite.rules.common", "settings", "testing",
-    "transforms",
+    "reordering", "rewrite", "rewrite.cost", "rewrite.ir", "rewrite.rules.common", "settings",
+    "testing", "transforms",
 )  # fmt: skip
 
 

@@ -57,8 +57,7 @@ def call(
         kwargs = dict(list(bound.arguments.items())[2:])
     if not RUNNING.exchanged:
         kwargs = _with_halos(self, original.__name__, halo, kwargs)
-    with running(inside=RUNNING.inside + 1):
-        return accelerate.call(original, self, edge_index, **kwargs)
+    return accelerate.call(original, self, edge_index, **kwargs)
 
 
 def _refuse(caller: str, edge_index: Any) -> None:

@@ -17,7 +17,7 @@ from pyg_accel.kept import Kept, Snapshot
 
 __all__ = ["FORMULAS", "formula"]
 
-_made: Kept[tuple[Any, Snapshot]] = Kept()
+_made: Kept[tuple[tuple[Tensor, ...], Snapshot]] = Kept()
 
 
 def gcn_norm(
@@ -88,13 +88,16 @@ def formula(halo: Halo, name: str, *args: Any, **kwargs: Any) -> Any:
     if not stays:
         return adopt(FORMULAS[name](halo, *args, **kwargs), halo)
     others = tuple(v for v in values if not isinstance(v, Tensor))
-    key = (name, id(halo), tuple(kwargs), others, torch.get_default_dtype())
+    modes = (torch.get_default_dtype(), torch.is_inference_mode_enabled())
+    key = (name, id(halo), tuple(kwargs), others, modes)
     found = _made.find(tensors, key)
     if found is not None and found[1].fits(found[0]):
-        return found[0]
-    result = adopt(FORMULAS[name](halo, *args, **kwargs), halo)
-    _made.put(tensors, key, (result, Snapshot(result)))
-    return result
+        edges, weight = args[0] if len(found[0]) == 1 else found[0][0], found[0][-1]
+        return edges, weight
+    edges, weight = adopt(FORMULAS[name](halo, *args, **kwargs), halo)
+    kept = (weight,) if edges is args[0] else (edges, weight)  # it would keep itself alive
+    _made.put(tensors, key, (kept, Snapshot(kept)))
+    return edges, weight
 
 
 def _sums(values: Tensor, rows: Tensor, size: int) -> Tensor:

@@ -18,7 +18,10 @@ from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 from pyg_accel.kept import Kept, version_of
 
-__all__ = ["RUNNING", "STATIC", "Following", "adopt", "halo_of", "running", "with_halo"]
+__all__ = [
+    "RUNNING", "STATIC", "Following", "adopt", "backward_begins", "backward_ends", "halo_of",
+    "running", "with_halo",
+]  # fmt: skip
 
 _HALOS: Kept[Halo] = Kept()
 _PER_EDGE: Kept[Wire] = Kept()  # weights of which a layer may ask the largest of all
@@ -33,19 +36,36 @@ class _Running(threading.local):
     """What a thread is about.
 
     Attributes:
-        wire: of the distributed model that runs; None outside of one.
+        forward: the wire of the distributed model that runs; None outside of one.
         layer: tensors of the layer that runs, with halo; None outside of layers.
         exchanged: a layer was given its halos before it calls propagate.
-        inside: how many calls of propagate are being made.
     """
 
-    wire: Wire | None = None
+    forward: Wire | None = None
     layer: dict[tuple[int, int, int], tuple[Tensor, Tensor, bool]] | None = None
     exchanged = False
-    inside = 0
+
+    @property
+    def wire(self) -> Wire | None:
+        """The wire of the distributed model that runs, or is gone through backwards.
+
+        A checkpoint runs parts of a model again in the backward pass, in any thread.
+        """
+        return self.forward or (_backward[-1] if _backward else None)
 
 
+_backward: list[Wire] = []
 RUNNING = _Running()
+
+
+def backward_begins(wire: Wire) -> None:
+    """Take a note that gradients of a distributed model are being computed."""
+    _backward[:] = [wire]
+
+
+def backward_ends() -> None:
+    """Take a note that they have been."""
+    _backward.clear()
 
 
 @contextmanager
@@ -99,14 +119,14 @@ def with_halo(halo: Halo, tensors: list[Tensor]) -> list[Tensor]:
 
 def _found(halo: Halo, tensor: Tensor) -> Tensor | None:
     if STATIC.find((tensor,), None) and not tensor.requires_grad:
-        return _WHOLE.find((tensor,), id(halo))
+        return _WHOLE.find((tensor,), (id(halo), torch.is_inference_mode_enabled()))
     entry = (RUNNING.layer or {}).get((id(halo), id(tensor), version_of(tensor)))
     return entry[1] if entry is not None and torch.is_grad_enabled() == entry[2] else None
 
 
 def _keep(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
     if STATIC.find((tensor,), None) and not tensor.requires_grad:
-        _WHOLE.put((tensor,), id(halo), whole)
+        _WHOLE.put((tensor,), (id(halo), torch.is_inference_mode_enabled()), whole)
     elif RUNNING.layer is not None:
         key = (id(halo), id(tensor), version_of(tensor))
         RUNNING.layer[key] = (tensor, whole, torch.is_grad_enabled())

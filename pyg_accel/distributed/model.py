@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_accel.distributed.known import running
+from pyg_accel.distributed.known import backward_begins, backward_ends, running
 from pyg_accel.distributed.partition import Partition
 from pyg_accel.distributed.randomness import RankRandom
 from pyg_accel.distributed.share import Types
@@ -54,7 +54,8 @@ class Distributed(torch.nn.Module):
             rank have one for each node of the graph, in the order of the user's data.
         """
         self._waiting = False
-        with running(wire=self.wire, layer=None, exchanged=False):
+        backward_ends()  # one that an error ended has not said so
+        with running(forward=self.wire, layer=None, exchanged=False):
             if self.training:
                 with self._random.drawn():
                     out = self.module(*args, **kwargs)
@@ -63,8 +64,7 @@ class Distributed(torch.nn.Module):
         leaves, spec = tree_flatten(out)
         if self.rows == "all":
             leaves = self._all_rows(leaves)
-        if self._averages:
-            leaves = [self._watched(leaf) for leaf in leaves]
+        leaves = [self._watched(leaf) for leaf in leaves]
         return tree_unflatten(leaves, spec)
 
     def _watched(self, leaf: Any) -> Any:
@@ -189,7 +189,7 @@ class _SumOfRows(torch.autograd.Function):
 
 
 class _Anchor(torch.autograd.Function):
-    """The first thing that a backward pass meets: gradients are averaged at its end."""
+    """What a backward pass meets first; gradients are averaged at its end."""
 
     @staticmethod
     def forward(ctx: Any, model: Distributed, tensor: Tensor) -> Tensor:
@@ -201,10 +201,13 @@ class _Anchor(torch.autograd.Function):
         model = ctx.model
         if not model._waiting:
             model._waiting = True
+            backward_begins(model.wire)
 
             def average() -> None:
                 model._waiting = False
-                model.average_gradients()
+                backward_ends()
+                if model._averages:
+                    model.average_gradients()
 
             Variable._execution_engine.queue_callback(average)
         return None, grad

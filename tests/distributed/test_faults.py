@@ -319,6 +319,34 @@ def test_a_checkpoint_that_cannot_be_written_fails_on_every_rank(ranks, tmp_path
     assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
 
 
+def die_saving(device: torch.device, path: str, how: str) -> None:
+    """The first rank is killed, or its disk is full, in the middle of a checkpoint."""
+
+    def half(state: Any, file: Any) -> None:
+        file.write(b"half of it")
+        file.flush()
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(28, "No space left on device")
+
+    if dist.get_rank() == 0:
+        torch.save = half
+    distributed.save_checkpoint(path, {"epoch": 2})
+
+
+@pytest.mark.parametrize("how", ["killed", "full"])
+def test_a_checkpoint_is_whole_or_the_one_before(fresh, tmp_path, how):
+    path = str(tmp_path / "state.pt")
+    torch.save({"epoch": 1}, path)
+    answers = fresh(2).answers(die_saving, path=path, how=how)
+    assert not answers[1][0]
+    assert answers[1][1][0] == ("RankLost" if how == "killed" else "NotDistributable")
+    if how == "full":
+        assert "No space left" in answers[0][1][1] and answers[0][1][:2] == answers[1][1][:2]
+        assert sorted(p.name for p in tmp_path.glob("*.pt*")) == ["state.pt"]
+    assert torch.load(path, weights_only=True) == {"epoch": 1}
+
+
 def die(device: torch.device, where: str) -> None:
     """Rank 1 is killed; the others must not wait for ever."""
     data = graph()

@@ -142,21 +142,60 @@ def test_dropout_differs_between_ranks_and_repeats_between_runs(two):
     assert first[0][1] == first[1][1]  # of everybody else's random numbers
 
 
-def inferred(device: torch.device) -> None:
-    alone, many = pair(device)
-    data = graph(device)
+def inferred(device: torch.device, layer: str) -> None:
+    """What is kept of an inference must not get into a training step after it."""
+    torch.manual_seed(3)
+    made = {"GCN": nn.GCN, "SAGE": nn.GraphSAGE, "GAT": nn.GAT}[layer]
+    alone = made(6, 8, 2, 3).to(device, torch.float64).eval()
+    many, data = copy.deepcopy(alone), graph(device)
     spread, share = pyg_accel.distribute(many, data)
-    before = spread.wire.traffic
-    for mode in (torch.no_grad, torch.inference_mode):
+    wanted = alone(data.x, data.edge_index)
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
         with mode(), pyg_accel.patched():
-            out = spread.eval()(share.x, share.edge_index)
-        torch.testing.assert_close(out, alone.eval()(data.x, data.edge_index), rtol=0, atol=1e-12)
-    assert "gradients" not in before
+            out = spread(share.x, share.edge_index)
+        torch.testing.assert_close(out, wanted, rtol=0, atol=1e-12)
+    assert "gradients" not in spread.wire.traffic
+    with pyg_accel.patched():
+        same(gradients(spread, share), gradients(alone, data))
     dist.barrier()
 
 
-def test_inference(two):
-    two(inferred)
+@pytest.mark.parametrize("layer", ["GCN", "SAGE", "GAT"])
+def test_inference_and_training_after_it(two, layer):
+    two(inferred, layer=layer)
+
+
+class Checkpointed(torch.nn.Module):
+    """Layers, norms and a pool that run again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.film, self.gcn = nn.FiLMConv(6, 8, num_relations=2), nn.GCNConv(8, 8)
+        self.norm, self.last = nn.GraphNorm(8), torch.nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        def part(h: Tensor) -> Tensor:
+            kinds = torch.zeros(edge_index.size(1), dtype=torch.int64, device=h.device)
+            h = self.norm(self.gcn(self.film(h, edge_index, kinds), edge_index))
+            return self.last(h.tanh()) + nn.global_mean_pool(h, None)[:, :3]
+
+        return torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)
+
+
+def checkpointed(device: torch.device) -> None:
+    settings.always = True
+    torch.manual_seed(3)
+    alone = Checkpointed().to(device, torch.float64)
+    many, data = copy.deepcopy(alone), graph(device)
+    expected = gradients(alone, data)
+    spread, share = pyg_accel.distribute(many, data)
+    for _ in range(2):
+        same(gradients(spread, share), expected)
+    same(gradients(alone, data), expected)  # nothing of the backward pass is left behind
+
+
+def test_checkpointed_activations(two):
+    two(checkpointed)
 
 
 def changed(device: torch.device) -> None:
