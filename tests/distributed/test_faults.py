@@ -154,7 +154,7 @@ def from_folder(device: torch.device, folder: str, rows: str) -> list[torch.Tens
     return [out.detach().cpu(), data.y.cpu(), data.edge_attr.cpu(), data.n_id.cpu()]
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_a_stored_graph_serves_any_number_of_ranks(ranks, tmp_path, world):
     data = graph()
     distributed.save(data, tmp_path / "stored")
@@ -334,7 +334,7 @@ def die_saving(device: torch.device, path: str, how: str) -> None:
     distributed.save_checkpoint(path, {"epoch": 2})
 
 
-@pytest.mark.parametrize("how", ["killed", "full"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("full", marks=pytest.mark.full)])
 def test_a_checkpoint_is_whole_or_the_one_before(fresh, tmp_path, how):
     path = str(tmp_path / "state.pt")
     torch.save({"epoch": 1}, path)
@@ -360,7 +360,7 @@ def die(device: torch.device, where: str) -> None:
     out.sum().backward()
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("where", [pytest.param("forward", marks=pytest.mark.full), "backward"])
 def test_a_killed_rank_ends_the_others(fresh, where):
     ranks = fresh(2)
     start = time.monotonic()

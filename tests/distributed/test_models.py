@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
+from pyg_accel import calls
 from pyg_accel.settings import settings
 
 MODELS = {
@@ -137,3 +138,38 @@ def test_own_rows_and_their_mean_loss(two, model):
 )  # fmt: skip
 def test_any_partition(two, partition):
     two(compare, model="GAT", name="random", patched=True, partition=partition)
+
+
+def at_defaults(device: torch.device, model: str, uneven: bool) -> bool:
+    """A graph beyond the thresholds: is a call of this rank accelerated?"""
+    settings.always = None
+    nodes, edges = (4_000, 100_000) if device.type == "cpu" else (40_000, 2_000_000)
+    data = graph("large", nodes, edges)
+    data.x = torch.randn(nodes, 32, generator=torch.Generator().manual_seed(5))
+    torch.manual_seed(1)
+    made = {"GCN": GCN, "GAT": GAT, "SAGE": GraphSAGE}[model]
+    alone = made(32, 16, num_layers=2, out_channels=3).to(device)
+    many = copy.deepcopy(alone)
+    whole = data.clone().to(device)
+    expected = alone(whole.x, whole.edge_index)
+    parts = (torch.arange(nodes) % 50 == 7).long() if uneven else "community"
+    pyg_accel.reset_report()
+    with pyg_accel.patched():
+        spread, share = pyg_accel.distribute(many, data, partition=parts)
+        found = spread(share.x, share.edge_index)
+        loss_of(found, share).backward()
+    loss_of(expected, whole).backward()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for p, q in zip(many.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5)
+    return all(row.formula for row in calls.report().rows)
+
+
+@pytest.mark.parametrize("model", ["GCN", "GAT", "SAGE"])
+def test_at_default_settings_calls_of_all_ranks_are_accelerated(two, model):
+    assert two(at_defaults, model=model, uneven=False) == [True, True]
+
+
+@pytest.mark.parametrize("model", ["GCN", "GAT"])
+def test_a_rank_may_be_too_small_for_kernels_that_the_others_run(two, model):
+    assert two(at_defaults, model=model, uneven=True) == [True, False]

@@ -238,5 +238,6 @@ def left(device: torch.device) -> bool:
     return found
 
 
+@pytest.mark.full
 def test_nothing_stays_behind(fresh):
     assert fresh(2)(left) == [False, False]
