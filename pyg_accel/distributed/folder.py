@@ -98,7 +98,11 @@ def _write(data: Data, folder: Path, partition: str | Tensor) -> None:
                                        "tensors")  # fmt: skip
             continue
         roles[name] = (
-            "node" if data.is_node_attr(name) else "edge" if data.is_edge_attr(name) else ("graph")
+            "node"
+            if data.is_node_attr(name)
+            else "edge"
+            if data.is_edge_attr(name) and "index" not in name
+            else ("graph")
         )
         if roles[name] != "graph" and data.__cat_dim__(name, value) != 0:
             raise NotDistributable(f"'{name}' does not have nodes or edges in its first dimension")

@@ -15,7 +15,9 @@ from pyg_accel.distributed.partition import Partition, from_parts, partition
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
-__all__ = ["ONE", "Types", "cut_data", "edge_stores", "node_stores", "partitions", "read_data"]
+__all__ = [
+    "ONE", "Types", "cut_data", "edge_stores", "node_stores", "partitions", "read_data",
+]  # fmt: skip
 
 Types = dict[Any, Partition]  # by node type; None for a Data
 ONE: Any = None
@@ -94,35 +96,48 @@ def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> An
     own = {key: part.of(wire.rank) for key, part in types.items()}
     for key, store in whole.items():
         for name, value in list(store.items() if key is not ONE else data.to_dict().items()):
+            if holds_ids(name):
+                continue
             if store.is_node_attr(name) and not (rows == "all" and stays_whole(name)):
                 shares[key][name] = _picked(value, own[key], data.__cat_dim__(name, value))
-            elif isinstance(value, Tensor) and not (key is ONE and store.is_edge_attr(name)):
-                shares[key][name] = value
         shares[key].n_id = own[key]
         shares[key].num_nodes = own[key].numel()
     plans = {}
     for key, store in edge_stores(data).items():
-        edges = store.edge_index
-        into, out_of = types[key[2]], types[key[0]]  # the rank of its target owns an edge
-        places = into.places().to(edges.device)[edges[1].long()]
-        low, high = int(into.cuts[wire.rank]), int(into.cuts[wire.rank + 1])
-        mine = ((places >= low) & (places < high)).nonzero().view(-1)
-        sources = out_of.places().to(edges.device)[edges[0][mine].long()]
-        halo, local = make_halo(
-            wire, sources.to(wire.device), out_of.cuts.to(wire.device), high - low, narrow
-        )
-        pair = torch.stack([local, (places[mine] - low).to(wire.device)])
-        plans[key] = pair.to(edges.dtype), halo
         share = edge_stores(result)[key]
         for name, value in list(store.items() if key[0] is not ONE else data.to_dict().items()):
-            if name != "edge_index" and store.is_edge_attr(name):
-                share[name] = _picked(value, mine, data.__cat_dim__(name, value))
-        share.edge_index = plans[key][0]
+            if name.endswith("edge_index"):
+                edges, halo, mine = _cut_edges(wire, value, types[key[2]], types[key[0]], narrow)
+                plans[key, name] = edges, halo
+                if name == "edge_index":
+                    for other in filter(store.is_edge_attr, list(store.keys())):
+                        if not holds_ids(other):
+                            dim = data.__cat_dim__(other, store[other])
+                            share[other] = _picked(store[other], mine, dim)
     result = result.to(wire.device)
-    for key, (edges, halo) in plans.items():
-        edge_stores(result)[key].edge_index = edges
+    for (key, name), (edges, halo) in plans.items():
+        edge_stores(result)[key][name] = edges
         know(result, edges, halo)
     return result
+
+
+def _cut_edges(
+    wire: Wire, edges: Tensor, into: Partition, out_of: Partition, narrow: bool
+) -> tuple[Tensor, Halo, Tensor]:
+    """Return the edges of this rank, which owns their targets, their halo, and their places."""
+    places = into.places().to(edges.device)[edges[1].long()]
+    low, high = int(into.cuts[wire.rank]), int(into.cuts[wire.rank + 1])
+    mine = ((places >= low) & (places < high)).nonzero().view(-1)
+    sources = out_of.places().to(edges.device)[edges[0][mine].long()]
+    cuts = out_of.cuts.to(wire.device)
+    halo, local = make_halo(wire, sources.to(wire.device), cuts, high - low, narrow)
+    pair = torch.stack([local, (places[mine] - low).to(wire.device)])
+    return pair.to(edges.dtype), halo, mine
+
+
+def holds_ids(name: str) -> bool:
+    """Return whether an attribute holds ids, and is no attribute of edges of that number."""
+    return "index" in name
 
 
 def read_data(wire: Wire, stored: Stored, part: Partition, rows: str, narrow: bool) -> Any:

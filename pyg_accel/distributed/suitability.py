@@ -92,6 +92,9 @@ def _edges(data: Data | HeteroData) -> Iterable[tuple[str, Any, tuple[int, int]]
     if isinstance(data, Data):
         size = int(data.num_nodes or 0)
         yield "", data.get("edge_index"), (size, size)
+        for name, value in data.to_dict().items():
+            if name.endswith("_edge_index"):
+                yield f"{name}: ", value, (size, size)
         return
     for key in data.edge_types:
         ends = tuple(int(data[k].num_nodes or 0) for k in (key[0], key[-1]))

@@ -128,6 +128,8 @@ def graph(device: torch.device) -> Data:
         edge_weight=torch.rand(180, generator=generator, dtype=torch.float64),
         edge_type=torch.randint(3, (180,), generator=generator),
         batch=torch.arange(30) // 12,
+        other_edge_index=torch.randint(30, (2, 180), generator=generator),
+        edge_label_index=torch.arange(360).view(2, 180),  # as many as edges, and none of them
     ).to(device)
 
 
@@ -177,7 +179,7 @@ def compare_layer(device: torch.device, layer: str, patched: bool) -> None:
 @pytest.mark.parametrize(
     "patched", [pytest.param(False, marks=pytest.mark.full), True], ids=["PyG", "patched"]
 )
-@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "Signed"])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_on_two_ranks_is_that_of_one_process(two, layer, patched):
     two(compare_layer, layer=layer, patched=patched)
 
