@@ -93,7 +93,7 @@ def _edges(data: Data | HeteroData) -> Iterable[tuple[str, Any, tuple[int, int]]
         size = int(data.num_nodes or 0)
         yield "", data.get("edge_index"), (size, size)
         for name, value in data.to_dict().items():
-            if name.endswith("_edge_index"):
+            if name.endswith("edge_index") and name != "edge_index":
                 yield f"{name}: ", value, (size, size)
         return
     for key in data.edge_types:
