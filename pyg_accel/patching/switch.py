@@ -34,13 +34,12 @@ _hook_handles: "list[HookHandle]" = []
 
 
 def _install() -> None:
-    """Make PyG as the handles want it: theirs, or as it was."""
+    """Install the hooks, with those that stand in front of them, in place of what is there."""
     seam.uninstall()
     hooks = dict(_HOOKS)
     for handle in _hook_handles:
         hooks |= handle.hooks
-    if _handles or _hook_handles:
-        seam.install(seam.Hooks(**hooks))
+    seam.install(seam.Hooks(**hooks))
 
 
 class HookHandle:
@@ -61,7 +60,10 @@ class HookHandle:
         """Take the hooks away; a second time does nothing."""
         if self in _hook_handles:
             _hook_handles.remove(self)
-            _install()
+            if _handles or _hook_handles:
+                _install()
+            else:
+                seam.uninstall()
 
 
 class PatchHandle:
@@ -74,7 +76,6 @@ class PatchHandle:
         )
         self._everything = model is None
         self._removed = False
-        _handles.append(self)
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
         if not seam.installed():
             _install()
@@ -82,6 +83,7 @@ class PatchHandle:
             reasons.switch(1)
         for module in self._modules:
             setattr(module, reasons.MARK, getattr(module, reasons.MARK, 0) + 1)
+        _handles.append(self)
 
     def remove(self) -> None:
         """Undo the call that returned this handle; a second time does nothing."""
