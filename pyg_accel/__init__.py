@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from pyg_accel.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
-    from pyg_accel import layers, ops, transforms
+    from pyg_accel import distributed, layers, ops, transforms
     from pyg_accel.backends import register_backend, use_backend
     from pyg_accel.cbsr import CBSR
     from pyg_accel.cuda_graphs import graphed, graphed_step
+    from pyg_accel.distributed import distribute
     from pyg_accel.errors import BackendNotSupported, ExtensionNotBuilt
     from pyg_accel.graph import Graph
     from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, to_maxk
@@ -37,7 +38,7 @@ __version__ = "0.1.0"
 
 ask_for_large_pages()
 
-_ROOMS = {"backends", "errors", "layers", "ops", "rewrite", "testing", "transforms"}
+_ROOMS = {"backends", "distributed", "errors", "layers", "ops", "rewrite", "testing", "transforms"}
 _HOME = {
     "BackendNotSupported": "pyg_accel.errors",
     "CBSR": "pyg_accel.cbsr",
@@ -48,6 +49,7 @@ _HOME = {
     "MaxKGINConv": "pyg_accel.layers",
     "MaxKSAGEConv": "pyg_accel.layers",
     "calibrate_sampling": "pyg_accel.patching",
+    "distribute": "pyg_accel.distributed",
     "explain": "pyg_accel.rewrite",
     "graphed": "pyg_accel.cuda_graphs",
     "graphed_step": "pyg_accel.cuda_graphs",
@@ -76,6 +78,8 @@ __all__ = [
     "MaxKGINConv",
     "MaxKSAGEConv",
     "calibrate_sampling",
+    "distribute",
+    "distributed",
     "explain",
     "graphed",
     "graphed_step",

@@ -2,7 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["BackendNotSupported", "ExtensionNotBuilt", "PygAccelError", "VerificationError"]
+__all__ = [
+    "BackendNotSupported",
+    "DistributedError",
+    "ExtensionNotBuilt",
+    "FolderError",
+    "NotDistributable",
+    "PartitionMismatch",
+    "PygAccelError",
+    "RankLost",
+    "VerificationError",
+]
 
 HOW_TO_BUILD = "`make venv` or `pip install --no-build-isolation -e .`"
 
@@ -34,3 +44,23 @@ class ExtensionNotBuilt(PygAccelError, ImportError):
 
 class VerificationError(PygAccelError, AssertionError):
     """With ``PYG_ACCEL_VERIFY=1``: an accelerated call differs from PyG's own result."""
+
+
+class DistributedError(PygAccelError, RuntimeError):
+    """Base class of what goes wrong between ranks."""
+
+
+class PartitionMismatch(DistributedError):
+    """Ranks differ in what they must share: data, model, options or versions."""
+
+
+class NotDistributable(DistributedError, ValueError):
+    """A model, layer or data set that cannot be spread over ranks; the message has the reasons."""
+
+
+class RankLost(DistributedError):
+    """A collective failed: another rank ended, or did not come within the group's timeout."""
+
+
+class FolderError(PygAccelError, ValueError):
+    """A folder of a stored graph, or a checkpoint, is incomplete, damaged or of another origin."""

@@ -46,7 +46,7 @@ LONG = {
 OF_THE_READER = {
     "script.py", "segments.py", "segments_plugin.py", "measurements.csv", "about.json",
     "trees.svg", "sampling.png", "__init__.py", "facebook_edges.csv", "facebook.json",
-    "facebook_target.csv", "your_script.py",
+    "facebook_target.csv", "your_script.py", "meta.json",
 }  # fmt: skip
 
 pages = pytest.mark.parametrize("name", NAMES)
@@ -307,9 +307,9 @@ def test_signatures_are_those_of_the_code(function, written):
 
 DIRECTIVE = re.compile(r"^\.\. (auto(?:module|function|class|data)|currentmodule):: (\S+)", re.M)
 PUBLIC = (
-    "backends", "cuda_graphs", "errors", "formula", "layers", "ops", "patching", "reordering",
-    "rewrite", "rewrite.cost", "rewrite.ir", "rewrite.rules.common", "settings", "testing",
-    "transforms",
+    "backends", "cuda_graphs", "distributed", "errors", "formula", "layers", "ops", "patching",
+    "reordering", "rewrite", "rewrite.cost", "rewrite.ir", "rewrite.rules.common", "settings",
+    "testing", "transforms",
 )  # fmt: skip
 
 

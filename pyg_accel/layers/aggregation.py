@@ -6,7 +6,7 @@ the layer before, and MaxK stands where PyG's models have ReLU.
 """
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from pyg_accel.layers.adjacency import adjacency
 from pyg_accel.matrices import is_sparse_matrix
 
 __all__ = [
+    "BEYOND",
+    "Beyond",
     "Features",
     "aggregate",
     "compress",
@@ -41,6 +43,20 @@ __all__ = [
 
 Features = Tensor | CBSR
 
+
+class Beyond(Protocol):
+    """Features of nodes that other processes own: see :mod:`pyg_accel.distributed`."""
+
+    def takes(self, edge_index: Any) -> bool:
+        """Return whether edges lead from nodes of other processes."""
+
+    def whole(
+        self, edge_index: Any, pair: tuple[Any, ...], size: Any
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Return the features of both sides with those nodes at the source, and their numbers."""
+
+
+BEYOND: list[Beyond] = []  # one, while a model is distributed
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean"}
 # To aggregate k stored entries a row takes about as long as this many times k columns with zeros:
 # on a CPU 8 was measured where all features fit into the last cache; out of it, bytes say 1.25. On
@@ -86,6 +102,8 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
         return False
     if not isinstance(features, CBSR):
         return width <= features.size(1)
+    if any(beyond.takes(edge_index) for beyond in BEYOND):  # alike in all processes
+        return width <= features.k
     more = width - features.k * _columns_an_entry(features.values)  # columns that an edge adds up
     if more <= 0 or not ops.multiplies_compressed(features, width):
         return more <= 0
@@ -183,6 +201,9 @@ def aggregate(
         out: Tensor = conv.propagate(edge_index, x=dense, size=size, **given)
         _note(conv, "", "PyG", "; ".join(reasons), start)
         return out
+    for beyond in BEYOND:
+        pair, size = beyond.whole(edge_index, pair, size)
+        features = pair[0]
     graph, values = adjacency(edge_index, *_sizes(pair, size, conv.flow), conv.flow)
     weight: Tensor | None = given.get("edge_weight")
     if is_sparse_matrix(edge_index):

@@ -1,8 +1,9 @@
 """``patch()`` and its undoing: which hooks go where, and what is switched on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch_geometric.nn import MessagePassing
@@ -11,24 +12,58 @@ from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import accelerate, embedding, hetero, layers, reasons, relations, seam
 from pyg_accel.patching.reductions import aggregate
 
-__all__ = ["PatchHandle", "patch", "patched", "unpatch"]
+__all__ = ["HookHandle", "PatchHandle", "patch", "patched", "unpatch"]
 
-_HOOKS = seam.Hooks(
-    call=accelerate.call,
-    bypassed=accelerate.bypassed,
-    aggregate=aggregate,
-    layer=layers.layer,
-    memoise=layers.memoise,
-    softmax=accelerate.softmax,
-    spmm=accelerate.spmm,
-    set_sparse_value=accelerate.set_sparse_value,
-    remember=accelerate._pyg_accel_read,
-    relations=relations.forward,
-    hetero=hetero.forward,
-    embedding=embedding.forward,
-)
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "call": accelerate.call,
+    "bypassed": accelerate.bypassed,
+    "aggregate": aggregate,
+    "layer": layers.layer,
+    "memoise": layers.memoise,
+    "softmax": accelerate.softmax,
+    "spmm": accelerate.spmm,
+    "set_sparse_value": accelerate.set_sparse_value,
+    "remember": accelerate._pyg_accel_read,
+    "relations": relations.forward,
+    "hetero": hetero.forward,
+    "embedding": embedding.forward,
+}
 _ACCELERATED = (MessagePassing, torch.nn.Embedding)
 _handles: "list[PatchHandle]" = []
+_hook_handles: "list[HookHandle]" = []
+
+
+def _install() -> None:
+    """Install the hooks, with those that stand in front of them, in place of what is there."""
+    seam.uninstall()
+    hooks = dict(_HOOKS)
+    for handle in _hook_handles:
+        hooks |= handle.hooks
+    seam.install(seam.Hooks(**hooks))
+
+
+class HookHandle:
+    """Hooks that stand in front of those of ``patch()`` and call them.
+
+    They are there whether or not anything is patched; what they call asks that itself.
+
+    Args:
+        hooks: by the names of :class:`~pyg_accel.patching.seam.Hooks`.
+    """
+
+    def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
+        self.hooks = hooks
+        _hook_handles.append(self)
+        _install()
+
+    def remove(self) -> None:
+        """Take the hooks away; a second time does nothing."""
+        if self in _hook_handles:
+            _hook_handles.remove(self)
+            if _handles or _hook_handles:
+                _install()
+            else:
+                seam.uninstall()
 
 
 class PatchHandle:
@@ -43,7 +78,7 @@ class PatchHandle:
         self._removed = False
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
         if not seam.installed():
-            seam.install(_HOOKS)
+            _install()
         if self._everything:
             reasons.switch(1)
         for module in self._modules:
@@ -65,7 +100,8 @@ class PatchHandle:
             elif count == 0:
                 delattr(module, reasons.MARK)
         if not _handles:
-            seam.uninstall()
+            if not _hook_handles:
+                seam.uninstall()
             accelerate.forget()
 
     def __enter__(self) -> "PatchHandle":

@@ -1,0 +1,83 @@
+"""A prediction of epochs on more GPUs than were measured: what the traffic of halos costs.
+
+    python -m benchmarks.distributed_model
+
+It is a model, not a measurement; what one GPU takes was measured for reddit-like and is assumed for
+the others. An epoch on P ranks is that of one rank divided by P, with `IMBALANCE` more for the
+largest part, and for every exchange 2 h F b bytes (there and back) over the link of a GPU. The
+background edges of a graph lead to random nodes, so that the halo h of a rank is the number of
+distinct ones among them; `severed` is instead the share of edges that a cut severs where these lead
+to near communities.
+"""
+
+import math
+from typing import NamedTuple
+
+IMBALANCE = 1.05
+LATENCY = 50e-6  # seconds of a small collective, measured on four GPUs of one host
+BYTES = 4
+
+
+class Workload(NamedTuple):
+    """A graph, a model on it, and what one GPU takes for an epoch."""
+
+    name: str
+    nodes: float
+    edges: float
+    background: float  # share of edges that lead to random nodes
+    severed: float  # share of the others that cross a cut
+    widths: tuple[int, ...]  # columns of each exchange that goes both ways
+    alone: float  # seconds of an epoch on one GPU
+
+
+class Machine(NamedTuple):
+    """GPUs and the link of each to the others."""
+
+    name: str
+    ranks: int
+    bytes_a_second: float
+
+
+WORKLOADS = (
+    Workload("reddit-like GCN", 233e3, 115e6, 0.3, 0.0, (256, 256, 40), 84e-3),
+    Workload("products-like GCN", 2.45e6, 124e6, 0.2, 0.0, (256, 256, 40), 0.2),
+    Workload("products-near GCN", 2.45e6, 124e6, 0.0, 0.01, (256, 256, 40), 0.2),
+    Workload("papers100M-size, near", 111e6, 3.2e9, 0.0, 0.02, (256, 256, 172), 6.0),
+)
+MACHINES = (
+    Machine("2 GPUs, NVLink", 2, 290e9),
+    Machine("4 GPUs, NVLink", 4, 290e9),
+    Machine("8 GPUs, NVLink", 8, 290e9),
+    Machine("100 hosts of 8 GPUs, 400 Gb/s each", 800, 40e9),
+)
+
+
+def halo(work: Workload, ranks: int) -> float:
+    """Distinct nodes of other ranks that a rank's edges read."""
+    others = work.nodes * (1 - 1 / ranks)
+    remote = (work.background * (1 - 1 / ranks) + work.severed) * work.edges / ranks
+    return others * (1 - math.exp(-remote / others))
+
+
+def epoch(work: Workload, machine: Machine) -> float:
+    """Seconds of an epoch."""
+    moved = 2 * halo(work, machine.ranks) * sum(work.widths) * BYTES
+    calls = 2 * len(work.widths) + 2
+    compute = work.alone / machine.ranks * IMBALANCE
+    return compute + moved / machine.bytes_a_second + calls * LATENCY
+
+
+def main() -> None:
+    print("| workload | one GPU, ms |", " | ".join(m.name for m in MACHINES), "|")
+    print("|---|--:|" + "--:|" * len(MACHINES))
+    for work in WORKLOADS:
+        cells = []
+        for machine in MACHINES:
+            took = epoch(work, machine)
+            efficiency = work.alone / took / machine.ranks
+            cells.append(f"{1e3 * took:.3g} ms, {100 * efficiency:.0f}%")
+        print(f"| {work.name} | {1e3 * work.alone:.0f} |", " | ".join(cells), "|")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Training from a stored graph: each rank reads its part of memory-mapped files, and no other.
+
+    python examples/distributed_folder.py save FOLDER
+    torchrun --nproc-per-node 4 examples/distributed_folder.py train FOLDER
+
+The first command needs the memory for the whole graph, the second only for the part of a rank. It
+goes on from its checkpoint if it is started again, also with another number of processes.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pyg_accel
+import torch
+from pyg_accel import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import GCN
+
+from distributed import community_data  # isort: skip  # the example next to this one
+
+EPOCHS = 20
+
+
+def train(folder: Path) -> None:
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    mesh = init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),))
+    pyg_accel.patch()
+    model = GCN(32, 64, num_layers=2, out_channels=5, norm="batch_norm", dropout=0.3)
+    model, data = pyg_accel.distribute(model, folder, mesh, rows="own")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    checkpoint, begin = folder.with_suffix(".pt"), 0
+    if checkpoint.exists():
+        state = distributed.load_checkpoint(checkpoint)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["epoch"]
+
+    for epoch in range(begin, EPOCHS):
+        model.train()
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)  # rows of this rank, as y and train_mask are
+        each = cross_entropy(out[data.train_mask], data.y[data.train_mask], reduction="none")
+        loss = distributed.mean(each)  # over the nodes of all ranks
+        loss.backward()
+        optimizer.step()
+        if (epoch + 1) % 10 == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            distributed.save_checkpoint(checkpoint, state | {"epoch": epoch + 1})
+
+    model.eval()
+    with torch.no_grad():
+        right = model(data.x, data.edge_index).argmax(dim=1) == data.y
+    held_out = ~data.train_mask
+    accuracy = distributed.total(int(right[held_out].sum())) / distributed.total(
+        int(held_out.sum())
+    )
+    if mesh.get_rank() == 0:
+        print(f"epochs {begin} to {EPOCHS}: accuracy {accuracy:.3f}")
+    torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    command, folder = sys.argv[1], Path(sys.argv[2])
+    if command == "save":
+        distributed.save(community_data(), folder, overwrite=True)
+    else:
+        train(folder)
+
+
+if __name__ == "__main__":
+    main()

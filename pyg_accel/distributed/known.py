@@ -1,0 +1,170 @@
+"""Which tensors are this rank's part of something: edges, features that stay as they are.
+
+Tensors are known by identity and version. What a layer derives from the edges it was given, by the
+functions below, are edges of the same halo.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_accel.distributed.halo import Halo, exchange
+from pyg_accel.distributed.wire import Wire
+from pyg_accel.errors import NotDistributable
+from pyg_accel.kept import Kept, version_of
+
+__all__ = [
+    "RUNNING", "STATIC", "Following", "adopt", "backward_begins", "backward_ends", "halo_of",
+    "running", "with_halo",
+]  # fmt: skip
+
+_HALOS: Kept[Halo] = Kept()
+_PER_EDGE: Kept[Wire] = Kept()  # weights of which a layer may ask the largest of all
+STATIC: Kept[bool] = Kept()  # tensors that distribute() returned: nobody changes them unseen
+_WHOLE: Kept[Tensor] = Kept()  # their rows with those of halo nodes
+
+# Functions of a layer whose result has the edges that its argument has.
+_FOLLOWED = frozenset({"clone", "contiguous", "detach", "to", "long", "int"})
+
+
+class _Running(threading.local):
+    """What a thread is about.
+
+    Attributes:
+        forward: the wire of the distributed model that runs; None outside of one.
+        layer: tensors of the layer that runs, with halo; None outside of layers.
+        exchanged: a layer was given its halos before it calls propagate.
+    """
+
+    forward: Wire | None = None
+    layer: dict[tuple[int, int, int], tuple[Tensor, Tensor, bool]] | None = None
+    exchanged = False
+
+    @property
+    def wire(self) -> Wire | None:
+        """The wire of the distributed model that runs, or is gone through backwards.
+
+        A checkpoint runs parts of a model again in the backward pass, in any thread.
+        """
+        return self.forward or (_backward[-1] if _backward else None)
+
+
+_backward: list[Wire] = []
+RUNNING = _Running()
+
+
+def backward_begins(wire: Wire) -> None:
+    """Take a note that gradients of a distributed model are being computed."""
+    _backward[:] = [wire]
+
+
+def backward_ends() -> None:
+    """Take a note that they have been."""
+    _backward.clear()
+
+
+@contextmanager
+def running(**changes: Any) -> Iterator[None]:
+    """Change what the thread is about, for a while."""
+    before = {name: getattr(RUNNING, name) for name in changes}
+    for name, value in changes.items():
+        setattr(RUNNING, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(RUNNING, name, value)
+
+
+def halo_of(edges: Any) -> Halo | None:
+    """Return the plan for the edges of this rank; None if they are none that it knows."""
+    return _HALOS.find((edges,), None) if type(edges) is Tensor else None
+
+
+def adopt(value: Any, halo: Halo) -> Any:
+    """Know what was derived from edges of a halo as such: a tensor, or the first of a tuple."""
+    first = value[0] if isinstance(value, tuple) and value else value
+    if (
+        type(first) is Tensor
+        and first.dim() == 2
+        and first.size(0) == 2
+        and first.dtype in (torch.int32, torch.int64)
+    ):
+        _HALOS.put((first,), None, halo)
+        if isinstance(value, tuple) and len(value) == 2 and type(value[1]) is Tensor:
+            _PER_EDGE.put((value[1],), None, halo.wire)
+    return value
+
+
+def with_halo(halo: Halo, tensors: list[Tensor]) -> list[Tensor]:
+    """Return tensors [own, ...] with the rows of halo nodes; those that are known come for free.
+
+    Known are features that stay as they are, and what the layer that runs has exchanged before.
+    """
+    results: list[Tensor | None] = [_found(halo, t) for t in tensors]
+    distinct = {id(t): t for t, r in zip(tensors, results, strict=True) if r is None}
+    if distinct:
+        made = exchange(halo, list(distinct.values()))
+        new = dict(zip(distinct, made, strict=True))
+        for key, whole in new.items():
+            _keep(halo, distinct[key], whole)
+        results = [new[id(t)] if r is None else r for t, r in zip(tensors, results, strict=True)]
+    return [r for r in results if r is not None]
+
+
+def _found(halo: Halo, tensor: Tensor) -> Tensor | None:
+    if STATIC.find((tensor,), None) and not tensor.requires_grad:
+        return _WHOLE.find((tensor,), (id(halo), torch.is_inference_mode_enabled()))
+    entry = (RUNNING.layer or {}).get((id(halo), id(tensor), version_of(tensor)))
+    return entry[1] if entry is not None and torch.is_grad_enabled() == entry[2] else None
+
+
+def _keep(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
+    if STATIC.find((tensor,), None) and not tensor.requires_grad:
+        _WHOLE.put((tensor,), (id(halo), torch.is_inference_mode_enabled()), whole)
+    elif RUNNING.layer is not None:
+        key = (id(halo), id(tensor), version_of(tensor))
+        RUNNING.layer[key] = (tensor, whole, torch.is_grad_enabled())
+
+
+class Following(TorchFunctionMode):
+    """Sees the torch functions of a layer, and knows edges that they pick from known ones."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if not kwargs and len(args) == 1 and getattr(func, "__name__", "") == "max":
+            wire = _PER_EDGE.find(args, None) if type(args[0]) is Tensor else None
+            if wire is not None:
+                return _largest(wire, args[0])
+        result = func(*args, **(kwargs or {}))
+        if args and type(args[0]) is Tensor and _keeps_edges(func, args):
+            halo = halo_of(args[0])
+            if halo is not None and result is not args[0]:
+                adopt(result, halo)
+        return result
+
+
+def _largest(wire: Wire, weights: Tensor) -> Tensor:
+    """The largest weight of an edge on any rank."""
+    if weights.requires_grad:
+        raise NotDistributable("the largest of all edge weights has no gradient across ranks: pass "
+                               "'lambda_max'")  # fmt: skip
+    return wire.largest(torch.cat([weights, weights.new_full((1,), -torch.inf)]).max())
+
+
+def _keeps_edges(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function of an edge_index returns its edges, or some of them as they are."""
+    name = getattr(func, "__name__", "")
+    if name == "__getitem__":  # edge_index[:, mask]
+        return isinstance(args[1], tuple) and len(args[1]) == 2 and args[1][0] == slice(None)
+    return name in _FOLLOWED or (name == "index_select" and args[1] in (1, -1))

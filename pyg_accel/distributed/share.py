@@ -1,0 +1,172 @@
+"""This rank's share of a data set: its rows, its edges, and the halos of these."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_accel.distributed.folder import Stored
+from pyg_accel.distributed.halo import Halo, make_halo
+from pyg_accel.distributed.known import STATIC, adopt
+from pyg_accel.distributed.partition import Partition, from_parts, partition
+from pyg_accel.distributed.wire import Wire
+from pyg_accel.errors import NotDistributable
+
+__all__ = [
+    "ONE", "Types", "cut_data", "edge_stores", "node_stores", "partitions", "read_data",
+]  # fmt: skip
+
+Types = dict[Any, Partition]  # by node type; None for a Data
+ONE: Any = None
+
+
+def node_stores(data: Data | HeteroData) -> dict[Any, Any]:
+    """Return what holds the attributes of nodes, by type."""
+    if isinstance(data, HeteroData):
+        return {key: data[key] for key in data.node_types}
+    return {ONE: data}
+
+
+def edge_stores(data: Data | HeteroData) -> dict[tuple[Any, Any, Any], Any]:
+    """Return what holds the attributes of edges, by source type, relation and target type."""
+    if isinstance(data, HeteroData):
+        return {key: data[key] for key in data.edge_types}
+    return {(ONE, "to", ONE): data}
+
+
+def stays_whole(key: str) -> bool:
+    """Return whether an attribute goes with outputs: labels and masks, by their names."""
+    return key == "y" or key.startswith("y_") or key.endswith("mask")
+
+
+def partitions(wire: Wire, data: Data | HeteroData, method: Any) -> Types:
+    """Decide who owns what; the first rank does, and tells the others.
+
+    Args:
+        wire: the group.
+        data: the whole data set.
+        method: see :func:`~pyg_accel.distributed.distribute`.
+    """
+    sizes = {key: int(store.num_nodes or 0) for key, store in node_stores(data).items()}
+    if not isinstance(method, str):
+        given = method if isinstance(method, Mapping) else {ONE: method}
+        return {key: from_parts(given[key], n, wire.size) for key, n in sizes.items()}
+    begins, most = dict[Any, int](), 0
+    for key, n in sizes.items():
+        begins[key], most = most, most + n
+    orders = torch.empty(most + wire.size + 1, dtype=torch.int64)
+    if wire.rank == 0:
+        parts = [
+            torch.stack([store.edge_index[0] + begins[a], store.edge_index[1] + begins[b]]).long()
+            for (a, _, b), store in edge_stores(data).items()
+        ]
+        joined = torch.cat(parts, dim=1) if parts else torch.empty(2, 0, dtype=torch.int64)
+        found = partition(joined, most, wire.size, method)
+        orders = torch.cat([found.order.cpu(), found.cuts.cpu()])
+    orders = wire.copy_of_first(orders.to(wire.device)).cpu()
+    whole = Partition(orders[:most], orders[most:])
+    if len(sizes) == 1:
+        return {next(iter(sizes)): whole}
+    owner = torch.empty(most, dtype=torch.int64)
+    owner[whole.order] = torch.repeat_interleave(torch.arange(wire.size), whole.cuts.diff())
+    result = {}
+    for key, n in sizes.items():
+        mine = (whole.order >= begins[key]) & (whole.order < begins[key] + n)
+        order = whole.order[mine] - begins[key]  # ranges of ranks stay together
+        counts = torch.bincount(owner[begins[key] : begins[key] + n], minlength=wire.size)
+        result[key] = Partition(order, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+    return result
+
+
+def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> Any:
+    """Return this rank's share of a data set, on the device of the group.
+
+    Args:
+        wire: the group.
+        data: the whole data set; left as it is.
+        types: who owns what.
+        rows: ``"all"`` keeps labels and masks whole.
+        narrow: see :class:`~pyg_accel.distributed.halo.Halo`.
+    """
+    result = copy.copy(data)
+    whole, shares = node_stores(data), node_stores(result)
+    own = {key: part.of(wire.rank) for key, part in types.items()}
+    for key, store in whole.items():
+        for name, value in list(store.items() if key is not ONE else data.to_dict().items()):
+            if holds_ids(name):
+                continue
+            if store.is_node_attr(name) and not (rows == "all" and stays_whole(name)):
+                shares[key][name] = _picked(value, own[key], data.__cat_dim__(name, value))
+        shares[key].n_id = own[key]
+        shares[key].num_nodes = own[key].numel()
+    plans = {}
+    for key, store in edge_stores(data).items():
+        share = edge_stores(result)[key]
+        for name, value in list(store.items() if key[0] is not ONE else data.to_dict().items()):
+            if name.endswith("edge_index"):
+                edges, halo, mine = _cut_edges(wire, value, types[key[2]], types[key[0]], narrow)
+                plans[key, name] = edges, halo
+                if name == "edge_index":
+                    for other in filter(store.is_edge_attr, list(store.keys())):
+                        if not holds_ids(other):
+                            dim = data.__cat_dim__(other, store[other])
+                            share[other] = _picked(store[other], mine, dim)
+    result = result.to(wire.device)
+    for (key, name), (edges, halo) in plans.items():
+        edge_stores(result)[key][name] = edges
+        know(result, edges, halo)
+    return result
+
+
+def _cut_edges(
+    wire: Wire, edges: Tensor, into: Partition, out_of: Partition, narrow: bool
+) -> tuple[Tensor, Halo, Tensor]:
+    """Return the edges of this rank, which owns their targets, their halo, and their places."""
+    places = into.places().to(edges.device)[edges[1].long()]
+    low, high = int(into.cuts[wire.rank]), int(into.cuts[wire.rank + 1])
+    mine = ((places >= low) & (places < high)).nonzero().view(-1)
+    sources = out_of.places().to(edges.device)[edges[0][mine].long()]
+    cuts = out_of.cuts.to(wire.device)
+    halo, local = make_halo(wire, sources.to(wire.device), cuts, high - low, narrow)
+    pair = torch.stack([local, (places[mine] - low).to(wire.device)])
+    return pair.to(edges.dtype), halo, mine
+
+
+def holds_ids(name: str) -> bool:
+    """Return whether an attribute holds ids, and is no attribute of edges of that number."""
+    return "index" in name
+
+
+def read_data(wire: Wire, stored: Stored, part: Partition, rows: str, narrow: bool) -> Any:
+    """Return this rank's share of a stored graph; see :func:`cut_data`."""
+    kept = stays_whole if rows == "all" else lambda name: False
+    data, sources, targets = stored.part(part, wire.rank, kept)
+    cuts = part.cuts.to(wire.device)
+    own = part.of(wire.rank).clone()
+    halo, local = make_halo(wire, sources.long().to(wire.device), cuts, own.numel(), narrow)
+    data.n_id, data.num_nodes = own, own.numel()
+    data = data.to(wire.device)
+    edges = torch.stack([local, targets.to(wire.device)]).to(sources.dtype)
+    data.edge_index = edges
+    know(data, edges, halo)
+    return data
+
+
+def know(result: Data | HeteroData, edges: Tensor, halo: Halo) -> None:
+    """Let a layer know the edges and features of this rank when it meets them."""
+    adopt(edges, halo)
+    for store in result.stores:
+        for value in store.values():
+            if isinstance(value, Tensor):
+                STATIC.put((value,), None, True)
+
+
+def _picked(value: Any, ids: Tensor, dim: Any) -> Any:
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        return value.index_select(int(dim), ids.to(value.device))
+    if isinstance(value, (list, tuple)):
+        return type(value)(value[i] for i in ids.tolist())
+    raise NotDistributable(f"cannot cut an attribute that is a {type(value).__name__}")

@@ -1,0 +1,88 @@
+"""Graphs with several types of nodes and edges, on several ranks and in one process."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import nn
+from torch_geometric.data import HeteroData
+
+import pyg_accel
+from pyg_accel.settings import settings
+
+RELATIONS = [("a", "to", "b"), ("b", "back", "a"), ("a", "self", "a")]
+CONVS = {
+    "SAGE": lambda: nn.SAGEConv((-1, -1), 4),
+    "Graph": lambda: nn.GraphConv((-1, -1), 4),
+    "GAT": lambda: nn.GATConv((-1, -1), 4, add_self_loops=False),
+}
+
+
+def graph() -> HeteroData:
+    generator = torch.Generator().manual_seed(3)
+    data, sizes = HeteroData(), {"a": 30, "b": 11}
+    for name, size in sizes.items():
+        data[name].x = torch.randn(size, 5, generator=generator, dtype=torch.float64)
+        data[name].y = torch.arange(size) % 2
+    for source, relation, target in RELATIONS:
+        ends = [torch.randint(sizes[k], (1, 90), generator=generator) for k in (source, target)]
+        data[source, relation, target].edge_index = torch.cat(ends)
+    return data
+
+
+class Net(torch.nn.Module):
+    """The last layer's result for "b" is not used: some parameters get no gradient."""
+
+    def __init__(self, conv: str) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            nn.HeteroConv({key: CONVS[conv]() for key in RELATIONS}) for _ in range(2)
+        )
+        self.last = torch.nn.Linear(4, 2)
+
+    def forward(self, x: dict[str, Tensor], edges: dict[tuple[str, str, str], Tensor]) -> Tensor:
+        for layer in self.layers:
+            x = {key: h.tanh() for key, h in layer(x, edges).items()}
+        return self.last(x["a"])
+
+
+def run(model: torch.nn.Module, data: HeteroData) -> dict[str, Tensor | None]:
+    model.zero_grad()
+    out = model(data.x_dict, data.edge_index_dict)
+    torch.nn.functional.cross_entropy(out, data["a"].y).backward()
+    grads = {n.removeprefix("module."): p.grad for n, p in model.named_parameters()}
+    return {"output": out.detach()} | grads
+
+
+def compare(device: torch.device, conv: str, patched: bool, given: bool) -> None:
+    torch.set_default_dtype(torch.float64)
+    settings.always = True
+    try:
+        data, model = graph().to(device), Net(conv).to(device)
+        with torch.no_grad():
+            model(data.x_dict, data.edge_index_dict)
+        many = copy.deepcopy(model)
+        expected = run(model, data)
+
+        assert any(grad is None for grad in expected.values())
+        parts = {"a": torch.arange(30) % 2, "b": torch.arange(11) // 8}
+        options = {"partition": parts} if given else {}
+        with pyg_accel.patched() if patched else torch.enable_grad():
+            spread, share = pyg_accel.distribute(many, graph(), **options)
+            found = run(spread, share)
+        assert found.keys() == expected.keys()
+        for name, wanted in expected.items():
+            if wanted is None:
+                assert found[name] is None, name
+            else:
+                torch.testing.assert_close(found[name], wanted, rtol=0, atol=1e-12)
+        assert spread.wire.traffic["halo"].received > 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["community", "vector"])
+@pytest.mark.parametrize("conv", CONVS)
+def test_a_model_of_several_types_is_that_of_one_process(two, conv, given):
+    two(compare, conv=conv, patched=not given, given=given)
