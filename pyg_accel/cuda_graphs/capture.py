@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +24,7 @@ class Token:
         self.done = False
 
 
-@cache
+@lru_cache(maxsize=64)  # devices
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """Return the stream of all captures: cuBLAS keeps tens of MiB for each that it has seen."""
     return torch.cuda.Stream(device)

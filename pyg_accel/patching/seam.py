@@ -29,7 +29,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import Embedding, Module
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
@@ -122,7 +121,7 @@ def install(hooks: Hooks) -> None:
         _replace(MessagePassing, "_set_jittable_templates", rendered)
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
         _replace(MessagePassing, "_call_impl", _wrapped(Module._call_impl, hooks.layer))
-        _replace(Aggregation, "__call__", _unless_plain(Aggregation.__call__, hooks.aggregate))
+        _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
         _replace(Embedding, "forward", _wrapped(Embedding.forward, hooks.embedding))
@@ -159,25 +158,6 @@ def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
-    return _disguised(wrapper, original)
-
-
-def _unless_plain(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-    """As :func:`_wrapped`, for a method of which the hook leaves ordinary tensors to the original.
-
-    Every call of a small graph comes here.
-    """
-    plain = Tensor
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > 1 and type(args[1]) is plain:
-            return original(*args, **kwargs)
-        return hook(original, *args, **kwargs)
-
-    return _disguised(wrapper, original)
-
-
-def _disguised(wrapper: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     names = getattr(original, "__globals__", globals())
     code = wrapper.__code__.replace(co_name=original.__name__)
     built = FunctionType(code, names, "wrapper", None, wrapper.__closure__)

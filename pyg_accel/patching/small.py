@@ -94,6 +94,8 @@ def _graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tenso
         x = x[0]
     if type(x) is not Tensor or type(edge_index) is not Tensor:
         return None
+    if edge_index.layout is not torch.strided:  # a matrix, whose sizes are those of nodes
+        return None
     return (x, edge_index) if x.dim() == 2 and edge_index.dim() == 2 else None
 
 
