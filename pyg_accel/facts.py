@@ -15,13 +15,14 @@ from torch import Tensor
 
 from pyg_accel.kept import version_of
 
-__all__ = ["Facts", "Kind", "expect_to_stay", "facts_of", "rounded"]
+__all__ = ["LONG", "Facts", "Kind", "expect_to_stay", "facts_of", "rounded"]
 
 _ATTRIBUTE = "_pyg_accel_facts"
 # Kernels that ran on a graph before it counts as one that stays, by the number of its entries:
 # a deep model runs some twenty on a batch that is gone after a step.
 _LARGE, _USES, _USES_OF_LARGE = 2**20, 40, 8
 
+LONG = 2**31 - 2**16  # entries from which kernels count in 64 bits: they look past a row's end
 _expecting = 0  # blocks of expect_to_stay; backward passes run in threads of their own
 
 
@@ -52,12 +53,13 @@ class Kind:
         num_rows: rounded up, like the next two.
         num_cols: columns.
         num_edges: entries.
+        long: 32 bits count them with no room to spare.
         index_dtype: of the arrays.
         device: where they are.
         sharing: what rows share (:mod:`pyg_accel.sharing`); empty if not known.
     """
 
-    __slots__ = ("device", "index_dtype", "num_cols", "num_edges", "num_rows", "sharing")
+    __slots__ = ("device", "index_dtype", "long", "num_cols", "num_edges", "num_rows", "sharing")
 
     def __init__(
         self,
@@ -67,16 +69,18 @@ class Kind:
         index_dtype: torch.dtype,
         device: torch.device,
         sharing: tuple[Any, ...],
+        long: bool,
     ) -> None:
         """Use :meth:`of`."""
         self.num_rows, self.num_cols, self.num_edges = num_rows, num_cols, num_edges
         self.index_dtype, self.device, self.sharing = index_dtype, device, sharing
+        self.long = long
 
     @classmethod
     def of(cls, rowptr: Tensor, col: Tensor, num_cols: int, sharing: tuple[Any, ...]) -> "Kind":
         """Return the kind of a CSR matrix."""
         sizes = rounded(rowptr.numel() - 1), rounded(num_cols), rounded(col.numel())
-        return _kind(*sizes, col.dtype, col.device, sharing)
+        return _kind(*sizes, col.dtype, col.device, sharing, col.numel() >= LONG)
 
 
 _kind = lru_cache(maxsize=4096)(Kind)

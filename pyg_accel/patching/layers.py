@@ -11,6 +11,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.calls import record
+from pyg_accel.kept import saved_tensors_are_hooked
 from pyg_accel.memo import MEMO, copied
 from pyg_accel.patching import small
 from pyg_accel.patching.reasons import (
@@ -43,15 +44,28 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
     """
     if torch_records() or not is_active(self):
         return original(self, *args, **kwargs)
-    if running.small:
-        return original(self, *args, **kwargs)
-    known = small.find(self, args, kwargs)
+    if running.small:  # a part of another layer's call, with a graph of its own
+        running.small = False
+        try:
+            return _forward(original, self, args, kwargs)
+        finally:
+            running.small = True
+    return _forward(original, self, args, kwargs)
+
+
+def _forward(
+    original: Callable[..., Any], self: MessagePassing, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    # A checkpoint expects the same of a call that it makes again, whatever was seen meanwhile.
+    repeatable = saved_tensors_are_hooked()
+    known = None if repeatable else small.find(self, args, kwargs)
     if known is not None:
         return _as_stock(original, self, args, kwargs, known.reason)
     before, outside = MEMO.begin(self), running.begin()
     try:
         out = original(self, *args, **kwargs)
-        small.learn(self, args, kwargs)
+        if not repeatable:
+            small.learn(self, args, kwargs)
     finally:
         lent = MEMO.end(before)
         running.end(outside)
@@ -112,6 +126,6 @@ def _builds_no_graph(num_edges: int, device: str) -> bool:
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
-for _function in (layer, _as_stock, small.find, small.learn, memoise, is_active, torch_records,
-                  transform_reasons):  # fmt: skip
+for _function in (layer, _forward, _as_stock, small.find, small.learn, memoise, is_active,
+                  torch_records, transform_reasons):  # fmt: skip
     skip_code(_function.__code__)

@@ -85,3 +85,12 @@ def test_arrays_with_facts_are_copied_and_saved(graph):
     torch.save(csr.col, file)
     file.seek(0)
     assert torch.equal(torch.load(file, weights_only=False), csr.col)
+
+
+def test_a_mean_over_more_edges_than_half_precision_can_count_has_a_gradient():
+    edges = torch.stack([torch.arange(70_000) % 7, torch.zeros(70_000, dtype=torch.long)])
+    graph = Graph.from_edge_index(edges, (7, 1))
+    x = torch.ones(7, 2, dtype=torch.float16, requires_grad=True)
+    out = ops.spmm(graph, x, reduce="mean")
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad.float(), torch.full((7, 2), 1 / 7), rtol=5e-3, atol=0)

@@ -21,7 +21,7 @@ from pyg_accel.backends.triton.launch import (
     piece_tile,
 )
 from pyg_accel.backends.triton.recipe import Recipe, states_of
-from pyg_accel.facts import rounded
+from pyg_accel.facts import LONG, rounded
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.machine import INTERPRETED, Gpu, gpu_of
@@ -41,7 +41,7 @@ __all__ = [
     "seen",
 ]
 
-INT32_ENTRIES = 2**31 - 2**16  # positions past the end of a row must not overflow either
+INT32_ENTRIES = LONG  # positions past the end of a row must not overflow either
 
 
 class Seen(NamedTuple):
