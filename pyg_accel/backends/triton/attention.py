@@ -15,9 +15,9 @@ from pyg_accel.backends.triton.attention_codegen import (
     stays_finite,
 )
 from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
-from pyg_accel.backends.triton.kernel_set import KernelSet
+from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
 from pyg_accel.backends.triton.launch import attention_tile, piece_tile
-from pyg_accel.backends.triton.launcher import Launcher, launch
+from pyg_accel.backends.triton.launcher import launch
 from pyg_accel.backends.triton.plan import (
     INT32_ENTRIES,
     OperandShape,
@@ -261,10 +261,10 @@ class _Pass:
         recipe = self._kernels.recipe
         self._width = width // recipe.unit
         self._slices = -(-heads // recipe.heads)
+        self._tasks = Tasks(self._kernels, self._slices)
         self._strides = [
             t.stride(0) // max(unit, 1) for t, unit in zip(operands, recipe.aligned, strict=True)
         ]
-        self._rows: dict[tuple[bool, bool, bool], Launcher] = {}
 
     def __call__(
         self, csr: CSR, operands: list[Tensor], outs: list[Tensor], left: list[Tensor]
@@ -279,39 +279,20 @@ class _Pass:
         """
         kernels, recipe, tile = self._kernels, self._kernels.recipe, self._kernels.recipe.tile
         schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
-        pieces, order = schedule.pieces, schedule.order
-        eid = csr.eid if recipe.numbered else None
-        operand_arguments: list[Any] = []
-        for t, stride in zip(operands, self._strides, strict=True):
-            operand_arguments += (t, stride)
-
-        rows, stored = csr.num_rows, [*outs, *left]
-        arguments = [csr.rowptr, csr.col, eid, order, None, None, *operand_arguments, *stored,
-                     rows, self._heads, self._width, tile.split]  # fmt: skip
-        tensors = [csr.rowptr, csr.col, *operands, *stored]
-        if eid is not None:
-            tensors.append(eid)
-        if order is not None:
-            tensors.append(order)
-        key = (order is None, pieces is None, rows < 2**31)
-        launcher = self._rows.get(key)
-        if launcher is None:
-            kernel = kernels.rows("rows" if order is None else "order", pieces is not None)
-            launcher = self._rows[key] = Launcher(kernel, tile.warps)
-        launcher((-(-rows // tile.rows), self._slices, 1), arguments, tensors)
+        pieces = schedule.pieces
+        given = [*zip(operands, self._strides, strict=True)]
+        sizes = (self._heads, self._width)
+        cut = pieces is not None
+        self._tasks.rows(csr, schedule.order, given, [*outs, *left], sizes, cut=cut)
         if pieces is None:
             return
 
-        tile, count = kernels.piece_tile, pieces.row.numel()
+        count = pieces.row.numel()
         dtype, columns = getattr(torch, recipe.accumulate), self._width * recipe.unit
         raw = [
             torch.empty(count, self._heads * (columns if wide else 1), dtype=dtype,
                         device=csr.col.device) for _, wide in recipe.states
         ]  # fmt: skip
-        arguments = [csr.rowptr, csr.col, eid, pieces.row, pieces.begin, pieces.end,
-                     *operand_arguments, *raw, *left,
-                     count, self._heads, self._width, tile.split]  # fmt: skip
-        grid = (-(-count // tile.rows), self._slices)
-        launch(kernels.pieces(), grid, arguments, warps=tile.warps)
+        self._tasks.pieces(csr, pieces, given, [*raw, *left], sizes)
         arguments = [pieces.rows, pieces.first, *raw, *outs, self._heads, self._width]
         launch(kernels.combine(), (pieces.rows.numel(), self._slices), arguments)

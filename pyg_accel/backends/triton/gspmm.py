@@ -9,7 +9,8 @@ from torch import Tensor
 from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.schedule import Pieces, schedule_of
 from pyg_accel.backends.triton import gather
-from pyg_accel.backends.triton.launcher import Launcher, launch
+from pyg_accel.backends.triton.kernel_set import Tasks
+from pyg_accel.backends.triton.launcher import launch
 from pyg_accel.backends.triton.plan import (
     Plan,
     accumulate_dtype,
@@ -136,7 +137,7 @@ class _Pass:
         self._strides = [
             operands[i].stride(0) // unit for i, unit in zip(plan.used, self._units, strict=True)
         ]
-        self._rows: dict[tuple[bool, bool, bool], Launcher] = {}
+        self._tasks = Tasks(plan.kernels, plan.slices)
 
     def __call__(
         self,
@@ -167,28 +168,11 @@ class _Pass:
             ]
             strides = [t.stride(0) // unit for t, unit in zip(read, self._units, strict=True)]
         schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
-        pieces, order = schedule.pieces, schedule.order
-        eid = csr.eid if recipe.numbered else None
-
-        operand_arguments: list[Any] = []
-        for t, stride in zip(read, strides, strict=True):
-            operand_arguments += (t, stride)
-        sizes = (plan.columns, plan.width, part, tile.split)
-        rows = csr.num_rows
+        pieces = schedule.pieces
+        given = [*zip(read, strides, strict=True)]
+        sizes = (plan.columns, plan.width, part)
         stored = [*outs, *winners]
-        arguments = [csr.rowptr, csr.col, eid, order, None, None, *operand_arguments, *stored,
-                     rows, *sizes]  # fmt: skip
-        tensors = [csr.rowptr, csr.col, *read, *stored]
-        if eid is not None:
-            tensors.append(eid)
-        if order is not None:
-            tensors.append(order)
-        key = (order is None, pieces is None, rows < 2**31)
-        launcher = self._rows.get(key)
-        if launcher is None:
-            kernel = kernels.rows("rows" if order is None else "order", pieces is not None)
-            launcher = self._rows[key] = Launcher(kernel, tile.warps)
-        launcher((-(-rows // tile.rows), plan.slices, 1), arguments, tensors)
+        self._tasks.rows(csr, schedule.order, given, stored, sizes, cut=pieces is not None)
         if pieces is None:
             return
 
@@ -199,12 +183,7 @@ class _Pass:
             for s in kernels.states
         ]
         direct = [out for out, r in zip(outs, recipe.reduces, strict=True) if r == "none"]
-        tile = kernels.piece_tile
-        arguments = [csr.rowptr, csr.col, eid, pieces.row, pieces.begin, pieces.end,
-                     *operand_arguments, *raw, *direct, count,
-                     plan.columns, plan.width, part, tile.split]  # fmt: skip
-        grid = (-(-count // tile.rows), plan.slices)
-        launch(kernels.pieces(), grid, arguments, warps=tile.warps)
+        self._tasks.pieces(csr, pieces, given, [*raw, *direct], sizes)
         if raw:
             _combine(plan, csr, pieces, raw, stored)
 
