@@ -15,14 +15,14 @@ from torch import Tensor
 
 from pyg_accel.kept import version_of
 
-__all__ = ["LONG", "Facts", "Kind", "expect_to_stay", "facts_of", "rounded"]
+__all__ = ["INT32_ENTRIES", "Facts", "Kind", "expect_to_stay", "facts_of", "rounded"]
 
 _ATTRIBUTE = "_pyg_accel_facts"
 # Kernels that ran on a graph before it counts as one that stays, by the number of its entries:
 # a deep model runs some twenty on a batch that is gone after a step.
 _LARGE, _USES, _USES_OF_LARGE = 2**20, 40, 8
 
-LONG = 2**31 - 2**16  # entries from which kernels count in 64 bits: they look past a row's end
+INT32_ENTRIES = 2**31 - 2**16  # positions past the end of a row must not overflow either
 _expecting = 0  # blocks of expect_to_stay; backward passes run in threads of their own
 
 
@@ -80,7 +80,7 @@ class Kind:
     def of(cls, rowptr: Tensor, col: Tensor, num_cols: int, sharing: tuple[Any, ...]) -> "Kind":
         """Return the kind of a CSR matrix."""
         sizes = rounded(rowptr.numel() - 1), rounded(num_cols), rounded(col.numel())
-        return _kind(*sizes, col.dtype, col.device, sharing, col.numel() >= LONG)
+        return _kind(*sizes, col.dtype, col.device, sharing, col.numel() >= INT32_ENTRIES)
 
 
 _kind = lru_cache(maxsize=4096)(Kind)

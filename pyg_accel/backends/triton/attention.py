@@ -19,13 +19,12 @@ from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
 from pyg_accel.backends.triton.launch import attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch
 from pyg_accel.backends.triton.plan import (
-    INT32_ENTRIES,
     OperandShape,
     device_facts,
     operand_shape,
     seen,
 )
-from pyg_accel.facts import facts_of, rounded
+from pyg_accel.facts import INT32_ENTRIES, facts_of, rounded
 from pyg_accel.formula import (
     Binary,
     Formula,

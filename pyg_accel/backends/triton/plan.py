@@ -21,13 +21,12 @@ from pyg_accel.backends.triton.launch import (
     piece_tile,
 )
 from pyg_accel.backends.triton.recipe import Recipe, states_of
-from pyg_accel.facts import LONG, rounded
+from pyg_accel.facts import INT32_ENTRIES, rounded
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.machine import INTERPRETED, Gpu, gpu_of
 
 __all__ = [
-    "INT32_ENTRIES",
     "GraphFacts",
     "OperandShape",
     "Plan",
@@ -40,8 +39,6 @@ __all__ = [
     "operand_shape",
     "seen",
 ]
-
-INT32_ENTRIES = LONG  # positions past the end of a row must not overflow either
 
 
 class Seen(NamedTuple):
