@@ -1,14 +1,12 @@
 """The exchange of halos: rows that this rank's edges read and other ranks own."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_accel import ops
 from pyg_accel.distributed.wire import Wire
-from pyg_accel.graph import Graph
 
 __all__ = ["Halo", "collect", "exchange", "make_halo"]
 
@@ -37,7 +35,6 @@ class Halo:
     send: list[int]
     wanted: Tensor
     narrow: bool = False
-    _returns: Graph | None = field(default=None, repr=False)
 
     @property
     def halo(self) -> int:
@@ -48,14 +45,6 @@ class Halo:
     def rows(self) -> int:
         """Source nodes in all: own ones and halo."""
         return self.own + self.halo
-
-    def returns(self) -> Graph:
-        """Return the sum over what comes back for every own row, as a graph."""
-        if self._returns is None:
-            places = torch.arange(self.wanted.numel(), device=self.wanted.device)
-            edges = torch.stack([places, self.wanted])
-            self._returns = Graph.from_edge_index(edges, (self.wanted.numel(), self.own))
-        return self._returns
 
 
 def make_halo(
@@ -190,12 +179,11 @@ def _backward(halo: Halo, tensors: list[Tensor]) -> list[Tensor]:
     sent = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0].contiguous()
     received = sent.new_empty(halo.wanted.numel(), sum(widths))
     halo.wire.exchange(received, halo.send, sent, halo.receive)
-    results = []
-    for own, part in zip(flat, received.split(widths, dim=1), strict=True):
-        back = part.to(own.dtype)
-        if back.numel() and own.dtype.is_floating_point:
-            summed = ops.spmm(halo.returns(), back.contiguous()) + own[: halo.own]
-        else:
-            summed = own[: halo.own].clone().index_add_(0, halo.wanted, back)
-        results.append(summed)
+    results = [t[: halo.own].clone() for t in flat]
+    for out, part in zip(results, received.split(widths, dim=1), strict=True):
+        # A rank wants a row once, so that each addition below has distinct rows: the order of the
+        # sum, that of the ranks, is always the same.
+        for rows, back in zip(halo.wanted.split(halo.send), part.split(halo.send), strict=True):
+            if rows.numel():
+                out.index_add_(0, rows, back.to(out.dtype))
     return [r.view(halo.own, *t.shape[1:]) for r, t in zip(results, tensors, strict=True)]

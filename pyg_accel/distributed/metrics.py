@@ -27,7 +27,7 @@ def mean(loss: Tensor) -> Tensor:
         loss: one number a row of this rank, ``reduction="none"``; ranks may have none.
     """
     wire = _wire(loss.device)
-    both = torch.stack([loss.detach().sum(), loss.new_tensor(float(loss.numel()))])
+    both = torch.stack([loss.detach().sum(), loss.new_full((), loss.numel())])
     both = wire.total(both.to(wire.device)).to(loss.device)
     own = loss.sum() * (wire.size / both[1])
     return own + (both[0] / both[1] - own).detach()

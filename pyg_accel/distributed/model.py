@@ -44,6 +44,7 @@ class Distributed(torch.nn.Module):
         self._random = RankRandom(wire)
         self._kinds: dict[str, Any] = {}
         self._places: dict[Any, _Places] = {}
+        self._presences: dict[tuple[Any, ...], Tensor] = {}
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,18 +122,26 @@ class Distributed(torch.nn.Module):
         with torch.no_grad():
             for parameters in by_dtype.values():
                 grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]
-                there = grads[0].new_tensor([float(p.grad is not None) for p in parameters])
+                there = self._presence(parameters)
                 flat = torch.cat([*(g.reshape(-1) for g in grads), there])
                 self.wire.total(flat, "gradients").div_(self.wire.size)
                 *means, there = flat.split([*(g.numel() for g in grads), len(grads)])
+                means = [m.view(g.shape) for m, g in zip(means, grads, strict=True)]
+                torch._foreach_copy_(grads, means)
+                lacking = [i for i, p in enumerate(parameters) if p.grad is None]
                 # Only a rank that lacks a gradient must wait to hear whether another has it.
-                lacks = any(p.grad is None for p in parameters)
-                used = there.tolist() if lacks else [1.0] * len(parameters)
-                for p, mean, one in zip(parameters, means, used, strict=True):
-                    if p.grad is not None:
-                        p.grad.copy_(mean.view(p.shape))
-                    elif one:
-                        p.grad = mean.view(p.shape).clone()
+                others = there.tolist() if lacking else []
+                for i in lacking:
+                    if others[i]:
+                        parameters[i].grad = grads[i]
+
+    def _presence(self, parameters: list[torch.nn.Parameter]) -> Tensor:
+        """Return 1 for each parameter that has a gradient, 0 for others."""
+        key = (parameters[0].dtype, *(p.grad is not None for p in parameters))
+        if key not in self._presences:  # a copy from the host would wait for the device
+            of = [float(has) for has in key[1:]]
+            self._presences[key] = parameters[0].new_tensor(of, requires_grad=False)
+        return self._presences[key]
 
     def extra_repr(self) -> str:
         """Say where this is."""

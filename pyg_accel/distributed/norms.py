@@ -29,7 +29,7 @@ class AllNodesBatchNorm1d(torch.nn.BatchNorm1d):
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         rest = [d for d in range(x.dim()) if d != 1]
-        number = total(wire, x.new_tensor(float(x.numel() // max(x.size(1), 1))))
+        number = total(wire, x.new_full((), x.numel() // max(x.size(1), 1)))
         mean = total(wire, x.sum(rest)) / number
         shape = [1, -1, *[1] * (x.dim() - 2)]
         centred = x - mean.view(shape)
