@@ -137,10 +137,10 @@ class Distributed(torch.nn.Module):
 
     def _presence(self, parameters: list[torch.nn.Parameter]) -> Tensor:
         """Return 1 for each parameter that has a gradient, 0 for others."""
-        key = (parameters[0].dtype, *(p.grad is not None for p in parameters))
+        present = [p.grad is not None for p in parameters]
+        key = parameters[0].dtype, *present
         if key not in self._presences:  # a copy from the host would wait for the device
-            of = [float(has) for has in key[1:]]
-            self._presences[key] = parameters[0].new_tensor(of, requires_grad=False)
+            self._presences[key] = parameters[0].detach().new_tensor(present)
         return self._presences[key]
 
     def extra_repr(self) -> str:

@@ -209,6 +209,19 @@ def test_small_graphs_are_left_to_pyg_with_the_reason(report_of):
     }
 
 
+def test_a_graph_break_of_pyg_makes_dynamo_read_nothing_of_ours(monkeypatch):
+    monkeypatch.setattr(settings, "always", None)  # a small graph: PyG's own masks break its graph
+    counters = torch._dynamo.utils.counters["graph_break"]
+    counters.clear()
+    model = GAT(F, 8, 2, heads=2)
+    with pyg_accel.patched():
+        compiled = torch.compile(model, backend="eager", dynamic=True)
+        for x, edges in batches():
+            compiled(x, edges).sum().backward()
+    assert counters  # there was a break to begin with
+    assert not [reason for reason in counters if "saved_tensors" in reason]
+
+
 def test_a_sparse_matrix_gives_the_results_of_stock(report_of):
     layer, x, adj = pyg.SAGEConv(F, 4), torch.randn(20, F), torch.eye(20).to_sparse_csr()
     expected = layer(x, adj)
