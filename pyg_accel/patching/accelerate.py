@@ -77,14 +77,14 @@ def call(
     original: Callable[..., Any], self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for a rendered ``propagate`` or ``edge_updater``."""
+    if not torch.compiler.is_dynamo_compiling() and running.small:
+        return original(self, edge_index, *args, **kwargs)
     if not is_active(self):
         return original(self, edge_index, *args, **kwargs)
     if torch_records():
         if torch.compiler.is_dynamo_compiling():
             return compiled.call(original, self, edge_index, args, kwargs)
         record(type(self).__name__, "", "PyG", RECORDED, 0.0)
-        return original(self, edge_index, *args, **kwargs)
-    if running.small:
         return original(self, edge_index, *args, **kwargs)
     start = time.perf_counter()
     layer = type(self).__name__

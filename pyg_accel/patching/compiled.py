@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, guard_or_false
 from torch.nn.utils.stateless import _reparametrize_module
 from torch_geometric import EdgeIndex
 
@@ -31,7 +31,9 @@ from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling
 from pyg_accel.patching.lazy import Unrecognised
 from pyg_accel.patching.reading import Look, Reading, accept, after, before, find
+from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.patching.trace import Trace
+from pyg_accel.settings import settings
 
 __all__ = ["CompiledTrace", "call"]
 
@@ -65,6 +67,14 @@ def call(
     if not plain or args or not _passable(kwargs):
         note(type(self).__name__, "arguments that are not plain tensors")
         return original(self, edge_index, *args, **kwargs)
+    # Dynamo guards what it has read: another sample than before is another graph.
+    sample = sampling.state.key
+    fewest = _fewest(edge_index.device.type)
+    if not sample and guard_or_false(
+        edge_index.size(1) < fewest
+    ):  # before anything else is guarded
+        note(type(self).__name__, f"small: fewer than {fewest} edges")
+        return original(self, edge_index, *args, **kwargs)
     # By name, and those that share a tensor too: they are put in place of the layer's own.
     state = dict(self.named_parameters(remove_duplicate=False))
     state |= dict(self.named_buffers(remove_duplicate=False))
@@ -72,8 +82,6 @@ def call(
     comptime(before)
     stock = original(self, edge_index, **kwargs)
     comptime(after)
-    # Dynamo guards what it has read: another sample than before is another graph.
-    sample = sampling.state.key
     if isinstance(stock, Tensor) and _goes_on(key):
         name = original.__name__
         ours = _run(key, name, edge_index, _without_none(kwargs), state, sample)
@@ -82,6 +90,11 @@ def call(
             stock = ours
     _note(key)
     return stock
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _fewest(device: str) -> int:
+    return 0 if settings.always else thresholds(device).fewest_compiled
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -101,20 +101,26 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_dynamo_compiling() or running.small or MEMO.idle or transform_reasons():
         return function(*args, **kwargs)
     running.remembers = True
+    if _is_worth_nothing(function, args):
+        return MEMO.run(function, *args, **kwargs)
     return _remembered(function, *args, **kwargs)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _is_worth_nothing(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether to remember what comes of an edge_index costs more than it saves the next layers."""
+    edges = args[0] if args else None
+    return (
+        type(edges) is Tensor
+        and edges.dim() == 2
+        and _builds_no_graph(num_edges(edges), edges.device.type)
+        and MEMO.is_new(function, edges)
+    )
 
 
 # The function runs as in eager mode: memory of a compiler's results may be the compiler's.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    edges = args[0] if args else None
-    if (
-        type(edges) is Tensor
-        and edges.dim() == 2
-        and _builds_no_graph(num_edges(edges), edges.device.type)
-        and MEMO.is_new(function, edges)
-    ):
-        return MEMO.run(function, *args, **kwargs)
     return MEMO.lend(function, *args, **kwargs)
 
 
@@ -128,6 +134,6 @@ def _builds_no_graph(num_edges: int, device: str) -> bool:
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
 for _function in (layer, _forward, _as_stock, small.find, small.learn, memoise, is_active,
                   torch_records, transform_reasons, saved_tensors_are_hooked, type(MEMO).begin,
-                  type(MEMO).end, vars(type(MEMO))["idle"].fget, type(running).begin,
-                  type(running).end):  # fmt: skip
+                  type(MEMO).end, type(MEMO).run, vars(type(MEMO))["idle"].fget,
+                  type(running).begin, type(running).end):  # fmt: skip
     skip_code(_function.__code__)

@@ -29,6 +29,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import skip_code
 from torch.nn import Embedding, Module
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
@@ -120,7 +121,7 @@ def install(hooks: Hooks) -> None:
 
         _replace(MessagePassing, "_set_jittable_templates", rendered)
         _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
-        _replace(MessagePassing, "_call_impl", _wrapped(Module._call_impl, hooks.layer))
+        _replace(MessagePassing, "_call_impl", _unread(_wrapped(Module._call_impl, hooks.layer)))
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
@@ -169,6 +170,12 @@ def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable
     return built
 
 
+def _unread(function: Any) -> Any:
+    """Return a function at which Dynamo begins no graph after a break; in a graph it reads it."""
+    skip_code(function.__code__)
+    return function
+
+
 def _subclasses(cls: type) -> Iterator[type]:
     child: type
     for child in cls.__subclasses__():
@@ -208,7 +215,7 @@ def _replace_functions(hooks: Hooks) -> None:
             if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
                 continue
             if original not in wrappers:
-                wrappers[original] = _wrapped(original, hook)
+                wrappers[original] = _unread(_wrapped(original, hook))
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])
 
