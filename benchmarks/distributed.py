@@ -16,6 +16,7 @@ Both have the same partition. Outputs of all variants are compared before anythi
 """
 
 import argparse
+import gc
 import json
 import os
 import tempfile
@@ -294,6 +295,7 @@ def measure(
         first = timed(epoch, wire, 1).median
         laps = torch.tensor([max(3, min(50, int(BUDGET * 1e3 / first)))], device=wire.device)
         if on_gpu:
+            gc.collect()  # a peer's matrices are in a cycle
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         own.traffic.clear()
