@@ -277,8 +277,9 @@ def _divided(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> An
 
 def _ends(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
     row, col = edge_index
+    row, col = torch.stack([col, row])
     mask = row != col
-    return torch.stack([col[mask], row[mask]]), edge_attr[mask]
+    return torch.stack([row[mask], col[mask]]), edge_attr[mask]
 
 
 def _only_loops(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
@@ -311,21 +312,35 @@ def _normalised(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) ->
     return edge_index, edge_attr - edge_attr.max(dim=0).values
 
 
+def _apart(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+    edge_index, edge_attr, _, loops = segregate_self_loops(edge_index, edge_attr)
+    return edge_index, edge_attr + loops.sum(0)
+
+
+def _backwards(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+    turned = edge_index.flip(1)
+    edge_index, attr = remove_self_loops(edge_index, edge_attr)
+    attr = attr / attr.mean(0)
+    turned, other = remove_self_loops(turned, edge_attr.flip(0))
+    return torch.cat([edge_index, turned], 1), torch.cat([attr, other / other.mean(0)])
+
+
 def _types(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
     types = (edge_attr[:, 0] * 2).long().clamp(max=2)  # rows of a table, which has no more
     edge_index, types = remove_self_loops(edge_index, types)
     return edge_index, self.linear.weight[:3][types]
 
 
-OWN = [_divided, _ends, _only_loops, _of_nodes, _twice, _doubled, _normalised, _types]
+OWN = [_divided, _ends, _only_loops, _of_nodes, _twice, _doubled, _normalised, _apart,
+       _backwards, _types]  # fmt: skip
 
 
 @pytest.mark.parametrize("edges", OWN, ids=lambda f: f.__name__.strip("_"))
 def test_layers_of_ones_own(edges, batches, replays, reasons):
-    for inputs in batches:
-        if edges is _divided:
-            loops = inputs["edge_index"][0] == inputs["edge_index"][1]
-            inputs["edge_attr"][loops] = 0
+    if edges is _divided:
+        batches.append(graph(40, 150, 150, 10))
+        for inputs in batches:
+            inputs["edge_attr"][inputs["edge_index"][0] == inputs["edge_index"][1]] = 0
     chosen = [fields("edge_attr")(inputs) for inputs in batches]
     same(run(Own(edges).double(), chosen))
     assert not reasons() and replays() == len(batches) - 3
