@@ -14,8 +14,8 @@ from pyg_accel.backends.dispatch import situation
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.readable import METHODS, Reads, read_class
-from pyg_accel.patching.reasons import has_hooks
-from pyg_accel.patching.reductions import is_simple
+from pyg_accel.patching.reasons import has_hooks, is_watched
+from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.seam import is_hooked
 
 __all__ = ["Key", "kind_of_call", "reads_of", "tensors_of"]
@@ -47,19 +47,17 @@ def kind_of_call(
         or edge_index.layout is not torch.strided
     ):
         return None
-    aggregation = module.aggr_module
+    aggregation = _aggregation(module.aggr_module)
     if (
-        is_hooked(module)
-        or not is_simple(aggregation)
-        or has_hooks(aggregation)
+        aggregation is None
+        or is_hooked(module)
         or not vars(module).keys().isdisjoint(METHODS)
-        or not vars(aggregation).keys().isdisjoint(_RUN)
         or torch.nn.modules.module._has_any_global_hook()
     ):
         return None
     device = edge_index.device
     key: list[Any] = [
-        original, module.training, type(aggregation), module.flow, module.node_dim,
+        original, module.training, aggregation, module.flow, module.node_dim,
         edge_index.dtype, edge_index.size(0), edge_index.size(1) > 0, device,
         torch.is_grad_enabled(), _autocast(device.type), cls.message,
         cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(),
@@ -77,6 +75,15 @@ def kind_of_call(
             return None
         key.append((name, fact))
     return tuple(key)
+
+
+def _aggregation(aggregation: Any) -> Any:
+    """Which reductions an aggregation makes; None if that is not known, or may change."""
+    if is_simple(aggregation):
+        own = has_hooks(aggregation) or not vars(aggregation).keys().isdisjoint(_RUN)
+        return None if own else type(aggregation)
+    reduces = reduces_of(aggregation)
+    return None if reduces is None or is_watched(aggregation) else (type(aggregation), reduces)
 
 
 def _autocast(device: str) -> torch.dtype | None:

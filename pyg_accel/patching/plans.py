@@ -24,6 +24,7 @@ from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.patching.attention import Source, Weights, Where, attend
 from pyg_accel.patching.kinds import Key, reads_of, tensors_of
+from pyg_accel.patching.reductions import combine
 from pyg_accel.patching.trace import VIEWS, Done, Made, Trace
 
 __all__ = ["Plan", "find", "forget", "learn"]
@@ -117,7 +118,8 @@ class Plan:
             many nodes there are. Of pairs both do.
         softmax: attention weights that the call makes.
         formula: of the messages that it reduces; None if it returns the attention weights.
-        reduce: of the messages; ``"attention"`` where they are weighted.
+        reduce: of the messages; ``"attention"`` where they are weighted; several where the layer's
+            aggregation combines them.
         operands: of the formula; or the weights to return.
         assigned: attributes of the layer that weights are assigned to.
     """
@@ -127,7 +129,7 @@ class Plan:
     gathered: tuple[tuple[str, int], ...]
     softmax: _Softmax | None
     formula: Formula | str | None
-    reduce: str
+    reduce: str | tuple[str, ...]
     operands: tuple[_Origin, ...]
     assigned: tuple[tuple[str, _Origin], ...]
 
@@ -147,7 +149,7 @@ class Plan:
         else:
             if not _fit(self.operands, operands, where):
                 return None
-            out = self._reduce(where, operands)
+            out = self._reduce(module, where, operands)
         if out is not None:
             for name, origin in self.assigned:
                 vars(module)[name] = call.take(origin)
@@ -171,7 +173,7 @@ class Plan:
         )  # fmt: skip
         return True
 
-    def _reduce(self, where: Where, operands: list[Any]) -> Tensor | None:
+    def _reduce(self, module: MessagePassing, where: Where, operands: list[Any]) -> Tensor | None:
         if self.reduce == "attention":
             assert isinstance(self.formula, Formula)
             repeated = [origin.repeated for origin in self.operands]
@@ -184,8 +186,12 @@ class Plan:
             if origin.repeated:
                 operands[place] = operands[place].expand(where.num_rows, *operands[place].shape[1:])
         assert isinstance(self.formula, str)
-        out: Tensor = ops.gspmm(graph, self.formula, operands, reduce=self.reduce, edge_order=True)
-        return out
+        out = ops.gspmm(graph, self.formula, operands, reduce=self.reduce, edge_order=True)
+        if not isinstance(self.reduce, str):
+            got = dict(zip(self.reduce, out, strict=True))
+            out = combine(module.aggr_module, got, lambda: graph.degree, 0)
+        reduced: Tensor = out
+        return reduced
 
 
 def _graph(where: Where) -> Any:
@@ -286,7 +292,7 @@ class _Learner:
             if softmax is None:
                 return None
         formula: Formula | str | None = None
-        reduce = ""
+        reduce: str | tuple[str, ...] = ""
         if done is not None and out is done.result:
             operands = [self._origin(*operand) for operand in done.operands]
             formula, reduce = done.formula, done.reduce

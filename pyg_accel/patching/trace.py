@@ -67,13 +67,13 @@ class Done(NamedTuple):
         formula: of the messages.
         operands: as they were given, with the row of edge_index that gathers each (-1: none does),
             and whether all targets share one row.
-        reduce: of the messages.
+        reduce: of the messages; several where an aggregation combines them.
         result: what came out.
     """
 
     formula: Formula
     operands: list[tuple[Tensor, int, bool]]
-    reduce: str
+    reduce: str | tuple[str, ...]
     result: Tensor
 
 
@@ -300,7 +300,7 @@ class Trace(Watch):
         self.done = None
         if lazy.later is not NOTHING or lazy.edge_dim:
             return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
-        if len(outs) == 1 and paired is None and not note:
+        if paired is None and not note:
             self.done = Done(formula, self._given_places(numbers), reduces[0], outs[0])
         return outs
 

@@ -32,7 +32,17 @@ from torch_geometric.nn import (
     TAGConv,
     TransformerConv,
 )
-from torch_geometric.nn.aggr import Aggregation, MaxAggregation, SoftmaxAggregation, SumAggregation
+from torch_geometric.nn.aggr import (
+    Aggregation,
+    DegreeScalerAggregation,
+    MaxAggregation,
+    MeanAggregation,
+    MultiAggregation,
+    SoftmaxAggregation,
+    StdAggregation,
+    SumAggregation,
+    VarAggregation,
+)
 from torch_geometric.utils import softmax
 
 import pyg_accel
@@ -147,6 +157,14 @@ def setting(name: str, value: Any, then: Step | None = None) -> Step:
 
 WEIGHT, COLUMN = features(E, seed=1).abs(), features(E, 1, seed=2).abs()
 THREE = features(E, 3, seed=4)
+
+
+def scaled(aggrs: Any = "mean", learned: bool = True) -> DegreeScalerAggregation:
+    """Aggregations times one number a target, which is learned."""
+    scaler = "amplification" if isinstance(aggrs, str) else ["amplification"]
+    return DegreeScalerAggregation(aggrs, scaler, torch.tensor([0, 2, 4, 6]), learned)
+
+
 LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "sage": (lambda: SAGEConv(WIDTH, 4), ()),
     "sage max": (lambda: SAGEConv(WIDTH, 4, aggr="max"), ()),
@@ -163,6 +181,8 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "transformer edge_dim": (lambda: TransformerConv(WIDTH, 4, heads=2, edge_dim=3), (THREE,)),
     "tag": (lambda: TAGConv(WIDTH, 4), ()),
     "sg": (lambda: SGConv(WIDTH, 4, K=2), ()),
+    "sage several": (lambda: SAGEConv(WIDTH, 4, aggr=["mean", "sum", "std"]), ()),
+    "graph scaled": (lambda: GraphConv(WIDTH, 4, aggr=scaled()), (WEIGHT,)),
 }
 ATTENTION = ("gat", "gatv2", "transformer")
 
@@ -668,6 +688,130 @@ def test_aggregations(like_stock: Any) -> None:
     assert seen == ["trace", "plan", "trace", "plan"]
     like_stock(Sum(Factor()), call(), call(), setting("aggr_module.factor", 3.0))
     like_stock(Sum(SoftmaxAggregation(t=1.0)), call(), call(), setting("aggr_module.t", 4.0))
+
+
+ANY = ["mean", "max", "var"]
+EVERY = [*ANY, "min", "std", "sum", "mul"]
+PROJECTED = {"mode": "proj", "mode_kwargs": {"in_channels": WIDTH, "out_channels": WIDTH}}
+ATTENDED = {
+    "mode": "attn",
+    "mode_kwargs": {"in_channels": WIDTH, "out_channels": WIDTH, "num_heads": 2, "dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("make", [
+    lambda: MultiAggregation(EVERY), lambda: MultiAggregation(["sum"]),
+    lambda: MultiAggregation(ANY, mode="sum"), lambda: MultiAggregation(ANY, mode="max"),
+    lambda: MultiAggregation(ANY, mode="logsumexp"), lambda: MultiAggregation(ANY, **PROJECTED),
+    lambda: VarAggregation(), lambda: StdAggregation(),
+    lambda: scaled(EVERY[:-1]), lambda: scaled("std", learned=False),
+    lambda: MultiAggregation([scaled("min"), "std"]),
+    lambda: DegreeScalerAggregation(
+        ANY, ["identity", "amplification", "attenuation", "linear", "inverse_linear"],
+        torch.tensor([0, 2, 4, 6]), True
+    ),
+])  # fmt: skip
+def test_aggregations_of_several_reductions(make: Callable[[], Any], like_stock: Any) -> None:
+    seen = like_stock(Sum(make()), call(), call(), call(X, graph(7)), call(X, graph(0)),
+                      call(features(N + 2, WIDTH), EDGES), call(X, graph(0)))  # fmt: skip
+    assert seen == ["trace", "plan", "plan", "trace", "plan", "plan"]
+    cube = features(N, 3, WIDTH)
+    seen = like_stock(Sum(make(), node_dim=0), call(cube, EDGES), call(cube, EDGES))
+    assert seen[1:] == ["plan"]
+
+
+def test_aggregations_that_attend_to_their_members(like_stock: Any) -> None:
+    seen = like_stock(Sum(MultiAggregation(ANY, **ATTENDED)), call(), call(), call())
+    assert seen == ["trace", "plan", "plan"]
+
+
+def test_what_an_aggregation_of_several_reductions_depends_on(like_stock: Any) -> None:
+    def member(number: int, make: Callable[[], Any]) -> Step:
+        def step(layer: Any) -> Any:
+            layer.aggr_module.aggrs[number] = make()
+            return call()(layer)
+
+        return step
+
+    def hooked(path: str) -> Step:
+        def step(layer: Any) -> Any:
+            owner = layer.get_submodule(path)
+            handle = owner.register_forward_hook(lambda module, args, out: out * 3)
+            outs = call()(layer), call()(layer)
+            handle.remove()
+            return outs
+
+        return step
+
+    def own(path: str, name: str) -> Step:
+        def step(layer: Any) -> Any:
+            owner = layer.get_submodule(path)
+            method = getattr(owner, name)
+            setattr(owner, name, lambda *args, **kwargs: method(*args, **kwargs) * 2)
+            outs = call()(layer), call()(layer)
+            delattr(owner, name)
+            return outs
+
+        return step
+
+    def scaler(*names: str) -> Step:
+        def step(layer: Any) -> Any:
+            layer.aggr_module.scaler = list(names)
+            return call()(layer)
+
+        return step
+
+    def in_place(layer: Any) -> Any:
+        with torch.no_grad():
+            layer.aggr_module.avg_deg_log.mul_(3)
+        return call()(layer)
+
+    def frozen(layer: Any) -> Any:
+        layer.aggr_module.requires_grad_(False)
+        return call()(layer)
+
+    run = call()
+    multi = Sum(MultiAggregation(["mean", "max", "std"]))
+    twice = {"forward": lambda self, *args, **kwargs: args[0].new_ones(N, WIDTH)}
+    steps = [
+        run, run, member(0, MaxAggregation), member(1, StdAggregation), run,
+        member(2, VarAggregation), member(2, lambda: VarAggregation(semi_grad=True)), run,
+        member(2, lambda: SoftmaxAggregation(t=2.0)), run, member(2, Factor),
+        member(2, StdAggregation), setting("aggr_module.aggrs.2.var_aggr.semi_grad", True), run,
+        setting("aggr_module.aggrs.2.var_aggr", VarAggregation()), run,
+        setting("aggr_module.mode", "sum"), setting("aggr_module.dense_combine", torch.sum), run,
+        setting("aggr_module.dense_combine", torch.mean), setting("aggr_module.mode", "cat"),
+        hooked("aggr_module"), hooked("aggr_module.aggrs.0"), hooked("aggr_module.aggrs.2"),
+        own("aggr_module", "combine"), own("aggr_module", "forward"), run,
+        own("aggr_module.aggrs.1", "reduce"), own("aggr_module.aggrs.1", "forward"),
+        own("aggr_module.aggrs.2.var_aggr", "forward"), hooked("aggr_module.fused_aggr"),
+        lambda layer: layer.aggr_module.aggrs.append(MaxAggregation()) or run(layer),
+        lambda layer: layer.aggr_module.aggrs.pop(3) and run(layer),
+        member(0, MeanAggregation), member(1, MaxAggregation), run,
+    ]  # fmt: skip
+    classes = (MaxAggregation, StdAggregation, VarAggregation, MultiAggregation)
+    steps += [replaced(cls, name, value) for cls in classes for name, value in twice.items()]
+    steps += [
+        replaced(MultiAggregation, "combine", lambda self, inputs: inputs[0] * 7),
+        setting("aggr_module", SumAggregation()), setting("aggr_module", StdAggregation()), run,
+        setting("aggr_module", MultiAggregation(["sum"])),
+        setting("aggr_module", scaled("sum", learned=False)), run, run,
+    ]  # fmt: skip
+    assert like_stock(multi, *steps)[-2:] == ["plan", "plan"]
+    projected = Sum(MultiAggregation(ANY, **PROJECTED))
+    weight = torch.nn.Parameter(torch.ones(WIDTH, 3 * WIDTH), False)
+    seen = like_stock(projected, run, run, setting("aggr_module.lin.weight", weight),
+                      hooked("aggr_module.lin"), run)  # fmt: skip
+    assert seen[0] == "trace" and seen[-1] == "plan"
+    seen = like_stock(
+        Sum(scaled(ANY)), run, run, scaler("linear"), scaler("identity", "attenuation"), in_place,
+        setting("aggr_module.avg_deg_lin", torch.nn.Parameter(torch.full((1,), 2.0), False)),
+        scaler("linear"), scaler("unknown"), scaler("linear"), frozen,
+        own("aggr_module", "forward"), hooked("aggr_module.aggr"),
+        replaced(DegreeScalerAggregation, "forward", twice["forward"]),
+        setting("aggr_module.aggr", MaxAggregation()), run,
+    )  # fmt: skip
+    assert seen[:2] == ["trace", "plan"] and seen[-1] == "plan"
 
 
 def test_methods_of_an_instance(like_stock: Any) -> None:
