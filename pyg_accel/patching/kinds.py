@@ -28,10 +28,11 @@ _FUNCTIONS = (
     torch.nn.ReLU, torch.nn.LeakyReLU, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Identity,
     torch.nn.SiLU, torch.nn.GELU, torch.nn.Softplus, torch.nn.ELU,
 )  # fmt: skip
-_FORWARDS: dict[type, Any] = {cls: cls.forward for cls in (*_LINEAR, *_FUNCTIONS)}
+_LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
+_FORWARDS: dict[type, Any] = {cls: cls.forward for cls in (*_LINEAR, *_FUNCTIONS, *_LISTS)}
 _CONSTANTS = (bool, int, str)
 _MISSING = object()
-_NONE = ("None",)
+_NONE, _NO_SUCH = ("None",), ("no such attribute",)
 
 
 def kind_of_call(
@@ -94,8 +95,13 @@ def _autocast(device: str) -> torch.dtype | None:
 def _module(module: Any) -> Any:
     """What is known of a module that a message calls; None if it may do something else."""
     cls, own = type(module), vars(module)
-    if has_hooks(module) or "forward" in own or cls.forward is not _FORWARDS[cls]:
+    if cls not in _FORWARDS or has_hooks(module) or "forward" in own:
         return None
+    if cls.forward is not _FORWARDS[cls]:
+        return None
+    if cls in _LISTS:
+        facts = [(name, _module(child)) for name, child in module._modules.items()]
+        return None if any(fact is None for _, fact in facts) else (cls, *facts)
     if cls in _LINEAR:
         facts = [_fact(t) for _, t in tensors_of("", module)]
         facts.append(module.weight.shape)
@@ -108,6 +114,9 @@ def tensors_of(name: str, value: Any) -> list[tuple[str, Any]]:
     """Return the tensors that a message may read of an attribute of its layer, by their paths."""
     if type(value) in _LINEAR:
         return [(f"{name}.weight", value.weight), (f"{name}.bias", value.bias)]
+    if type(value) in _LISTS:
+        parts = value._modules.items()
+        return [found for key, part in parts for found in tensors_of(f"{name}.{key}", part)]
     return [(name, value)]
 
 
@@ -118,6 +127,8 @@ def _fact(value: Any) -> Any:
         return (value.dtype, value.shape[1:], value.device, value.requires_grad, value.dim() > 0)
     if value is None:
         return _NONE
+    if value is _MISSING:
+        return _NO_SUCH
     if kind is tuple and len(value) == 2:
         pair = (_fact(value[0]), _fact(value[1]))
         return None if None in pair else pair

@@ -31,10 +31,11 @@ from pyg_accel.patching.lazy import (
     running,
 )
 from pyg_accel.patching.sampling import aggregate, in_force
+from pyg_accel.patching.steps import ON_OPERANDS, REPEATABLE, VIEWS
 from pyg_accel.patching.typed import with_pairs_as_sources
 from pyg_accel.patching.watch import Watch
 
-__all__ = ["VIEWS", "Done", "Made", "Trace"]
+__all__ = ["Done", "Made", "Trace"]
 
 
 _WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
@@ -42,13 +43,6 @@ _WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
 
 # What this package asks of tensors; methods that do have no plan (:mod:`.readable`).
 _ASKED = frozenset({"__get__", "stride", "storage_offset", "untyped_storage", "is_contiguous"})
-
-
-VIEWS = frozenset({Tensor.view, Tensor.unsqueeze, Tensor.reshape})
-# What layers do to features of edges; its results depend on its arguments alone.
-_REPEATABLE = frozenset({
-    torch.nn.functional.linear, Tensor.mul, torch.mul, Tensor.add, torch.add, Tensor.sum, torch.sum,
-})  # fmt: skip
 
 
 class Made(NamedTuple):
@@ -166,10 +160,18 @@ class Trace(Watch):
         result: Any = None,
     ) -> None:
         """Take a note of a function that just ran."""
-        if func in _REPEATABLE and type(result) is Tensor:
+        if func in REPEATABLE and type(result) is Tensor:
             self.made.append(Made(func, args, kwargs or {}, result))
         elif not (asks(func) or name_of(func) in _ASKED):
             self.others = True
+
+    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function on the operands of messages, and take a note of it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if func in ON_OPERANDS and type(result) is Tensor:
+            self.made.append(Made(func, args, kwargs, result))
+        return result
 
     # -- edge_index and its rows -----------------------------------------------------------------
 

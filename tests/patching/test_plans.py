@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
+    CGConv,
     FiLMConv,
     GATConv,
     GATv2Conv,
@@ -27,6 +28,7 @@ from torch_geometric.nn import (
     GINEConv,
     GraphConv,
     MessagePassing,
+    PNAConv,
     SAGEConv,
     SGConv,
     TAGConv,
@@ -165,6 +167,11 @@ def scaled(aggrs: Any = "mean", learned: bool = True) -> DegreeScalerAggregation
     return DegreeScalerAggregation(aggrs, scaler, torch.tensor([0, 2, 4, 6]), learned)
 
 
+def pna(aggrs: Any = ("mean", "sum"), **options: Any) -> PNAConv:
+    return PNAConv(WIDTH, 4, list(aggrs), ["identity", "attenuation"], torch.tensor([0, 2, 4, 6]),
+                   **{"towers": 2, **options})  # fmt: skip
+
+
 LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "sage": (lambda: SAGEConv(WIDTH, 4), ()),
     "sage max": (lambda: SAGEConv(WIDTH, 4, aggr="max"), ()),
@@ -183,6 +190,9 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "sg": (lambda: SGConv(WIDTH, 4, K=2), ()),
     "sage several": (lambda: SAGEConv(WIDTH, 4, aggr=["mean", "sum", "std"]), ()),
     "graph scaled": (lambda: GraphConv(WIDTH, 4, aggr=scaled()), (WEIGHT,)),
+    "pna": (lambda: pna(), ()),
+    "pna edge_dim": (lambda: pna(towers=1, edge_dim=3), (THREE,)),
+    "cg": (lambda: CGConv(WIDTH, 3), (THREE,)),
 }
 ATTENTION = ("gat", "gatv2", "transformer")
 
@@ -505,6 +515,147 @@ def test_a_linear_layer_that_a_message_calls(
     )  # fmt: skip
     assert seen[-1] == "plan"
     assert seen.count("plan") >= 12
+
+
+@pytest.mark.parametrize("edges", [False, True])
+def test_lists_of_linear_layers_that_a_message_calls(
+    edges: bool, like_stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in them is changed between calls that have a plan."""
+    run = call(X, EDGES, THREE) if edges else call()
+
+    def first(layer: Any) -> Any:
+        return layer.pre_nns[0]
+
+    def changing(change: Step) -> Step:
+        def step(layer: Any) -> Any:
+            torch.manual_seed(1)
+            change(layer)
+            return run(layer), run(layer)
+
+        return step
+
+    def once(change: Step, back: Step) -> Step:
+        def step(layer: Any) -> Any:
+            change(layer)
+            outs = run(layer), run(layer)
+            back(layer)
+            return outs
+
+        return step
+
+    def hooked(find: Step) -> Step:
+        def step(layer: Any) -> Any:
+            handle = find(layer).register_forward_hook(lambda module, args, out: out * 3)
+            outs = run(layer), run(layer)
+            handle.remove()
+            return outs
+
+        return step
+
+    def halved(layer: Any) -> Any:
+        with torch.no_grad():
+            first(layer)[0].weight.mul_(0.5)
+
+    def own_forward(layer: Any) -> Any:
+        first(layer).forward = lambda x: first(layer)[0](x).abs()
+
+    def class_changed(layer: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.Sequential, "forward", lambda self, x: self[0](x) * 2)
+            return run(layer), run(layer)
+
+    class Twice(torch.nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    def swap(layer: Any) -> Any:
+        layer.pre_nns = torch.nn.ModuleList(reversed(layer.pre_nns))
+
+    def shared(layer: Any) -> Any:
+        layer.pre_nns[0] = layer.pre_nns[1]
+
+    def lower(layer: Any) -> Any:
+        more = (THREE,) if edges else ()
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            return layer(X, EDGES, *more).bfloat16()
+
+    seen = like_stock(
+        pna(edge_dim=3 if edges else None), run, run, changing(halved),
+        changing(lambda layer: setattr(first(layer)[0], "weight", torch.nn.Parameter(
+            torch.randn_like(first(layer)[0].weight)))),
+        once(lambda layer: first(layer)[0].requires_grad_(False),
+             lambda layer: first(layer)[0].requires_grad_(True)),
+        once(lambda layer: setattr(first(layer)[0], "bias", None),
+             lambda layer: setattr(first(layer)[0], "bias", torch.nn.Parameter(torch.ones(WIDTH)))),
+        hooked(lambda layer: layer.pre_nns[1]), hooked(lambda layer: first(layer)[0]), run,
+        once(own_forward, lambda layer: delattr(first(layer), "forward")), run,
+        class_changed, run, lower, lower, run,
+        once(lambda layer: first(layer).append(torch.nn.ReLU()), lambda layer: first(layer).pop(1)),
+        once(lambda layer: first(layer).append(torch.nn.Linear(WIDTH, WIDTH)),
+             lambda layer: first(layer).pop(1)),
+        once(lambda layer: layer.pre_nns.insert(0, Twice(first(layer)[0])),
+             lambda layer: layer.pre_nns.pop(0)),
+        changing(swap), run, setting("towers", 3, run), setting("F_in", 4, run),
+        setting("F_in", WIDTH, run), setting("towers", 2, run), run, changing(shared),
+    )  # fmt: skip
+    assert seen[:2] == ["trace", "plan"]
+    assert seen.count("plan") >= 10
+
+
+def test_an_attribute_that_is_missing_or_comes_later(like_stock: Any) -> None:
+    def add(layer: Any) -> Any:
+        torch.manual_seed(1)
+        layer.edge_encoder = torch.nn.Linear(3, WIDTH)
+        layer.edge_dim = 3
+        return call()(layer)
+
+    with_edges = call(X, EDGES, THREE)
+    seen = like_stock(pna(), call(), call(), with_edges, call(), add, call(), with_edges, call())
+    assert seen[-1] == "plan"
+
+
+class Indexed(Weighted):
+    """Parts of features, chosen by what a kind of call does not tell."""
+
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return x_i[:, : self.scale[0]] + x_j[:, w.long()[0, 0] : w.long()[0, 0] + 1]
+
+
+class Chosen(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * self.scale[w.long()[0, 0]]
+
+
+class FirstEdges(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * w[:1]
+
+
+class Shuffled(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * w[[i for i in self.order]]
+
+
+class Columns(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.lin(x_i[:, 1:5]) * x_j[:, :1] + x_j[:, -2:-1]
+
+
+def test_parts_of_features(like_stock: Any) -> None:
+    lin = torch.nn.Linear(4, WIDTH)
+    seen = like_stock(Columns(lin=lin), call(), call(), call(features(N + 2, WIDTH), EDGES),
+                      call(features(N, 12), graph(7)), call())  # fmt: skip
+    assert seen == ["trace", "plan", "plan", "trace", "plan"]
+    two, three = COLUMN * 0 + 2, COLUMN * 0 + 3
+    for layer in (Indexed(scale=(1, 2)), Chosen(scale=(1.0, 2.0, 3.0, 4.0))):
+        seen = like_stock(layer, *[call(X, EDGES, w) for w in (two, two, three, two)])
+        assert "plan" not in seen
+    like_stock(Chosen(scale=(1.0, 2.0)), *[call(X, EDGES, w) for w in (two * 0, two * 0, two / 2)])
+    like_stock(FirstEdges(), *[call(X, EDGES, w) for w in (two, two, three, two, two[:1])])
+    orders = [list(range(E)), list(range(E)), list(reversed(range(E)))]
+    like_stock(Shuffled(order=orders[0]),
+               *[setting("order", o, call(X, EDGES, COLUMN)) for o in orders])  # fmt: skip
 
 
 class Active(Layer):
