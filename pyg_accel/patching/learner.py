@@ -165,11 +165,11 @@ class Learner:
             return None
         if function in VIEWS:
             return for_any_size((function, given, kwargs), -1)
+        if function is Tensor.__getitem__:
+            return (function, given, {}) if is_index(*given) else None
         args = [self._origin(a, -1) if isinstance(a, Tensor) else a for a in given]
         for now, then in zip(args, given, strict=True):
-            if not (type(now) in _CONSTANTS or (function is Tensor.__getitem__ and is_index(now))):
-                return None
-            if now is None and then is not None:
+            if type(now) not in _CONSTANTS or (now is None and then is not None):
                 return None
         known = made.result.dim() and all(type(v) in _CONSTANTS for v in kwargs.values())
         return (function, tuple(args), kwargs) if known else None

@@ -149,7 +149,8 @@ class Trace(Watch):
         """Find gathers, follow views of edge_index."""
         result = rules().intercept(self, func, args, kwargs)
         if type(result) is Tensor:
-            self.made.append(Made(func if func in VIEWS else None, args, kwargs, result))
+            known = func in VIEWS or func is Tensor.__getitem__
+            self.made.append(Made(func if known else None, args, kwargs, result))
         return result
 
     def pass_on(

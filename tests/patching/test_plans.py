@@ -632,6 +632,11 @@ class FirstEdges(Weighted):
         return (x_i + x_j) * w[:1]
 
 
+class FirstColumn(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * w[:, :1] + w[:, 1:2] * w[:, None, 2]
+
+
 class Shuffled(Weighted):
     def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
         return (x_i + x_j) * w[[i for i in self.order]]
@@ -652,6 +657,9 @@ def test_parts_of_features(like_stock: Any) -> None:
         seen = like_stock(layer, *[call(X, EDGES, w) for w in (two, two, three, two)])
         assert "plan" not in seen
     like_stock(Chosen(scale=(1.0, 2.0)), *[call(X, EDGES, w) for w in (two * 0, two * 0, two / 2)])
+    seen = like_stock(FirstColumn(), *[call(X, EDGES, THREE * n) for n in (1, 1, -2)],
+                      call(X, graph(7), THREE[:7]), call(X, EDGES, features(E, 4)))  # fmt: skip
+    assert seen == ["trace", "plan", "plan", "plan", "trace"]
     like_stock(FirstEdges(), *[call(X, EDGES, w) for w in (two, two, three, two, two[:1])])
     orders = [list(range(E)), list(range(E)), list(reversed(range(E)))]
     like_stock(Shuffled(order=orders[0]),
