@@ -603,6 +603,23 @@ def test_lists_of_linear_layers_that_a_message_calls(
     assert seen.count("plan") >= 10
 
 
+def test_a_function_in_place_of_enumerate(like_stock: Any) -> None:
+    def first_of_all(parts: Any) -> Any:
+        return [(FLAG, part) for part in parts]
+
+    def flag(value: int) -> Step:
+        def step(layer: Any) -> Any:
+            global FLAG
+            FLAG = value
+            return replaced(sys.modules[PNAConv.__module__], "enumerate", first_of_all)(layer)
+
+        return step
+
+    layer = pna(divide_input=True)
+    seen = like_stock(layer, call(), call(), flag(0), flag(0), flag(1), flag(1), call())
+    assert seen == ["trace", "plan", "trace", "trace", "trace", "trace", "plan"]
+
+
 def test_an_attribute_that_is_missing_or_comes_later(like_stock: Any) -> None:
     def add(layer: Any) -> Any:
         torch.manual_seed(1)
@@ -624,7 +641,7 @@ class Indexed(Weighted):
 
 class Chosen(Weighted):
     def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
-        return (x_i + x_j) * self.scale[w.long()[0, 0]]
+        return (x_i + x_j) * self.scale[w]
 
 
 class FirstEdges(Weighted):
@@ -653,10 +670,11 @@ def test_parts_of_features(like_stock: Any) -> None:
                       call(features(N, 12), graph(7)), call())  # fmt: skip
     assert seen == ["trace", "plan", "plan", "trace", "plan"]
     two, three = COLUMN * 0 + 2, COLUMN * 0 + 3
-    for layer in (Indexed(scale=(1, 2)), Chosen(scale=(1.0, 2.0, 3.0, 4.0))):
-        seen = like_stock(layer, *[call(X, EDGES, w) for w in (two, two, three, two)])
-        assert "plan" not in seen
-    like_stock(Chosen(scale=(1.0, 2.0)), *[call(X, EDGES, w) for w in (two * 0, two * 0, two / 2)])
+    seen = like_stock(Indexed(scale=(1, 2)),
+                      *[call(X, EDGES, w) for w in (two, two, three, two)])  # fmt: skip
+    numbers = [torch.tensor(n) for n in (0, 0, 1, 0, 1)]
+    seen += like_stock(Chosen(scale=(1.0, 2.0)), *[call(X, EDGES, n) for n in numbers])
+    assert "plan" not in seen
     seen = like_stock(FirstColumn(), *[call(X, EDGES, THREE * n) for n in (1, 1, -2)],
                       call(X, graph(7), THREE[:7]), call(X, EDGES, features(E, 4)))  # fmt: skip
     assert seen == ["trace", "plan", "plan", "plan", "trace"]
