@@ -236,6 +236,8 @@ class Memo:
         parent = given[0]  # whose life it shares; that it equals what is returned is checked
         if any(found is t or found._base is t for t in given):
             return found  # it would keep itself alive
+        if found.is_cuda and torch.cuda.is_current_stream_capturing():
+            return found  # to compare is to wait for the device
         with self._lock:
             family = self._families.get((parent,), (), list)
             for known in family:

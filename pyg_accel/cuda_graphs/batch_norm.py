@@ -15,17 +15,17 @@ class RealRows:
     All of it is computed once for all normalisations of a call, as each kernel counts there.
 
     Attributes:
-        real: [R] bool; the first row is.
+        real: [R] bool.
         padding: [R] bool, the others.
         count: [], how many are real.
         groups: [2] float, the number of all rows, and that of padding with a minus before it.
         each: [1] int32, the number of real rows again.
     """
 
-    def __init__(self, rows: int, count: Tensor) -> None:
-        """Compare all rows with the number of real ones."""
+    def __init__(self, rows: int, count: Tensor, real: Tensor | None = None) -> None:
+        """Take the first rows for the real ones, unless it is said which they are."""
         self.count = count
-        self.real = torch.arange(rows, device=count.device) < count
+        self.real = torch.arange(rows, device=count.device) < count if real is None else real
         self.padding = ~self.real
         self.groups = torch.stack([torch.full_like(count, rows), count - rows]).float()
         self.each = count.to(torch.int32).view(1)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pyg_accel.cuda_graphs.capture import Memory, Recording, Replay, Uncaptured
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten, replaced
-from pyg_accel.cuda_graphs.masked import Known, Masked, masked_modules
+from pyg_accel.cuda_graphs.masked import Constants, Known, Masked, masked_modules
 from pyg_accel.cuda_graphs.padding import Layout, Padding
+from pyg_accel.cuda_graphs.self_loops import SelfLoops
 from pyg_accel.kept import version_of
 
 __all__ = ["Entry", "Modes"]
@@ -165,6 +166,7 @@ class Entry:
                 setattr(module, name, own)  # which a recurrent layer takes note of
                 stack.callback(setattr, module, name, parameter)
             stack.enter_context(self.autocast())
+            stack.enter_context(Constants())
             if self.layout is None:
                 tensors = [
                     t if p not in self._copied else t.view_as(t) if t.requires_grad else t.detach()
@@ -173,10 +175,10 @@ class Entry:
                 args, kwargs = self._arguments.rebuild(tensors, {})
                 stack.enter_context(Known(self._known))
                 return flatten(self._call(*args, **kwargs))
-            padding = Padding(self.layout, self._counts)
-            tensors = padding.fill(self._static, self._poison)
+            padding = Padding(self.layout, self._counts, self._poison)
+            tensors = padding.fill(self._static)
             args, kwargs = self._arguments.rebuild(tensors, self.layout.numbers)
-            with masked_modules(self._modules, padding), Masked(padding):
+            with masked_modules(self._modules, padding), SelfLoops(padding), Masked(padding):
                 value = self._call(*args, **kwargs)
             return [padding.clear(out) for out in flatten(value)]
 

@@ -18,7 +18,7 @@ from pyg_accel.cuda_graphs.batch_norm import masked_batch_norm
 from pyg_accel.cuda_graphs.inputs import Uncapturable
 from pyg_accel.cuda_graphs.padding import Padding
 
-__all__ = ["Known", "Masked", "masked_modules"]
+__all__ = ["Constants", "Known", "Masked", "masked_modules"]
 
 # What rows of padding are set to before a function takes all rows together.
 _FILL = {
@@ -36,6 +36,21 @@ _BY_INDEX = (
     "index_select", "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter",
     "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_",
 )  # fmt: skip
+
+
+class Constants(TorchFunctionMode):
+    """Makes tensors of Python numbers on the device, without a copy that the host waits for."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.tensor and len(args) == 1 and type(args[0]) in (bool, int, float):
+            return torch.full((), *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class Known(TorchFunctionMode):
@@ -151,7 +166,7 @@ class Masked(TorchFunctionMode):
         others = 1
         for dim in listed:
             others *= x.size(dim) if dim else 1
-        count = self._padding.counts[axis] * others
+        count = self._padding.rows(axis).count * others
         return _moments(name, x, void, count, listed, args, kwargs)
 
     def _loss(
@@ -170,7 +185,7 @@ class Masked(TorchFunctionMode):
         total = each.masked_fill(self._padding.void(axis, each), 0).sum()
         if reduction == "sum":
             return total
-        return total / (self._padding.counts[axis] * each[0].numel())
+        return total / (self._padding.rows(axis).count * each[0].numel())
 
 
 def _filled(x: Tensor, void: Tensor, value: float) -> Tensor:

@@ -1,5 +1,6 @@
 """Which arguments hold rows of nodes, edges and graphs, and how they are padded to a bucket."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +20,7 @@ __all__ = [
     "check_roles",
     "labels_of",
     "layout_of",
+    "padding_like",
     "primary",
     "sizes_of",
 ]
@@ -257,6 +259,15 @@ def layout_of(
     return layout
 
 
+def padding_like(rows: Tensor, dim: int = 0) -> Tensor:
+    """Return padding of features of edges that is like rows that are there.
+
+    A single number of each edge is a weight: sums of weights, of which normalisations take roots,
+    are to be positive where all edges are padding.
+    """
+    return rows.abs() if rows.numel() == rows.size(dim) else rows
+
+
 class Padding:
     """The padding of one padded call: which rows are real, as the device knows it.
 
@@ -266,14 +277,18 @@ class Padding:
         layout: capacities and roles.
         counts: [], how many rows of each axis are real.
         batch: the padded vector of graph ids, if there is one.
+        edges: what was padded with edges of padding.
+        poison: [], times which the padding is taken of features: 1, except in tests for leaks.
     """
 
-    def __init__(self, layout: Layout, counts: Mapping[str, Tensor]) -> None:
+    def __init__(self, layout: Layout, counts: Mapping[str, Tensor], poison: Tensor) -> None:
         """Count nothing yet."""
-        self.layout, self.counts = layout, counts
+        self.layout, self.counts, self.poison = layout, counts, poison
         self.batch: Tensor | None = None
+        self.edges: list[Tensor] = []
         self._rows = {rows: axis for axis, rows in layout.rows.items()}
         self._real: dict[str, RealRows] = {}
+        self._made: dict[str, Tensor] = {}
 
     def axis_of(self, value: object) -> str | None:
         """Return what the rows of a tensor are, by their number; None if it has no padding."""
@@ -283,7 +298,10 @@ class Padding:
 
     def rows(self, axis: str) -> RealRows:
         """Return which rows of an axis are no padding."""
-        if axis not in self._real:
+        if axis not in self._real and axis in self._made:
+            real = (self._made[axis] < self.counts["nodes"]).all(0)
+            self._real[axis] = RealRows(len(real), real.sum(), real)
+        elif axis not in self._real:
             self._real[axis] = RealRows(self.layout.rows[axis], self.counts[axis])
         return self._real[axis]
 
@@ -295,12 +313,29 @@ class Padding:
         """Return the rows that are padding, likewise."""
         return self.rows(axis).padding.view(-1, *[1] * (like.dim() - 1))
 
-    def fill(self, tensors: Sequence[Tensor], poison: Tensor) -> list[Tensor]:
+    def ends(self, count: int) -> Tensor:
+        """Return the ends of so many edges of padding: all nodes of padding, in turn."""
+        nodes = self.counts["nodes"]
+        ids = torch.arange(count, device=nodes.device)
+        return nodes + ids % (self.layout.bucket["nodes"] - nodes)
+
+    def spare(self, rows: int, least: int) -> int:
+        """Return how many rows to add to so many, that their number is that of no argument."""
+        taken = self.layout.rows.values()
+        return next(more for more in itertools.count(least, 2) if rows + more not in taken)
+
+    def note(self, ids: Tensor) -> None:
+        """Know what belongs to edges [2, R] that a model made, by the number of rows."""
+        axis = f"{ids.size(1)} edges"
+        if self._rows.setdefault(ids.size(1), axis) == axis:
+            self._made[axis] = ids
+            self._real.pop(axis, None)
+
+    def fill(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return arguments whose padding is not what earlier calls left there.
 
         Args:
             tensors: padded, of which only the real part counts.
-            poison: [], times which the padding is taken of features: 1, except in tests for leaks.
         """
         layout, counts = self.layout, self.counts
         filled = []
@@ -317,10 +352,10 @@ class Padding:
                 continue
             real = self.rows(role.axis).real
             if role.kind == "edge_index":
-                ids = torch.arange(tensor.size(1), device=tensor.device)
-                padding = nodes + ids % (layout.bucket["nodes"] - nodes)
                 self._check(tensor, real, nodes, "node")
-                filled.append(torch.where(real, tensor, padding.to(tensor.dtype)))
+                padding = self.ends(tensor.size(1)).to(tensor.dtype)
+                self.edges.append(torch.where(real, tensor, padding))
+                filled.append(self.edges[-1])
                 continue
             if role.kind == "batch":
                 self._check(tensor, real, counts["graphs"], "graph")
@@ -335,7 +370,9 @@ class Padding:
             # A copy of the first row: whatever a model can do with rows, it can do with that.
             padding = tensor[:1].detach()
             if tensor.is_floating_point():
-                padding = padding * poison.to(tensor.dtype)
+                if role.axis not in ("nodes", "graphs"):
+                    padding = padding_like(padding)
+                padding = padding * self.poison.to(tensor.dtype)
             filled.append(torch.where(self.real(role.axis, tensor), tensor, padding))
         return filled
 

@@ -17,7 +17,7 @@ from pyg_accel.kept import saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO, tensors_in
 from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.patching import compiled, layers, plans, reading
+from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.kinds import Key, kind_of_call
@@ -143,7 +143,7 @@ def call(
             _found.setdefault(self, {})[key] = _Found("", trace.kind())
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(original, self, edge_index, args, kwargs, out, state)
-            plans.learn(self, plain, kwargs, trace, out)
+            learner.learn(self, plain, kwargs, trace, out)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, "+".join(names) or "later", "", seconds)

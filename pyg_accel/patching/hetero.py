@@ -52,7 +52,8 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
     if len(layers) < 2 or _reasons(self, layers, xs, edges):
         return original(self, xs, edges)
-    start, state = time.perf_counter(), random_state(next(iter(xs.values())).device)
+    start = time.perf_counter()
+    state = random_state(next(iter(xs.values())).device) if settings.verify else None
     types = tuple(dict.fromkeys(name for key in layers for name in (key[0], key[-1])))
     sizes = tuple(xs[name].size(0) for name in types)
     ends = tuple((types.index(key[0]), types.index(key[-1])) for key in layers)
@@ -62,7 +63,7 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
         return original(self, xs, edges)
     with record_choices() as names:
         out = _all_at_once(layers, relations, {name: xs[name] for name in types}, self.aggr)
-    if settings.verify:
+    if state is not None:
         joined = torch.cat(list(out.values()))
         verify(lambda *given: torch.cat(list(original(*given).values())), self, xs, (edges,), {},
                joined, state)  # fmt: skip

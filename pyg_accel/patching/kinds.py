@@ -14,8 +14,8 @@ from pyg_accel.backends.dispatch import situation
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.readable import METHODS, Reads, read_class
-from pyg_accel.patching.reasons import has_hooks
-from pyg_accel.patching.reductions import is_simple
+from pyg_accel.patching.reasons import has_hooks, is_watched
+from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.seam import is_hooked
 
 __all__ = ["Key", "kind_of_call", "reads_of", "tensors_of"]
@@ -28,10 +28,11 @@ _FUNCTIONS = (
     torch.nn.ReLU, torch.nn.LeakyReLU, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Identity,
     torch.nn.SiLU, torch.nn.GELU, torch.nn.Softplus, torch.nn.ELU,
 )  # fmt: skip
-_FORWARDS: dict[type, Any] = {cls: cls.forward for cls in (*_LINEAR, *_FUNCTIONS)}
+_LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
+_FORWARDS: dict[type, Any] = {cls: cls.forward for cls in (*_LINEAR, *_FUNCTIONS, *_LISTS)}
 _CONSTANTS = (bool, int, str)
 _MISSING = object()
-_NONE = ("None",)
+_NONE, _NO_SUCH = ("None",), ("no such attribute",)
 
 
 def kind_of_call(
@@ -47,19 +48,17 @@ def kind_of_call(
         or edge_index.layout is not torch.strided
     ):
         return None
-    aggregation = module.aggr_module
+    aggregation = _aggregation(module.aggr_module)
     if (
-        is_hooked(module)
-        or not is_simple(aggregation)
-        or has_hooks(aggregation)
+        aggregation is None
+        or is_hooked(module)
         or not vars(module).keys().isdisjoint(METHODS)
-        or not vars(aggregation).keys().isdisjoint(_RUN)
         or torch.nn.modules.module._has_any_global_hook()
     ):
         return None
     device = edge_index.device
     key: list[Any] = [
-        original, module.training, type(aggregation), module.flow, module.node_dim,
+        original, module.training, aggregation, module.flow, module.node_dim,
         edge_index.dtype, edge_index.size(0), edge_index.size(1) > 0, device,
         torch.is_grad_enabled(), _autocast(device.type), cls.message,
         cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(),
@@ -79,6 +78,15 @@ def kind_of_call(
     return tuple(key)
 
 
+def _aggregation(aggregation: Any) -> Any:
+    """Which reductions an aggregation makes; None if that is not known, or may change."""
+    if is_simple(aggregation):
+        own = has_hooks(aggregation) or not vars(aggregation).keys().isdisjoint(_RUN)
+        return None if own else type(aggregation)
+    reduces = reduces_of(aggregation)
+    return None if reduces is None or is_watched(aggregation) else (type(aggregation), reduces)
+
+
 def _autocast(device: str) -> torch.dtype | None:
     """What autocast turns tensors into; None where it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -87,8 +95,13 @@ def _autocast(device: str) -> torch.dtype | None:
 def _module(module: Any) -> Any:
     """What is known of a module that a message calls; None if it may do something else."""
     cls, own = type(module), vars(module)
-    if has_hooks(module) or "forward" in own or cls.forward is not _FORWARDS[cls]:
+    if cls not in _FORWARDS or has_hooks(module) or "forward" in own:
         return None
+    if cls.forward is not _FORWARDS[cls]:
+        return None
+    if cls in _LISTS:
+        facts = [(name, _module(child)) for name, child in module._modules.items()]
+        return None if any(fact is None for _, fact in facts) else (cls, *facts)
     if cls in _LINEAR:
         facts = [_fact(t) for _, t in tensors_of("", module)]
         facts.append(module.weight.shape)
@@ -101,6 +114,9 @@ def tensors_of(name: str, value: Any) -> list[tuple[str, Any]]:
     """Return the tensors that a message may read of an attribute of its layer, by their paths."""
     if type(value) in _LINEAR:
         return [(f"{name}.weight", value.weight), (f"{name}.bias", value.bias)]
+    if type(value) in _LISTS:
+        parts = value._modules.items()
+        return [found for key, part in parts for found in tensors_of(f"{name}.{key}", part)]
     return [(name, value)]
 
 
@@ -111,6 +127,8 @@ def _fact(value: Any) -> Any:
         return (value.dtype, value.shape[1:], value.device, value.requires_grad, value.dim() > 0)
     if value is None:
         return _NONE
+    if value is _MISSING:
+        return _NO_SUCH
     if kind is tuple and len(value) == 2:
         pair = (_fact(value[0]), _fact(value[1]))
         return None if None in pair else pair

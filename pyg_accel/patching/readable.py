@@ -46,7 +46,7 @@ _STATEMENTS = (
     ast.arguments, ast.arg, ast.Return, ast.Assign, ast.AnnAssign, ast.If, ast.Assert, ast.Pass,
     ast.Expr, ast.IfExp, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Call, ast.keyword,
     ast.Attribute, ast.Name, ast.Constant, ast.Tuple, ast.List, ast.expr_context, ast.operator,
-    ast.unaryop, ast.boolop, ast.cmpop, ast.JoinedStr,
+    ast.unaryop, ast.boolop, ast.cmpop, ast.JoinedStr, ast.Slice,
 )  # fmt: skip
 
 
@@ -141,8 +141,15 @@ def _is_source_of(function: ast.FunctionDef, code: CodeType) -> bool:
 def _contents(code: CodeType) -> tuple[Any, ...]:
     # Not the instructions, which depend on what the module imports. White space of texts does not
     # count, as the source of a method is dedented, its docstring too.
-    constants = [repr(c.split() if isinstance(c, str) else c) for c in code.co_consts]
-    return code.co_names, code.co_varnames, constants
+    return code.co_names, code.co_varnames, code.co_freevars, [*map(_constant, code.co_consts)]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _contents(value)
+    if isinstance(value, str):  # Python 3.10 has the full name of a comprehension
+        return "<listcomp>" if value.endswith(".<listcomp>") else repr(value.split())
+    return repr(value)
 
 
 class _Reader:
@@ -151,7 +158,9 @@ class _Reader:
     def __init__(self, method: Callable[..., Any]) -> None:
         code = method.__code__
         self.me = code.co_varnames[0] if code.co_argcount else ""
-        self.locals = frozenset(code.co_varnames)
+        self.locals = frozenset((*code.co_varnames, *code.co_cellvars))
+        self.parts: frozenset[str] = frozenset()  # of an attribute of the layer
+        self.counters: frozenset[str] = frozenset()  # of these parts
         self.given = set(code.co_varnames[: code.co_argcount])  # not yet assigned to
         self.globals: dict[str, Any] = method.__globals__
         self.attributes: set[str] = set()
@@ -167,7 +176,12 @@ class _Reader:
         if isinstance(node, ast.Name):
             # The layer itself must not go anywhere, nor may a global come in.
             known = node.id in self.locals and node.id not in _OF_THE_GRAPH
-            return known and node.id != self.me
+            return (known and node.id != self.me) or node.id in self.counters
+        if isinstance(node, ast.Subscript):
+            load = isinstance(node.ctx, ast.Load)
+            return load and self._index(node.slice) and self.accepts(node.value)
+        if isinstance(node, ast.ListComp):
+            return self._comprehension(node)
         if isinstance(node, ast.Raise):
             return True  # a call that raises leaves no plan
         if isinstance(node, ast.Compare):
@@ -192,6 +206,44 @@ class _Reader:
         return isinstance(node, _STATEMENTS) and all(
             self.accepts(child) for child in ast.iter_child_nodes(node)
         )
+
+    def _index(self, node: ast.expr | None) -> bool:
+        """Whether an index is made of constants and counters: no data chooses."""
+        if isinstance(node, ast.Tuple):
+            return all(map(self._index, node.elts))
+        if isinstance(node, ast.Slice):
+            return all(map(self._index, (node.lower, node.upper, node.step)))
+        if isinstance(node, ast.UnaryOp):
+            return self._index(node.operand)
+        if isinstance(node, ast.Name):
+            return node.id in self.counters
+        return node is None or isinstance(node, ast.Constant)
+
+    def _comprehension(self, node: ast.ListComp) -> bool:
+        """Whether this is a list of what is made with each part of an attribute of the layer."""
+        (loop, *more), names = node.generators, [node.generators[0].target]
+        over, numbered = loop.iter, isinstance(loop.iter, ast.Call)
+        if isinstance(over, ast.Call):
+            self.names.append((self.globals, "enumerate"))
+            given = [*over.args, *over.keywords]
+            if ast.unparse(over.func) != "enumerate" or len(given) != 1 or not over.args:
+                return False
+            if "enumerate" in self.locals or "enumerate" in self.globals:
+                return False
+            over, target = over.args[0], loop.target
+            names = target.elts if isinstance(target, ast.Tuple) else []
+        of_layer = isinstance(over, ast.Attribute) and isinstance(over.value, ast.Name)
+        if more or loop.ifs or loop.is_async or not of_layer or len(names) != 1 + numbered:
+            return False
+        ids = [name.id for name in names if isinstance(name, ast.Name)]
+        if len(ids) != len(names) or not _OF_THE_GRAPH.isdisjoint(ids) or self.me in ids:
+            return False
+        before = self.parts, self.counters
+        self.parts = self.parts - {*ids} | {ids[-1]}
+        self.counters = self.counters - {*ids} | {*ids[:-1]}
+        accepted = self.accepts(over) and self.accepts(node.elt)
+        self.parts, self.counters = before
+        return accepted
 
     def _target(self, node: ast.expr) -> bool:
         """Whether something is assigned to a local name, or to an attribute of the layer."""
@@ -250,6 +302,8 @@ class _Reader:
         """Whether this is a method of a tensor, a function of torch, or a harmless builtin."""
         if isinstance(function, ast.Name):
             name = function.id
+            if name in self.parts:
+                return True
             self.names.append((self.globals, name))
             return name in _BUILTINS and name not in self.globals and name not in self.locals
         if not isinstance(function, ast.Attribute) or function.attr in _NOT_CALLED:

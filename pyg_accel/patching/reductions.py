@@ -1,12 +1,14 @@
 """PyG's aggregations on lazy messages: all that are asked for, in one pass over the graph."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn.aggr import (
     Aggregation,
+    DegreeScalerAggregation,
     MaxAggregation,
     MeanAggregation,
     MinAggregation,
@@ -16,13 +18,14 @@ from torch_geometric.nn.aggr import (
     SumAggregation,
     VarAggregation,
 )
+from torch_geometric.nn.aggr.fused import FusedAggregation
 
 from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised
 from pyg_accel.patching.reasons import WATCHED, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
 
-__all__ = ["aggregate", "is_simple"]
+__all__ = ["aggregate", "combine", "is_simple", "reduces_of"]
 
 _SIMPLE: dict[type, str] = {
     SumAggregation: "sum",
@@ -31,8 +34,12 @@ _SIMPLE: dict[type, str] = {
     MinAggregation: "min",
     MulAggregation: "prod",
 }
-_FORWARDS = {cls: vars(cls)["forward"] for cls in _SIMPLE}
 _SPREAD = (VarAggregation, StdAggregation)
+_FORWARDS = {
+    cls: vars(cls)["forward"]
+    for cls in (*_SIMPLE, *_SPREAD, MultiAggregation, DegreeScalerAggregation, FusedAggregation)
+}
+_SCALERS = ("identity", "amplification", "attenuation", "linear", "inverse_linear")
 
 
 def aggregate(
@@ -48,52 +55,119 @@ def aggregate(
     """Stand in for ``Aggregation.__call__``; unknown aggregations run their own code."""
     if not isinstance(x, LazyTensor):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
-    members: list[Any] = list(self.aggrs) if type(self) is MultiAggregation else [self]
+    reduces = reduces_of(self)
+    tracer, place = x.tracer, x.edge_dim
     if (
-        x.tracer.row_of(index) != x.tracer.target
-        or dim not in (x.edge_dim, x.edge_dim - len(plain_shape(x)))
+        tracer.row_of(index) != tracer.target
+        or dim not in (place, place - len(plain_shape(x)))
         or ptr is not None
         or kwargs
         or dim_size is None  # as many rows as the largest index says
-        or not all(is_simple(m) or _is_spread(m) for m in members)
+        or reduces is None
     ):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     if is_watched(self):  # one that is not the layer's aggr_module
         raise Unrecognised(WATCHED, sticky=False)
-    wanted: list[str] = []
-    for member in members:
-        wanted += ["mean", "sqsum"] if _is_spread(member) else [_SIMPLE[type(member)]]
-    wanted = list(dict.fromkeys(wanted))
-    got = dict(zip(wanted, reduce_over_targets(x, wanted, dim_size), strict=True))
-    outs = [
-        _spread(member, got["mean"], got["sqsum"], x) if _is_spread(member)
-        else got[_SIMPLE[type(member)]]
-        for member in members
-    ]  # fmt: skip
-    combined: Tensor = self.combine(outs) if type(self) is MultiAggregation else outs[0]
-    return combined
+    got = reduce_over_targets(x, list(reduces), dim_size)
+    if is_simple(self):
+        return got[0]
+    others = tracer.others  # a plan combines what it reduces in the same way
+    out = combine(self, dict(zip(reduces, got, strict=True)),
+                  lambda: tracer.graph_of(dim_size).degree, place)  # fmt: skip
+    tracer.others = others
+    if tracer.done is not None and tracer.done.reduce != "attention":
+        tracer.done = tracer.done._replace(reduce=reduces, result=out)
+    return out
 
 
 def is_simple(aggregation: Any) -> bool:
     """Whether an aggregation is one reduction, and nobody replaced the ``forward`` of its class."""
+    return type(aggregation) in _SIMPLE and _is_original(aggregation)
+
+
+def _is_original(aggregation: Any) -> bool:
     cls = type(aggregation)
-    return cls in _SIMPLE and cls.forward is _FORWARDS[cls]
+    return cls.forward is _FORWARDS[cls]
 
 
-def _is_spread(member: Any) -> bool:
-    if type(member) is StdAggregation:
-        member = member.var_aggr
-    return type(member) is VarAggregation and not member.semi_grad
+def reduces_of(aggregation: Any) -> tuple[str, ...] | None:
+    """Return the reductions that an aggregation is made of, each once; None if it is not."""
+    cls = type(aggregation)
+    if cls not in _FORWARDS or not _is_original(aggregation):
+        return None
+    if cls in _SIMPLE:
+        return (_SIMPLE[cls],)
+    if cls is StdAggregation:
+        return reduces_of(aggregation.var_aggr)
+    if cls is VarAggregation:
+        return None if aggregation.semi_grad else ("mean", "sqsum")
+    if cls is DegreeScalerAggregation:
+        known = all(scaler in _SCALERS for scaler in aggregation.scaler)
+        return reduces_of(aggregation.aggr) if known else None
+    if cls is not MultiAggregation:
+        return None
+    parts = [reduces_of(member) for member in aggregation.aggrs]
+    if None in parts or not _fuses(aggregation):
+        return None
+    return tuple(dict.fromkeys(reduce for part in parts for reduce in part or ()))
 
 
-def _spread(member: Any, mean: Tensor, sqsum: Tensor, x: LazyTensor) -> Tensor:
-    """Variance or standard deviation from mean and sum of squares, as PyG defines them."""
-    graph = x.tracer.graph_of(mean.size(x.edge_dim))
-    shape = [1] * mean.dim()
-    shape[x.edge_dim] = -1
-    degree = graph.degree.clamp(min=1).to(mean.dtype).view(shape)
-    variance = sqsum / degree - mean * mean
-    if type(member) is VarAggregation:
+def _fuses(aggregation: MultiAggregation) -> bool:
+    """Whether what PyG runs in place of some of its members was made of the members it has."""
+    fused, flags = aggregation.fused_aggr, aggregation.is_fused_aggr
+    if len(flags) != len(aggregation.aggrs):
+        return False
+    names = [type(m).__name__ for m, flag in zip(aggregation.aggrs, flags, strict=True) if flag]
+    if fused is None:
+        return not names
+    alike = names == fused.aggr_names and len(set(names)) == len(names)
+    return alike and _is_original(fused) and not fused.semi_grad
+
+
+def combine(
+    aggregation: Any, got: Mapping[str, Tensor], degree: Callable[[], Tensor], dim: int
+) -> Tensor:
+    """Return what an aggregation makes of its reductions, as PyG defines it.
+
+    Args:
+        aggregation: one with :func:`reduces_of`.
+        got: by the name of the reduction.
+        degree: returns how many edges each target has.
+        dim: of the targets.
+    """
+    if type(aggregation) in _SIMPLE:
+        return got[_SIMPLE[type(aggregation)]]
+    if type(aggregation) is MultiAggregation:
+        parts = [combine(member, got, degree, dim) for member in aggregation.aggrs]
+        combined: Tensor = aggregation.combine(parts)
+        return combined
+    if type(aggregation) is DegreeScalerAggregation:
+        out = combine(aggregation.aggr, got, degree, dim)
+        scaled = _scaled(aggregation, out, _along(degree(), out, dim))
+        return torch.cat(scaled, dim=-1) if len(scaled) > 1 else scaled[0]
+    mean = got["mean"]
+    variance = got["sqsum"] / _along(degree().clamp(min=1), mean, dim) - mean * mean
+    if type(aggregation) is VarAggregation:
         return variance
     out = variance.clamp(min=1e-5).sqrt()
     return out.masked_fill(out <= math.sqrt(1e-5), 0.0)
+
+
+def _along(degree: Tensor, like: Tensor, dim: int) -> Tensor:
+    shape = [1] * like.dim()
+    shape[dim] = -1
+    return degree.to(like.dtype).view(shape)
+
+
+def _scaled(aggregation: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> list[Tensor]:
+    """Return features times each of the scalers of Principal Neighbourhood Aggregation."""
+    by_log, by_degree = aggregation.avg_deg_log, aggregation.avg_deg_lin
+    least = degree.clamp(min=1)
+    make: dict[str, Callable[[], Tensor]] = {
+        "identity": lambda: out,
+        "amplification": lambda: out * (torch.log(degree + 1) / by_log),
+        "attenuation": lambda: out * (by_log / torch.log(least + 1)),
+        "linear": lambda: out * (degree / by_degree),
+        "inverse_linear": lambda: out * (by_degree / least),
+    }
+    return [make[str(scaler)]() for scaler in aggregation.scaler]

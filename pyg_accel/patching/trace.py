@@ -31,10 +31,11 @@ from pyg_accel.patching.lazy import (
     running,
 )
 from pyg_accel.patching.sampling import aggregate, in_force
+from pyg_accel.patching.steps import ON_OPERANDS, REPEATABLE, VIEWS
 from pyg_accel.patching.typed import with_pairs_as_sources
 from pyg_accel.patching.watch import Watch
 
-__all__ = ["VIEWS", "Done", "Made", "Trace"]
+__all__ = ["Done", "Made", "Trace"]
 
 
 _WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
@@ -42,13 +43,6 @@ _WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
 
 # What this package asks of tensors; methods that do have no plan (:mod:`.readable`).
 _ASKED = frozenset({"__get__", "stride", "storage_offset", "untyped_storage", "is_contiguous"})
-
-
-VIEWS = frozenset({Tensor.view, Tensor.unsqueeze, Tensor.reshape})
-# What layers do to features of edges; its results depend on its arguments alone.
-_REPEATABLE = frozenset({
-    torch.nn.functional.linear, Tensor.mul, torch.mul, Tensor.add, torch.add, Tensor.sum, torch.sum,
-})  # fmt: skip
 
 
 class Made(NamedTuple):
@@ -67,13 +61,13 @@ class Done(NamedTuple):
         formula: of the messages.
         operands: as they were given, with the row of edge_index that gathers each (-1: none does),
             and whether all targets share one row.
-        reduce: of the messages.
+        reduce: of the messages; several where an aggregation combines them.
         result: what came out.
     """
 
     formula: Formula
     operands: list[tuple[Tensor, int, bool]]
-    reduce: str
+    reduce: str | tuple[str, ...]
     result: Tensor
 
 
@@ -155,7 +149,8 @@ class Trace(Watch):
         """Find gathers, follow views of edge_index."""
         result = rules().intercept(self, func, args, kwargs)
         if type(result) is Tensor:
-            self.made.append(Made(func if func in VIEWS else None, args, kwargs, result))
+            known = func in VIEWS or func is Tensor.__getitem__
+            self.made.append(Made(func if known else None, args, kwargs, result))
         return result
 
     def pass_on(
@@ -166,10 +161,18 @@ class Trace(Watch):
         result: Any = None,
     ) -> None:
         """Take a note of a function that just ran."""
-        if func in _REPEATABLE and type(result) is Tensor:
+        if func in REPEATABLE and type(result) is Tensor:
             self.made.append(Made(func, args, kwargs or {}, result))
         elif not (asks(func) or name_of(func) in _ASKED):
             self.others = True
+
+    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function on the operands of messages, and take a note of it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if func in ON_OPERANDS and type(result) is Tensor:
+            self.made.append(Made(func, args, kwargs, result))
+        return result
 
     # -- edge_index and its rows -----------------------------------------------------------------
 
@@ -300,7 +303,7 @@ class Trace(Watch):
         self.done = None
         if lazy.later is not NOTHING or lazy.edge_dim:
             return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
-        if len(outs) == 1 and paired is None and not note:
+        if paired is None and not note:
             self.done = Done(formula, self._given_places(numbers), reduces[0], outs[0])
         return outs
 

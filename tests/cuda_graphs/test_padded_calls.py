@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ from torch_geometric.nn import (
 import pyg_accel
 from pyg_accel.cuda_graphs.capture import Uncaptured
 from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.cuda_graphs.masked import Constants
 
 Inputs = dict[str, Tensor]
 
@@ -475,6 +477,18 @@ def test_gradients_add_up(none):
                 run.zero_grad(set_to_none=none)
             run(x * (step + 1)).sum().backward()
         torch.testing.assert_close(fast.weight.grad, model.weight.grad)
+
+
+@pytest.mark.parametrize("value", [2.5, 3, True, [1, 2], np.float64(2)])
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.float64}, {"requires_grad": True}])
+def test_tensors_of_python_numbers_are_what_they_were(value, options):
+    if options.get("requires_grad") and not isinstance(value, float):
+        pytest.skip("no gradients of integers")
+    expected = torch.tensor(value, **options)
+    with Constants():
+        found = torch.tensor(value, **options)
+    assert torch.equal(found, expected) and found.dtype == expected.dtype
+    assert found.requires_grad == expected.requires_grad and found.is_leaf
 
 
 def test_hooks_are_called(reasons):

@@ -607,14 +607,11 @@ def test_no_tensor_of_edges_times_features_is_made(name):
 
 
 # Layers whose calls are traced each time, and what it is that no plan can do.
-SEVERAL = "several reductions of the messages, or an aggregation that computes more than one"
+SEVERAL = "an aggregation that is made of other things than reductions of the messages"
 AFTERWARDS = "a view of the reduced messages"
 NODES = "tensors that the message makes of node features"
 NOT_READ = "a message that reads sizes or tensors' attributes, calls methods, or loops"
 UNPLANNED = {
-    "sage-many": SEVERAL,
-    "pna": SEVERAL,
-    "pna-towers": SEVERAL,
     "eg": SEVERAL,
     "gen": SEVERAL,
     "gen-power": SEVERAL,
@@ -622,7 +619,6 @@ UNPLANNED = {
     "han": AFTERWARDS,
     "hgt": AFTERWARDS,
     "res-gated-edges": NODES,
-    "cg": NODES,
     "agnn": "a softmax of scores that are written out",
     "fa": "weights that are written out",
     "arma": "features of three dimensions",

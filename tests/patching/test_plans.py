@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
+    CGConv,
     FiLMConv,
     GATConv,
     GATv2Conv,
@@ -27,12 +28,23 @@ from torch_geometric.nn import (
     GINEConv,
     GraphConv,
     MessagePassing,
+    PNAConv,
     SAGEConv,
     SGConv,
     TAGConv,
     TransformerConv,
 )
-from torch_geometric.nn.aggr import Aggregation, MaxAggregation, SoftmaxAggregation, SumAggregation
+from torch_geometric.nn.aggr import (
+    Aggregation,
+    DegreeScalerAggregation,
+    MaxAggregation,
+    MeanAggregation,
+    MultiAggregation,
+    SoftmaxAggregation,
+    StdAggregation,
+    SumAggregation,
+    VarAggregation,
+)
 from torch_geometric.utils import softmax
 
 import pyg_accel
@@ -147,6 +159,19 @@ def setting(name: str, value: Any, then: Step | None = None) -> Step:
 
 WEIGHT, COLUMN = features(E, seed=1).abs(), features(E, 1, seed=2).abs()
 THREE = features(E, 3, seed=4)
+
+
+def scaled(aggrs: Any = "mean", learned: bool = True) -> DegreeScalerAggregation:
+    """Aggregations times one number a target, which is learned."""
+    scaler = "amplification" if isinstance(aggrs, str) else ["amplification"]
+    return DegreeScalerAggregation(aggrs, scaler, torch.tensor([0, 2, 4, 6]), learned)
+
+
+def pna(aggrs: Any = ("mean", "sum"), **options: Any) -> PNAConv:
+    return PNAConv(WIDTH, 4, list(aggrs), ["identity", "attenuation"], torch.tensor([0, 2, 4, 6]),
+                   **{"towers": 2, **options})  # fmt: skip
+
+
 LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "sage": (lambda: SAGEConv(WIDTH, 4), ()),
     "sage max": (lambda: SAGEConv(WIDTH, 4, aggr="max"), ()),
@@ -163,6 +188,11 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[Any, ...]]] = {
     "transformer edge_dim": (lambda: TransformerConv(WIDTH, 4, heads=2, edge_dim=3), (THREE,)),
     "tag": (lambda: TAGConv(WIDTH, 4), ()),
     "sg": (lambda: SGConv(WIDTH, 4, K=2), ()),
+    "sage several": (lambda: SAGEConv(WIDTH, 4, aggr=["mean", "sum", "std"]), ()),
+    "graph scaled": (lambda: GraphConv(WIDTH, 4, aggr=scaled()), (WEIGHT,)),
+    "pna": (lambda: pna(), ()),
+    "pna edge_dim": (lambda: pna(towers=1, edge_dim=3), (THREE,)),
+    "cg": (lambda: CGConv(WIDTH, 3), (THREE,)),
 }
 ATTENTION = ("gat", "gatv2", "transformer")
 
@@ -487,6 +517,173 @@ def test_a_linear_layer_that_a_message_calls(
     assert seen.count("plan") >= 12
 
 
+@pytest.mark.parametrize("edges", [False, True])
+def test_lists_of_linear_layers_that_a_message_calls(
+    edges: bool, like_stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in them is changed between calls that have a plan."""
+    run = call(X, EDGES, THREE) if edges else call()
+
+    def first(layer: Any) -> Any:
+        return layer.pre_nns[0]
+
+    def changing(change: Step) -> Step:
+        def step(layer: Any) -> Any:
+            torch.manual_seed(1)
+            change(layer)
+            return run(layer), run(layer)
+
+        return step
+
+    def once(change: Step, back: Step) -> Step:
+        def step(layer: Any) -> Any:
+            change(layer)
+            outs = run(layer), run(layer)
+            back(layer)
+            return outs
+
+        return step
+
+    def hooked(find: Step) -> Step:
+        def step(layer: Any) -> Any:
+            handle = find(layer).register_forward_hook(lambda module, args, out: out * 3)
+            outs = run(layer), run(layer)
+            handle.remove()
+            return outs
+
+        return step
+
+    def halved(layer: Any) -> Any:
+        with torch.no_grad():
+            first(layer)[0].weight.mul_(0.5)
+
+    def own_forward(layer: Any) -> Any:
+        first(layer).forward = lambda x: first(layer)[0](x).abs()
+
+    def class_changed(layer: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.Sequential, "forward", lambda self, x: self[0](x) * 2)
+            return run(layer), run(layer)
+
+    class Twice(torch.nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    def swap(layer: Any) -> Any:
+        layer.pre_nns = torch.nn.ModuleList(reversed(layer.pre_nns))
+
+    def shared(layer: Any) -> Any:
+        layer.pre_nns[0] = layer.pre_nns[1]
+
+    def lower(layer: Any) -> Any:
+        more = (THREE,) if edges else ()
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            return layer(X, EDGES, *more).bfloat16()
+
+    seen = like_stock(
+        pna(edge_dim=3 if edges else None), run, run, changing(halved),
+        changing(lambda layer: setattr(first(layer)[0], "weight", torch.nn.Parameter(
+            torch.randn_like(first(layer)[0].weight)))),
+        once(lambda layer: first(layer)[0].requires_grad_(False),
+             lambda layer: first(layer)[0].requires_grad_(True)),
+        once(lambda layer: setattr(first(layer)[0], "bias", None),
+             lambda layer: setattr(first(layer)[0], "bias", torch.nn.Parameter(torch.ones(WIDTH)))),
+        hooked(lambda layer: layer.pre_nns[1]), hooked(lambda layer: first(layer)[0]), run,
+        once(own_forward, lambda layer: delattr(first(layer), "forward")), run,
+        class_changed, run, lower, lower, run,
+        once(lambda layer: first(layer).append(torch.nn.ReLU()), lambda layer: first(layer).pop(1)),
+        once(lambda layer: first(layer).append(torch.nn.Linear(WIDTH, WIDTH)),
+             lambda layer: first(layer).pop(1)),
+        once(lambda layer: layer.pre_nns.insert(0, Twice(first(layer)[0])),
+             lambda layer: layer.pre_nns.pop(0)),
+        changing(swap), run, setting("towers", 3, run), setting("F_in", 4, run),
+        setting("F_in", WIDTH, run), setting("towers", 2, run), run, changing(shared),
+    )  # fmt: skip
+    assert seen[:2] == ["trace", "plan"]
+    assert seen.count("plan") >= 10
+
+
+def test_a_function_in_place_of_enumerate(like_stock: Any) -> None:
+    def first_of_all(parts: Any) -> Any:
+        return [(FLAG, part) for part in parts]
+
+    def flag(value: int) -> Step:
+        def step(layer: Any) -> Any:
+            global FLAG
+            FLAG = value
+            return replaced(sys.modules[PNAConv.__module__], "enumerate", first_of_all)(layer)
+
+        return step
+
+    layer = pna(divide_input=True)
+    seen = like_stock(layer, call(), call(), flag(0), flag(0), flag(1), flag(1), call())
+    assert seen == ["trace", "plan", "trace", "trace", "trace", "trace", "plan"]
+
+
+def test_an_attribute_that_is_missing_or_comes_later(like_stock: Any) -> None:
+    def add(layer: Any) -> Any:
+        torch.manual_seed(1)
+        layer.edge_encoder = torch.nn.Linear(3, WIDTH)
+        layer.edge_dim = 3
+        return call()(layer)
+
+    with_edges = call(X, EDGES, THREE)
+    seen = like_stock(pna(), call(), call(), with_edges, call(), add, call(), with_edges, call())
+    assert seen[-1] == "plan"
+
+
+class Indexed(Weighted):
+    """Parts of features, chosen by what a kind of call does not tell."""
+
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return x_i[:, : self.scale[0]] + x_j[:, w.long()[0, 0] : w.long()[0, 0] + 1]
+
+
+class Chosen(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * self.scale[w]
+
+
+class FirstEdges(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * w[:1]
+
+
+class FirstColumn(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * w[:, :1] + w[:, 1:2] * w[:, None, 2]
+
+
+class Shuffled(Weighted):
+    def message(self, x_i: Tensor, x_j: Tensor, w: Any) -> Tensor:
+        return (x_i + x_j) * w[[i for i in self.order]]
+
+
+class Columns(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.lin(x_i[:, 1:5]) * x_j[:, :1] + x_j[:, -2:-1]
+
+
+def test_parts_of_features(like_stock: Any) -> None:
+    lin = torch.nn.Linear(4, WIDTH)
+    seen = like_stock(Columns(lin=lin), call(), call(), call(features(N + 2, WIDTH), EDGES),
+                      call(features(N, 12), graph(7)), call())  # fmt: skip
+    assert seen == ["trace", "plan", "plan", "trace", "plan"]
+    two, three = COLUMN * 0 + 2, COLUMN * 0 + 3
+    seen = like_stock(Indexed(scale=(1, 2)),
+                      *[call(X, EDGES, w) for w in (two, two, three, two)])  # fmt: skip
+    numbers = [torch.tensor(n) for n in (0, 0, 1, 0, 1)]
+    seen += like_stock(Chosen(scale=(1.0, 2.0)), *[call(X, EDGES, n) for n in numbers])
+    assert "plan" not in seen
+    seen = like_stock(FirstColumn(), *[call(X, EDGES, THREE * n) for n in (1, 1, -2)],
+                      call(X, graph(7), THREE[:7]), call(X, EDGES, features(E, 4)))  # fmt: skip
+    assert seen == ["trace", "plan", "plan", "plan", "trace"]
+    like_stock(FirstEdges(), *[call(X, EDGES, w) for w in (two, two, three, two, two[:1])])
+    orders = [list(range(E)), list(range(E)), list(reversed(range(E)))]
+    like_stock(Shuffled(order=orders[0]),
+               *[setting("order", o, call(X, EDGES, COLUMN)) for o in orders])  # fmt: skip
+
+
 class Active(Layer):
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
         return self.act(x_i + x_j) * x_i
@@ -668,6 +865,130 @@ def test_aggregations(like_stock: Any) -> None:
     assert seen == ["trace", "plan", "trace", "plan"]
     like_stock(Sum(Factor()), call(), call(), setting("aggr_module.factor", 3.0))
     like_stock(Sum(SoftmaxAggregation(t=1.0)), call(), call(), setting("aggr_module.t", 4.0))
+
+
+ANY = ["mean", "max", "var"]
+EVERY = [*ANY, "min", "std", "sum", "mul"]
+PROJECTED = {"mode": "proj", "mode_kwargs": {"in_channels": WIDTH, "out_channels": WIDTH}}
+ATTENDED = {
+    "mode": "attn",
+    "mode_kwargs": {"in_channels": WIDTH, "out_channels": WIDTH, "num_heads": 2, "dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("make", [
+    lambda: MultiAggregation(EVERY), lambda: MultiAggregation(["sum"]),
+    lambda: MultiAggregation(ANY, mode="sum"), lambda: MultiAggregation(ANY, mode="max"),
+    lambda: MultiAggregation(ANY, mode="logsumexp"), lambda: MultiAggregation(ANY, **PROJECTED),
+    lambda: VarAggregation(), lambda: StdAggregation(),
+    lambda: scaled(EVERY[:-1]), lambda: scaled("std", learned=False),
+    lambda: MultiAggregation([scaled("min"), "std"]),
+    lambda: DegreeScalerAggregation(
+        ANY, ["identity", "amplification", "attenuation", "linear", "inverse_linear"],
+        torch.tensor([0, 2, 4, 6]), True
+    ),
+])  # fmt: skip
+def test_aggregations_of_several_reductions(make: Callable[[], Any], like_stock: Any) -> None:
+    seen = like_stock(Sum(make()), call(), call(), call(X, graph(7)), call(X, graph(0)),
+                      call(features(N + 2, WIDTH), EDGES), call(X, graph(0)))  # fmt: skip
+    assert seen == ["trace", "plan", "plan", "trace", "plan", "plan"]
+    cube = features(N, 3, WIDTH)
+    seen = like_stock(Sum(make(), node_dim=0), call(cube, EDGES), call(cube, EDGES))
+    assert seen[1:] == ["plan"]
+
+
+def test_aggregations_that_attend_to_their_members(like_stock: Any) -> None:
+    seen = like_stock(Sum(MultiAggregation(ANY, **ATTENDED)), call(), call(), call())
+    assert seen == ["trace", "plan", "plan"]
+
+
+def test_what_an_aggregation_of_several_reductions_depends_on(like_stock: Any) -> None:
+    def member(number: int, make: Callable[[], Any]) -> Step:
+        def step(layer: Any) -> Any:
+            layer.aggr_module.aggrs[number] = make()
+            return call()(layer)
+
+        return step
+
+    def hooked(path: str) -> Step:
+        def step(layer: Any) -> Any:
+            owner = layer.get_submodule(path)
+            handle = owner.register_forward_hook(lambda module, args, out: out * 3)
+            outs = call()(layer), call()(layer)
+            handle.remove()
+            return outs
+
+        return step
+
+    def own(path: str, name: str) -> Step:
+        def step(layer: Any) -> Any:
+            owner = layer.get_submodule(path)
+            method = getattr(owner, name)
+            setattr(owner, name, lambda *args, **kwargs: method(*args, **kwargs) * 2)
+            outs = call()(layer), call()(layer)
+            delattr(owner, name)
+            return outs
+
+        return step
+
+    def scaler(*names: str) -> Step:
+        def step(layer: Any) -> Any:
+            layer.aggr_module.scaler = list(names)
+            return call()(layer)
+
+        return step
+
+    def in_place(layer: Any) -> Any:
+        with torch.no_grad():
+            layer.aggr_module.avg_deg_log.mul_(3)
+        return call()(layer)
+
+    def frozen(layer: Any) -> Any:
+        layer.aggr_module.requires_grad_(False)
+        return call()(layer)
+
+    run = call()
+    multi = Sum(MultiAggregation(["mean", "max", "std"]))
+    twice = {"forward": lambda self, *args, **kwargs: args[0].new_ones(N, WIDTH)}
+    steps = [
+        run, run, member(0, MaxAggregation), member(1, StdAggregation), run,
+        member(2, VarAggregation), member(2, lambda: VarAggregation(semi_grad=True)), run,
+        member(2, lambda: SoftmaxAggregation(t=2.0)), run, member(2, Factor),
+        member(2, StdAggregation), setting("aggr_module.aggrs.2.var_aggr.semi_grad", True), run,
+        setting("aggr_module.aggrs.2.var_aggr", VarAggregation()), run,
+        setting("aggr_module.mode", "sum"), setting("aggr_module.dense_combine", torch.sum), run,
+        setting("aggr_module.dense_combine", torch.mean), setting("aggr_module.mode", "cat"),
+        hooked("aggr_module"), hooked("aggr_module.aggrs.0"), hooked("aggr_module.aggrs.2"),
+        own("aggr_module", "combine"), own("aggr_module", "forward"), run,
+        own("aggr_module.aggrs.1", "reduce"), own("aggr_module.aggrs.1", "forward"),
+        own("aggr_module.aggrs.2.var_aggr", "forward"), hooked("aggr_module.fused_aggr"),
+        lambda layer: layer.aggr_module.aggrs.append(MaxAggregation()) or run(layer),
+        lambda layer: layer.aggr_module.aggrs.pop(3) and run(layer),
+        member(0, MeanAggregation), member(1, MaxAggregation), run,
+    ]  # fmt: skip
+    classes = (MaxAggregation, StdAggregation, VarAggregation, MultiAggregation)
+    steps += [replaced(cls, name, value) for cls in classes for name, value in twice.items()]
+    steps += [
+        replaced(MultiAggregation, "combine", lambda self, inputs: inputs[0] * 7),
+        setting("aggr_module", SumAggregation()), setting("aggr_module", StdAggregation()), run,
+        setting("aggr_module", MultiAggregation(["sum"])),
+        setting("aggr_module", scaled("sum", learned=False)), run, run,
+    ]  # fmt: skip
+    assert like_stock(multi, *steps)[-2:] == ["plan", "plan"]
+    projected = Sum(MultiAggregation(ANY, **PROJECTED))
+    weight = torch.nn.Parameter(torch.ones(WIDTH, 3 * WIDTH), False)
+    seen = like_stock(projected, run, run, setting("aggr_module.lin.weight", weight),
+                      hooked("aggr_module.lin"), run)  # fmt: skip
+    assert seen[0] == "trace" and seen[-1] == "plan"
+    seen = like_stock(
+        Sum(scaled(ANY)), run, run, scaler("linear"), scaler("identity", "attenuation"), in_place,
+        setting("aggr_module.avg_deg_lin", torch.nn.Parameter(torch.full((1,), 2.0), False)),
+        scaler("linear"), scaler("unknown"), scaler("linear"), frozen,
+        own("aggr_module", "forward"), hooked("aggr_module.aggr"),
+        replaced(DegreeScalerAggregation, "forward", twice["forward"]),
+        setting("aggr_module.aggr", MaxAggregation()), run,
+    )  # fmt: skip
+    assert seen[:2] == ["trace", "plan"] and seen[-1] == "plan"
 
 
 def test_methods_of_an_instance(like_stock: Any) -> None:

@@ -68,8 +68,7 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
     if isinstance(given, Waiting):
         result = given.hoisted(func, args, kwargs)
     else:
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(given, *args, **kwargs)
+        result = trace.apply(func, given, *args, **kwargs)
 
     def wrap(value: Tensor) -> LazyTensor:
         shape = [trace.num_edges, *value.shape[1:]]

@@ -21,6 +21,7 @@ from pyg_accel.patching.rules.common import (
     need_formula,
     rule,
 )
+from pyg_accel.patching.steps import stacked
 
 
 @rule("linear")
@@ -39,12 +40,12 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     start = 0
     for part in lazy.parts:
         stop = start + plain_shape(part)[-1]
-        columns = weight[:, start:stop]
+        columns = lazy.tracer.apply(Tensor.__getitem__, weight, (slice(None), slice(start, stop)))
         start = stop
         if isinstance(part, LazyTensor):
             term: Any = hoist(func, part, (columns, bias), {})
         else:
-            term = func(part, columns, bias)
+            term = lazy.tracer.apply(func, part, columns, bias)
         bias = None
         total = term if total is None else total + term
     return total
@@ -149,7 +150,8 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
             trace.repeated[o.index] for o in group
         ):
             raise Declined
-        numbers.append(trace.add_operand(group[0].side, torch.stack(operands, dim)))
+        operand = trace.apply(stacked, operands[0], dim, *operands[1:])
+        numbers.append(trace.add_operand(group[0].side, operand))
     place = iter(numbers)
     formula = map_operands(lead.formula, lambda o: Operand(o.side, next(place)))
     full = [*shape]

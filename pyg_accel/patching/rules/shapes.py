@@ -23,6 +23,7 @@ from pyg_accel.patching.rules.common import (
     with_formula,
 )
 from pyg_accel.patching.rules.concatenation import concatenate
+from pyg_accel.patching.trace import Trace
 
 
 @rule("clone", "contiguous", "alias")
@@ -110,7 +111,9 @@ def _pick(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if not isinstance(lazy, LazyTensor) or not _leaves_edges_alone(func, args, kwargs):
         raise Declined
     if lazy.parts is not None:
-        return concatenate([_pick_part(func, part, args[1:], kwargs) for part in lazy.parts])
+        return concatenate(
+            [_pick_part(lazy.tracer, func, part, args[1:], kwargs) for part in lazy.parts]
+        )
     return share(lazy, hoist(func, lazy, args[1:], kwargs))
 
 
@@ -135,7 +138,9 @@ def _pick_one_each(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         return flat.index_select(0, places).unsqueeze(1)
 
 
-def _pick_part(func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs) -> Tensor:
+def _pick_part(
+    trace: Trace, func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs
+) -> Tensor:
     index = args[0] if name_of(func) == "__getitem__" and args else None
     taken = index if isinstance(index, tuple) else (index,)
     with torch._C.DisableTorchFunctionSubclass():
@@ -144,7 +149,7 @@ def _pick_part(func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwarg
     if isinstance(part, LazyTensor):
         result: Tensor = hoist(func, part, args, kwargs)
         return result
-    picked: Tensor = func(part, *args, **kwargs)
+    picked: Tensor = trace.apply(func, part, *args, **kwargs)
     return picked
 
 

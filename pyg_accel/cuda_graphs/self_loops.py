@@ -1,0 +1,139 @@
+"""Self-loops that a model takes out by a mask, while a padded call is made.
+
+PyG's layers do so with ``edge_index[:, edge_index[0] != edge_index[1]]``. The host waits for the
+number of edges that are left, and a CUDA graph has no room for a number that changes. In a padded
+call all edges stay instead, and those that the mask leaves out join nodes of padding, as edges of
+padding do: messages, degrees, softmax and means of the real nodes are those without them.
+
+Rows that are selected by such a mask hold a copy of the first one that is kept, for each that is
+not. A row or two are added, so that their number tells what they are: what is known to mix rows
+leaves padding out, as it does for other axes, and what is not sees some in every trial.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_accel.cuda_graphs.padding import Padding, padding_like
+from pyg_accel.kept import memory_of
+
+__all__ = ["SelfLoops"]
+
+_COMPARISONS = {"ne": 1, "not_equal": 1, "__ne__": 1, "eq": 2, "__eq__": 2}  # and rows to add
+_INVERSIONS = ("__invert__", "bitwise_not", "logical_not")
+_COPIES = ("clone", "contiguous", "flip", "to", "long", "int")
+_JOINS = ("cat", "concat", "concatenate")
+
+
+class SelfLoops(TorchFunctionMode):
+    """Lets edges that a comparison of their two ends selects keep their number."""
+
+    def __init__(self, padding: Padding) -> None:
+        super().__init__()
+        self._padding = padding
+        # Tensors of node ids, by their memory, and masks, with how many rows are added to what is
+        # selected. All are kept, so that no other tensor takes their place.
+        self._ids = {memory_of(edges): edges for edges in padding.edges}
+        self._masks: dict[int, tuple[Tensor, int]] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in ("__getitem__", "__setitem__"):
+            mask, more, dim = self._mask_in(args[0], args[1])
+            if mask is not None and name == "__getitem__":
+                return self._selected(args[0], mask, more, dim)
+            if mask is not None and dim == 0 and self._assigned(args[0], mask, more, args[2]):
+                return None
+        out = func(*args, **kwargs)
+        if name in _COMPARISONS:
+            if len(args) == 2 and self._are_ends(*args):
+                self._masks[id(out)] = out, _COMPARISONS[name]
+        elif name in _INVERSIONS:
+            if id(args[0]) in self._masks:
+                self._masks[id(out)] = out, 3 - self._masks[id(args[0])][1]
+        elif self._still_ids(name, args, kwargs, out):
+            self._note(out)
+        return out
+
+    def _note(self, ids: Tensor) -> None:
+        self._ids[memory_of(ids)] = ids
+        if ids.dim() == 2 and ids.size(0) == 2:
+            self._padding.note(ids)
+
+    def _are_ids(self, value: Any) -> bool:
+        return type(value) is Tensor and memory_of(value) in self._ids
+
+    def _are_ends(self, one: Any, other: Any) -> bool:
+        """Whether these are the two rows of an edge_index."""
+        return (
+            self._are_ids(one)
+            and self._are_ids(other)
+            and memory_of(one) == memory_of(other)
+            and one.dim() == 1
+            and one.shape == other.shape
+            and one.storage_offset() != other.storage_offset()
+        )
+
+    def _still_ids(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> bool:
+        """Whether a function that is given node ids returns nothing else."""
+        if type(out) is not Tensor or out.is_floating_point() or out.dtype == torch.bool:
+            return False
+        if name in _COPIES:
+            return self._are_ids(args[0])
+        if name == "stack":
+            return all(map(self._are_ids, args[0]))
+        if name in _JOINS:
+            # add_self_loops() appends [2, N] to an edge_index.
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            pairs = all(t.dim() == 2 and t.size(0) == 2 for t in args[0])
+            return dim in (1, -1) and pairs and self._are_ids(args[0][0])
+        return False
+
+    def _mask_in(self, value: Any, index: Any) -> tuple[Tensor | None, int, int]:
+        """Return the mask by which a tensor is indexed, what it adds, and the dimension."""
+        columns = type(index) is tuple and len(index) == 2 and type(index[0]) is slice
+        dim = int(columns and index[0] == slice(None))
+        mask, more = self._masks.get(id(index[1] if dim else index), (None, 0))
+        if mask is None or type(value) is not Tensor or value.shape[dim : dim + 1] != mask.shape:
+            return None, 0, 0
+        return mask, self._padding.spare(len(mask), more), dim
+
+    def _selected(self, value: Tensor, mask: Tensor, more: int, dim: int) -> Tensor:
+        """Return all rows, with padding in place of those that are not selected."""
+        shape = [-1 if d == dim else 1 for d in range(value.dim())]
+        kept = F.pad(mask, (0, more)).view(shape)
+        if self._are_ids(value):
+            padding = self._padding.ends(len(mask) + more).to(value.dtype).view(shape)
+        else:
+            padding = value.detach().index_select(dim, mask.to(torch.int8).argmax().view(1))
+            if value.is_floating_point():
+                # Where nothing is selected, there is no row that a model is known to work with.
+                padding = padding_like(padding, dim).masked_fill(~mask.any(), 1)
+                padding = padding * self._padding.poison.to(value.dtype)
+        rows = list(value.shape)
+        rows[dim] = more
+        out = torch.where(kept, torch.cat([value, value.new_zeros(rows)], dim), padding)
+        if self._are_ids(value):
+            self._note(out)
+        return out
+
+    def _assigned(self, target: Tensor, mask: Tensor, more: int, value: Any) -> bool:
+        """Write rows back that were selected by the same mask; False if these are others."""
+        if type(value) is not Tensor or value.shape != (len(mask) + more, *target.shape[1:]):
+            return False
+        kept = mask.view(-1, *[1] * (target.dim() - 1))
+        target.copy_(torch.where(kept, value[: len(mask)], target))
+        return True
