@@ -16,6 +16,7 @@ from pyg_accel.distributed.entry import HOOKS, CompressedHalos
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import synchronise
+from pyg_accel.distributed.products import look
 from pyg_accel.distributed.share import (
     ONE,
     cut_data,
@@ -29,6 +30,8 @@ from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.layers.aggregation import BEYOND
 from pyg_accel.patching.switch import HookHandle
+from pyg_accel.rewrite import beyond
+from pyg_accel.rewrite.layer import Associated
 
 __all__ = ["distribute"]
 
@@ -93,10 +96,13 @@ def distribute(
         types = partitions(wire, data, partition)
         share = cut_data(wire, data, types, rows, narrow)
     synchronise(model)
+    _forget(model)
     result = Distributed(model, wire, types, rows, wrap)
+    beyond.SPREAD.add(result)
     hooks = HookHandle(HOOKS)
     if pools.enter(1) == 1:
         BEYOND.append(_HALOS)
+        beyond.BEYOND.append(look)
     weakref.finalize(result, _leave, hooks)
     return result, share
 
@@ -108,6 +114,16 @@ def _leave(hooks: HookHandle) -> None:
     hooks.remove()
     if not pools.enter(-1):
         BEYOND.remove(_HALOS)
+        beyond.BEYOND.remove(look)
+
+
+def _forget(model: torch.nn.Module) -> None:
+    """Drop what layers with ``cached=True`` kept of the whole graph in earlier calls."""
+    for module in model.modules():
+        layer = module.source if type(module) is Associated else module
+        for name in vars(layer):
+            if name.startswith("_cached"):
+                setattr(layer, name, None)
 
 
 def _group_of(mesh: Any) -> Any:

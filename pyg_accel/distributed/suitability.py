@@ -12,8 +12,6 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import is_sparse
 
 from pyg_accel.distributed.entry import names_read
-from pyg_accel.rewrite.layer import Associated
-from pyg_accel.rewrite.module import Rewritten
 
 __all__ = ["data_reasons", "model_reasons"]
 
@@ -40,13 +38,10 @@ def model_reasons(model: Any) -> list[str]:
         return [f"expected 'model' to be a torch.nn.Module (got {type(model).__name__})"]
     reasons: dict[str, None] = {}
     for module in model.modules():
-        name = type(module).__name__
-        if known := next((c.__name__ for c in type(module).__mro__ if c.__name__ in _KNOWN), ""):
+        cls = module.__class__  # what a rewritten layer passes for
+        name = cls.__name__
+        if known := next((c.__name__ for c in cls.__mro__ if c.__name__ in _KNOWN), ""):
             reasons[f"{name}: {_KNOWN[known]}"] = None
-        if isinstance(module, (Rewritten, Associated)):
-            reasons["it comes from optimize(), whose products do not exchange halos yet: pass the "
-                    "model itself"] = None  # fmt: skip
-            break
         if any(is_lazy(p) for p in module.parameters(recurse=False)):
             reasons["it has parameters whose shape is not known yet: call it once before"] = None
         if isinstance(module, MessagePassing):

@@ -98,7 +98,6 @@ MODELS = {
     "dynamic": lambda: nn.SuperGATConv(4, 3),
     "both": lambda: Both(),
     "pool": lambda: nn.SAGPooling(4),
-    "optimized": lambda: pyg_accel.optimize(nn.GCN(4, 8, 2, 3), graph().x, graph().edge_index),
 }
 
 
@@ -114,7 +113,6 @@ def unsuited(device: torch.device, model: str) -> None:
         ("dynamic", "edges of its own"),
         ("both", "reads 'x' both as a whole"),
         ("pool", "SAGPooling"),
-        ("optimized", "optimize()"),
     ],
 )
 def test_models_that_cannot_be_distributed_say_why(ranks, model, text):
