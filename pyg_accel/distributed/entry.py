@@ -50,7 +50,7 @@ def call(
     """Stand in for ``propagate`` and ``edge_updater``."""
     halo = halo_of(edge_index)
     if halo is None:
-        if RUNNING.wire is not None:
+        if RUNNING.wire is not None and not RUNNING.exchanged:
             _refuse(type(self).__name__, edge_index)
         return accelerate.call(original, self, edge_index, *args, **kwargs)
     if args:

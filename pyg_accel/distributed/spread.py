@@ -12,10 +12,11 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed import pools
 from pyg_accel.distributed.agreement import agree, digest, model_facts, versions
+from pyg_accel.distributed.convs import CONVS
 from pyg_accel.distributed.entry import HOOKS, CompressedHalos
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
-from pyg_accel.distributed.norms import synchronise
+from pyg_accel.distributed.norms import NORMS
 from pyg_accel.distributed.products import look
 from pyg_accel.distributed.share import (
     ONE,
@@ -95,8 +96,7 @@ def distribute(
     else:
         types = partitions(wire, data, partition)
         share = cut_data(wire, data, types, rows, narrow)
-    synchronise(model)
-    _forget(model)
+    _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
     beyond.SPREAD.add(result)
     hooks = HookHandle(HOOKS)
@@ -117,13 +117,16 @@ def _leave(hooks: HookHandle) -> None:
         beyond.BEYOND.remove(look)
 
 
-def _forget(model: torch.nn.Module) -> None:
-    """Drop what layers with ``cached=True`` kept of the whole graph in earlier calls."""
+def _prepare(model: torch.nn.Module) -> None:
+    """Let norms and layers take the nodes of all ranks; drop what they kept of the whole graph."""
     for module in model.modules():
-        layer = module.source if type(module) is Associated else module
-        for name in vars(layer):
-            if name.startswith("_cached"):
-                setattr(layer, name, None)
+        layers = [module.source, module.conv] if type(module) is Associated else [module]
+        for layer in layers:
+            kind: type[torch.nn.Module] = type(layer)
+            layer.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind
+            for name in vars(layer):
+                if name.startswith("_cached"):  # by cached=True, in earlier calls
+                    setattr(layer, name, None)
 
 
 def _group_of(mesh: Any) -> Any:

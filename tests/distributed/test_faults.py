@@ -92,12 +92,20 @@ class Both(nn.MessagePassing):
         return inputs + x
 
 
+class Own(nn.HANConv):
+    """Derived from a layer that is known."""
+
+    def __init__(self, types: list[str], width: int) -> None:
+        super().__init__(width, width, (types, [("a", "to", "a")]))
+
+
 MODELS = {
     "flow": lambda: nn.GCNConv(4, 3, flow="target_to_source"),
     "lazy": lambda: nn.SAGEConv(-1, 3),
     "dynamic": lambda: nn.SuperGATConv(4, 3),
     "both": lambda: Both(),
     "pool": lambda: nn.SAGPooling(4),
+    "derived": lambda: Own(["a"], 4),
 }
 
 
@@ -110,9 +118,10 @@ def unsuited(device: torch.device, model: str) -> None:
     [
         ("flow", "flip the edge_index"),
         ("lazy", "call it once before"),
-        ("dynamic", "edges of its own"),
+        ("dynamic", "a sample of all pairs of nodes"),
         ("both", "reads 'x' both as a whole"),
         ("pool", "SAGPooling"),
+        ("derived", "Own: it looks at all nodes"),
     ],
 )
 def test_models_that_cannot_be_distributed_say_why(ranks, model, text):

@@ -17,6 +17,7 @@ CONVS = {
     "Graph": lambda: nn.GraphConv((-1, -1), 4),
     "GAT": lambda: nn.GATConv((-1, -1), 4, add_self_loops=False),
 }
+JOINT = ["HGT", "HAN"]
 
 
 def graph() -> HeteroData:
@@ -47,6 +48,26 @@ class Net(torch.nn.Module):
         return self.last(x["a"])
 
 
+class Joint(torch.nn.Module):
+    """Layers that take all types at once; the last one's "b" is not used."""
+
+    def __init__(self, conv: str) -> None:
+        super().__init__()
+        metadata = ["a", "b"], RELATIONS
+        widths = {"a": 5, "b": 5}
+        if conv == "HGT":
+            self.layers = torch.nn.ModuleList(
+                nn.HGTConv(n, 4, metadata, heads=2) for n in (widths, 4)
+            )
+        else:
+            self.layers = torch.nn.ModuleList(
+                nn.HANConv(n, 4, metadata, heads=2) for n in (widths, 4)
+            )
+        self.last = torch.nn.Linear(4, 2)
+
+    forward = Net.forward
+
+
 def run(model: torch.nn.Module, data: HeteroData) -> dict[str, Tensor | None]:
     model.zero_grad()
     out = model(data.x_dict, data.edge_index_dict)
@@ -55,18 +76,24 @@ def run(model: torch.nn.Module, data: HeteroData) -> dict[str, Tensor | None]:
     return {"output": out.detach()} | grads
 
 
-def compare(device: torch.device, conv: str, patched: bool, given: bool) -> None:
+def compare(
+    device: torch.device, conv: str, patched: bool, given: bool, rewritten: bool = False
+) -> None:
     torch.set_default_dtype(torch.float64)
     settings.always = True
     try:
-        data, model = graph().to(device), Net(conv).to(device)
+        made = Net(conv) if conv in CONVS else Joint(conv)
+        data, model = graph().to(device), made.to(device)
         with torch.no_grad():
             model(data.x_dict, data.edge_index_dict)
         many = copy.deepcopy(model)
+        if rewritten:
+            many = pyg_accel.optimize(many, data.x_dict, data.edge_index_dict, train=True)
         expected = run(model, data)
 
         assert any(grad is None for grad in expected.values())
-        parts = {"a": torch.arange(30) % 2, "b": torch.arange(11) // 8}
+        last = torch.ones(11, dtype=torch.int64) if conv in JOINT else torch.arange(11) // 8
+        parts = {"a": torch.arange(30) % 2, "b": last}  # the first rank owns no "b" of some
         options = {"partition": parts} if given else {}
         with pyg_accel.patched() if patched else torch.enable_grad():
             spread, share = pyg_accel.distribute(many, graph(), **options)
@@ -83,6 +110,11 @@ def compare(device: torch.device, conv: str, patched: bool, given: bool) -> None
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["community", "vector"])
-@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("conv", [*CONVS, *JOINT])
 def test_a_model_of_several_types_is_that_of_one_process(two, conv, given):
     two(compare, conv=conv, patched=not given, given=given)
+
+
+@pytest.mark.parametrize("conv", ["SAGE", "GAT", "HGT", "HAN"])
+def test_a_rewritten_model_of_several_types_is_that_of_one_process(two, conv):
+    two(compare, conv=conv, patched=False, given=True, rewritten=True)

@@ -120,7 +120,9 @@ def compare(
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["learned", "static"])
+@pytest.mark.parametrize(
+    "first", [False, pytest.param(True, marks=pytest.mark.full)], ids=["learned", "static"]
+)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_rewritten_layer_on_two_ranks_is_that_of_one_process(two, layer, first):
     found = two(compare, layer=layer, first=first)
