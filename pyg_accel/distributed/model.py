@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyg_accel.distributed.known import backward_begins, backward_ends, running
 from pyg_accel.distributed.partition import Partition
 from pyg_accel.distributed.randomness import RankRandom
-from pyg_accel.distributed.share import Types
+from pyg_accel.distributed.stores import Types
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 

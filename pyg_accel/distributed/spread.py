@@ -18,14 +18,8 @@ from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import NORMS
 from pyg_accel.distributed.products import look
-from pyg_accel.distributed.share import (
-    ONE,
-    cut_data,
-    edge_stores,
-    node_stores,
-    partitions,
-    read_data,
-)
+from pyg_accel.distributed.share import cut_data, partitions, read_data
+from pyg_accel.distributed.stores import edge_stores, node_stores
 from pyg_accel.distributed.suitability import data_reasons, model_reasons
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import DistributedError, NotDistributable
@@ -91,8 +85,8 @@ def distribute(
             wire.copy_of_first(tensor)
     narrow = wire_dtype is not None
     if opened:
-        types = {ONE: opened[0].partition(wire.size)}
-        share = read_data(wire, opened[0], types[ONE], rows, narrow)
+        types = opened[0].partitions(wire.size)
+        share = read_data(wire, opened[0], types, rows, narrow)
     else:
         types = partitions(wire, data, partition)
         share = cut_data(wire, data, types, rows, narrow)

@@ -1,6 +1,7 @@
 """Graphs with several types of nodes and edges, on several ranks and in one process."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,92 @@ def run(model: torch.nn.Module, data: HeteroData) -> dict[str, Tensor | None]:
     torch.nn.functional.cross_entropy(out, data["a"].y).backward()
     grads = {n.removeprefix("module."): p.grad for n, p in model.named_parameters()}
     return {"output": out.detach()} | grads
+
+
+def stored(device: torch.device, folder: str, conv: str) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        data, model = graph().to(device), (Net if conv in CONVS else Joint)(conv).to(device)
+        with torch.no_grad():
+            model(data.x_dict, data.edge_index_dict)
+        many = copy.deepcopy(model)
+        expected = run(model, data)
+        spread, share = pyg_accel.distribute(many, folder)
+        assert share.metadata() == data.metadata()
+        assert sum(pyg_accel.distributed.total(e.size(0))
+                   for e in share.edge_attr_dict.values()) == 90 * 3  # fmt: skip
+        assert torch.equal(share["a"].y, data["a"].y) and share["a"].num_nodes < 30
+        found = run(spread, share)
+        for name, wanted in expected.items():
+            assert (wanted is None) == (found[name] is None), name
+            if wanted is not None:
+                torch.testing.assert_close(found[name], wanted, rtol=0, atol=1e-12)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("conv", ["SAGE", "HGT"])
+def test_a_stored_graph_of_several_types(two, tmp_path, conv):
+    data = attributed(unused=False)
+    pyg_accel.distributed.save(data, tmp_path / "stored")
+    two(stored, folder=str(tmp_path / "stored"), conv=conv)
+
+
+def attributed(*, unused: bool = True) -> HeteroData:
+    data = graph()
+    for i, key in enumerate(RELATIONS):
+        data[key].edge_attr = torch.arange(90 * (i + 1)).view(90, -1)
+    if unused:
+        data["c"].num_nodes = 4
+        data["b", "sees", "c"].edge_index = torch.tensor([[1, 2], [3, 3]])
+    data.about = torch.tensor(7)
+    return data
+
+
+def test_a_stored_graph_of_several_types_comes_back_whole(tmp_path):
+    data = attributed()
+    pyg_accel.distributed.save(data, tmp_path / "stored")
+    back = pyg_accel.distributed.load(tmp_path / "stored", verify=True)
+    assert isinstance(back, HeteroData) and back.metadata() == data.metadata()
+    assert int(back.about) == 7 and back["c"].num_nodes == 4
+    for key in ("a", "b"):
+        assert torch.equal(back[key].x, data[key].x) and torch.equal(back[key].y, data[key].y)
+    for key in RELATIONS:
+        pairs = [sorted(zip(*d[key].edge_index.tolist(), d[key].edge_attr[:, 0].tolist(),
+                            strict=True)) for d in (data, back)]  # fmt: skip
+        assert pairs[0] == pairs[1]
+
+
+class Local(Net):
+    """Takes a mean over the nodes of a type in its own code."""
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        x_dict = x_dict | {"a": x_dict["a"] - x_dict["a"].mean(0)}
+        return super().forward(x_dict, edge_index_dict)
+
+
+class Named(Net):
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        return super().forward(x_dict, edge_index_dict)
+
+
+def checked(device: torch.device, fails: bool) -> str:
+    data = graph().to(device)
+    model = (Local if fails else Named)("SAGE").to(device).double()
+    with torch.no_grad():
+        model(data.x_dict, data.edge_index_dict)
+    if not fails:
+        pyg_accel.distributed.check(model, data)
+        return ""
+    with pytest.raises(pyg_accel.errors.VerificationError) as error:
+        pyg_accel.distributed.check(model, data)
+    return str(error.value)
+
+
+def test_check_takes_several_types(two):
+    two(checked, fails=False)
+    for text in two(checked, fails=True):
+        assert "layers.0" in text
 
 
 def compare(
