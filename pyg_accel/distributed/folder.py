@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed.partition import Partition, cut
+from pyg_accel.distributed.partitioners import PARTITIONERS, method_reasons
 from pyg_accel.distributed.stores import (
     ONE,
     Types,
@@ -62,7 +63,13 @@ def save(
         FolderError: if the folder exists already.
         NotDistributable: for data that cannot be cut.
     """
-    if reasons := data_reasons(data):
+    reasons = data_reasons(data)
+    if isinstance(partition, str):
+        reasons += method_reasons(partition)
+        if partition in PARTITIONERS:
+            reasons.append(f"partition='{partition}' cuts for one number of ranks, and a folder "
+                           "serves any: pass an order")  # fmt: skip
+    if reasons:
         raise NotDistributable("; ".join(reasons))
     folder = Path(folder)
     if folder.exists() and not (overwrite and (folder / "meta.json").is_file()):

@@ -17,6 +17,7 @@ from pyg_accel.distributed.entry import HOOKS, CompressedHalos
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import NORMS
+from pyg_accel.distributed.partitioners import method_reasons
 from pyg_accel.distributed.products import look
 from pyg_accel.distributed.share import cut_data, partitions, read_data
 from pyg_accel.distributed.stores import edge_stores, node_stores
@@ -59,8 +60,9 @@ def distribute(
         wrap: True averages gradients over ranks after each backward pass; False leaves that to
             you (FSDP2, DDP, accelerate); a function wraps the model, and does it.
         partition: an order that :func:`pyg_accel.reorder` knows, cut where work is balanced;
-            ``"given"``, the order of the node ids; or the rank of every node (a dictionary of
-            them by node type for a HeteroData).
+            ``"given"``, the order of the node ids; ``"metis"`` or ``"kaminpar"``, if the extra
+            ``partition`` is installed; or the rank of every node (a dictionary of them by node
+            type for a HeteroData).
         wire_dtype: ``torch.bfloat16`` halves what float32 features take on the wire.
 
     Returns:
@@ -159,6 +161,7 @@ def _facts(model: Any, data: Any, options: tuple[Any, ...], opened: list[Stored]
             reasons.append("a stored graph has its partition: pass it to save()")
     else:
         reasons += data_reasons(data)
+        reasons += method_reasons(partition) if isinstance(partition, str) else []
     if rows not in ("all", "own"):
         reasons.append(f"expected 'rows' to be 'all' or 'own' (got {rows!r})")
     if wire_dtype not in (None, torch.bfloat16):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch_geometric.data import Data
 
 import pyg_accel
 from pyg_accel import distributed
+from pyg_accel.distributed import partitioners
 from pyg_accel.errors import FolderError, NotDistributable
 
 
@@ -44,10 +46,16 @@ def differ(device: torch.device, what: str) -> None:
             pyg_accel.__version__ = "0.0"
         elif what == "ids":
             data.edge_index[0, 3] = 30
+    if what == "partition":
+        options["partition"] = "metiss"
+    elif what == "missing":
+        partitioners.find_spec = lambda name: None
+        options["partition"] = "metis"
     try:
         pyg_accel.distribute(model, data, **options)
     finally:
         pyg_accel.__version__ = "0.1.0"
+        partitioners.find_spec = find_spec
 
 
 @pytest.mark.parametrize(
@@ -59,6 +67,8 @@ def differ(device: torch.device, what: str) -> None:
         ("layer", "PartitionMismatch", "model: rank 0: GCN"),
         ("rows", "PartitionMismatch", "rows: rank 0: all, rank 1: own"),
         ("version", "PartitionMismatch", "pyg_accel: rank 0: 0.1.0, rank 1: 0.0"),
+        ("partition", "NotDistributable", "no partition 'metiss'; there are given, community,"),
+        ("missing", "NotDistributable", "pip install 'pyg-accel[partition]'"),
         ("ids", "NotDistributable", "rank 1: the edge_index has node ids outside of 30"),
     ],
 )
