@@ -385,3 +385,41 @@ def test_a_killed_rank_ends_the_others(fresh, where):
     assert answer[0] == "RankLost" and "another rank ended" in answer[1]
     assert dead[0] == "died"
     assert time.monotonic() - start < 60
+
+
+def without_loss(device: torch.device, late: str) -> None:
+    """The second rank computes no gradients in the second step, and goes on."""
+    model, data = pyg_accel.distribute(nn.GCN(4, 8, 2, 3), graph())
+    for step in range(3):
+        out = model(data.x, data.edge_index)
+        other = dist.get_rank() == 1
+        if late == ("the loss" if other else "the rest"):
+            time.sleep(1)
+        if not (other and step == 1):
+            out.square().sum().backward()
+
+
+@pytest.mark.parametrize("late", ["the loss", pytest.param("the rest", marks=pytest.mark.full)])
+def test_a_rank_whose_loss_does_not_depend_on_the_model_is_named(fresh, late):
+    start = time.monotonic()
+    errors = fresh(2).errors(without_loss, late=late)
+    assert time.monotonic() - start < 60
+    kinds = [kind for kind, _ in errors]
+    assert "RanksDiverged" in kinds and set(kinds) <= {"RanksDiverged", "RankLost"}
+    text = errors[kinds.index("RanksDiverged")][1]
+    assert "does not depend on what the model returned" in text
+
+
+def several_calls(device: torch.device) -> None:
+    """Calls without a backward pass, and one backward pass for two: alike on all ranks."""
+    model, data = pyg_accel.distribute(nn.GCN(4, 8, 2, 3).to(device), graph().to(device))
+    for _ in range(20):  # more passes than are kept
+        model(data.x, data.edge_index)
+        first, second = (model(data.x, data.edge_index) for _ in range(2))
+        (first.sum() + second.square().sum()).backward()
+        model.eval()(data.x, data.edge_index)
+        model.train()
+
+
+def test_calls_without_gradients_are_no_fault(two):
+    two(several_calls)
