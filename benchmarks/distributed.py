@@ -22,6 +22,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -414,7 +415,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 given = (world, options, meeting, str(answers))
                 mp.spawn(work, given, nprocs=world)
                 rows += json.loads(answers.read_text())
-        results.write(finished(rows), NAME, quick=options.quick)
+        frame = results.write(finished(rows), NAME, quick=options.quick)
+    if find_spec("matplotlib") is None:
+        print("no picture: matplotlib is not installed; python -m benchmarks.plot draws it")
+        return
+    from benchmarks import plot  # the machine with GPUs may lack what draws
+
+    picture = (results.QUICK if options.quick else results.FOLDER) / f"{NAME}.png"
+    plot.save(plot.draw_distributed(frame), picture)
+    print(f"written: {picture}")
 
 
 if __name__ == "__main__":

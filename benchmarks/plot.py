@@ -8,6 +8,7 @@ case falls on.
 
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,6 +27,12 @@ GPU_COLOURS = {
     "stock, compiled": PAGES,
     "torch CSR": "#6f8fb3",
     "patched": WON,
+}
+RANK_COLOURS = {
+    "all-gather": STOCK,
+    "halo, torch CSR, DDP": "#6f8fb3",
+    "pyg_accel, bf16 wire": "#7fc4ab",
+    "pyg_accel": WON,
 }
 
 
@@ -169,6 +176,64 @@ def draw_gpu_epochs(frame: pd.DataFrame) -> Figure:
     return figure
 
 
+def draw_distributed(frame: pd.DataFrame) -> Figure:
+    """A row a graph, a column a model: time of an epoch by number of GPUs; our efficiency."""
+    names, models = (list(dict.fromkeys(frame[key])) for key in ("graph", "model"))
+    size = (1 + 3.2 * len(models), 1 + 2.6 * len(names))
+    figure, grid = plt.subplots(len(names), len(models), sharex=True, squeeze=False, figsize=size)
+    for axes, graph in zip(grid, names, strict=True):
+        for axis, model in zip(axes, models, strict=True):
+            rows = frame[(frame["graph"] == graph) & (frame["model"] == model)]
+            draw_scaling(axis, rows.dropna(subset=["epoch_ms"]))
+            axis.set_title(f"{graph}, {model}", fontsize="small")
+    for axis in grid[-1]:
+        axis.set_xlabel("ranks", fontsize="small")
+    for axes in grid:
+        axes[0].set_ylabel("epoch, ms", fontsize="small")
+    handles: dict[str, Any] = {}
+    for axis in grid.flat:
+        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles, loc="lower center", ncols=3, fontsize="small")
+    figure.suptitle(f"Full-graph training on {machine_of(frame)}", fontsize="small")
+    figure.tight_layout(rect=(0, 0.14 / len(names), 1, 1))
+    return figure
+
+
+def draw_scaling(axis: plt.Axes, rows: pd.DataFrame) -> None:
+    """A line a variant; all begin at one rank, and the dashed one is what P ranks could reach."""
+    alone = rows[rows["world"] == 1]["epoch_ms"]
+    worlds = sorted(set(rows["world"]) | {1})
+    if len(alone):
+        ideal = [alone.iloc[0] / world for world in worlds]
+        axis.plot(worlds, ideal, color="black", linestyle=":", linewidth=0.8, label="ideal")
+    for variant, colour in RANK_COLOURS.items():
+        own = rows[(rows["variant"] == variant) & (rows["world"] > 1)].sort_values("world")
+        if own.empty:
+            continue
+        times = dict(zip(own["world"], own["epoch_ms"], strict=True))
+        times = ({1: alone.iloc[0]} if len(alone) else {}) | times
+        axis.plot(times.keys(), times.values(), marker="o", markersize=3, color=colour,
+                  label=variant)  # fmt: skip
+        if variant == "pyg_accel":
+            for world, ms, share in zip(own["world"], own["epoch_ms"], own["efficiency"],
+                                        strict=True):  # fmt: skip
+                if share == share:
+                    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+                    axis.annotate(f"{share:.0%}", (world, ms), (0, -13), fontsize=7, bbox=box,
+                                  textcoords="offset points", ha="center", color=colour)  # fmt: skip
+    axis.set(xscale="log", yscale="log")
+    axis.set_xticks(worlds, labels=[str(world) for world in worlds])
+    axis.xaxis.set_minor_locator(NullLocator())
+    low, high = axis.get_ylim()
+    axis.set_ylim(low / 1.15, high)
+    axis.margins(x=0.12)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.grid(alpha=0.3)
+    axis.tick_params(labelsize="small")
+
+
 def machine_of(frame: pd.DataFrame) -> str:
     """Hardware, versions and commit of a result."""
     row = frame.iloc[-1]
@@ -181,6 +246,7 @@ FIGURES = {
     cpu_epochs.NAME: draw_epochs,
     "gpu_kernels": draw_gpu_kernels,
     "gpu_epochs": draw_gpu_epochs,
+    "distributed": draw_distributed,
 }
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "PartitionMismatch",
     "PygAccelError",
     "RankLost",
+    "RanksDiverged",
     "VerificationError",
 ]
 
@@ -52,6 +53,10 @@ class DistributedError(PygAccelError, RuntimeError):
 
 class PartitionMismatch(DistributedError):
     """Ranks differ in what they must share: data, model, options or versions."""
+
+
+class RanksDiverged(DistributedError):
+    """One rank computes gradients while another has gone on without."""
 
 
 class NotDistributable(DistributedError, ValueError):

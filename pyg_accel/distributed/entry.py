@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
-from pyg_accel.cbsr import CBSR, trust
+from pyg_accel.cbsr import CBSR
 from pyg_accel.distributed import pools
 from pyg_accel.distributed.formulas import FORMULAS, formula
-from pyg_accel.distributed.halo import Halo, exchange
+from pyg_accel.distributed.halo import Halo
 from pyg_accel.distributed.known import RUNNING, Following, adopt, halo_of, running, with_halo
+from pyg_accel.distributed.products import compressed
 from pyg_accel.errors import NotDistributable
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.patching import accelerate, hetero, layers, relations
@@ -49,7 +50,7 @@ def call(
     """Stand in for ``propagate`` and ``edge_updater``."""
     halo = halo_of(edge_index)
     if halo is None:
-        if RUNNING.wire is not None:
+        if RUNNING.wire is not None and not RUNNING.exchanged:
             _refuse(type(self).__name__, edge_index)
         return accelerate.call(original, self, edge_index, *args, **kwargs)
     if args:
@@ -180,10 +181,7 @@ class CompressedHalos:
             raise NotDistributable(f"a MaxK layer was called with {rows} rows, but this rank owns "
                                    f"{halo.own} source nodes")  # fmt: skip
         if isinstance(features, CBSR):
-            (values,) = exchange(halo, [features.values])
-            (columns,) = exchange(halo, [features.indices.view(torch.uint8)])
-            indices = trust(columns.view(features.indices.dtype), features.width)
-            source: Any = CBSR(values, indices, features.width)
+            source: Any = compressed(halo, features)
         else:
             (source,) = with_halo(halo, [features])
         return (source, pair[1]), (halo.rows, halo.targets)

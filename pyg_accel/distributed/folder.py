@@ -9,16 +9,26 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed.partition import Partition, cut
+from pyg_accel.distributed.partitioners import PARTITIONERS, method_reasons
+from pyg_accel.distributed.stores import (
+    ONE,
+    Types,
+    by_type,
+    edge_stores,
+    holds_ids,
+    joined,
+    store_of,
+)
 from pyg_accel.distributed.suitability import data_reasons
 from pyg_accel.errors import FolderError, NotDistributable
 from pyg_accel.graph import Graph
@@ -26,13 +36,13 @@ from pyg_accel.reordering.orders import order_of
 
 __all__ = ["Stored", "load", "save"]
 
-FORMAT, VERSION = "pyg_accel graph", 1
+FORMAT, VERSION = "pyg_accel graph", 2
 _ORDER, _ROWPTR, _COL = "order", "rowptr", "col"
 _WITHOUT_NUMPY = {torch.bfloat16: torch.int16}  # is stored as
 
 
 def save(
-    data: Data,
+    data: Data | HeteroData,
     folder: str | Path,
     *,
     partition: str | Tensor = "community",
@@ -43,18 +53,23 @@ def save(
     One process calls it. The folder appears when it is complete; a full disk leaves none.
 
     Args:
-        data: with a plain edge_index.
+        data: with a plain edge_index, or one for each type of edges.
         folder: to make.
-        partition: an order that :func:`pyg_accel.reorder` knows, ``"given"``, or an order [N].
+        partition: an order that :func:`pyg_accel.reorder` knows, ``"given"``, or an order [N]: of
+            nodes type by type where there are several types.
         overwrite: replace a folder that :func:`save` made before.
 
     Raises:
         FolderError: if the folder exists already.
         NotDistributable: for data that cannot be cut.
     """
-    if not isinstance(data, Data):
-        raise NotDistributable(f"expected one Data (got {type(data).__name__})")
-    if reasons := data_reasons(data):
+    reasons = data_reasons(data)
+    if isinstance(partition, str):
+        reasons += method_reasons(partition)
+        if partition in PARTITIONERS:
+            reasons.append(f"partition='{partition}' cuts for one number of ranks, and a folder "
+                           "serves any: pass an order")  # fmt: skip
+    if reasons:
         raise NotDistributable("; ".join(reasons))
     folder = Path(folder)
     if folder.exists() and not (overwrite and (folder / "meta.json").is_file()):
@@ -74,43 +89,39 @@ def save(
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _write(data: Data, folder: Path, partition: str | Tensor) -> None:
-    size = int(data.num_nodes or 0)
-    given = data.edge_index
-    assert given is not None  # data_reasons has looked
-    edges = given.cpu()
-    if isinstance(partition, str) and partition == "given":
-        order = torch.arange(size)
+def _write(data: Data | HeteroData, folder: Path, method: str | Tensor) -> None:
+    edges, sizes = joined(data)
+    most, edges = sum(sizes.values()), edges.cpu()
+    if isinstance(method, str) and method == "given":
+        order = torch.arange(most)
     else:
-        order = order_of(Graph.from_edge_index(edges.contiguous(), (size, size)), partition).cpu()
-    places = torch.empty_like(order)
-    places[order] = torch.arange(size)
-    targets = places[edges[1].long()]
-    by_target = torch.argsort(targets, stable=True)
-    rowptr = torch.cat([targets.new_zeros(1), torch.bincount(targets, minlength=size).cumsum(0)])
-    col = places[edges[0].long()][by_target].to(edges.dtype)
-    arrays = {_ORDER: order, _ROWPTR: rowptr, _COL: col}
-    roles: dict[str, str] = {}
-    for name, value in data.to_dict().items():
-        if name == "edge_index" or not isinstance(value, Tensor):
-            if name not in ("edge_index", "num_nodes"):
-                raise NotDistributable(f"'{name}' is a {type(value).__name__}: a folder stores "
-                                       "tensors")  # fmt: skip
-            continue
-        roles[name] = (
-            "node"
-            if data.is_node_attr(name)
-            else "edge"
-            if data.is_edge_attr(name) and "index" not in name
-            else ("graph")
-        )
-        if roles[name] != "graph" and data.__cat_dim__(name, value) != 0:
+        order = order_of(Graph.from_edge_index(edges.contiguous(), (most, most)), method).cpu()
+    types = by_type(Partition(order, torch.tensor([0, most])), sizes)
+    arrays = {_ORDER: order}
+    by_target: dict[Any, Tensor] = {}
+    for i, (key, store) in enumerate(edge_stores(data).items()):
+        ends = store.edge_index.cpu()
+        targets = types[key[2]].places()[ends[1].long()]
+        by_target[key] = torch.argsort(targets, stable=True)
+        counts = torch.bincount(targets, minlength=sizes[key[2]])
+        arrays[_of(_ROWPTR, key, i)] = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        sources = types[key[0]].places()[ends[0].long()]
+        arrays[_of(_COL, key, i)] = sources[by_target[key]].to(ends.dtype)
+    attributes = []
+    for place, name, value, role, key in _attributes(data):
+        if not isinstance(value, Tensor):
+            raise NotDistributable(f"'{name}' is a {type(value).__name__}: a folder stores tensors")
+        if role != "graph" and data.__cat_dim__(name, value) != 0:
             raise NotDistributable(f"'{name}' does not have nodes or edges in its first dimension")
-        picked = {"node": order, "edge": by_target}.get(roles[name])
-        arrays[f"data-{name}"] = value.cpu() if picked is None else value.cpu()[picked]
+        kept = value.cpu()
+        if role != "graph":
+            kept = kept[types[key].order if role == "node" else by_target[key]]
+        arrays[f"{place}-{name}"] = kept
+        attributes.append([place, name, role])
     meta: dict[str, Any] = {
-        "format": FORMAT, "version": VERSION, "nodes": size, "edges": edges.size(1),
-        "roles": roles, "arrays": {},
+        "format": FORMAT, "version": VERSION, "nodes": list(sizes.items()),
+        "edges": [[*key, found.numel()] for key, found in by_target.items()],
+        "attributes": attributes, "arrays": {},
     }  # fmt: skip
     for name, tensor in arrays.items():
         path = folder / f"{name}.npy"
@@ -127,6 +138,32 @@ def _write(data: Data, folder: Path, partition: str | Tensor) -> None:
             "sha256": _sha256(path),
         }
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def _of(name: str, key: Any, number: int) -> str:
+    """The name of an array of one type of edges."""
+    return name if key[0] is ONE else f"{name}-{number}"
+
+
+def _attributes(data: Data | HeteroData) -> Iterator[tuple[str, str, Any, str, Any]]:
+    """Yield the place, name, value, role and type of every attribute but edge_index."""
+    one = ONE, "to", ONE
+    if isinstance(data, Data):
+        places: list[tuple[str, Any, Any, Any]] = [("data", data, ONE, one)]
+    else:
+        places = [("graph", data.stores[0], ..., ...)]
+        places += [(f"nodes{i}", data[k], k, ...) for i, k in enumerate(data.node_types)]
+        places += [(f"edges{i}", data[k], ..., k) for i, k in enumerate(data.edge_types)]
+    for place, store, nodes, edges in places:
+        for name, value in (data.to_dict() if store is data else store).items():
+            if name in ("edge_index", "num_nodes"):
+                continue
+            if nodes is not ... and store.is_node_attr(name):
+                yield place, name, value, "node", nodes
+            elif edges is not ... and store.is_edge_attr(name) and not holds_ids(name):
+                yield place, name, value, "edge", edges
+            else:
+                yield place, name, value, "graph", None
 
 
 def _sha256(path: Path) -> str:
@@ -161,13 +198,20 @@ class Stored:
                 f"{path} has version {meta.get('version')}; this is version {VERSION}"
             )
         try:
-            self.nodes, self.edges = int(meta["nodes"]), int(meta["edges"])
-            self.roles, self.arrays = dict(meta["roles"]), dict(meta["arrays"])
-            expected = {_ORDER: [self.nodes], _ROWPTR: [self.nodes + 1], _COL: [self.edges]}
+            self.nodes = {key: int(n) for key, n in meta["nodes"]}
+            self.edges = {(a, name, b): int(n) for a, name, b, n in meta["edges"]}
+            self.attributes: list[list[str]] = meta["attributes"]
+            self.arrays = dict(meta["arrays"])
+            expected = {_ORDER: [sum(self.nodes.values())]}
+            for i, (key, n) in enumerate(self.edges.items()):
+                expected |= {_of(_ROWPTR, key, i): [self.nodes[key[2]] + 1], _of(_COL, key, i): [n]}
             shapes = {name: list(entry["shape"]) for name, entry in self.arrays.items()}
             for name, entry in self.arrays.items():
                 self._look(name, entry, verify)
-        except (AttributeError, KeyError, TypeError) as error:
+            for place, name, role in self.attributes:
+                self._type(place, role)
+                expected[f"{place}-{name}"] = shapes[f"{place}-{name}"]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise FolderError(f"{path} is damaged: it lacks {error}") from error
         if any(shapes.get(name) != shape for name, shape in expected.items()):
             raise FolderError(f"{path} is damaged: its arrays do not fit one another")
@@ -204,39 +248,66 @@ class Stored:
             else torch.empty(self.arrays[name]["shape"], dtype=dtype)
         )
 
-    def partition(self, ranks: int) -> Partition:
+    def partitions(self, ranks: int) -> Types:
         """Return who owns what, for any number of ranks."""
-        return Partition(self.array(_ORDER), cut(self.array(_ROWPTR).diff(), ranks))
+        order = self.array(_ORDER)
+        work = torch.zeros(order.numel(), dtype=torch.int64)  # edges of the node at every place
+        for i, key in enumerate(self.edges):
+            degrees = self.array(_of(_ROWPTR, key, i)).diff()
+            if key[0] is ONE:
+                work = degrees
+            else:
+                begin = sum(
+                    n for k, n in list(self.nodes.items())[: list(self.nodes).index(key[2])]
+                )
+                work[(order >= begin) & (order < begin + self.nodes[key[2]])] += degrees
+        return by_type(Partition(order, cut(work, ranks)), self.nodes)
 
-    def part(self, part: Partition, rank: int, whole: Any) -> tuple[Data, Tensor, Tensor]:
+    def part(
+        self, types: Types, rank: int, whole: Callable[[str], bool]
+    ) -> tuple[Data | HeteroData, dict[Any, tuple[Tensor, Tensor]]]:
         """Read what a rank owns.
 
         Args:
-            part: who owns what.
+            types: who owns what.
             rank: whose part.
             whole: tells by name whether an attribute of nodes is read for all of them, in the
                 order of the data that was saved.
 
         Returns:
-            The attributes; the sources of its edges, as places in the order; their targets, counted
-            from its first node.
+            The attributes; of each type of edges the sources, as places in the order of their type,
+            and the targets, counted from the first node of the rank.
         """
-        low, high = int(part.cuts[rank]), int(part.cuts[rank + 1])
-        ptr = self.array(_ROWPTR)[low : high + 1].clone()
-        first, last = int(ptr[0]), int(ptr[-1])
-        data = Data()
-        for name, role in self.roles.items():
-            stored = self.array(f"data-{name}")
+        data = Data() if ONE in self.nodes else HeteroData()
+        edges: dict[Any, tuple[Tensor, Tensor]] = {}
+        ranges: dict[Any, tuple[int, int]] = {}
+        for key, part in types.items():
+            ranges[key] = int(part.cuts[rank]), int(part.cuts[rank + 1])
+            store_of(data, key).num_nodes = self.nodes[key]
+        for i, key in enumerate(self.edges):
+            low, high = ranges[key[2]]
+            ptr = self.array(_of(_ROWPTR, key, i))[low : high + 1].clone()
+            first, last = ranges[key] = int(ptr[0]), int(ptr[-1])
+            targets = torch.repeat_interleave(torch.arange(high - low), ptr.diff())
+            edges[key] = self.array(_of(_COL, key, i))[first:last].clone(), targets
+            store_of(data, key).edge_index = None
+        for place, name, role in self.attributes:
+            stored = self.array(f"{place}-{name}")
+            key = self._type(place, role)
             if role == "node" and whole(name):
                 value = torch.empty_like(stored)
-                value[part.order] = stored
-            elif role == "node":
-                value = stored[low:high].clone()
+                value[types[key].order] = stored
             else:
-                value = stored[first:last].clone() if role == "edge" else stored.clone()
-            data[name] = value
-        targets = torch.repeat_interleave(torch.arange(high - low), ptr.diff())
-        return data, self.array(_COL)[first:last].clone(), targets
+                value = stored[slice(*ranges[key])].clone() if role != "graph" else stored.clone()
+            setattr(data if key is None else store_of(data, key), name, value)
+        return data, edges
+
+    def _type(self, place: str, role: str) -> Any:
+        """The type of nodes or edges that an attribute is at."""
+        if place in ("data", "graph"):
+            return (ONE, "to", ONE) if role == "edge" else ONE
+        known: Any = self.nodes if place.startswith("nodes") else self.edges
+        return list(known)[int(place[5:])]
 
 
 def _stored_dtype(entry: Mapping[str, Any]) -> str:
@@ -244,7 +315,7 @@ def _stored_dtype(entry: Mapping[str, Any]) -> str:
     return str(_WITHOUT_NUMPY.get(dtype, dtype)).removeprefix("torch.")
 
 
-def load(folder: str | Path, *, verify: bool = False) -> Data:
+def load(folder: str | Path, *, verify: bool = False) -> Data | HeteroData:
     """Return the graph that :func:`save` stored, in one piece: nodes as they were, edges by target.
 
     Args:
@@ -255,9 +326,9 @@ def load(folder: str | Path, *, verify: bool = False) -> Data:
         FolderError: for any other folder, and files that are damaged or cut off.
     """
     stored = Stored(folder, verify=verify)
-    part = stored.partition(1)
-    data, sources, targets = stored.part(part, 0, lambda name: True)
-    order = part.order.clone()
-    data.edge_index = torch.stack([order[sources.long()], order[targets]]).to(sources.dtype)
-    data.num_nodes = stored.nodes
+    types = stored.partitions(1)
+    data, edges = stored.part(types, 0, lambda name: True)
+    for key, (sources, targets) in edges.items():
+        ends = [types[key[0]].order[sources.long()], types[key[2]].order[targets]]
+        store_of(data, key).edge_index = torch.stack(ends).to(sources.dtype)
     return data

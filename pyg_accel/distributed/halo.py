@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel.distributed.wire import Wire
 
-__all__ = ["Halo", "collect", "exchange", "make_halo"]
+__all__ = ["Halo", "collect", "exchange", "make_halo", "turn"]
 
 
 @dataclass(eq=False)
@@ -76,6 +76,36 @@ def make_halo(
     local = torch.where(elsewhere, torch.searchsorted(asked, sources) + (high - low), sources - low)
     halo = Halo(wire, high - low, targets, wants, gives, wanted - low, narrow)
     return halo, local
+
+
+def turn(halo: Halo, edges: Tensor) -> tuple[Halo, Tensor]:
+    """Return the edges of all ranks that leave this rank's nodes, turned round, and their halo.
+
+    The rank that owns the source of an edge owns it then. Every rank must call it.
+
+    Args:
+        halo: of the edges of this rank.
+        edges: [2, E].
+    """
+    wire = halo.wire
+    own = torch.tensor([halo.own, halo.targets], device=wire.device)
+    sizes = wire.gather(own, "set-up").view(wire.size, 2)
+    begins = torch.cat([sizes.new_zeros(1, 2), sizes.cumsum(0)])  # [P + 1], of sources and targets
+    first, second = begins[wire.rank].tolist()
+    (places,) = exchange(halo, [torch.arange(first, first + halo.own, device=wire.device)])
+    pairs = torch.stack([places[edges[0].long()], edges[1].long() + second], dim=1)
+    owner = torch.searchsorted(begins[:, 0].contiguous(), pairs[:, 0].contiguous(), right=True) - 1
+    sent = torch.bincount(owner, minlength=wire.size)
+    received = torch.empty_like(sent)
+    ones = [1] * wire.size
+    wire.exchange(received, ones, sent, ones, "set-up")
+    gives, gets = sent.tolist(), received.tolist()
+    found = pairs.new_empty(sum(gets), 2)
+    by_owner = pairs[owner.argsort(stable=True)]
+    wire.exchange(found, gets, by_owner, gives, "set-up")
+    sources, cuts = found[:, 1].contiguous(), begins[:, 1].contiguous()
+    result, local = make_halo(wire, sources, cuts, halo.own, halo.narrow)
+    return result, torch.stack([local, found[:, 0] - first]).to(edges.dtype)
 
 
 def exchange(halo: Halo, tensors: list[Tensor]) -> list[Tensor]:

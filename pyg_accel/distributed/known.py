@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_accel.distributed.halo import Halo, exchange
+from pyg_accel.distributed.halo import Halo, exchange, turn
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 from pyg_accel.kept import Kept, version_of
@@ -25,6 +25,7 @@ __all__ = [
 
 _HALOS: Kept[Halo] = Kept()
 _PER_EDGE: Kept[Wire] = Kept()  # weights of which a layer may ask the largest of all
+_TURNED: Kept[Tensor] = Kept()
 STATIC: Kept[bool] = Kept()  # tensors that distribute() returned: nobody changes them unseen
 _WHOLE: Kept[Tensor] = Kept()  # their rows with those of halo nodes
 
@@ -132,6 +133,21 @@ def _keep(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
         RUNNING.layer[key] = (tensor, whole, torch.is_grad_enabled())
 
 
+def turned(halo: Halo, edges: Tensor) -> Tensor:
+    """Return the edges that leave this rank's nodes, turned round; kept with those that reach them.
+
+    Args:
+        halo: of edges of this rank.
+        edges: [2, E], that lead to nodes of this rank.
+    """
+    known = _TURNED.find((edges,), id(halo))
+    if known is None:
+        other, known = turn(halo, edges)
+        _HALOS.put((known,), None, other)
+        _TURNED.put((edges,), id(halo), known)
+    return known
+
+
 class Following(TorchFunctionMode):
     """Sees the torch functions of a layer, and knows edges that they pick from known ones."""
 
@@ -146,6 +162,10 @@ class Following(TorchFunctionMode):
             wire = _PER_EDGE.find(args, None) if type(args[0]) is Tensor else None
             if wire is not None:
                 return _largest(wire, args[0])
+        if func is Tensor.flip and not kwargs and type(args[0]) is Tensor:
+            halo = halo_of(args[0])
+            if halo is not None and args[1:] in ((0,), ((0,),), ([0],)):
+                return turned(halo, args[0])
         result = func(*args, **(kwargs or {}))
         if args and type(args[0]) is Tensor and _keeps_edges(func, args):
             halo = halo_of(args[0])

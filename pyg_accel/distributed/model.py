@@ -10,8 +10,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_accel.distributed.known import backward_begins, backward_ends, running
 from pyg_accel.distributed.partition import Partition
+from pyg_accel.distributed.passes import Passes
 from pyg_accel.distributed.randomness import RankRandom
-from pyg_accel.distributed.share import Types
+from pyg_accel.distributed.stores import Types
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
@@ -42,6 +43,7 @@ class Distributed(torch.nn.Module):
         self._averages = wrap is True
         self._waiting = False
         self._random = RankRandom(wire)
+        self._passes = Passes(wire)
         self._kinds: dict[str, Any] = {}
         self._places: dict[Any, _Places] = {}
         self._presences: dict[tuple[Any, ...], Tensor] = {}
@@ -55,6 +57,7 @@ class Distributed(torch.nn.Module):
             rank have one for each node of the graph, in the order of the user's data.
         """
         self._waiting = False
+        self._passes.forward_begins()
         backward_ends()  # one that an error ended has not said so
         with running(forward=self.wire, layer=None, exchanged=False):
             if self.training:
@@ -66,6 +69,8 @@ class Distributed(torch.nn.Module):
         if self.rows == "all":
             leaves = self._all_rows(leaves)
         leaves = [self._watched(leaf) for leaf in leaves]
+        learns = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
+        self._passes.forward_ends(learns=learns)
         return tree_unflatten(leaves, spec)
 
     def _watched(self, leaf: Any) -> Any:
@@ -210,6 +215,7 @@ class _Anchor(torch.autograd.Function):
         model = ctx.model
         if not model._waiting:
             model._waiting = True
+            model._passes.backward_begins()
             backward_begins(model.wire)
 
             def average() -> None:

@@ -14,7 +14,7 @@ from pyg_accel.distributed.known import RUNNING
 from pyg_accel.distributed.sums import counts, group_sums, num_graphs, total
 from pyg_accel.distributed.wire import Wire
 
-__all__ = ["NORMS", "synchronise"]
+__all__ = ["NORMS"]
 
 
 class AllNodesBatchNorm1d(torch.nn.BatchNorm1d):
@@ -186,13 +186,6 @@ NORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     nn.InstanceNorm: AllNodesInstanceNorm,
     nn.GraphSizeNorm: AllNodesGraphSizeNorm,
 }
-
-
-def synchronise(model: torch.nn.Module) -> None:
-    """Let the norms of a model take the nodes of all ranks, where it runs on several."""
-    for module in model.modules():
-        if type(module) in NORMS:
-            module.__class__ = NORMS[type(module)]
 
 
 def _size(wire: Wire, batch: Tensor | None, given: int | None) -> int:

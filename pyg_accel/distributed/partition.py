@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_accel.distributed.partitioners import PARTITIONERS, parts_of
 from pyg_accel.errors import NotDistributable
 from pyg_accel.graph import Graph
 from pyg_accel.reordering.orders import order_of
@@ -43,14 +44,19 @@ def partition(edges: Tensor, num_nodes: int, ranks: int, method: str) -> Partiti
         edges: [2, E]; the rank that owns the target of an edge owns the edge.
         num_nodes: N.
         ranks: how many parts.
-        method: an order of :func:`pyg_accel.reorder`, or ``"given"`` for that of the node ids.
+        method: an order of :func:`pyg_accel.reorder`, ``"given"`` for that of the node ids, or a
+            program, whose parts are ordered by communities inside.
     """
+    degree = torch.bincount(edges[1], minlength=num_nodes)
     if method == "given":
         order = torch.arange(num_nodes, device=edges.device)
     else:
         graph = Graph.from_edge_index(edges.contiguous(), (num_nodes, num_nodes))
-        order = order_of(graph, method)
-    degree = torch.bincount(edges[1], minlength=num_nodes)
+        order = order_of(graph, "community" if method in PARTITIONERS else method)
+    if method in PARTITIONERS:
+        parts = parts_of(edges, degree + ROW, ranks, method).to(order.device)
+        found = from_parts(parts[order], num_nodes, ranks)
+        return Partition(order.cpu()[found.order], found.cuts)
     return Partition(order, cut(degree[order], ranks))
 
 

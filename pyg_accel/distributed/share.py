@@ -12,34 +12,21 @@ from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.halo import Halo, make_halo
 from pyg_accel.distributed.known import STATIC, adopt
 from pyg_accel.distributed.partition import Partition, from_parts, partition
+from pyg_accel.distributed.stores import (
+    ONE,
+    Types,
+    by_type,
+    edge_stores,
+    holds_ids,
+    joined,
+    node_stores,
+    stays_whole,
+    store_of,
+)
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
-__all__ = [
-    "ONE", "Types", "cut_data", "edge_stores", "node_stores", "partitions", "read_data",
-]  # fmt: skip
-
-Types = dict[Any, Partition]  # by node type; None for a Data
-ONE: Any = None
-
-
-def node_stores(data: Data | HeteroData) -> dict[Any, Any]:
-    """Return what holds the attributes of nodes, by type."""
-    if isinstance(data, HeteroData):
-        return {key: data[key] for key in data.node_types}
-    return {ONE: data}
-
-
-def edge_stores(data: Data | HeteroData) -> dict[tuple[Any, Any, Any], Any]:
-    """Return what holds the attributes of edges, by source type, relation and target type."""
-    if isinstance(data, HeteroData):
-        return {key: data[key] for key in data.edge_types}
-    return {(ONE, "to", ONE): data}
-
-
-def stays_whole(key: str) -> bool:
-    """Return whether an attribute goes with outputs: labels and masks, by their names."""
-    return key == "y" or key.startswith("y_") or key.endswith("mask")
+__all__ = ["cut_data", "partitions", "read_data"]
 
 
 def partitions(wire: Wire, data: Data | HeteroData, method: Any) -> Types:
@@ -50,35 +37,17 @@ def partitions(wire: Wire, data: Data | HeteroData, method: Any) -> Types:
         data: the whole data set.
         method: see :func:`~pyg_accel.distributed.distribute`.
     """
-    sizes = {key: int(store.num_nodes or 0) for key, store in node_stores(data).items()}
+    joint, sizes = joined(data)
     if not isinstance(method, str):
         given = method if isinstance(method, Mapping) else {ONE: method}
         return {key: from_parts(given[key], n, wire.size) for key, n in sizes.items()}
-    begins, most = dict[Any, int](), 0
-    for key, n in sizes.items():
-        begins[key], most = most, most + n
+    most = sum(sizes.values())
     orders = torch.empty(most + wire.size + 1, dtype=torch.int64)
     if wire.rank == 0:
-        parts = [
-            torch.stack([store.edge_index[0] + begins[a], store.edge_index[1] + begins[b]]).long()
-            for (a, _, b), store in edge_stores(data).items()
-        ]
-        joined = torch.cat(parts, dim=1) if parts else torch.empty(2, 0, dtype=torch.int64)
-        found = partition(joined, most, wire.size, method)
+        found = partition(joint, most, wire.size, method)
         orders = torch.cat([found.order.cpu(), found.cuts.cpu()])
     orders = wire.copy_of_first(orders.to(wire.device)).cpu()
-    whole = Partition(orders[:most], orders[most:])
-    if len(sizes) == 1:
-        return {next(iter(sizes)): whole}
-    owner = torch.empty(most, dtype=torch.int64)
-    owner[whole.order] = torch.repeat_interleave(torch.arange(wire.size), whole.cuts.diff())
-    result = {}
-    for key, n in sizes.items():
-        mine = (whole.order >= begins[key]) & (whole.order < begins[key] + n)
-        order = whole.order[mine] - begins[key]  # ranges of ranks stay together
-        counts = torch.bincount(owner[begins[key] : begins[key] + n], minlength=wire.size)
-        result[key] = Partition(order, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
-    return result
+    return by_type(Partition(orders[:most], orders[most:]), sizes)
 
 
 def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> Any:
@@ -135,23 +104,24 @@ def _cut_edges(
     return pair.to(edges.dtype), halo, mine
 
 
-def holds_ids(name: str) -> bool:
-    """Return whether an attribute holds ids, and is no attribute of edges of that number."""
-    return "index" in name
-
-
-def read_data(wire: Wire, stored: Stored, part: Partition, rows: str, narrow: bool) -> Any:
+def read_data(wire: Wire, stored: Stored, types: Types, rows: str, narrow: bool) -> Any:
     """Return this rank's share of a stored graph; see :func:`cut_data`."""
     kept = stays_whole if rows == "all" else lambda name: False
-    data, sources, targets = stored.part(part, wire.rank, kept)
-    cuts = part.cuts.to(wire.device)
-    own = part.of(wire.rank).clone()
-    halo, local = make_halo(wire, sources.long().to(wire.device), cuts, own.numel(), narrow)
-    data.n_id, data.num_nodes = own, own.numel()
+    data, edges = stored.part(types, wire.rank, kept)
+    for key, part in types.items():
+        store = store_of(data, key)
+        store.n_id = part.of(wire.rank).clone()
+        store.num_nodes = store.n_id.numel()
     data = data.to(wire.device)
-    edges = torch.stack([local, targets.to(wire.device)]).to(sources.dtype)
-    data.edge_index = edges
-    know(data, edges, halo)
+    plans = {}
+    for key, (sources, targets) in edges.items():
+        cuts, own = types[key[0]].cuts.to(wire.device), int(types[key[2]].of(wire.rank).numel())
+        halo, local = make_halo(wire, sources.long().to(wire.device), cuts, own, narrow)
+        pair = torch.stack([local, targets.to(wire.device)]).to(sources.dtype)
+        store_of(data, key).edge_index = pair
+        plans[key] = halo
+    for key, halo in plans.items():
+        know(data, store_of(data, key).edge_index, halo)
     return data
 
 

@@ -12,23 +12,22 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed import pools
 from pyg_accel.distributed.agreement import agree, digest, model_facts, versions
+from pyg_accel.distributed.convs import CONVS
 from pyg_accel.distributed.entry import HOOKS, CompressedHalos
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
-from pyg_accel.distributed.norms import synchronise
-from pyg_accel.distributed.share import (
-    ONE,
-    cut_data,
-    edge_stores,
-    node_stores,
-    partitions,
-    read_data,
-)
+from pyg_accel.distributed.norms import NORMS
+from pyg_accel.distributed.partitioners import method_reasons
+from pyg_accel.distributed.products import look
+from pyg_accel.distributed.share import cut_data, partitions, read_data
+from pyg_accel.distributed.stores import edge_stores, node_stores
 from pyg_accel.distributed.suitability import data_reasons, model_reasons
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.layers.aggregation import BEYOND
 from pyg_accel.patching.switch import HookHandle
+from pyg_accel.rewrite import beyond
+from pyg_accel.rewrite.layer import Associated
 
 __all__ = ["distribute"]
 
@@ -61,8 +60,9 @@ def distribute(
         wrap: True averages gradients over ranks after each backward pass; False leaves that to
             you (FSDP2, DDP, accelerate); a function wraps the model, and does it.
         partition: an order that :func:`pyg_accel.reorder` knows, cut where work is balanced;
-            ``"given"``, the order of the node ids; or the rank of every node (a dictionary of
-            them by node type for a HeteroData).
+            ``"given"``, the order of the node ids; ``"metis"`` or ``"kaminpar"``, if the extra
+            ``partition`` is installed; or the rank of every node (a dictionary of them by node
+            type for a HeteroData).
         wire_dtype: ``torch.bfloat16`` halves what float32 features take on the wire.
 
     Returns:
@@ -87,16 +87,18 @@ def distribute(
             wire.copy_of_first(tensor)
     narrow = wire_dtype is not None
     if opened:
-        types = {ONE: opened[0].partition(wire.size)}
-        share = read_data(wire, opened[0], types[ONE], rows, narrow)
+        types = opened[0].partitions(wire.size)
+        share = read_data(wire, opened[0], types, rows, narrow)
     else:
         types = partitions(wire, data, partition)
         share = cut_data(wire, data, types, rows, narrow)
-    synchronise(model)
+    _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
+    beyond.SPREAD.add(result)
     hooks = HookHandle(HOOKS)
     if pools.enter(1) == 1:
         BEYOND.append(_HALOS)
+        beyond.BEYOND.append(look)
     weakref.finalize(result, _leave, hooks)
     return result, share
 
@@ -108,6 +110,19 @@ def _leave(hooks: HookHandle) -> None:
     hooks.remove()
     if not pools.enter(-1):
         BEYOND.remove(_HALOS)
+        beyond.BEYOND.remove(look)
+
+
+def _prepare(model: torch.nn.Module) -> None:
+    """Let norms and layers take the nodes of all ranks; drop what they kept of the whole graph."""
+    for module in model.modules():
+        layers = [module.source, module.conv] if type(module) is Associated else [module]
+        for layer in layers:
+            kind: type[torch.nn.Module] = type(layer)
+            layer.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind
+            for name in vars(layer):
+                if name.startswith("_cached"):  # by cached=True, in earlier calls
+                    setattr(layer, name, None)
 
 
 def _group_of(mesh: Any) -> Any:
@@ -146,6 +161,7 @@ def _facts(model: Any, data: Any, options: tuple[Any, ...], opened: list[Stored]
             reasons.append("a stored graph has its partition: pass it to save()")
     else:
         reasons += data_reasons(data)
+        reasons += method_reasons(partition) if isinstance(partition, str) else []
     if rows not in ("all", "own"):
         reasons.append(f"expected 'rows' to be 'all' or 'own' (got {rows!r})")
     if wire_dtype not in (None, torch.bfloat16):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyg_accel.distributed.wire import Wire
 
-__all__ = ["counts", "group_sums", "largest_of_groups", "num_graphs", "total"]
+__all__ = ["counts", "gathered", "group_sums", "largest_of_groups", "num_graphs", "total"]
 
 
 class _Total(torch.autograd.Function):
@@ -27,6 +27,42 @@ def total(wire: Wire, tensor: Tensor) -> Tensor:
     """Return the sum of the tensors of all ranks, on every rank; differentiable."""
     summed: Tensor = _Total.apply(wire, tensor)  # type: ignore[no-untyped-call]
     return summed
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows of all ranks, padded to one length there; the gradients of all ranks come back."""
+
+    @staticmethod
+    def forward(ctx: Any, wire: Wire, longest: int, rows: Tensor) -> Tensor:
+        ctx.wire, ctx.longest, ctx.own = wire, longest, rows.size(0)
+        padded = rows.new_zeros(longest, *rows.shape[1:])
+        padded[: rows.size(0)] = rows
+        return wire.gather(padded, "rows")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, None, _Scattered.apply(ctx.wire, ctx.longest, ctx.own, grad)  # type: ignore[no-untyped-call]
+
+
+class _Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wire: Wire, longest: int, own: int, grad: Tensor) -> Tensor:
+        ctx.wire, ctx.longest = wire, longest
+        return wire.scatter_sums(grad, "rows")[:own]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, None, None, _Gathered.apply(ctx.wire, ctx.longest, grad)  # type: ignore[no-untyped-call]
+
+
+def gathered(wire: Wire, rows: Tensor) -> Tensor:
+    """Return the rows of all ranks, rank after rank, on every rank; differentiable."""
+    own = torch.tensor([rows.size(0)], device=wire.device)
+    sizes = wire.gather(own, "rows").tolist()
+    longest = max(sizes)
+    whole: Tensor = _Gathered.apply(wire, longest, rows)  # type: ignore[no-untyped-call]
+    parts = whole.view(wire.size, longest, *rows.shape[1:])
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
 def group_sums(wire: Wire, rows: Tensor, batch: Tensor | None, size: int) -> Tensor:

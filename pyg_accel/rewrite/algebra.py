@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.rewrite.beyond import halos_of
 from pyg_accel.rewrite.ir import Expr
 from pyg_accel.rewrite.matrices import Matrix
 
@@ -27,9 +28,10 @@ class Call:
         x_dst: features of the targets, if there are any.
         edge_index: [2, E].
         num_rows: number of targets.
-        num_cols: number of sources.
+        num_cols: number of sources, those of other processes included.
         target: row of edge_index with the targets.
         memo: for rules, what several leaves are parts of.
+        halos: rows of other processes that the edges read, if there are any.
     """
 
     def __init__(self, conv: Any, given: Mapping[str, Any]) -> None:
@@ -54,6 +56,8 @@ class Call:
         self.x: Tensor = source
         self.x_dst: Tensor | None = targets
         self.edge_index: Tensor = edge_index
+        self.halos = halos_of(edge_index)
+        self._whole: dict[int, tuple[Any, Any]] = {}
         self.num_cols = source.size(0)
         size = given.get("size")
         rows = self.x_dst.size(0) if self.x_dst is not None else None
@@ -65,11 +69,24 @@ class Call:
             self.num_rows = self.num_cols
         if self.target == 0 and size is not None:
             raise NotLifted("a size together with the flow 'target_to_source'")
+        if self.halos is not None:
+            given_rows = source.size(0) if targets is None else targets.size(0)
+            self.num_cols, self.num_rows = self.halos.rows, self.halos.targets
+            if source.size(0) != self.halos.own or given_rows != self.num_rows:
+                raise NotLifted("features of other nodes than this rank's")
 
     @property
     def bipartite(self) -> bool:
         """Sources and targets are two sets of nodes."""
         return isinstance(self.given.get("x"), (tuple, list))
+
+    def whole(self, data: Any) -> Any:
+        """Return what a matrix of edges is multiplied with, for all of its columns."""
+        if self.halos is None:
+            return data
+        if id(data) not in self._whole:
+            self._whole[id(data)] = data, self.halos.whole(data)
+        return self._whole[id(data)][1]
 
 
 Value = Tensor | Matrix | float

@@ -27,12 +27,14 @@ class Given:
         static: names of leaves that are the same in the next call; what is computed from them
             alone is computed once.
         sampled: products with matrices of edges take a sample of each row (``sampled()``).
+        spread: other processes own some of the rows that they read, and send them.
     """
 
     train: bool = False
     learned: frozenset[str] = frozenset()
     static: frozenset[str] = frozenset()
     sampled: bool = False
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def bill_of(tree: Tree, given: Given) -> Bill:
     fused = {arg for n in nodes if n.op == "add" for arg in _addends(n)}
     static = static_nodes(tree, given.static, sampled=given.sampled)
     folded = folded_nodes(tree)
+    sent: set[Tree] = set()
     for node in nodes:
         learned[node] = any(map(needs, node.args))
         if node in folded:
@@ -137,12 +140,18 @@ def bill_of(tree: Tree, given: Given) -> Bill:
         if node.op == "map" or node.op == "attend":
             learned[node] = given.train
         ahead = _forward(node, sampled=given.sampled)
+        data = node.args[-1]
+        if given.spread and node.op == "spmm" and data is not None and data not in sent:
+            sent.add(data)  # once, however many matrices read it
+            rows = Work("exchange", "h", "", "k" if data.kind == "cbsr" else data.cols, data.heads)
+            ahead = [rows, *ahead]
+            backward += [rows] if needs(data) else []
         forward += [replace(w, once=True) for w in ahead] if node in static else ahead
         if learned[node]:
             backward += _backward(node, needs, sampled=given.sampled)
             if node.op == "gemm" and needs(node.args[1]) and isinstance(node.args[0], Node):
-                data = node.args[0]
-                kept[data] = (data.rows, "k" if data.kind == "cbsr" else data.cols, data.heads)
+                left = node.args[0]
+                kept[left] = (left.rows, "k" if left.kind == "cbsr" else left.cols, left.heads)
             if node.op == "spmm" and needs(node.args[0]) and node.args[1] not in fused:
                 data_ = node.args[1]
                 if isinstance(data_, Node):

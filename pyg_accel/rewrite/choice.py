@@ -42,6 +42,7 @@ def decide(
     *,
     fresh: bool = False,
     choose: Choose | None = None,
+    slowest: Callable[[Sequence[float]], list[float]] | None = None,
 ) -> Choice:
     """Choose a tree: by the sizes if they suffice, else by the cost model.
 
@@ -53,6 +54,7 @@ def decide(
         model: the cost model.
         fresh: every call has a graph of its own, so nothing is computed once for many.
         choose: decides in place of all that.
+        slowest: makes of predictions those of all processes, which have to choose the same.
 
     Raises:
         ValueError: if ``choose`` names no tree of this layer.
@@ -71,6 +73,10 @@ def decide(
         tree: seconds_of(pruned.bills[tree], sizes, graphs, model, fresh=fresh)
         for tree in candidates
     }
+    if slowest is not None:
+        seconds = dict(zip(seconds, slowest(list(seconds.values())), strict=True))
+        return Choice(min(seconds, key=seconds.__getitem__), "cost",
+                      source_for(candidates, pruned, model), seconds)  # fmt: skip
     fastest = min(seconds.values())
     close = [tree for tree in candidates if seconds[tree] <= fastest * EQUAL]
     best = min(close, key=lambda t: (pruned.bills[t].bytes_kept(sizes), seconds[t]))

@@ -149,7 +149,9 @@ def make_decision(
             features[name, transposed] = GraphFeatures.of(matrix.graph, transposed=transposed)
         return features[name, transposed]
 
-    choice = decide(pruned, sizes, graphs, model, fresh=fresh, choose=options.choose)
+    slowest = None if call.halos is None else call.halos.slowest
+    choice = decide(pruned, sizes, graphs, model, fresh=fresh, choose=options.choose,
+                    slowest=slowest)  # fmt: skip
     if options.price_all:
         prices = {
             tree: seconds_of(bill, sizes, graphs, model, fresh=fresh)
@@ -169,6 +171,7 @@ def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
         upstream = not torch.is_grad_enabled()
     learned: set[str] = set()
     static: set[str] = set()
+    stays = options.static or (call.halos is not None and call.halos.stays(call.x))
     with torch.enable_grad():
         for leaf in dict.fromkeys(leaves_of(algebra.expr)):
             if leaf.name in algebra.constants:
@@ -182,13 +185,15 @@ def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
             value = algebra.values[leaf.name](call)
             assert isinstance(value, Tensor)
             if leaf.kind == "data":
-                if options.static and not value.requires_grad:
+                if stays and not value.requires_grad:
                     static.add(leaf.name)
                 elif upstream or value.requires_grad:
                     learned.add(leaf.name)
             elif value.requires_grad:
                 learned.add(leaf.name)
-    return Given(options.train, frozenset(learned), frozenset(static))
+    return Given(
+        options.train, frozenset(learned), frozenset(static), spread=call.halos is not None
+    )
 
 
 def widths_of(algebra: Algebra, call: Call) -> dict[str, int]:

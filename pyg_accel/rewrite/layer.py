@@ -16,6 +16,7 @@ from pyg_accel.patching.reasons import data_reasons, is_active, size_reasons
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
+from pyg_accel.rewrite.beyond import BEYOND
 from pyg_accel.rewrite.copies import Twins
 from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
 from pyg_accel.rewrite.guards import identity_of, reasons_now, state_of
@@ -23,6 +24,7 @@ from pyg_accel.rewrite.lift import bind, is_written, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.rules import written
 from pyg_accel.rewrite.running import Run
+from pyg_accel.rewrite.together import Together, spread_reasons
 
 __all__ = ["Associated"]
 
@@ -32,7 +34,7 @@ RECENT = 8  # graphs that a layer knows again
 # What is its own; all else that is read or assigned is the layer's.
 _OWN = frozenset((
     "training", "options", "decisions", "reasons", "_twins", "_algebras", "_left", "_compiled",
-    "_defaults", "_recent", "_dtypes", "_unseen", "_seen", *vars(torch.nn.Module()),
+    "_defaults", "_recent", "_dtypes", "_unseen", "_seen", "_spread", *vars(torch.nn.Module()),
 ))  # fmt: skip
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
@@ -78,6 +80,7 @@ class Associated(torch.nn.Module):
         self._compiled: dict[str, Program] = {}
         self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
+        self._spread = Together()
         self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
         self._unseen = 0
         self._seen: tuple[int, ...] = ()
@@ -142,6 +145,7 @@ class Associated(torch.nn.Module):
             "_compiled",
             "_defaults",
             "_recent",
+            "_spread",
             "_unseen",
             "_seen",
             "_twins",
@@ -194,6 +198,8 @@ class Associated(torch.nn.Module):
         They have no sizes of their own, so the latest decision serves. It is made anew on what was
         learned of its graph, since compiled code keeps nothing from one call to the next.
         """
+        if BEYOND:  # rows of other processes are exchanged where a compiler does not look
+            return ""
         if sampled or self._look() or not self.decisions:
             return "layer"
         for known in reversed(self.decisions):
@@ -230,6 +236,8 @@ class Associated(torch.nn.Module):
             call = Call(self.conv, bind(self.conv, args, kwargs))
             own = is_written(type(self.conv))
             reasons = data_reasons(call.edge_index) if own else []
+            if call.halos is not None:
+                reasons += spread_reasons(own=own, precisions=len(_precision(call)))
             if own and self.options.choose is None:
                 reasons += size_reasons(call.edge_index.size(1), call.edge_index.device.type)
             if reasons := reasons or reasons_now(self.conv):
@@ -280,6 +288,9 @@ class Associated(torch.nn.Module):
         Raises:
             NotLifted: if the layer has to do it itself.
         """
+        if call.halos is not None:
+            kind = state_of(self.conv), *map(_kind, call.given.values())
+            return self._spread(call, kind, self.options, self._algebra, self.decisions)
         fresh = self._is_fresh(call.edge_index)
         algebra, widths = self._algebra(call)
         sampling = in_force() if algebra.sampled else None

@@ -11,6 +11,7 @@ from pyg_accel import ops
 from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import parse
 from pyg_accel.graph import Graph
+from pyg_accel.kept import Snapshot
 from pyg_accel.patching.sampling import aggregate
 from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.ir import Leaf
@@ -77,6 +78,7 @@ class Program:
         self._kept = [item in kept for item in self._items]
         self._numbers = [_numbers(item, items) if item in kept else () for item in self._items]
         self._folded = [item in folded for item in self._items]
+        self._values: dict[int, tuple[Snapshot, tuple[Any, ...], Any]] = {}
 
     def run(self, call: Call) -> Tensor:
         """Compute the tree for a call."""
@@ -114,8 +116,26 @@ class _Run:
         numbers = [self.value(n) for n in self.program._numbers[number]]
         owners += [n for n in numbers if isinstance(n, Tensor)]  # an expression names them only
         plain = tuple(n for n in numbers if not isinstance(n, Tensor))
+        if self.call.halos is not None:
+            return self.keep_here(number, node, (self.call.edge_index, *owners), plain)
         key = (str(node), self.call.x.dtype, self.program._algebra.facts, plain)
         return derived(matrix.graph, key, tuple(owners), lambda: self.compute(number, node))
+
+    def keep_here(
+        self, number: int, node: Node, owners: tuple[Tensor, ...], plain: tuple[Any, ...]
+    ) -> Any:
+        """Keep a value with the program: if one process forgot it, the others would not exchange.
+
+        So it must not depend on how many graphs a process has met.
+        """
+        if torch.is_inference_mode_enabled() or any(t.is_inference() for t in owners):
+            return self.compute(number, node)
+        found = self.program._values.get(number)
+        if found is None or found[1] != plain or not found[0].fits(owners):
+            with torch.no_grad():
+                found = Snapshot(owners), plain, self.compute(number, node)
+            self.program._values[number] = found
+        return found[2]
 
     def compute(self, number: int, node: Node) -> Any:
         args = self.program._args[number]
@@ -127,13 +147,15 @@ class _Run:
         if node.op == "gemm":
             return gemm(values[0], values[1], node.heads)
         if node.op == "spmm":
-            return spmm(values[0], values[1], mean=node.mean, sampled=self.program._sampled)
+            data = self.call.whole(values[1])
+            return spmm(values[0], data, mean=node.mean, sampled=self.program._sampled)
         if node.op == "scale_rows":
             leaf = node.args[0]
             assert isinstance(leaf, Leaf)
             return scale_rows(values[0], values[1], leaf)
         if node.op == "scale_edges":
-            return scale_edges(*values)
+            left, matrix, right = values
+            return scale_edges(left, matrix, None if right is None else self.call.whole(right))
         if node.op == "map" and node.name == WRITTEN:
             return values[0].dense()
         algebra = self.program._algebra

@@ -82,7 +82,12 @@ def plain(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Grap
 
 
 def looped(
-    edge_index: Tensor, weight: Tensor | None, num_nodes: int, target: int, fill: float
+    edge_index: Tensor,
+    weight: Tensor | None,
+    num_nodes: int,
+    target: int,
+    fill: float,
+    num_cols: int | None = None,
 ) -> Matrix:
     """Return a graph with a self-loop at every node, as GCN's normalisation has it.
 
@@ -93,7 +98,9 @@ def looped(
         target: row of edge_index with the target nodes.
         fill: weight of the loops that are not there yet; without weights every edge has 1, loops
             too, as in PyG.
+        num_cols: number of source nodes, of which those behind N get no loop; by default N.
     """
+    num_cols = num_nodes if num_cols is None else num_cols
     if torch.compiler.is_compiling():
         compiled = CompiledGraph(edge_index, num_nodes, num_nodes, target, loops=True)
         if weight is None:
@@ -108,9 +115,9 @@ def looped(
     def make() -> Graph:
         loops, _ = add_remaining_self_loops(edge_index, None, fill, num_nodes)
         flow = "source_to_target" if target == 1 else "target_to_source"
-        return Graph.from_edge_index(loops, (num_nodes, num_nodes), flow)
+        return Graph.from_edge_index(loops, (num_cols, num_nodes), flow)
 
-    graph = GRAPHS.get((edge_index,), ("looped", target, num_nodes), make)
+    graph = GRAPHS.get((edge_index,), ("looped", target, num_nodes, num_cols), make)
     if weight is None:
         return Matrix(graph)
     perm = graph.perm

@@ -13,6 +13,7 @@ from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_laz
 
 from pyg_accel.errors import VerificationError
 from pyg_accel.layers.reading import FAILURES
+from pyg_accel.rewrite.beyond import SPREAD
 from pyg_accel.rewrite.choice import Choose
 from pyg_accel.rewrite.copies import Embedding, Twins, stray
 from pyg_accel.rewrite.cost import CostModel
@@ -77,6 +78,8 @@ def optimize(
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
     if any(isinstance(m, Associated) for m in model.modules()):
         raise ValueError("expected a model that is not rewritten yet: optimize the original again")
+    if any(m in SPREAD for m in model.modules()):
+        raise ValueError("expected a model before distribute(): optimize() it, then distribute it")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
     given = _bind(model, example_inputs, example_kwargs)

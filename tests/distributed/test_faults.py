@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch_geometric.data import Data
 
 import pyg_accel
 from pyg_accel import distributed
+from pyg_accel.distributed import partitioners
 from pyg_accel.errors import FolderError, NotDistributable
 
 
@@ -44,10 +46,16 @@ def differ(device: torch.device, what: str) -> None:
             pyg_accel.__version__ = "0.0"
         elif what == "ids":
             data.edge_index[0, 3] = 30
+    if what == "partition":
+        options["partition"] = "metiss"
+    elif what == "missing":
+        partitioners.find_spec = lambda name: None
+        options["partition"] = "metis"
     try:
         pyg_accel.distribute(model, data, **options)
     finally:
         pyg_accel.__version__ = "0.1.0"
+        partitioners.find_spec = find_spec
 
 
 @pytest.mark.parametrize(
@@ -59,6 +67,8 @@ def differ(device: torch.device, what: str) -> None:
         ("layer", "PartitionMismatch", "model: rank 0: GCN"),
         ("rows", "PartitionMismatch", "rows: rank 0: all, rank 1: own"),
         ("version", "PartitionMismatch", "pyg_accel: rank 0: 0.1.0, rank 1: 0.0"),
+        ("partition", "NotDistributable", "no partition 'metiss'; there are given, community,"),
+        ("missing", "NotDistributable", "pip install 'pyg-accel[partition]'"),
         ("ids", "NotDistributable", "rank 1: the edge_index has node ids outside of 30"),
     ],
 )
@@ -92,13 +102,20 @@ class Both(nn.MessagePassing):
         return inputs + x
 
 
+class Own(nn.HANConv):
+    """Derived from a layer that is known."""
+
+    def __init__(self, types: list[str], width: int) -> None:
+        super().__init__(width, width, (types, [("a", "to", "a")]))
+
+
 MODELS = {
     "flow": lambda: nn.GCNConv(4, 3, flow="target_to_source"),
     "lazy": lambda: nn.SAGEConv(-1, 3),
     "dynamic": lambda: nn.SuperGATConv(4, 3),
     "both": lambda: Both(),
     "pool": lambda: nn.SAGPooling(4),
-    "optimized": lambda: pyg_accel.optimize(nn.GCN(4, 8, 2, 3), graph().x, graph().edge_index),
+    "derived": lambda: Own(["a"], 4),
 }
 
 
@@ -111,10 +128,10 @@ def unsuited(device: torch.device, model: str) -> None:
     [
         ("flow", "flip the edge_index"),
         ("lazy", "call it once before"),
-        ("dynamic", "edges of its own"),
+        ("dynamic", "a sample of all pairs of nodes"),
         ("both", "reads 'x' both as a whole"),
         ("pool", "SAGPooling"),
-        ("optimized", "optimize()"),
+        ("derived", "Own: it looks at all nodes"),
     ],
 )
 def test_models_that_cannot_be_distributed_say_why(ranks, model, text):
@@ -368,3 +385,41 @@ def test_a_killed_rank_ends_the_others(fresh, where):
     assert answer[0] == "RankLost" and "another rank ended" in answer[1]
     assert dead[0] == "died"
     assert time.monotonic() - start < 60
+
+
+def without_loss(device: torch.device, late: str) -> None:
+    """The second rank computes no gradients in the second step, and goes on."""
+    model, data = pyg_accel.distribute(nn.GCN(4, 8, 2, 3), graph())
+    for step in range(3):
+        out = model(data.x, data.edge_index)
+        other = dist.get_rank() == 1
+        if late == ("the loss" if other else "the rest"):
+            time.sleep(1)
+        if not (other and step == 1):
+            out.square().sum().backward()
+
+
+@pytest.mark.parametrize("late", ["the loss", pytest.param("the rest", marks=pytest.mark.full)])
+def test_a_rank_whose_loss_does_not_depend_on_the_model_is_named(fresh, late):
+    start = time.monotonic()
+    errors = fresh(2).errors(without_loss, late=late)
+    assert time.monotonic() - start < 60
+    kinds = [kind for kind, _ in errors]
+    assert "RanksDiverged" in kinds and set(kinds) <= {"RanksDiverged", "RankLost"}
+    text = errors[kinds.index("RanksDiverged")][1]
+    assert "does not depend on what the model returned" in text
+
+
+def several_calls(device: torch.device) -> None:
+    """Calls without a backward pass, and one backward pass for two: alike on all ranks."""
+    model, data = pyg_accel.distribute(nn.GCN(4, 8, 2, 3).to(device), graph().to(device))
+    for _ in range(20):  # more passes than are kept
+        model(data.x, data.edge_index)
+        first, second = (model(data.x, data.edge_index) for _ in range(2))
+        (first.sum() + second.square().sum()).backward()
+        model.eval()(data.x, data.edge_index)
+        model.train()
+
+
+def test_calls_without_gradients_are_no_fault(two):
+    two(several_calls)

@@ -1,6 +1,7 @@
 """Graphs with several types of nodes and edges, on several ranks and in one process."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ CONVS = {
     "Graph": lambda: nn.GraphConv((-1, -1), 4),
     "GAT": lambda: nn.GATConv((-1, -1), 4, add_self_loops=False),
 }
+JOINT = ["HGT", "HAN"]
 
 
 def graph() -> HeteroData:
@@ -47,6 +49,26 @@ class Net(torch.nn.Module):
         return self.last(x["a"])
 
 
+class Joint(torch.nn.Module):
+    """Layers that take all types at once; the last one's "b" is not used."""
+
+    def __init__(self, conv: str) -> None:
+        super().__init__()
+        metadata = ["a", "b"], RELATIONS
+        widths = {"a": 5, "b": 5}
+        if conv == "HGT":
+            self.layers = torch.nn.ModuleList(
+                nn.HGTConv(n, 4, metadata, heads=2) for n in (widths, 4)
+            )
+        else:
+            self.layers = torch.nn.ModuleList(
+                nn.HANConv(n, 4, metadata, heads=2) for n in (widths, 4)
+            )
+        self.last = torch.nn.Linear(4, 2)
+
+    forward = Net.forward
+
+
 def run(model: torch.nn.Module, data: HeteroData) -> dict[str, Tensor | None]:
     model.zero_grad()
     out = model(data.x_dict, data.edge_index_dict)
@@ -55,18 +77,110 @@ def run(model: torch.nn.Module, data: HeteroData) -> dict[str, Tensor | None]:
     return {"output": out.detach()} | grads
 
 
-def compare(device: torch.device, conv: str, patched: bool, given: bool) -> None:
+def stored(device: torch.device, folder: str, conv: str) -> None:
     torch.set_default_dtype(torch.float64)
-    settings.always = True
     try:
-        data, model = graph().to(device), Net(conv).to(device)
+        data, model = graph().to(device), (Net if conv in CONVS else Joint)(conv).to(device)
         with torch.no_grad():
             model(data.x_dict, data.edge_index_dict)
         many = copy.deepcopy(model)
         expected = run(model, data)
+        spread, share = pyg_accel.distribute(many, folder)
+        assert share.metadata() == data.metadata()
+        assert sum(pyg_accel.distributed.total(e.size(0))
+                   for e in share.edge_attr_dict.values()) == 90 * 3  # fmt: skip
+        assert torch.equal(share["a"].y, data["a"].y) and share["a"].num_nodes < 30
+        found = run(spread, share)
+        for name, wanted in expected.items():
+            assert (wanted is None) == (found[name] is None), name
+            if wanted is not None:
+                torch.testing.assert_close(found[name], wanted, rtol=0, atol=1e-12)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("conv", ["SAGE", "HGT"])
+def test_a_stored_graph_of_several_types(two, tmp_path, conv):
+    data = attributed(unused=False)
+    pyg_accel.distributed.save(data, tmp_path / "stored")
+    two(stored, folder=str(tmp_path / "stored"), conv=conv)
+
+
+def attributed(*, unused: bool = True) -> HeteroData:
+    data = graph()
+    for i, key in enumerate(RELATIONS):
+        data[key].edge_attr = torch.arange(90 * (i + 1)).view(90, -1)
+    if unused:
+        data["c"].num_nodes = 4
+        data["b", "sees", "c"].edge_index = torch.tensor([[1, 2], [3, 3]])
+    data.about = torch.tensor(7)
+    return data
+
+
+def test_a_stored_graph_of_several_types_comes_back_whole(tmp_path):
+    data = attributed()
+    pyg_accel.distributed.save(data, tmp_path / "stored")
+    back = pyg_accel.distributed.load(tmp_path / "stored", verify=True)
+    assert isinstance(back, HeteroData) and back.metadata() == data.metadata()
+    assert int(back.about) == 7 and back["c"].num_nodes == 4
+    for key in ("a", "b"):
+        assert torch.equal(back[key].x, data[key].x) and torch.equal(back[key].y, data[key].y)
+    for key in RELATIONS:
+        pairs = [sorted(zip(*d[key].edge_index.tolist(), d[key].edge_attr[:, 0].tolist(),
+                            strict=True)) for d in (data, back)]  # fmt: skip
+        assert pairs[0] == pairs[1]
+
+
+class Local(Net):
+    """Takes a mean over the nodes of a type in its own code."""
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        x_dict = x_dict | {"a": x_dict["a"] - x_dict["a"].mean(0)}
+        return super().forward(x_dict, edge_index_dict)
+
+
+class Named(Net):
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
+        return super().forward(x_dict, edge_index_dict)
+
+
+def checked(device: torch.device, fails: bool) -> str:
+    data = graph().to(device)
+    model = (Local if fails else Named)("SAGE").to(device).double()
+    with torch.no_grad():
+        model(data.x_dict, data.edge_index_dict)
+    if not fails:
+        pyg_accel.distributed.check(model, data)
+        return ""
+    with pytest.raises(pyg_accel.errors.VerificationError) as error:
+        pyg_accel.distributed.check(model, data)
+    return str(error.value)
+
+
+def test_check_takes_several_types(two):
+    two(checked, fails=False)
+    for text in two(checked, fails=True):
+        assert "layers.0" in text
+
+
+def compare(
+    device: torch.device, conv: str, patched: bool, given: bool, rewritten: bool = False
+) -> None:
+    torch.set_default_dtype(torch.float64)
+    settings.always = True
+    try:
+        made = Net(conv) if conv in CONVS else Joint(conv)
+        data, model = graph().to(device), made.to(device)
+        with torch.no_grad():
+            model(data.x_dict, data.edge_index_dict)
+        many = copy.deepcopy(model)
+        if rewritten:
+            many = pyg_accel.optimize(many, data.x_dict, data.edge_index_dict, train=True)
+        expected = run(model, data)
 
         assert any(grad is None for grad in expected.values())
-        parts = {"a": torch.arange(30) % 2, "b": torch.arange(11) // 8}
+        last = torch.ones(11, dtype=torch.int64) if conv in JOINT else torch.arange(11) // 8
+        parts = {"a": torch.arange(30) % 2, "b": last}  # the first rank owns no "b" of some
         options = {"partition": parts} if given else {}
         with pyg_accel.patched() if patched else torch.enable_grad():
             spread, share = pyg_accel.distribute(many, graph(), **options)
@@ -83,6 +197,11 @@ def compare(device: torch.device, conv: str, patched: bool, given: bool) -> None
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["community", "vector"])
-@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("conv", [*CONVS, *JOINT])
 def test_a_model_of_several_types_is_that_of_one_process(two, conv, given):
     two(compare, conv=conv, patched=not given, given=given)
+
+
+@pytest.mark.parametrize("conv", ["SAGE", "GAT", "HGT", "HAN"])
+def test_a_rewritten_model_of_several_types_is_that_of_one_process(two, conv):
+    two(compare, conv=conv, patched=False, given=True, rewritten=True)

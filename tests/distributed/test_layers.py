@@ -75,6 +75,13 @@ LAYERS: dict[str, Any] = {
     "CG": (lambda: nn.CGConv(F, dim=E), "edge_attr"),
     "Edge": (lambda: nn.EdgeConv(mlp(2 * F, H)),),
     "NN": (lambda: nn.NNConv(F, H, mlp(E, F * H)), "edge_attr"),
+    "DirGNN": (lambda: nn.DirGNNConv(nn.SAGEConv(F, H, aggr="max")),),
+    "DirGNN GCN": (lambda: nn.DirGNNConv(nn.GCNConv(F, H), alpha=0.3, root_weight=False),),
+    "DirGNN GAT": (lambda: nn.DirGNNConv(nn.GATConv(F, H)),),
+    "GPS": (lambda: nn.GPSConv(F, nn.GCNConv(F, F), heads=2),),
+    "GPS batched": (lambda: nn.GPSConv(F, nn.SAGEConv(F, F), heads=2, norm="graph_norm"), "batch"),
+    "GPS performer": (lambda: nn.GPSConv(F, nn.GCNConv(F, F), heads=2, attn_type="performer"),
+                      "batch"),
 }  # fmt: skip
 
 
@@ -159,7 +166,9 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
                                        msg=lambda t, n=name: f"{n}: {t}")  # fmt: skip
 
 
-def compare_layer(device: torch.device, layer: str, patched: bool) -> None:
+def compare_layer(
+    device: torch.device, layer: str, patched: bool, parts: Tensor | None = None
+) -> None:
     torch.set_default_dtype(torch.float64)
     settings.always = True
     try:
@@ -168,12 +177,18 @@ def compare_layer(device: torch.device, layer: str, patched: bool) -> None:
         many = copy.deepcopy(model)
         expected = [run(model, data) for _ in range(2)]
         with pyg_accel.patched() if patched else torch.enable_grad():
-            spread, share = pyg_accel.distribute(many, data)
+            options = {} if parts is None else {"partition": parts}
+            spread, share = pyg_accel.distribute(many, data, **options)
             for wanted in expected:  # what is kept of the first call must serve the second
                 same(run(spread, share), wanted)
-        assert spread.wire.traffic["halo"].received > 0
+        assert spread.wire.traffic["halo"].received > 0 or share.num_nodes == 0
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name.startswith(("Dir", "GPS"))])
+def test_layers_of_all_nodes_with_a_rank_that_has_none(ranks, layer):
+    ranks(3)(compare_layer, layer=layer, patched=True, parts=1 + torch.arange(30) % 2)
 
 
 @pytest.mark.parametrize(

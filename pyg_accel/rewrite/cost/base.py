@@ -16,7 +16,8 @@ class Primitive:
     Attributes:
         name: what runs. Dense: ``gemm`` [rows, inner] x [inner, cols], ``gemm_tn`` the same product
             with the first factor stored [inner, rows] (gradients of weights), ``scale_rows`` a
-            diagonal times a dense [rows, cols], ``elementwise`` a map of one [rows, cols].
+            diagonal times a dense [rows, cols], ``elementwise`` a map of one [rows, cols],
+            ``exchange`` receives [rows, cols] of other processes, and sends about as many.
             Sparse, on ``graph``: ``spmm`` and ``spmm_weighted`` with [num_cols, cols] features,
             ``sddmm`` one dot product of ``cols`` features an edge, ``scale_edges`` a diagonal (or
             two) times the matrix, ``edge_softmax``; ``sampled_spmm``, which takes ``inner`` entries

@@ -32,6 +32,7 @@ class Machine:
         sparse_call: the same for a sparse one.
         overlaps: calls are queued: the next is prepared while the last one runs.
         entry: columns of a dense row that one stored entry of CBSR costs as much as.
+        link: bytes a second that come from other processes.
     """
 
     flops: float
@@ -46,12 +47,13 @@ class Machine:
     sparse_call: float
     overlaps: bool
     entry: float = 4.0
+    link: float = 1e9
 
 
 # Fitted to the measurements that the shipped models were trained on.
 H200 = Machine(flops=47e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
                slice_bytes=256, sector=32, scattered=280, call=12e-6, sparse_call=90e-6,
-               overlaps=True)  # fmt: skip
+               overlaps=True, link=290e9)  # fmt: skip
 CORE = Machine(flops=73e9, memory=8e9, gather=7e9, cache=60e9, cache_bytes=8e6,
                slice_bytes=1024, sector=16, scattered=16, call=3e-6, sparse_call=50e-6,
                overlaps=False, entry=6.0)  # fmt: skip
@@ -129,6 +131,8 @@ class Roofline:
             return self._with_call(max(work / m.flops, VALUE * moved / m.memory), m.call)
         if p.name in ("scale_rows", "elementwise"):
             return self._with_call(2 * VALUE * p.rows * p.cols / m.memory, m.call)
+        if p.name == "exchange":
+            return self._with_call(VALUE * p.rows * p.cols / m.link, m.sparse_call)
         if p.name == "cbsr_mm":  # an entry's products take twice as long as those of a dense row
             return self._with_call(4 * p.rows * p.inner * p.cols / m.flops, m.call)
         if p.name == "maxk":  # a few passes over each row

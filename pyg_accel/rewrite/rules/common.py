@@ -250,7 +250,8 @@ def symmetric(
     def matrix(call: Call) -> Matrix:
         weight = call.given.get("edge_weight")
         if loops:
-            return looped(call.edge_index, weight, call.num_rows, call.target, fill)
+            size = call.num_rows, call.target, fill, call.num_cols
+            return looped(call.edge_index, weight, *size)
         return _plain(call) if weight is None else _with_weight(call, weight)
 
     def diagonal(call: Call) -> Tensor:

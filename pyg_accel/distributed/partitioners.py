@@ -1,0 +1,81 @@
+"""Programs that cut graphs, where they are installed: METIS and KaMinPar."""
+
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_accel.reordering import METHODS
+
+__all__ = ["PARTITIONERS", "method_reasons", "parts_of"]
+
+# Of KaMinPar's binary format: nodes have weights, edges have none, all numbers have 64 bits.
+_PARHIP = 1
+_NEEDS = {"metis": "pymetis", "kaminpar": "kaminpar", "rcm": "scipy"}
+
+
+def method_reasons(method: str) -> list[str]:
+    """Return why a graph cannot be cut by a method of that name."""
+    known = ("given", *METHODS, *PARTITIONERS)
+    if method not in known:
+        return [f"no partition '{method}'; there are {', '.join(known)}, or pass the rank of every "
+                "node"]  # fmt: skip
+    package = _NEEDS.get(method)
+    if package is None or find_spec(package) is not None:
+        return []
+    extra = "partition" if method in PARTITIONERS else "reorder"
+    return [f"partition='{method}' needs {package}: pip install 'pyg-accel[{extra}]'"]
+
+
+def parts_of(edges: Tensor, work: Tensor, ranks: int, method: str) -> Tensor:
+    """Return the rank of every node, [N].
+
+    Args:
+        edges: [2, E], in any direction.
+        work: [N], what every node costs: ranks get about equal sums.
+        ranks: how many there are.
+        method: one of :data:`PARTITIONERS`.
+    """
+    size = work.numel()
+    if ranks == 1 or size == 0:
+        return torch.zeros(size, dtype=torch.int64)
+    both = torch.cat([edges, edges.flip(0)], dim=1).cpu().long()
+    both = both[:, both[0] != both[1]]
+    pairs = (both[0] * size + both[1]).unique()  # a row that is read twice is sent once
+    rowptr = torch.zeros(size + 1, dtype=torch.int64)
+    rowptr[1:] = torch.bincount(pairs // size, minlength=size).cumsum(0)
+    return PARTITIONERS[method](rowptr, pairs % size, work.cpu().long(), ranks)
+
+
+def _metis(rowptr: Tensor, col: Tensor, work: Tensor, ranks: int) -> Tensor:
+    import pymetis
+
+    graph = pymetis.CSRAdjacency(rowptr.numpy(), col.numpy())
+    found = pymetis.part_graph(ranks, graph, vweights=work.numpy())
+    return torch.from_numpy(np.asarray(found[1], dtype=np.int64))
+
+
+def _kaminpar(rowptr: Tensor, col: Tensor, work: Tensor, ranks: int) -> Tensor:
+    import kaminpar
+
+    head = np.array([_PARHIP, work.numel(), col.numel()], dtype=np.uint64)
+    begins = rowptr.numpy().astype(np.uint64) * 8 + 8 * (3 + rowptr.numel())
+    with tempfile.TemporaryDirectory() as folder:  # it takes files alone
+        path = Path(folder) / "graph.parhip"
+        with path.open("wb") as file:
+            for array in (head, begins, col.numpy(), work.numpy()):
+                array.tofile(file)
+        graph = kaminpar.load_graph(str(path), kaminpar.GraphFileFormat.PARHIP)
+    program = kaminpar.KaMinPar(torch.get_num_threads(), kaminpar.default_context())
+    return torch.tensor(program.compute_partition(graph, ranks, 0.03), dtype=torch.int64)
+
+
+#: By the name that ``distribute(partition=...)`` knows.
+PARTITIONERS: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
+    "metis": _metis,
+    "kaminpar": _kaminpar,
+}
