@@ -63,6 +63,7 @@ class Family:
         labels: an argument with a row for each graph.
         made: how many recordings there have been.
         most: elements of the arguments for which memory did not suffice.
+        padded: calls of one size are padded too, as they cannot be recorded otherwise.
     """
 
     def __init__(self, arguments: Arguments, roles: Mapping[str, str]) -> None:
@@ -72,6 +73,7 @@ class Family:
         self.labels: int | None = None
         self.most: float = torch.inf
         self.made = 0
+        self.padded = False
         self.seen: OrderedDict[tuple[Any, ...], Seen] = OrderedDict()
         self.calls: dict[tuple[Any, ...], int] = {}
         self._last: list[tuple[weakref.ref[Tensor], int]] = []
@@ -353,7 +355,7 @@ class Engine:
         held = family.held()
         ids = family.places.get("graphs")
         different = len(family.seen) > WARM_UP
-        changes = different or (ids is not None and ids not in held)
+        changes = different or family.padded or (ids is not None and ids not in held)
         if self._dynamic is not None:
             changes = self._dynamic
         if sum(family.calls.values()) <= WARM_UP or not (changes or times > WARM_UP):
@@ -382,6 +384,9 @@ class Engine:
         except Uncapturable as reason:
             if family.entries:  # it is this batch that is odd
                 family.forget()
+            elif self._dynamic is None and not changes and len(held) < len(arguments.tensors):
+                family.padded = True  # new graphs of one size, whose number of self-loops changes
+                raise Uncapturable(_WARMING) from reason
             else:
                 family.refusal = str(reason)
             raise

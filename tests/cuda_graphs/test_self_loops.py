@@ -198,6 +198,14 @@ def test_layers_that_take_self_loops_out(name, patched, batches, replays, reason
     assert not reasons() and replays() == len(batches) - 3
 
 
+@pytest.mark.parametrize("name", ["GCN", "GAT"])
+def test_new_graphs_of_one_size_are_padded_after_all(name, replays, reasons):
+    batches = [fields()(graph(40, 150, 3 * seed, seed)) for seed in range(10)]
+    same(run(Network(LAYERS[name][0]).double(), batches))
+    # Three calls to warm up, a fourth that cannot be recorded as it is.
+    assert not reasons() and replays() == len(batches) - 4
+
+
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["GCN with weights", "GAT, mean of features", "Cheb"])
 def test_inference(name, context, batches, replays, reasons):
