@@ -219,8 +219,10 @@ def draw_scaling(axis: plt.Axes, rows: pd.DataFrame) -> None:
                                         strict=True):  # fmt: skip
                 if share == share:
                     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-                    axis.annotate(f"{share:.0%}", (world, ms), (0, -13), fontsize=7, bbox=box,
-                                  textcoords="offset points", ha="center", color=colour)  # fmt: skip
+                    axis.annotate(
+                        f"{share:.0%}", (world, ms), (0, -13), textcoords="offset points",
+                        ha="center", fontsize=7, bbox=box, color=colour,
+                    )  # fmt: skip
     axis.set(xscale="log", yscale="log")
     axis.set_xticks(worlds, labels=[str(world) for world in worlds])
     axis.xaxis.set_minor_locator(NullLocator())

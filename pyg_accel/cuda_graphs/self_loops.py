@@ -48,6 +48,8 @@ class SelfLoops(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if not args:
+            return func(**kwargs)
         name = getattr(func, "__name__", "")
         if name in ("__getitem__", "__setitem__"):
             mask, more, dim = self._mask_in(args[0], args[1])

@@ -56,15 +56,17 @@ class Distributed(torch.nn.Module):
             What the model returns. With ``rows="all"`` tensors with a row for each node of this
             rank have one for each node of the graph, in the order of the user's data.
         """
-        self._waiting = False
-        self._passes.forward_begins()
-        backward_ends()  # one that an error ended has not said so
+        self._begins()
         with running(forward=self.wire, layer=None, exchanged=False):
             if self.training:
                 with self._random.drawn():
                     out = self.module(*args, **kwargs)
             else:
                 out = self.module(*args, **kwargs)
+        return self._returned(out)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _returned(self, out: Any) -> Any:
         leaves, spec = tree_flatten(out)
         if self.rows == "all":
             leaves = self._all_rows(leaves)
@@ -72,6 +74,12 @@ class Distributed(torch.nn.Module):
         learns = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
         self._passes.forward_ends(learns=learns)
         return tree_unflatten(leaves, spec)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _begins(self) -> None:
+        self._waiting = False
+        self._passes.forward_begins()
+        backward_ends()  # one that an error ended has not said so
 
     def _watched(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.requires_grad:

@@ -41,6 +41,7 @@ class RankRandom:
             self._states = torch.get_rng_state(), after
             self._set(before)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _set(self, states: tuple[Tensor, Tensor | None]) -> None:
         torch.set_rng_state(states[0])
         if states[1] is not None:

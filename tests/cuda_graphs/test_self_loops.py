@@ -333,6 +333,14 @@ def _backwards(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> 
     return torch.cat([edge_index, turned], 1), torch.cat([attr, other / other.mean(0)])
 
 
+def _by_name(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
+    """What is not recognised is not padded either, and nothing raises."""
+    kept = torch.ne(input=edge_index[0], other=edge_index[1])
+    none = torch.logical_not(input=torch.clone(input=kept))
+    weight = torch.cat(tensors=[kept.unsqueeze(1), ~none.unsqueeze(1)], dim=1).all(1).to(edge_attr)
+    return torch.flip(input=edge_index, dims=(0,)), edge_attr * weight.unsqueeze(1)
+
+
 def _types(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
     types = (edge_attr[:, 0] * 2).long().clamp(max=2)  # rows of a table, which has no more
     edge_index, types = remove_self_loops(edge_index, types)
@@ -340,7 +348,7 @@ def _types(self: Own, edge_index: Tensor, edge_attr: Tensor, nodes: int) -> Any:
 
 
 OWN = [_divided, _ends, _only_loops, _of_nodes, _twice, _doubled, _normalised, _apart,
-       _backwards, _types]  # fmt: skip
+       _backwards, _by_name, _types]  # fmt: skip
 
 
 @pytest.mark.parametrize("edges", OWN, ids=lambda f: f.__name__.strip("_"))

@@ -241,3 +241,38 @@ def left(device: torch.device) -> bool:
 @pytest.mark.full
 def test_nothing_stays_behind(fresh):
     assert fresh(2)(left) == [False, False]
+
+
+class Unrolled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.SAGEConv(6, 8), nn.SAGEConv(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = torch.sigmoid(self.first(x, edge_index)) * 2
+        return torch.tanh(self.second(h, edge_index))
+
+
+def graphs_made(device: torch.device) -> list[set[str]]:
+    made: list[set[str]] = []
+
+    def backend(module: torch.fx.GraphModule, examples: Any) -> Any:
+        made.append({n.name for n in module.graph.nodes if n.op.startswith("call")})
+        return module.forward
+
+    torch._dynamo.reset()
+    data = graph(device, torch.float32)
+    plain = Unrolled().to(device)
+    expected = plain(data.x, data.edge_index)
+    spread, share = pyg_accel.distribute(copy.deepcopy(plain), data)
+    run = torch.compile(spread, backend=backend)
+    for _ in range(3):
+        out = run(share.x, share.edge_index)
+        out.sum().backward()
+        torch.testing.assert_close(out, expected)
+    return made
+
+
+def test_the_compiler_gets_what_is_between_layers_and_nothing_of_ours(two):
+    for made in two(graphs_made):
+        assert made == [{"sigmoid", "h"}, {"tanh"}]
