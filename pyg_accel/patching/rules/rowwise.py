@@ -42,7 +42,7 @@ def record(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Put a function off that works row by row; decline any other one."""
     name = name_of(func)
     lead = next(iter(lazies_in(args)), None)
-    if lead is None:
+    if lead is None or not lead.tracer.runs_networks:
         raise Declined
     if any(lazy.later is not NOTHING or lazy.summed for lazy in lazies_in(args)):
         raise Declined
