@@ -214,8 +214,9 @@ class Trace(Watch):
 
     def kind(self) -> str:
         """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
-        if networks := [operand for operand in self.operands if isinstance(operand, Network)]:
-            return "edge matrices" if any(n.is_product for n in networks) else "edge networks"
+        if any(isinstance(operand, Network) for operand in self.operands):
+            by_algebra = any("outer" in formula for formula in self.formulas)
+            return "edge matrices" if by_algebra else "edge networks"
         wide = [
             side
             for operand, side in zip(self.operands, self.sides, strict=True)

@@ -386,6 +386,22 @@ def test_large_graphs_run_in_blocks_at_default_settings(name, report_of):
     assert "in blocks" in row.formula and row.calls == 3
 
 
+def test_differences_of_a_few_numbers_are_blocks_where_that_is_no_slower(report_of, monkeypatch):
+    layer = pyg.PointNetConv(mlp(3, 20, 24), add_self_loops=False)
+    args = (None, torch.randn(500, 3), torch.randint(0, 500, (2, 20_000)))
+    with pyg_accel.patched():
+        with torch.no_grad():
+            expected = layer(*args)
+        (row,) = report_of()
+        assert "a few numbers" in row.reason
+        pyg_accel.reset_report()
+        monkeypatch.setattr(networks, "_free_bytes", lambda device: 0)
+        with torch.no_grad():
+            torch.testing.assert_close(layer(*args), expected)
+        (row,) = report_of()
+    assert "in blocks" in row.formula
+
+
 def test_small_graphs_stay_with_pyg_at_default_settings(report_of):
     layer, args = LAYERS["nn"][0]().double(), world(*X_E)
     with pyg_accel.patched():
