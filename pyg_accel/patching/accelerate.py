@@ -23,6 +23,7 @@ from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.randomness import random_state, restore, tensors_of
 from pyg_accel.patching.reasons import (
     RECORDED,
@@ -39,6 +40,7 @@ from pyg_accel.patching.reasons import (
     width_of,
 )
 from pyg_accel.patching.rules.common import NARROW
+from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
 from pyg_accel.patching.small import running
@@ -230,6 +232,11 @@ def _attempt(
 ) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     """Make a call with lazy messages: its result, what was seen, and the backends that ran."""
     trace, plain, named = _trace(original, self, edge_index, args, kwargs)
+    trace.layer = self
+    if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
+        trace.watched |= {"linear"}
+        for reason in hooked_inside(self):
+            raise Unrecognised(reason, sticky=False)
     trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
     kwargs = named
     with record_choices() as names, trace:

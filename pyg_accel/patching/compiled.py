@@ -46,6 +46,8 @@ _NONE = "pyg_accel: None"  # Dynamo hands strings on, and None not
 class CompiledTrace(Trace):
     """A trace on tensors without data."""
 
+    runs_networks = False
+
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the graph as an operator's result."""
         return CompiledGraph(self.edge_index, num_rows, num_cols, self.target)

@@ -15,6 +15,7 @@ and put back by :func:`uninstall`:
   wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
   :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, ``spmm``, and ``set_sparse_value``, which takes no lazy tensors.
+* ``scatter`` and ``segment``, by which readouts reduce rows over groups.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
@@ -88,6 +89,8 @@ class Hooks:
         relations: Callable[..., Any],
         hetero: Callable[..., Any],
         embedding: Callable[..., Any],
+        scatter: Callable[..., Any],
+        segment: Callable[..., Any],
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
@@ -96,6 +99,7 @@ class Hooks:
         self.relations, self.hetero = relations, hetero
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {
             "softmax": softmax, "spmm": spmm, "set_sparse_value": set_sparse_value,
+            "scatter": scatter, "segment": segment,
         }  # fmt: skip
 
 

@@ -25,7 +25,9 @@ def stacked(first: Tensor, dim: int, *others: Tensor) -> Tensor:
 
 
 # What rules do to the operands of messages.
-ON_OPERANDS = frozenset({torch.nn.functional.linear, Tensor.__getitem__, stacked})
+ON_OPERANDS = frozenset({
+    torch.nn.functional.linear, Tensor.__getitem__, stacked, torch.add, torch.neg,
+})  # fmt: skip
 
 
 def is_index(value: Any) -> bool:

@@ -9,7 +9,16 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.patching import accelerate, embedding, hetero, layers, reasons, relations, seam
+from pyg_accel.patching import (
+    accelerate,
+    embedding,
+    hetero,
+    layers,
+    readouts,
+    reasons,
+    relations,
+    seam,
+)
 from pyg_accel.patching.reductions import aggregate
 
 __all__ = ["HookHandle", "PatchHandle", "patch", "patched", "unpatch"]
@@ -27,6 +36,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "relations": relations.forward,
     "hetero": hetero.forward,
     "embedding": embedding.forward,
+    "scatter": readouts.scatter,
+    "segment": readouts.segment,
 }
 _ACCELERATED = (MessagePassing, torch.nn.Embedding)
 _handles: "list[PatchHandle]" = []

@@ -26,8 +26,11 @@ SHIPPED = Path(__file__).with_name("thresholds.json")
 
 
 # Sums of features, with a weight an edge perhaps; messages made of several features; softmax
-# weights; features of edges; all relations of a layer at once.
-KINDS = ("sums", "messages", "attention", "edge features", "relations")
+# weights; features of edges; all relations of a layer at once; what a network makes of every edge;
+# a matrix that a network makes of every edge.
+KINDS = (
+    "sums", "messages", "attention", "edge features", "relations", "edge networks", "edge matrices",
+)  # fmt: skip
 
 
 class Limits(NamedTuple):

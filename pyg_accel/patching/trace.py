@@ -30,6 +30,7 @@ from pyg_accel.patching.lazy import (
     rules,
     running,
 )
+from pyg_accel.patching.networks import Network, reduce_in_blocks
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.steps import ON_OPERANDS, REPEATABLE, VIEWS
 from pyg_accel.patching.typed import with_pairs_as_sources
@@ -90,6 +91,8 @@ class Trace(Watch):
         drawn: how many random masks of attention weights were drawn.
     """
 
+    runs_networks = True  # in blocks of target rows
+
     def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
         super().__init__()
         self.edge_index = edge_index
@@ -101,7 +104,7 @@ class Trace(Watch):
         self.operands: list[Tensor] = []
         self._versions: list[int] = []
         self._grad, self._hooked = torch.is_grad_enabled(), saved_tensors_are_hooked()
-        self._sides: list[str] = []
+        self.sides: list[str] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int, int]] = {}  # by identity: row and version
@@ -214,9 +217,12 @@ class Trace(Watch):
 
     def kind(self) -> str:
         """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
+        if any(isinstance(operand, Network) for operand in self.operands):
+            by_algebra = any("outer" in formula for formula in self.formulas)
+            return "edge matrices" if by_algebra else "edge networks"
         wide = [
             side
-            for operand, side in zip(self.operands, self._sides, strict=True)
+            for operand, side in zip(self.operands, self.sides, strict=True)
             if plain_shape(operand)[1:].numel() > _WEIGHTS
         ]
         if "e" in wide:
@@ -257,14 +263,14 @@ class Trace(Watch):
     def add_operand(self, side: str, operand: Tensor, *, repeated: bool = False) -> int:
         """Number an operand; one that is known at the same side keeps its number."""
         for number, known in enumerate(self.operands):
-            if known is operand and (self._sides[number], self.repeated[number]) == (
+            if known is operand and (self.sides[number], self.repeated[number]) == (
                 side,
                 repeated,
             ):
                 return number
         self.operands.append(operand)
         self._versions.append(_version(operand))
-        self._sides.append(side)
+        self.sides.append(side)
         self.repeated.append(repeated)
         return len(self.operands) - 1
 
@@ -276,9 +282,12 @@ class Trace(Watch):
         """Reduce the messages over the target nodes; the edge dimension becomes the nodes'."""
         if not set(reduces) <= set(lazy.later.commutes_with):
             raise Unrecognised(f"'{'+'.join(reduces)}' of messages that are sums")
-        formula, numbers = self._own_numbers(lazy)
+        formula, numbers = self.own_numbers(lazy)
         if num_rows is None:
-            num_rows = self.sizes[self.target] or self._rows_of_side(lazy, "v")
+            num_rows = self.sizes[self.target] or self.rows_of_side("v")
+        if any(isinstance(self.operands[n], Network) for n in numbers):
+            self.others = True
+            return reduce_in_blocks(self, lazy, reduces, num_rows)
         if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
             known = self.sizes[1 - self.target]
             where = Where(self.owner, self.target, num_rows, num_rows if known is None else known)
@@ -309,7 +318,7 @@ class Trace(Watch):
 
     def _given_places(self, numbers: Sequence[int]) -> list[tuple[Tensor, int, bool]]:
         rows = {"u": 1 - self.target, "v": self.target, "e": -1}
-        return [(self.operands[n], rows[self._sides[n]], self.repeated[n]) for n in numbers]
+        return [(self.operands[n], rows[self.sides[n]], self.repeated[n]) for n in numbers]
 
     def compute(self, lazy: LazyTensor) -> Tensor:
         """Write the tensor out: [.., E, ..]."""
@@ -318,11 +327,11 @@ class Trace(Watch):
             with torch._C.DisableTorchFunction():
                 pieces = [self.compute(p) if isinstance(p, LazyTensor) else p for p in lazy.parts]
                 return torch.cat(pieces, dim=-1)
-        formula, numbers = self._own_numbers(lazy)
+        formula, numbers = self.own_numbers(lazy)
         with torch._C.DisableTorchFunction():
             if is_single_side(lazy):
                 return self._gathered(formula, numbers).movedim(0, lazy.edge_dim)
-            graph = self.graph_of(self._rows_of_side(lazy, "v"))
+            graph = self.graph_of(self.rows_of_side("v"))
             operands = self._operands(numbers, graph.num_rows)
             if lazy.summed:
                 out = messages(graph, formula, operands, edge_order=True).view(plain_shape(lazy))
@@ -342,8 +351,8 @@ class Trace(Watch):
     def dot(self, lazy: LazyTensor) -> Tensor:
         """Sum over the last dimension: [E, ...] without it, written out."""
         self.others = True
-        formula, numbers = self._own_numbers(lazy)
-        graph = self.graph_of(self._rows_of_side(lazy, "v"))
+        formula, numbers = self.own_numbers(lazy)
+        graph = self.graph_of(self.rows_of_side("v"))
         operands = self._operands(numbers, graph.num_rows)
         with torch._C.DisableTorchFunction():
             out: Tensor = ops.gspmm(graph, Sum(formula), operands, reduce="none", edge_order=True)
@@ -356,7 +365,7 @@ class Trace(Watch):
             lazy = self.compute(lazy)
         if not isinstance(lazy, LazyTensor):
             lazy = self.leaf("e", lazy, lazy.shape, 0)
-        formula, numbers = self._own_numbers(lazy)
+        formula, numbers = self.own_numbers(lazy)
         shape = tuple(plain_shape(lazy))
         graph = self.graph_of(num_rows)
         layout = Layout(shape[1:], len(shape) - 1)
@@ -372,7 +381,7 @@ class Trace(Watch):
         self.softmaxed = Done(formula, self._given_places(numbers), "softmax", weights)
         return self.leaf("e", weights, shape, 0)
 
-    def _own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
+    def own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
         """Renumber the operands of a formula from 0; return the old numbers."""
         self.check_modes()
         if lazy.parts is not None:
@@ -391,7 +400,8 @@ class Trace(Watch):
         operands = ((self.operands[n], self.repeated[n]) for n in numbers)
         return [t.expand(num_rows, *t.shape[1:]) if again else t for t, again in operands]
 
-    def _rows_of_side(self, lazy: LazyTensor, side: str) -> int:
+    def rows_of_side(self, side: str) -> int:
+        """Return the number of nodes at one side."""
         row = self.target if side == "v" else 1 - self.target
         size = self.sizes[row]
         if size is None:

@@ -20,6 +20,7 @@ class Watch(TorchFunctionMode):
     Attributes:
         watched: names of the functions that it looks at; the others just run.
         formulas: what has been run, for the report.
+        layer: whose call it is.
         given: returns the tensors that were there before the call and cannot be put back.
     """
 
@@ -28,6 +29,7 @@ class Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.formulas: list[str] = []
+        self.layer: torch.nn.Module | None = None
         self.given: Callable[[], Iterable[Tensor]] = tuple
         self._storages: set[int] | None = None
 

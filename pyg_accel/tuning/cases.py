@@ -30,8 +30,15 @@ def layers(features: int) -> dict[str, tuple[str, torch.nn.Module]]:
         "GINEConv": ("edge features", _nn.GINEConv(linear, **with_edges)),
         "TransformerConv": ("edge features", _nn.TransformerConv(f, **heads, **with_edges)),
         "GENConv": ("edge features", _nn.GENConv(f, f, **with_edges)),
+        "EdgeConv": ("edge networks", _nn.EdgeConv(_network(2 * f, f, f))),
+        "NNConv": ("edge matrices", _nn.NNConv(f, 8, _network(EDGE_FEATURES, 32, 8 * f))),
         "RGCNConv": ("relations", _nn.RGCNConv(f, f, RELATIONS)),
     }
+
+
+def _network(inputs: int, hidden: int, outputs: int) -> torch.nn.Module:
+    first, last = torch.nn.Linear(inputs, hidden), torch.nn.Linear(hidden, outputs)
+    return torch.nn.Sequential(first, torch.nn.ReLU(), last)
 
 
 def step(
@@ -51,7 +58,7 @@ def step(
     rest: list[Tensor] = []
     if isinstance(layer, _nn.GraphConv):
         rest = [x.new_ones(edges)]
-    elif kind == "edge features":
+    elif kind in ("edge features", "edge matrices"):
         rest = [torch.randn(edges, EDGE_FEATURES, device=x.device)]
     elif kind == "relations":
         rest = [torch.randint(RELATIONS, (edges,), device=x.device)]

@@ -303,8 +303,13 @@ LAYERS = {
         lambda world: (world.x, world.edge_index, world.types),
         ("sum_j mul(e0,u1)",),
     ),
+    # Networks on every edge.
+    "nn": Layer(
+        lambda: pyg.NNConv(16, 8, linear(8, 128)),
+        with_features(8),
+        ("sum_j outer(u0,e1) @ weight, in blocks",),
+    ),
     # Messages that no formula says: PyG's own path, with the reason.
-    "nn": Layer(lambda: pyg.NNConv(16, 8, linear(8, 128)), with_features(8), reasons=UNFUSED),
     "sage-median": Layer(lambda: pyg.SAGEConv(16, 8, aggr="median"), reasons=UNFUSED),
     "sage-lstm": Layer(
         lambda: pyg.SAGEConv(16, 8, aggr="lstm"),
@@ -314,11 +319,11 @@ LAYERS = {
         ),
         reasons=UNFUSED,
     ),
-    "edge-conv": Layer(lambda: pyg.EdgeConv(linear(32, 8)), formulas=("sub(u0,v1)",)),
+    "edge-conv": Layer(lambda: pyg.EdgeConv(linear(32, 8)), formulas=("max_j add(v0,u1)",)),
     "point-net": Layer(
         lambda: pyg.PointNetConv(linear(19, 8)),
         lambda world: (world.x, world.features(N, 3), world.edge_index),
-        ("sub(u0,v1)",),
+        ("max_j network(edges), in blocks",),
     ),
     "dna": Layer(
         lambda: pyg.DNAConv(16),
@@ -630,7 +635,8 @@ UNPLANNED = {
     "supergat": NOT_READ,
     "rgat": NOT_READ,
     "fast-rgcn": NOT_READ,
-    "edge-conv": "messages of a network on every edge",
+    "edge-conv": NODES,
+    "nn": "messages of a network on every edge",
     "point-net": "messages of a network on every edge",
 }
 

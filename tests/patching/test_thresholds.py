@@ -234,7 +234,7 @@ def test_what_a_call_computes_is_its_kind(kinds, report_of):
 def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off(kinds, monkeypatch):
     kinds()
     linear = torch.nn.Linear
-    network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.ReLU(), linear(32, 3))
+    network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.BatchNorm1d(32), linear(32, 3))
     layer, x, edges = EdgeConv(network), torch.randn(20, 2 * F), torch.randint(0, 20, (2, E))
     tried = []
     attempt = accelerate._attempt

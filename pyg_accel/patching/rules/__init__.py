@@ -20,16 +20,19 @@ from torch import Tensor
 from pyg_accel.formula import Operand, operands_of
 from pyg_accel.patching.edge_tensors import name_of, plain_shape, replaced
 from pyg_accel.patching.lazy import NOTHING, LazyTensor, Unrecognised
-from pyg_accel.patching.rules import concatenation, products, shapes  # noqa: F401 - for their rules
+from pyg_accel.patching.networks import has_network, is_of_edges
+from pyg_accel.patching.rules import concatenation, products, rowwise, shapes  # noqa: F401 - for their rules
 from pyg_accel.patching.rules.common import NARROW, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
+from pyg_accel.patching.rules.rowwise import lazies_in, record
 from pyg_accel.patching.rules.scatter import reduce_over_targets
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.typed import Matrices
 
-__all__ = ["apply", "intercept", "reduce_over_targets"]
+__all__ = ["apply", "intercept", "record", "reduce_over_targets"]
 
 
+_LINEAR = ("input", "weight", "bias")
 _SELECT = dict.fromkeys(("input", "dim", "index"))  # names of arguments, in their order
 
 
@@ -45,6 +48,10 @@ def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs
                 return trace.gather(source, dim, row)
             if dim == 0 and products.chooses(trace, source, index):
                 return Matrices(source, index)
+    elif name == "linear" and rowwise.defers(trace, args, kwargs):
+        given = dict(zip(_LINEAR, args, strict=False)) | kwargs
+        given["input"] = trace.leaf("e", given["input"], given["input"].shape, 0)
+        return record(func, tuple(given.values()), {})
     elif name == "__getitem__":
         source, index = args
         if source is trace.edge_index and type(index) is int:
@@ -135,13 +142,23 @@ def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if (changes and isinstance(args[0], LazyTensor)) or isinstance(kwargs.get("out"), LazyTensor):
         raise Unrecognised(f"'{name}' changes an edge tensor in place")
 
+    if any(_is_wide(lazy) or has_network(lazy) for lazy in lazies_in(args)):
+        try:
+            return record(func, args, kwargs)
+        except Declined:  # it needs the numbers
+            pass
     args, kwargs = replaced(LazyTensor, lambda lazy: _computed(lazy, name), args, kwargs)
     return func(*args, **kwargs)
 
 
-def _computed(lazy: LazyTensor, name: str) -> Tensor:
+def _is_wide(lazy: LazyTensor) -> bool:
     shape = plain_shape(lazy)
-    if shape[: lazy.edge_dim].numel() * shape[lazy.edge_dim + 1 :].numel() > NARROW:
+    return shape[: lazy.edge_dim].numel() * shape[lazy.edge_dim + 1 :].numel() > NARROW
+
+
+def _computed(lazy: LazyTensor, name: str) -> Tensor:
+    if _is_wide(lazy) and not is_of_edges(lazy):
+        shape = plain_shape(lazy)
         # Without the number of edges: the report has a row for every reason.
         sizes = ["E" if d == lazy.edge_dim else str(n) for d, n in enumerate(shape)]
         raise Unrecognised(f"'{name}' on messages of [{', '.join(sizes)}]")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operands_of
 from pyg_accel.ops.layout import Layout
-from pyg_accel.patching.edge_tensors import plain_shape, real
-from pyg_accel.patching.lazy import Later, LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
+from pyg_accel.patching.lazy import NOTHING, Later, LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.networks import has_network, reasons_against
 from pyg_accel.patching.rules.common import (
     NARROW,
     Args,
@@ -21,7 +22,12 @@ from pyg_accel.patching.rules.common import (
     need_formula,
     rule,
 )
+from pyg_accel.patching.rules.rowwise import product, record
 from pyg_accel.patching.steps import stacked
+from pyg_accel.patching.trace import Trace
+
+# Of what a linear layer makes of features of edges: so much of it waits for its block.
+FEWEST_BYTES = 64 << 20
 
 
 @rule("linear")
@@ -35,20 +41,88 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         return _narrow_linear(need_formula(lazy), weight, bias)
     if lazy.parts is None:
         return hoist(func, need_formula(lazy), (weight, bias), {})
-    # A linear layer of a concatenation is a sum of linear layers, each on its own nodes.
-    total: Any = None
-    start = 0
-    for part in lazy.parts:
+    return _linear_of_parts(func, lazy, lazy.parts, weight, bias)
+
+
+def _linear_of_parts(
+    func: Callable[..., Any],
+    lazy: LazyTensor,
+    parts: tuple[Tensor, ...],
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Any:
+    """A linear layer of a concatenation: a sum of linear layers, each on its own nodes.
+
+    A difference of two of the parts takes their layers too. That loses no digits which the layer of
+    these parts does not lose as well, and a difference of others stays one: it may be small.
+    """
+    trace, start = lazy.tracer, 0
+    columns: list[Tensor] = []
+    for part in parts:
         stop = start + plain_shape(part)[-1]
-        columns = lazy.tracer.apply(Tensor.__getitem__, weight, (slice(None), slice(start, stop)))
+        columns.append(trace.apply(Tensor.__getitem__, weight, (slice(None), slice(start, stop))))
         start = stop
-        if isinstance(part, LazyTensor):
-            term: Any = hoist(func, part, (columns, bias), {})
+    known = {part.formula for part in map(_of_one_side, parts) if part is not None}
+    own: dict[Any, tuple[LazyTensor, Tensor]] = {}  # by operand: its lazy tensor and its columns
+    others: list[tuple[Any, Tensor]] = []
+
+    def add(part: LazyTensor, mine: Tensor) -> None:
+        before = own.get(part.formula)
+        own[part.formula] = (
+            part,
+            mine if before is None else trace.apply(torch.add, before[1], mine),
+        )
+
+    for part, mine in zip(parts, columns, strict=True):
+        ends = _difference(part)
+        one = _of_one_side(part)
+        if one is not None:
+            add(one, mine)
+        elif ends is not None and not known.isdisjoint(end.formula for end in ends):
+            add(ends[0], mine)
+            add(ends[1], trace.apply(torch.neg, mine))
         else:
-            term = lazy.tracer.apply(func, part, columns, bias)
+            others.append((part, mine))
+    total: Any = None
+    for part, mine in [*own.values(), *others]:
+        term = _linear_of_part(func, trace, part, mine, bias)
         bias = None
         total = term if total is None else total + term
     return total
+
+
+def _linear_of_part(
+    func: Callable[..., Any], trace: Trace, part: Any, columns: Tensor, bias: Tensor | None
+) -> Any:
+    if not isinstance(part, LazyTensor):
+        numbers = part.shape[:-1].numel() * columns.size(0)
+        if numbers * columns.itemsize < FEWEST_BYTES or reasons_against(trace):
+            return trace.apply(func, part, columns, bias)
+        part = trace.leaf("e", part, part.shape, 0)
+        return record(func, (part, columns, bias), {})
+    if is_single_side(part):
+        return hoist(func, part, (columns, bias), {})
+    return record(func, (part, columns, bias), {})
+
+
+def _of_one_side(part: Tensor) -> LazyTensor | None:
+    """Return a part that is features of nodes, or of edges, which a linear layer takes there."""
+    return part if isinstance(part, LazyTensor) and is_single_side(part) else None
+
+
+def _difference(part: Any) -> tuple[LazyTensor, LazyTensor] | None:
+    """The two sides of a part that is a difference of two operands of its own shape."""
+    if not isinstance(part, LazyTensor) or not isinstance(part.formula, Binary):
+        return None
+    trace, shape, ends = part.tracer, plain_shape(part), []
+    for end in (part.formula.left, part.formula.right):
+        if not isinstance(end, Operand) or trace.repeated[end.index]:
+            return None
+        operand = trace.operands[end.index]
+        if operand.shape[1:] != shape[1:] or isinstance(operand, Waiting):
+            return None
+        ends.append(trace.leaf(end.side, operand, shape, 0))
+    return (ends[0], ends[1]) if part.formula.op == "sub" else None
 
 
 def _check_linear(lazy: LazyTensor, weight: Any, bias: Any) -> None:
@@ -70,6 +144,8 @@ def _check_linear(lazy: LazyTensor, weight: Any, bias: Any) -> None:
 
 @rule("matmul", "__matmul__", "mm")
 def _matmul(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2 and not kwargs and len(plain_shape(args[1])) == 3:
+        return product(*args)
     if len(args) != 2 or kwargs or isinstance(args[1], LazyTensor) or args[1].dim() != 2:
         raise Declined
     return _linear(torch.nn.functional.linear, (args[0], args[1].mT), {})
@@ -81,6 +157,8 @@ def _narrow_linear(lazy: LazyTensor, weight: Tensor, bias: Tensor | None) -> Ten
     Moving the layer to the nodes, term by term, would be faster but subtract large numbers where
     the message is a small difference.
     """
+    if has_network(lazy):
+        raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         alike = weight.dtype == lazy.dtype and not torch.is_autocast_enabled(lazy.device.type)
         if lazy.dim() != 2 or lazy.size(1) <= NARROW or weight.size(0) > NARROW or not alike:
@@ -114,7 +192,11 @@ def concatenate(tensors: list[Any]) -> LazyTensor:
     parts: list[Tensor] = []
     for t in tensors:
         parts += t.parts if isinstance(t, LazyTensor) and t.parts is not None else [t]
-    if any(isinstance(t, LazyTensor) and not is_single_side(t) for t in parts):
+    joined = any(isinstance(t, LazyTensor) and not is_single_side(t) for t in parts)
+    if joined and (
+        reasons_against(lead.tracer)
+        or any(t.later is not NOTHING or t.summed for t in parts if isinstance(t, LazyTensor))
+    ):
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         if any(t.shape[:-1] != lead.shape[:-1] for t in parts):
@@ -132,6 +214,8 @@ def concatenate(tensors: list[Any]) -> LazyTensor:
 def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Stack messages of one formula by stacking their operands."""
     tensors = [need_formula(t) for t in args[0]]
+    if any(map(has_network, tensors)):
+        raise Declined
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     lead = tensors[0]
     shape = plain_shape(lead)
@@ -164,6 +248,8 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """A sum over features: on the nodes, a dot product along the edges, or after the reduction."""
     lazy = need_formula(args[0])
+    if has_network(lazy):
+        raise Declined
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
     rank = len(plain_shape(lazy))

@@ -12,6 +12,7 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape, real
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.networks import Network
 from pyg_accel.patching.rules.common import (
     RULES,
     Args,
@@ -26,6 +27,7 @@ from pyg_accel.patching.rules.common import (
     with_formula,
     without_idle_rows,
 )
+from pyg_accel.patching.rules.rowwise import record
 from pyg_accel.patching.trace import Trace
 
 
@@ -56,6 +58,8 @@ def _unary(build: Callable[..., Formula], *, steep: bool = False) -> Rule:
         in_place = name_of(func).endswith("_") or kwargs.get("inplace", False)
         if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place:
             waits = isinstance(first_operand(lazy), Waiting)
+            if isinstance(first_operand(lazy), Network):
+                return record(func, args, kwargs)
             if not waits and not (steep and is_of_nodes(lazy)):
                 return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}

@@ -10,6 +10,7 @@ from pyg_accel.formula import Operand
 from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.lazy import LazyTensor, is_single_side
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, first_operand, rule
+from pyg_accel.patching.rules.rowwise import product
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.typed import Matrices, multiply
 
@@ -34,7 +35,7 @@ def _bmm(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Multiply [E, 1, K] by [E, K, M]: [E, 1, M]."""
     if len(args) != 2 or kwargs:
         raise Declined
-    return _product(*args)
+    return product(*args) if isinstance(args[1], LazyTensor) else _product(*args)
 
 
 @rule("einsum")

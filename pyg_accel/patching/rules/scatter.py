@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyg_accel.patching.edge_tensors import name_of, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised
+from pyg_accel.patching.networks import leaf, node_of, reasons_against
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, need_formula, rule
 
 __all__ = ["reduce_over_targets"]
@@ -32,6 +33,10 @@ def _need_message(lazy: LazyTensor) -> LazyTensor:
     if lazy.summed:
         out = lazy.tracer.compute(lazy)
         return lazy.tracer.leaf("e", out, out.shape, 0)
+    if lazy.parts is not None and not reasons_against(lazy.tracer):
+        with torch._C.DisableTorchFunctionSubclass():
+            shape, dtype = lazy.shape, lazy.dtype
+        return leaf(lazy.tracer, node_of(lazy), shape, dtype)
     try:
         return need_formula(lazy, later=True)
     except Declined:

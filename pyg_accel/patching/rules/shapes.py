@@ -10,6 +10,7 @@ from pyg_accel.formula import Operand
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape, real
 from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side
+from pyg_accel.patching.networks import has_network
 from pyg_accel.patching.rules.common import (
     Args,
     Declined,
@@ -23,6 +24,7 @@ from pyg_accel.patching.rules.common import (
     with_formula,
 )
 from pyg_accel.patching.rules.concatenation import concatenate
+from pyg_accel.patching.rules.rowwise import leaves_edges_alone
 from pyg_accel.patching.trace import Trace
 
 
@@ -35,6 +37,8 @@ def _identity(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 @rule("detach")
 def _detach(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = need_formula(args[0])
+    if has_network(lazy):
+        raise Declined
     return share(lazy, map_operands_of(lazy, lambda t: real(t).detach(), plain_shape(lazy)))
 
 
@@ -108,7 +112,7 @@ def _reshaped(operand: Tensor, *shape: int) -> Tensor:
 @rule("__getitem__", "narrow", "select", "chunk", "split", "tensor_split")
 def _pick(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = args[0]
-    if not isinstance(lazy, LazyTensor) or not _leaves_edges_alone(func, args, kwargs):
+    if not isinstance(lazy, LazyTensor) or not leaves_edges_alone(name_of(func), args, kwargs):
         raise Declined
     if lazy.parts is not None:
         return concatenate(
@@ -151,17 +155,3 @@ def _pick_part(
         return result
     picked: Tensor = trace.apply(func, part, *args, **kwargs)
     return picked
-
-
-def _leaves_edges_alone(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> bool:
-    rank = len(plain_shape(args[0]))
-    if name_of(func) == "__getitem__":
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        if not all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in index):
-            return False
-        taken = sum(i is not None and i is not Ellipsis for i in index)
-        # Dimensions that come from the right may not reach the first.
-        return index[:1] == (slice(None),) or (index[:1] == (Ellipsis,) and taken < rank)
-    place = 1 if name_of(func) in ("narrow", "select") else 2
-    dim = args[place] if len(args) > place else kwargs.get("dim")
-    return bool((dim or 0) % rank != 0)

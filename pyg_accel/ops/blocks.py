@@ -1,0 +1,152 @@
+"""A graph in blocks of target rows: all edges of a target are in one block.
+
+What a network makes of every edge is E x H numbers, which are reduced over the targets at once. So
+the network runs on the edges of a block, whose numbers stay in the last-level cache, and the next
+block takes the place of the one before. The blocks of a graph are cut once, and kept with it.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_accel.facts import facts_of
+from pyg_accel.graph import Graph
+from pyg_accel.machine import gpu_of
+
+__all__ = ["Block", "blocks_of", "edges_of_a_block", "padded_degrees"]
+
+_FEWEST, _MOST = 1 << 10, 1 << 20  # edges of a block
+_FEW = 4  # a block of a fourth of its edges takes less than filling up rows of other degrees
+
+
+class Block(NamedTuple):
+    """Some targets, with all edges into them.
+
+    Attributes:
+        graph: one row for each target, one column for each source node that has edges to them.
+        rows: [rows of the graph], the target nodes.
+        sources: [columns of the graph], the source nodes, each once.
+        edges: [edges of the graph], their places in the edge list, in the order of the graph.
+        degree: the most edges of a target; 0 where targets are not ordered by it.
+    """
+
+    graph: Graph
+    rows: Tensor
+    sources: Tensor
+    edges: Tensor
+    degree: int
+
+
+def edges_of_a_block(bytes_per_edge: int, device: torch.device) -> int:
+    """Return how many edges fill the last-level cache; a power of two.
+
+    Args:
+        bytes_per_edge: what a network makes of an edge, with gradients where there are any.
+        device: where it runs.
+    """
+    edges = _cache_bytes(device) // max(bytes_per_edge, 1)
+    return min(max(1 << max(edges.bit_length() - 1, 0), _FEWEST), _MOST)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return gpu_of(index).l2_bytes
+    return _last_level()
+
+
+@lru_cache(maxsize=1)
+def _last_level() -> int:
+    """Bytes of the largest cache of the first processor; 8 MiB where Linux does not tell."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes = [8 << 20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        if text[-1:] in units and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * units[text[-1]])
+    return max(sizes)
+
+
+def padded_degrees(degree: Tensor, fewest: int = 0) -> Tensor:
+    """Round degrees up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: to at most 4 / 3 of them.
+
+    Args:
+        degree: of every target.
+        fewest: edges that targets of one degree must have together for it to stay as it is.
+    """
+    power = 1 << torch.arange(40, dtype=torch.int64)
+    steps = torch.cat([power, power[1:] + (power[1:] >> 1)]).unique().to(degree.device)
+    degree = degree.long()
+    padded: Tensor = steps[torch.searchsorted(steps, degree)]
+    often = torch.bincount(degree) if degree.numel() else degree
+    stays = (often * torch.arange(often.numel(), device=degree.device) >= max(fewest, 1))[degree]
+    return torch.where(stays | (degree == 0), degree, padded)
+
+
+def blocks_of(graph: Graph, most: int, *, by_degree: bool = False) -> list[Block]:
+    """Return the blocks of a graph; at least one.
+
+    Args:
+        graph: CSR by target.
+        most: edges of a block. A target with more of them is a block of its own.
+        by_degree: the targets of a block have about the same number of edges, as
+            :func:`padded_degrees` says; else they are neighbours.
+    """
+    known = facts_of(graph.rowptr, graph.col, graph.num_cols).derived
+    key = ("blocks", most, by_degree)
+    if key not in known:
+        known[key] = list(_by_degree(graph, most) if by_degree else _in_order(graph, most))
+    blocks: list[Block] = known[key]
+    return blocks
+
+
+def _in_order(graph: Graph, most: int) -> Iterator[Block]:
+    rowptr = graph.rowptr.cpu()
+    rows = torch.arange(graph.num_rows, device=graph.device)
+    cuts = _cuts(rowptr, most)
+    for first, last in pairwise(cuts):
+        begin, end = int(rowptr[first]), int(rowptr[last])
+        entries = torch.arange(begin, end, device=graph.device)
+        starts = graph.rowptr[first : last + 1] - begin
+        yield _block(graph, rows[first:last], starts, entries, 0)
+
+
+def _cuts(rowptr: Tensor, most: int) -> list[int]:
+    """The first row of every block, and the number of rows; no block has more rows than edges."""
+    num_rows, cuts = rowptr.numel() - 1, [0]
+    while cuts[-1] < num_rows or len(cuts) == 1:
+        first = cuts[-1]
+        fits = int(torch.searchsorted(rowptr, int(rowptr[first]) + most, right=True)) - 1
+        cuts.append(min(max(fits, first + 1), first + most, num_rows))
+    return cuts
+
+
+def _by_degree(graph: Graph, most: int) -> Iterator[Block]:
+    degree = graph.degree.long()
+    padded, rows = torch.sort(padded_degrees(degree, most // _FEW), stable=True)
+    sizes, counts = (t.tolist() for t in torch.unique_consecutive(padded, return_counts=True))
+    if not sizes:
+        yield _block(graph, rows, graph.rowptr.new_zeros(1), rows, 0)
+    first = 0
+    for size, count in zip(sizes, counts, strict=True):
+        for chosen in rows[first : first + count].split(max(most // max(size, 1), 1)):
+            begins, degrees = graph.rowptr[chosen], degree[chosen]
+            starts = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+            shift = torch.repeat_interleave(begins - starts[:-1], degrees)
+            entries = torch.arange(shift.numel(), device=shift.device) + shift
+            yield _block(graph, chosen, starts.to(graph.rowptr.dtype), entries, size)
+        first += count
+
+
+def _block(graph: Graph, rows: Tensor, starts: Tensor, entries: Tensor, degree: int) -> Block:
+    sources, local = torch.unique(graph.col[entries], return_inverse=True)
+    own = Graph.trusted(
+        starts.contiguous(), local.to(graph.col.dtype), None, sources.numel(), sorted=graph.sorted
+    )
+    edges = entries if graph.perm is None else graph.perm[entries]
+    return Block(own, rows, sources.long(), edges.long(), degree)

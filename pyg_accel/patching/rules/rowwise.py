@@ -1,0 +1,244 @@
+"""Functions that work row by row: what a network may consist of, and how it is recorded.
+
+Whatever looks at several edges at once (statistics of a batch, a softmax over the edges), draws
+random numbers or changes a tensor is not among them.
+"""
+
+import dis
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_accel.patching.edge_tensors import name_of, plain_shape
+from pyg_accel.patching.lazy import NOTHING, LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.networks import Network, Node, Product, Step, leaf, node_of, reasons_against
+from pyg_accel.patching.rules.common import Args, Declined, Kwargs, first_operand
+from pyg_accel.patching.trace import Trace
+
+__all__ = ["defers", "lazies_in", "leaves_edges_alone", "makes_matrices", "product", "record"]
+
+# Number by number.
+_EACH = frozenset({
+    "abs", "acos", "asin", "atan", "bfloat16", "celu", "clamp", "clamp_max", "clamp_min", "clone",
+    "contiguous", "cos", "cosh", "detach", "double", "elu", "erf", "exp", "exp2", "expm1", "float",
+    "gelu", "half", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "log2",
+    "logsigmoid", "mish", "neg", "pow", "__pow__", "reciprocal", "relu", "relu6", "rsqrt", "selu",
+    "sigmoid", "sign", "silu", "sin", "sinh", "softplus", "softsign", "sqrt", "square", "tan",
+    "tanh", "tanhshrink", "threshold",
+})  # fmt: skip
+# Along one dimension, with the place of `dim` among the arguments.
+_ALONG = {"softmax": 1, "log_softmax": 1, "logsumexp": 1, "sum": 1, "mean": 1, "amax": 1,
+          "amin": 1, "norm": 2, "normalize": 2, "cumsum": 1, "unbind": 1}  # fmt: skip
+_PICKS = frozenset({"__getitem__", "narrow", "select", "chunk", "split", "tensor_split"})
+_VIEWS = frozenset({"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"})
+_PRODUCTS = frozenset({"matmul", "__matmul__", "bmm", "einsum", "@"})
+
+
+def record(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Put a function off that works row by row; decline any other one."""
+    name = name_of(func)
+    lead = next(iter(lazies_in(args)), None)
+    if lead is None or not lead.tracer.runs_networks:
+        raise Declined
+    if any(lazy.later is not NOTHING or lazy.summed for lazy in lazies_in(args)):
+        raise Declined
+    if lead.edge_dim != 0 or kwargs.get("inplace") or (name[-1] == "_" and name[-2:] != "__"):
+        raise Declined
+    if not _works_by_row(name, args, kwargs, lead):
+        raise Declined
+    trace = lead.tracer
+    like = _like(func, args, kwargs)
+    several = isinstance(like, (tuple, list))
+    for t in like if several else (like,):
+        if not isinstance(t, Tensor) or not t.dim() or t.size(0) != trace.num_edges:
+            raise Declined
+        if not t.is_floating_point():
+            raise Declined
+    if name in _VIEWS:
+        if not like.shape[1:].numel():
+            raise Declined
+        step = Step(torch.reshape, (node_of(lead), (-1, *like.shape[1:])), {})
+    else:
+        step = Step(func, _nodes(args), kwargs)
+    if not several:
+        return leaf(trace, step, like.shape, like.dtype)
+    return type(like)(
+        leaf(trace, Step(_item, (step, n), {}), t.shape, t.dtype) for n, t in enumerate(like)
+    )
+
+
+def _item(several: Any, place: int) -> Any:
+    return several[place]
+
+
+def lazies_in(args: Args) -> list[LazyTensor]:
+    """Return the lazy tensors among arguments, and in lists of them."""
+    return [
+        item
+        for value in args
+        for item in (value if isinstance(value, (list, tuple)) else (value,))
+        if isinstance(item, LazyTensor)
+    ]
+
+
+def _nodes(args: Args) -> Args:
+    """Arguments with nodes for lazy tensors, and for tensors of edges beside them in a list."""
+
+    def change(value: Any, *, beside: bool) -> Any:
+        if isinstance(value, (list, tuple)):
+            has = any(isinstance(item, LazyTensor) for item in value)
+            return type(value)(change(item, beside=has) for item in value)
+        return node_of(value) if isinstance(value, LazyTensor) or beside else value
+
+    return tuple(change(value, beside=False) for value in args)
+
+
+def _like(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """What the function returns, without data."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(change, value))
+        if not isinstance(value, Tensor):
+            return value
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.empty(plain_shape(value), dtype=value.dtype, device="meta")
+
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        try:
+            return func(*change(tuple(args)), **{k: change(v) for k, v in kwargs.items()})
+        except (RuntimeError, IndexError, ValueError, TypeError):  # PyG's path raises its own
+            raise Declined from None
+
+
+def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bool:
+    shape = plain_shape(lead)
+    rank = len(shape)
+    if name in ("cat", "concat", "concatenate", "stack"):
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        return dim % (rank + (name == "stack")) != 0 and all(
+            isinstance(t, Tensor) and t.dim() == rank and plain_shape(t)[0] == shape[0]
+            for t in args[0]
+        )
+    if args[0] is not lead:
+        return False
+    others = [*args[1:], *kwargs.values()]
+    shared = [t for t in others if isinstance(t, Tensor)]
+    if any(isinstance(t, LazyTensor) for t in shared):
+        return False
+    if any(t.dim() > 1 for t in shared[name == "linear" :]):
+        return False
+    if name == "linear":
+        return rank > 1 and shared[0].dim() == 2
+    if name in ("layer_norm", "rms_norm"):
+        normalized = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
+        return len(normalized) < rank
+    if name == "batch_norm":
+        given = dict(
+            zip(("input", "mean", "var", "weight", "bias", "training"), args, strict=False)
+        )
+        training = given.get("training", kwargs.get("training", False))
+        return rank > 1 and not training
+    if name in ("prelu", "group_norm"):
+        return rank > 1
+    if shared or any(isinstance(t, (list, tuple)) for t in others if name not in _VIEWS | _PICKS
+                     | {"sum", "mean", "amax", "amin", "permute"}):  # fmt: skip
+        return False
+    if name in _EACH:
+        return True
+    if name in _ALONG:
+        place = _ALONG[name]
+        dims = (
+            args[place]
+            if len(args) > place
+            else kwargs.get("dim", 1 if name == "normalize" else None)
+        )
+        dims = dims if isinstance(dims, (list, tuple)) else (dims,)
+        return all(isinstance(dim, int) and dim % rank != 0 for dim in dims) and bool(dims)
+    if name in _PICKS:
+        return leaves_edges_alone(name, args, kwargs)
+    if name in ("transpose", "swapaxes"):
+        return len(args) == 3 and all(dim % rank != 0 for dim in args[1:])
+    if name == "permute":
+        order = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
+        return bool(order[0] % rank == 0)
+    return name in _VIEWS
+
+
+def leaves_edges_alone(name: str, args: Args, kwargs: Kwargs) -> bool:
+    """Whether what is picked of a tensor of edges is picked of all of them."""
+    rank = len(plain_shape(args[0]))
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if not all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in index):
+            return False
+        taken = sum(i is not None and i is not Ellipsis for i in index)
+        # Dimensions that come from the right may not reach the first.
+        return index[:1] == (slice(None),) or (index[:1] == (Ellipsis,) and taken < rank)
+    place = 1 if name in ("narrow", "select") else 2
+    dim = args[place] if len(args) > place else kwargs.get("dim")
+    return bool((dim or 0) % rank != 0)
+
+
+# -- matrices of edges ----------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def makes_matrices(code: CodeType | None) -> bool:
+    """Whether a message multiplies matrices: then a network may make one for every edge."""
+    if code is None:
+        return False
+    steps = list(dis.get_instructions(code))
+    names = {step.argval for step in steps if isinstance(step.argval, str)}
+    return not _PRODUCTS.isdisjoint(names | {step.argrepr for step in steps})
+
+
+def defers(trace: Trace, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a linear layer on a tensor of edges is to wait for what becomes of it."""
+    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    x, weight = given.get("input"), given.get("weight")
+    return not reasons_against(trace) and (
+        isinstance(x, Tensor)
+        and not isinstance(x, LazyTensor)
+        and isinstance(weight, Tensor)
+        and x.dim() == weight.dim() == 2
+        and x.size(0) == trace.num_edges
+        and x.size(1) == weight.size(1)
+        and x.dtype == weight.dtype
+    )
+
+
+def product(left: Any, right: Any) -> LazyTensor:
+    """Multiply [E, 1, I] by matrices [E, I, O] that a linear layer makes of others: [E, 1, O]."""
+    if isinstance(left, LazyTensor) and type(right) is Tensor:
+        for reason in reasons_against(left.tracer):  # or it would be a lazy one
+            raise Unrecognised(reason, sticky=False)
+    if not (isinstance(left, LazyTensor) and isinstance(right, LazyTensor)):
+        raise Declined
+    shape, of_matrix = plain_shape(left), plain_shape(right)
+    if not is_single_side(right) or left.edge_dim != 0 or right.edge_dim != 0:
+        raise Declined
+    if len(shape) != 3 or len(of_matrix) != 3 or shape[1] != 1 or shape[2] != of_matrix[1]:
+        raise Declined
+    matrices = first_operand(right)
+    node: Node | None = matrices.node if isinstance(matrices, Network) else None
+    while isinstance(node, Step) and node.function is torch.reshape:
+        node = node.args[0]
+    if not isinstance(node, Step) or node.function is not torch.nn.functional.linear:
+        raise Declined
+    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+    weight, bias = given["weight"], given.get("bias")
+    if weight.size(0) != of_matrix[1] * of_matrix[2]:
+        raise Declined
+    with torch._C.DisableTorchFunctionSubclass():
+        if left.dtype != weight.dtype:
+            raise Declined
+    x = Step(torch.reshape, (node_of(left), (-1, shape[2])), {})
+    made = Step(
+        torch.reshape, (Product(x, given["input"], weight, bias), (-1, 1, of_matrix[2])), {}
+    )
+    return leaf(left.tracer, made, (shape[0], 1, of_matrix[2]), weight.dtype)

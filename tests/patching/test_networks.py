@@ -1,0 +1,409 @@
+"""Networks on every edge: matrices of edges by algebra, and the rest in blocks of target rows."""
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import MLP, MessagePassing
+from torch_geometric.nn import conv as pyg
+
+import pyg_accel
+from pyg_accel.patching import networks
+from pyg_accel.patching.rules import concatenation
+from pyg_accel.settings import settings
+
+N, E = 40, 300
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Mine(MessagePassing):
+    """A user's network of both ends and the edge."""
+
+    def __init__(self, network: nn.Module, aggr: str = "sum") -> None:
+        super().__init__(aggr=aggr)
+        self.network = network
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+        return self.network(torch.cat([x_i, x_j, e], dim=-1))
+
+
+class Einsum(MessagePassing):
+    """A user's matrix of every edge, chosen by a product of its own."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(aggr="mean")
+        self.network = network
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e)
+
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        return torch.bmm(x_j.unsqueeze(1), self.network(e).view(-1, 18, 20)).view(-1, 20)
+
+
+@pytest.fixture
+def blocks(monkeypatch) -> None:
+    """Accelerate graphs of any size, in blocks of few edges; edge features wait for them too."""
+    settings.always = True
+    monkeypatch.setattr(networks, "edges_of_a_block", lambda *_: 32)
+    monkeypatch.setattr(concatenation, "FEWEST_BYTES", 0)
+
+
+def world(*names: str) -> tuple[Any, ...]:
+    """A graph with a hub, duplicates and idle nodes, and what layers take beside it."""
+    edge_index = torch.randint(0, N - 4, (2, E))
+    edge_index[1, :70] = 3
+    edge_index[:, 70:80] = edge_index[:, 80:90]
+    made = {
+        "x": torch.randn(N, 18, dtype=torch.double, requires_grad=True),
+        "pos": torch.randn(N, 3, dtype=torch.double, requires_grad=True),
+        "normal": torch.randn(N, 3, dtype=torch.double, requires_grad=True),
+        "e": torch.randn(E, 5, dtype=torch.double, requires_grad=True),
+        "edges": edge_index,
+    }
+    return tuple(made[name] for name in names)
+
+
+Case = tuple[Callable[[], nn.Module], tuple[str, ...]]
+X_E = ("x", "edges", "e")
+LAYERS: dict[str, Case] = {
+    "nn": (lambda: pyg.NNConv(18, 20, mlp(5, 7, 360)), X_E),
+    "nn-mean": (lambda: pyg.NNConv(18, 20, mlp(5, 7, 9, 360), aggr="mean"), X_E),
+    "nn-linear": (lambda: pyg.NNConv(18, 20, nn.Linear(5, 360, bias=False)), X_E),
+    "nn-max": (lambda: pyg.NNConv(18, 20, mlp(5, 360), aggr="max"), X_E),
+    "nn-mlp": (lambda: pyg.NNConv(18, 20, MLP([5, 7, 360], norm=None)), X_E),
+    "nn-in-place": (
+        lambda: pyg.NNConv(
+            18, 20, nn.Sequential(nn.Linear(5, 7), nn.ReLU(inplace=True), nn.Linear(7, 360))
+        ),
+        X_E,
+    ),
+    "bmm": (lambda: Einsum(mlp(5, 7, 360)), X_E),
+    "edge": (lambda: pyg.EdgeConv(mlp(36, 20, 24)), ("x", "edges")),
+    "edge-mean": (lambda: pyg.EdgeConv(mlp(36, 20, 24), aggr="mean"), ("x", "edges")),
+    "edge-several": (
+        lambda: pyg.EdgeConv(mlp(36, 20, 24), aggr=["sum", "max", "std"]),
+        ("x", "edges"),
+    ),
+    "edge-elu": (
+        lambda: pyg.EdgeConv(MLP([36, 20, 24, 8], norm=None, act="elu"), aggr="sum"),
+        ("x", "edges"),
+    ),
+    "edge-layer-norm": (
+        lambda: pyg.EdgeConv(
+            nn.Sequential(nn.Linear(36, 20), nn.LayerNorm(20), nn.GELU(), nn.Linear(20, 24))
+        ),
+        ("x", "edges"),
+    ),
+    "edge-batch-norm-eval": (lambda: pyg.EdgeConv(MLP([36, 20, 24])).eval(), ("x", "edges")),
+    "edge-dropout-eval": (
+        lambda: pyg.EdgeConv(MLP([36, 20, 24], norm=None, dropout=0.5)).eval(),
+        ("x", "edges"),
+    ),
+    "point-net": (lambda: pyg.PointNetConv(mlp(21, 20, 24)), ("x", "pos", "edges")),
+    "point-net-no-network": (lambda: pyg.PointNetConv(None), ("x", "pos", "edges")),
+    "point-gnn": (
+        lambda: pyg.PointGNNConv(mlp(18, 3), mlp(21, 20, 24), mlp(24, 18)),
+        ("x", "pos", "edges"),
+    ),
+    "ppf": (
+        lambda: pyg.PPFConv(mlp(22, 20, 24), add_self_loops=False),
+        ("x", "pos", "normal", "edges"),
+    ),
+    "cg": (lambda: pyg.CGConv(18, 5), X_E),
+    "pna": (
+        lambda: pyg.PNAConv(
+            18, 20, ["mean", "max", "std"], ["identity", "amplification"],
+            torch.tensor([4, 5, 9, 9]), edge_dim=5, towers=2, pre_layers=2,
+        ),
+        X_E,
+    ),
+    "mine": (lambda: Mine(mlp(41, 20, 24)), X_E),
+    "mine-max": (lambda: Mine(mlp(41, 20, 20, 24), aggr="max"), X_E),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_and_gradients_equal_stock(name, same_as_stock, report_of):
+    make, names = LAYERS[name]
+    same_as_stock(make().double(), *world(*names))
+    assert any("in blocks" in row.formula for row in report_of())
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", ["nn", "nn-mean", "edge", "mine"])
+@pytest.mark.parametrize("edges", [0, 1])
+def test_graphs_with_next_to_nothing_in_them_equal_stock(name, edges, same_as_stock):
+    make, names = LAYERS[name]
+    x, edge_index, *rest = world(*names)
+    rest = [t.detach()[:edges].requires_grad_() for t in rest]
+    same_as_stock(make().double(), x, edge_index[:, :edges], *rest)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", ["nn", "edge", "mine"])
+def test_the_other_flow_and_two_kinds_of_nodes_equal_stock(name, same_as_stock):
+    make, names = LAYERS[name]
+    layer = make().double()
+    layer.flow = "target_to_source"
+    same_as_stock(layer, *world(*names))
+    if name != "mine":
+        layer.flow = "source_to_target"
+        x, edge_index, *rest = world(*names)
+        edge_index[1] %= 11
+        same_as_stock(layer, (x, x.detach()[:11].clone().requires_grad_()), edge_index, *rest)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", ["nn", "nn-max", "edge-mean", "mine"])
+def test_gradients_have_gradients(name):
+    make, names = LAYERS[name]
+    layer, args = make().double(), world(*names)
+
+    def twice() -> list[Tensor]:
+        leaves = [t for t in args if t.requires_grad]
+        (first,) = torch.autograd.grad(layer(*args).sin().sum(), leaves[:1], create_graph=True)
+        return list(torch.autograd.grad(first.square().sum(), [*leaves, *layer.parameters()],
+                                        allow_unused=True))  # fmt: skip
+
+    expected = twice()
+    with pyg_accel.patched():
+        found = twice()
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_features_that_no_edge_reads_do_not_matter():
+    """Rows of few edges are filled up with zeros, not with what happens to be in memory."""
+    layer = pyg.NNConv(18, 20, mlp(5, 7, 360)).double()
+    x, edges, e = (t.detach() for t in world(*X_E))
+    x[0], x[N - 1] = torch.inf, torch.nan
+    reached = layer(x, edges, e)
+    with pyg_accel.patched():
+        found = layer(x, edges, e)
+    torch.testing.assert_close(found, reached, equal_nan=True)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["nn", "edge-mean"])
+def test_other_dtypes_stay_close_to_stock(name, dtype, same_as_stock):
+    make, names = LAYERS[name]
+    args = [t.detach().to(dtype).requires_grad_() if t.is_floating_point() else t
+            for t in world(*names)]  # fmt: skip
+    same_as_stock(make().to(dtype), *args, rtol=5e-2 if dtype == torch.bfloat16 else 1e-4)
+
+
+# -- precision ------------------------------------------------------------------------------------
+
+
+def test_small_differences_of_large_positions_keep_their_digits():
+    """The layer of a difference is moved to the nodes only where it loses nothing by that."""
+    settings.always = True
+    layer = pyg.PointNetConv(mlp(3, 32, 32), add_self_loops=False)
+    pos = 1000 + torch.rand(N, 3) / 100
+    edges = world("edges")[0]
+    expected = layer.double()(None, pos.double(), edges)
+    layer.float()
+    with pyg_accel.patched():
+        found = layer(None, pos, edges)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest result of any operator has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and not t.is_meta:
+                self.numbers = max(self.numbers, t.untyped_storage().nbytes() // t.itemsize)
+        return out
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", ["nn", "nn-mean", "edge", "edge-several", "mine", "cg"])
+def test_no_tensor_of_edges_times_features_is_made(name):
+    make, names = LAYERS[name]
+    layer = make().double()
+    edges = torch.randint(0, N, (2, 4000))
+    args = [edges if t is None else t for t in (
+        None if n == "edges" else torch.randn(4000, 5, dtype=torch.double) if n == "e" else t
+        for n, t in zip(names, world(*names), strict=True))]  # fmt: skip
+
+    def largest() -> int:
+        with Largest() as seen:
+            layer(*args).sum().backward()
+        return seen.numbers
+
+    assert largest() >= 4000 * 18
+    with pyg_accel.patched():
+        assert largest() < 4000 * 18
+
+
+# -- what has to look at all edges ----------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    def forward(self, messages: Tensor) -> Tensor:
+        return messages - messages.mean(0)
+
+
+class Counting(nn.Module):
+    def forward(self, messages: Tensor) -> Tensor:
+        return messages * messages.size(0)
+
+
+DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "batch-norm": (lambda: nn.BatchNorm1d(20), "'batch_norm' on messages"),
+    "dropout": (lambda: nn.Dropout(0.3), "'dropout' on messages"),
+    "statistics": (Centred, "'mean' on messages"),
+    "softmax": (lambda: nn.Softmax(dim=0), "'softmax' on messages"),
+}
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", DECLINED)
+def test_what_looks_at_several_edges_stays_with_pyg(name, report_of):
+    make, reason = DECLINED[name]
+    network = nn.Sequential(nn.Linear(36, 20), make(), nn.ReLU(), nn.Linear(20, 24))
+    layer, args = pyg.EdgeConv(network).double(), world("x", "edges")
+    again = copy.deepcopy(layer)
+    torch.manual_seed(1)
+    expected = layer(*args)
+    torch.manual_seed(1)
+    with pyg_accel.patched():
+        found = again(*args)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for one, other in zip(layer.buffers(), again.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert [reason in row.reason for row in report_of()] == [True]
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_network_may_read_how_many_edges_there_are(same_as_stock):
+    network = nn.Sequential(nn.Linear(36, 20), Counting(), nn.ReLU(), nn.Linear(20, 24))
+    same_as_stock(pyg.EdgeConv(network).double(), *world("x", "edges"))
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", ["nn", "edge"])
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_a_hook_on_a_part_of_the_network_sees_what_it_sees_in_stock(name, kind, report_of):
+    make, names = LAYERS[name]
+    layer, args, seen = make().double(), world(*names), []
+
+    def hook(module: nn.Module, given: Any, made: Any) -> None:
+        seen.append(made[0].detach().clone() if isinstance(made, tuple) else made.detach().clone())
+
+    last = layer.nn[-1]
+    (last.register_forward_hook if kind == "forward" else last.register_full_backward_hook)(hook)
+    layer(*args).sum().backward()
+    with pyg_accel.patched():
+        layer(*args).sum().backward()
+    assert len(seen) == 2
+    torch.testing.assert_close(*seen)
+    assert all(row.reason for row in report_of())
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", ["nn", "edge"])
+def test_autocast_stays_with_pyg(name, report_of):
+    make, names = LAYERS[name]
+    layer = make().double()
+    args = world(*names)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(*args)
+        with pyg_accel.patched():
+            torch.testing.assert_close(layer(*args), expected, rtol=0, atol=0)
+    assert all("autocast" in row.reason for row in report_of())
+
+
+@pytest.mark.usefixtures("blocks")
+def test_state_and_parameters_are_as_before():
+    layer, args = LAYERS["nn"][0]().double(), world(*X_E)
+    before = {name: t.clone() for name, t in layer.state_dict().items()}
+    with pyg_accel.patched():
+        layer(*args).sum().backward()
+        assert layer.state_dict().keys() == before.keys()
+    for name, t in layer.state_dict().items():
+        torch.testing.assert_close(t, before[name], rtol=0, atol=0)
+    assert not hasattr(layer, "_pyg_accel_patched")
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_checkpoint_runs_blocks_again(same_as_stock):
+    layer, args = LAYERS["edge"][0]().double(), world("x", "edges")
+    expected = torch.autograd.grad(layer(*args).sin().sum(), args[0])[0]
+    with pyg_accel.patched():
+        out = checkpoint(layer, *args, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad(out.sin().sum(), args[0])[0], expected)
+
+
+# -- at default settings --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nn", "edge"])
+def test_large_graphs_run_in_blocks_at_default_settings(name, report_of):
+    edges, nodes = (50_000, 5_000) if name == "nn" else (100_000, 2_000)
+    layer = LAYERS["nn"][0]() if name == "nn" else pyg.EdgeConv(mlp(128, 20, 24))
+    edge_index = torch.randint(0, nodes, (2, edges))
+    args = (torch.randn(nodes, 18), edge_index, torch.randn(edges, 5))
+    if name == "edge":
+        args = (torch.randn(nodes, 64), edge_index)
+    expected = layer(*args)
+    with pyg_accel.patched():
+        for _ in range(3):
+            torch.testing.assert_close(layer(*args), expected, rtol=1e-4, atol=1e-4)
+    (row,) = report_of()
+    assert "in blocks" in row.formula and row.calls == 3
+
+
+def test_differences_of_a_few_numbers_are_blocks_where_that_is_no_slower(report_of, monkeypatch):
+    layer = pyg.PointNetConv(mlp(3, 20, 24), add_self_loops=False)
+    args = (None, torch.randn(500, 3), torch.randint(0, 500, (2, 20_000)))
+    with pyg_accel.patched():
+        with torch.no_grad():
+            expected = layer(*args)
+        (row,) = report_of()
+        assert "a few numbers" in row.reason
+        pyg_accel.reset_report()
+        monkeypatch.setattr(networks, "_free_bytes", lambda device: 0)
+        with torch.no_grad():
+            torch.testing.assert_close(layer(*args), expected)
+        (row,) = report_of()
+    assert "in blocks" in row.formula
+
+
+def test_small_graphs_stay_with_pyg_at_default_settings(report_of):
+    layer, args = LAYERS["nn"][0]().double(), world(*X_E)
+    with pyg_accel.patched():
+        layer(*args)
+    assert all("small" in row.reason for row in report_of())
