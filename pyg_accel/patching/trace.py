@@ -16,12 +16,7 @@ from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, Where, attend
-from pyg_accel.patching.edge_tensors import (
-    asks,
-    name_of,
-    plain_shape,
-    real,
-)
+from pyg_accel.patching.edge_tensors import asks, name_of, plain_shape, real
 from pyg_accel.patching.lazy import (
     NOTHING,
     LazyTensor,

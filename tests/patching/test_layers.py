@@ -635,7 +635,6 @@ UNPLANNED = {
     "supergat": NOT_READ,
     "rgat": NOT_READ,
     "fast-rgcn": NOT_READ,
-    "edge-conv": NODES,
     "nn": "messages of a network on every edge",
     "point-net": "messages of a network on every edge",
 }
