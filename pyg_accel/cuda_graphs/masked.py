@@ -105,6 +105,8 @@ class Masked(TorchFunctionMode):
             self._check(name, args, kwargs)
         if name in _FILL or name in _MOMENTS:
             return self._reduction(func, name, args, kwargs)
+        if name in ("scatter_reduce", "scatter_reduce_"):
+            return self._scatter_reduce(func, *args, **kwargs)
         return func(*args, **kwargs)
 
     def _is_batch(self, value: Any) -> bool:
@@ -144,6 +146,16 @@ class Masked(TorchFunctionMode):
             return func(x, running_mean, running_var, weight, bias, training, momentum, eps)
         rows = self._padding.rows(axis)
         return masked_batch_norm(x, rows, running_mean, running_var, weight, bias, momentum, eps)
+
+    def _scatter_reduce(
+        self, func: Callable[..., Any], out: Tensor, dim: int, index: Tensor, src: Tensor,
+        reduce: str, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Let padding be ones in products: of many rows they might be infinite."""
+        axis = self._padding.axis_of(src)
+        if reduce == "prod" and axis is not None and dim % src.dim() == 0:
+            src = src.masked_fill(self._padding.void(axis, src), 1)
+        return func(out, dim, index, src, reduce=reduce, **kwargs)
 
     def _reduction(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -73,7 +73,7 @@ def _last_level() -> int:
 
 
 def padded_degrees(degree: Tensor, fewest: int = 0) -> Tensor:
-    """Round degrees up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: to at most 4 / 3 of them.
+    """Round degrees up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: to less than 3 / 2 of them.
 
     Args:
         degree: of every target.

@@ -213,8 +213,7 @@ class Trace(Watch):
     def kind(self) -> str:
         """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
         if any(isinstance(operand, Network) for operand in self.operands):
-            by_algebra = any("outer" in formula for formula in self.formulas)
-            return "edge matrices" if by_algebra else "edge networks"
+            return "edge matrices" if "outer" in "".join(self.formulas) else "edge networks"
         wide = [
             side
             for operand, side in zip(self.operands, self.sides, strict=True)

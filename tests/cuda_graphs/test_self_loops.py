@@ -263,6 +263,18 @@ def test_weights_below_zero(batches, replays, reasons):
     assert not reasons() and replays() == len(batches) - 3
 
 
+def test_products_over_edges(replays, reasons):
+    """Of fifty edges of padding they would be infinite, and gradients not a number."""
+    model = Network(attention(pyg.GATConv, edge_dim=1, fill_value="mul"), "edge_weight").double()
+    calls = [exact(40, 140, 0, seed) for seed in range(6)] + [exact(47, 105, 9, 6)]
+    for inputs in calls:
+        inputs["edge_weight"] = inputs["edge_weight"] * 1e7
+    both = run(model, calls, dynamic=True)
+    assert all(t.isfinite().all() for call in both[0] for t in call)
+    same(both)
+    assert not reasons() and replays() == len(calls) - 3
+
+
 class Own(torch.nn.Module):
     """A layer that a user wrote."""
 

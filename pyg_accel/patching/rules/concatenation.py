@@ -38,7 +38,12 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         raise Declined
     _check_linear(lazy, weight, bias)
     if lazy.parts is None and not is_single_side(lazy):
-        return _narrow_linear(need_formula(lazy), weight, bias)
+        try:
+            return _narrow_linear(need_formula(lazy), weight, bias)
+        except Declined:
+            if weight.size(0) <= NARROW:
+                raise
+        return record(func, (lazy, weight, bias), {})
     if lazy.parts is None:
         return hoist(func, need_formula(lazy), (weight, bias), {})
     return _linear_of_parts(func, lazy, lazy.parts, weight, bias)
