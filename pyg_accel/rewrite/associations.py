@@ -39,7 +39,8 @@ def associations(
         NotLifted: with the reason, for a layer that no rule covers.
     """
     if not example_inputs and not example_kwargs:
-        channels = getattr(conv, "in_channels", 8)
+        inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of a network's first layer
+        channels = getattr(conv, "in_channels", None) or next(inner, 8)
         width = max(channels if isinstance(channels, int) else 8, 1)
         x = torch.empty(4, width, device="meta")
         if not isinstance(channels, int):

@@ -182,7 +182,7 @@ def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
             value = algebra.values[leaf.name](call)
             assert isinstance(value, Tensor)
             if leaf.kind == "data":
-                if options.static and not value.requires_grad:
+                if options.static and leaf.name in ("X", "Y") and not value.requires_grad:
                     static.add(leaf.name)
                 elif upstream or value.requires_grad:
                     learned.add(leaf.name)
