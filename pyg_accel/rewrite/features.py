@@ -60,6 +60,7 @@ class Features(TorchFunctionMode):
         entries: the leaves that were met, by what they are.
         parts: leaves that rules share, and functions of expressions.
         widths: symbols of numbers of columns.
+        same: symbols, and others that are the same size.
         pending: what was deferred.
     """
 
@@ -70,9 +71,9 @@ class Features(TorchFunctionMode):
         self.entries: dict[Any, Entry] = {}
         self.parts = Parts()
         self.widths: dict[str, int] = {}
+        self.same: dict[str, str] = {}
         self.pending: list[weakref.ref[Deferred]] = []
         self._name = type(call.conv).__name__
-        self._same: dict[str, str] = {}
 
     # -- leaves ------------------------------------------------------------------------------------
 
@@ -96,17 +97,16 @@ class Features(TorchFunctionMode):
             self.entries[key] = Entry(leaf, tensors, make)
         return self.entries[key].leaf
 
-    def root(self, symbol: str) -> str:
-        """Return the symbol that stands for all that are known to be the same."""
-        while symbol in self._same:
-            symbol = self._same[symbol]
-        return symbol
-
     def unite(self, first: str, second: str) -> None:
         """Take a note that two symbols are the same size."""
-        first, second = self.root(first), self.root(second)
+        first, second = (self._root(symbol) for symbol in (first, second))
         if first != second:
-            self._same[second] = first
+            self.same[second] = first
+
+    def _root(self, symbol: str) -> str:
+        while symbol in self.same:
+            symbol = self.same[symbol]
+        return symbol
 
     def expr_of(self, value: Any) -> Expr | None:
         """Return features as an expression."""

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from pyg_accel.rewrite.algebra import Algebra, Call, Value
 from pyg_accel.rewrite.features import Entry, Features
-from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf, Map, Product, Sum, leaves_of
+from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Map, Product, Sum, leaves_of
 
 __all__ = ["Record", "record_of"]
 
@@ -46,46 +47,64 @@ class Record:
 
 def record_of(made: Features, expr: Expr) -> Record:
     """Return an expression of a run with names in the order in which the code met its leaves."""
-    used = set(leaves_of(expr))
-    shared = {leaf: value for name, value in made.parts.values.items()
-              for leaf in used if leaf.name == name}  # fmt: skip
-    entries = [Entry(leaf, (), value) for leaf, value in shared.items()]
-    entries += [entry for entry in made.entries.values() if entry.leaf in used]
+    entries = {entry.leaf.name: entry for entry in made.entries.values()}
+    leaves = tuple(entry.leaf for entry in entries.values())
+    named, names, sizes = _named(expr, leaves, tuple(made.same.items()), tuple(made.widths.items()))
+    values = made.parts.values
+    found = {new: entries[old] if old in entries else Entry(leaf, (), values[old])
+             for old, new, leaf in names}  # fmt: skip
+    return Record(named, found, dict(sizes))
+
+
+@lru_cache(maxsize=256)
+def _named(
+    expr: Expr,
+    order: tuple[Leaf, ...],
+    same: tuple[tuple[str, str], ...],
+    widths: tuple[tuple[str, int], ...],
+) -> tuple[Expr, tuple[tuple[str, str, Leaf], ...], tuple[tuple[str, int], ...]]:
+    """Return an expression with other names, the old and new names, and the sizes of symbols."""
+    known = dict(same)
+    used = dict.fromkeys(leaves_of(expr))
+    leaves = [leaf for leaf in used if leaf not in order]  # those of rules keep their names
+    leaves += [leaf for leaf in order if leaf in used]
     symbols = {"N": "N", "M": "M", "1": "1"}
     fresh = iter(_SIZES)
 
-    def symbol(name: str, wanted: str) -> None:
-        name = made.root(name)
-        if name not in symbols:
-            taken = wanted in symbols.values()
-            symbols[name] = next(fresh, f"w{len(symbols)}") if not wanted or taken else wanted
+    def root(symbol: str) -> str:
+        return root(known[symbol]) if symbol in known else symbol
+
+    def name(symbol: str, wanted: str = "") -> None:
+        if (symbol := root(symbol)) not in symbols:
+            taken = not wanted or wanted in symbols.values()
+            symbols[symbol] = next(fresh, f"w{len(symbols)}") if taken else wanted
 
     for letter, base in (("F", "X"), ("F", "Z"), ("G", "Y")):
-        for entry in entries:
-            if entry.leaf.name[0] == base:
-                symbol(entry.leaf.cols, letter)
-    symbol(expr.cols, "H")
-    numbered = sum(entry.leaf.name.startswith("W#") for entry in entries) > 2
+        for leaf in leaves:
+            if leaf.name[0] == base:
+                name(leaf.cols, letter)
+    name(expr.cols, "H")
+    weights = [leaf for leaf in leaves if leaf.name[0] == "W"]
     names: dict[str, str] = {}
     counts: Counter[str] = Counter()
-    for leaf in (entry.leaf for entry in entries):
-        for side in (leaf.rows, leaf.cols):
-            symbol(side, "")
+    for leaf in leaves:
+        name(leaf.rows)
+        name(leaf.cols)
         base = leaf.name.partition("#")[0]
         number, counts[base] = counts[base], counts[base] + 1
         if base == "W":
-            names[leaf.name] = f"W{number}" if numbered else "WV"[number]
+            names[leaf.name] = f"W{number}" if len(weights) > 2 else "WV"[number]
         else:
             names[leaf.name] = f"{base}{number or ''}"
 
     def renamed(leaf: Leaf) -> Leaf:
-        rows, cols = (symbols[made.root(side)] for side in (leaf.rows, leaf.cols))
+        rows, cols = symbols[root(leaf.rows)], symbols[root(leaf.cols)]
         mean_of = names.get(leaf.mean_of, leaf.mean_of)
         return replace(leaf, name=names[leaf.name], rows=rows, cols=cols, mean_of=mean_of)
 
-    sizes = {symbols[made.root(s)]: n for s, n in made.widths.items() if made.root(s) in symbols}
-    by_name = {names[e.leaf.name]: e._replace(leaf=renamed(e.leaf)) for e in entries}
-    return Record(_mapped(expr, renamed), by_name, sizes)
+    sizes = tuple((symbols[root(s)], n) for s, n in widths if root(s) in symbols)
+    table = tuple((leaf.name, names[leaf.name], leaf) for leaf in leaves)
+    return _mapped(expr, renamed), table, sizes
 
 
 def _mapped(expr: Expr, change: Callable[[Leaf], Leaf]) -> Expr:
@@ -101,7 +120,4 @@ def _mapped(expr: Expr, change: Callable[[Leaf], Leaf]) -> Expr:
             return Broadcast(change(vector), _mapped(arg, change))
         case Map(arg=arg):
             return replace(expr, arg=_mapped(arg, change))
-        case Attend(matrix=matrix, args=args):
-            return replace(
-                expr, matrix=change(matrix), args=tuple(_mapped(a, change) for a in args)
-            )
+    raise ValueError(f"{expr} is not recorded")

@@ -153,15 +153,26 @@ class Recorder(Features):
                 given[key] = value
                 if isinstance(value, Tensor):
                     nodes = rows if row == target else call.num_cols
-                    if value.dim() < 1 or value.size(0) != nodes:
+                    dims = (1, 2) if call.conv.node_dim == 0 else (2,)
+                    if value.dim() not in dims or value.size(0) != nodes:
                         raise NotLifted(f"{self._name} gathers what is not one row per node")
-                    given[key] = trace.gather(value, 0, row)
+                    given[key] = trace.gather(self.opened(value), 0, row)
             elif key in kwargs:
                 given[key] = kwargs[key]
             elif parameter.default is Parameter.empty:
                 raise NotLifted(f"the message of {self._name} takes {key}")
         trace.sizes[target] = rows
         return given
+
+    def opened(self, value: Tensor) -> Tensor:
+        """Return features that a message may multiply, deferred."""
+        with torch._C.DisableTorchFunction():
+            wide = value.dim() == 2 and (value.size(1) > 1 or value is self.call.x)
+            if isinstance(value, Deferred) or not wide:
+                return value
+            expr, dtype = self.expr_of(value), value.dtype
+            made = self.defer(expr, tuple(value.shape), lambda: value, (value,), dtype)
+            return value if made is None else made
 
     def aggregated(self, trace: Reading, message: Any, mean: bool) -> Expr | None:
         """Return the sum or mean of a message, if that is linear in features."""
@@ -182,6 +193,12 @@ class Recorder(Features):
             return None
         operands = [trace.operands[o.index] for o in operands_of(message.formula)]
         if any(t.dim() != 2 or t.dtype != message.dtype for t in operands):
+            return None
+        ends: dict[str, set[int]] = {"u": set(), "v": set(), "e": set()}
+        for term in terms:
+            if term.features is not None:
+                ends[term.features.side].add(id(trace.operands[term.features.index]))
+        if ends["u"] & ends["v"]:  # the sum of x_i - x_j is more precise than that of each
             return None
         found = [self._term(trace, term, mean) for term in terms]
         parts = [part for part in found if part is not None]
@@ -232,15 +249,15 @@ class Recorder(Features):
         """Features of the targets, once for each edge of theirs."""
         if sides["u"] or sides["v"] or any(isinstance(t, Scaled) for t, _ in sides["e"]):
             return None
-        entry = next(e for e in self.entries.values() if e.leaf is self.matrix(sides["e"]))
+        matrix = self.matrix(sides["e"])
+        entry = next(e for e in self.entries.values() if e.leaf is matrix)
 
         def degree(call: Call, *tensors: Tensor) -> Tensor:
-            matrix = entry.make(call, *tensors)
-            assert isinstance(matrix, Matrix)
-            return degree_of(matrix, call.x.dtype)
+            found = entry.make(call, *tensors)
+            assert isinstance(found, Matrix)
+            return degree_of(found, call.x.dtype)
 
-        name = entry.leaf.name
-        leaf = self.leaf(("degree", name), "D", "N", "N", "diagonal", degree, *entry.tensors)
+        leaf = self.leaf(("degree", matrix.name), "D", "N", "N", "diagonal", degree, *entry.tensors)
         if expr.rows != "N":
             return None
         return self.number(term.number, Broadcast(leaf, self.movable(expr)))

@@ -28,7 +28,7 @@ from pyg_accel.patching.reasons import modules_in
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.deferred import ABOUT, Deferred, Unfit, settled
 from pyg_accel.rewrite.following import asks_types, followed, settle_items
-from pyg_accel.rewrite.ir import leaves_of
+from pyg_accel.rewrite.ir import Leaf, leaves_of
 from pyg_accel.rewrite.record import record_of
 from pyg_accel.rewrite.recorder import Reading, Recorder
 from pyg_accel.rewrite.tree import is_sparse
@@ -77,8 +77,6 @@ class Run(Recorder):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the layer returns."""
-        if self.call.bipartite:
-            raise NotLifted(f"no lifting rule for {self._name} on a bipartite graph")
         kinds: set[Any] = set(map(type, modules_in(self.call.conv)))
         if any(map(asks_types, kinds)):
             raise NotLifted(f"the code of {self._name} asks for the types of objects")
@@ -219,7 +217,7 @@ class Run(Recorder):
         """Return the data of a deferred tensor."""
         if not self.steady():
             self._decline(f"{self._name} changes the mode of autograd or autocast")
-        if item.used:
+        if item.used and not isinstance(item.expr, Leaf):
             self.left = f"{self._name} uses its features, or their sums, otherwise too"
         busy, self._busy = self._busy, True
         try:
@@ -233,7 +231,8 @@ class Run(Recorder):
     def _value(self, item: Deferred) -> Tensor:
         leaves = set(leaves_of(item.expr))
         parts = _parts_of(item)
-        if any(map(is_sparse, leaves)) and all(part.value is None for part in parts):
+        open_ = all(p.value is None or isinstance(p.expr, Leaf) for p in parts)
+        if open_ and any(map(is_sparse, leaves)):
             try:
                 if not any(leaf.kind == "weight" for leaf in leaves):
                     raise NotLifted(f"{self._name} has no linear layer beside its aggregation")
