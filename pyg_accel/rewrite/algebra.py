@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.rewrite.ir import Expr
-from pyg_accel.rewrite.matrices import Matrix
+from pyg_accel.rewrite.matrices import Matrix, Scores
 
 __all__ = ["Algebra", "Call", "NotLifted", "Value"]
 
@@ -84,7 +84,7 @@ class Algebra:
         values: of every leaf, by name, how its value is found for a call.
         maps: of every map, by name, what it does.
         scores: of every attention, by name, how it computes the weights of the edges from the
-            matrix and the features.
+            matrix and the features; or their scores alone, which one kernel goes on with.
         owners: names of the arguments that matrices of edges are computed from.
         learned: names of diagonals that learn.
         constants: names of features that do not.
@@ -99,7 +99,7 @@ class Algebra:
     expr: Expr
     values: Mapping[str, Callable[[Call], Value]]
     maps: Mapping[str, Callable[[Tensor], Any]] = field(default_factory=dict)
-    scores: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    scores: Mapping[str, Callable[..., Tensor | Scores]] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()

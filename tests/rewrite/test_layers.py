@@ -128,6 +128,7 @@ def test_graph_conv(aggr, learned):
     check(conv, features(), graph())
 
 
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(
     ("conv", "args", "reason"),
     [

@@ -11,7 +11,15 @@ from pyg_accel.cbsr import CBSR
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf, Map
-from pyg_accel.rewrite.matrices import Matrix, degree_of, derived, inverse_root, looped, plain
+from pyg_accel.rewrite.matrices import (
+    Matrix,
+    Scores,
+    degree_of,
+    derived,
+    inverse_root,
+    looped,
+    plain,
+)
 
 __all__ = [
     "Parts",
@@ -35,7 +43,7 @@ class Parts:
         self.values: Values = {}
         self.maps: dict[str, Callable[[Tensor], Any]] = {}
         self.calls: dict[str, Callable[[Call, Tensor], Any]] = {}
-        self.scores: dict[str, Callable[..., Tensor]] = {}
+        self.scores: dict[str, Callable[..., Tensor | Scores]] = {}
         self.sizes: dict[str, int] = {}
         self.constants: tuple[str, ...] = ()
         self.facts: tuple[Any, ...] = ()
