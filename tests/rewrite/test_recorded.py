@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-import torch_geometric.nn as nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree
 
-from pyg_accel import layers
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
