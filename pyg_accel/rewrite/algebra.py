@@ -14,7 +14,7 @@ __all__ = ["Algebra", "Call", "NotLifted", "Value"]
 
 
 class NotLifted(Exception):
-    """A layer, or a call of it, that no rule covers; the text says why."""
+    """A layer, or a call of it, that is left as it is; the text says why."""
 
 
 class Call:

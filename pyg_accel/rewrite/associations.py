@@ -36,7 +36,7 @@ def associations(
         ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each.
 
     Raises:
-        NotLifted: with the reason, for a layer that no rule covers.
+        NotLifted: with the reason, for a layer that is left as it is.
     """
     if not example_inputs and not example_kwargs:
         inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of a network's first layer

@@ -7,6 +7,7 @@ happens with a deferred tensor that is asked for its data is up to the subclass.
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -239,10 +240,6 @@ class Features(TorchFunctionMode):
         shape = (input.size(0), outer)
         return self.defer(out, shape, again, (input, weight, bias), dtype)
 
-    def matmul(self, again: Any, input: Any, weight: Any) -> Deferred | None:
-        """Multiply with a weight from the right."""
-        return self.linear(again, input, weight, transposed=False)
-
     def add(self, again: Any, a: Any, b: Any, *, sign: float = 1.0) -> Deferred | None:
         """Add features, or a bias."""
         dtype = self.dtype_of(a, b)
@@ -262,14 +259,6 @@ class Features(TorchFunctionMode):
             out = self.total(left, self.number(sign, right))
         return self.defer(out, shape, again, (a, b), dtype)
 
-    def subtract(self, again: Any, a: Any, b: Any) -> Deferred | None:
-        """Subtract features."""
-        return self.add(again, a, b, sign=-1.0)
-
-    def negative(self, again: Any, a: Any) -> Deferred | None:
-        """Change the sign."""
-        return self.multiply(again, a, -1.0)
-
     def multiply(self, again: Any, a: Any, b: Any, *, inverse: bool = False) -> Deferred | None:
         """Multiply with a number, for all or per node."""
         if not _is_open(a):
@@ -288,10 +277,6 @@ class Features(TorchFunctionMode):
         else:
             return None
         return self.defer(out, tuple(a.shape), again, (a, b), a.dtype)
-
-    def divide(self, again: Any, a: Any, b: Any) -> Deferred | None:
-        """Divide by a number."""
-        return self.multiply(again, a, b, inverse=True)
 
     def product_dtype_of(self, *values: Any) -> torch.dtype | None:
         """Return the dtype of a product."""
@@ -327,12 +312,13 @@ def is_same(tensor: Tensor, other: Any) -> bool:
 _HANDLERS: dict[Callable[..., Any], Callable[..., Deferred | None]] = {F.linear: Features.linear}
 for _functions, _handler in (
     ((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), Features.add),
-    ((torch.sub, Tensor.sub, Tensor.__sub__), Features.subtract),
-    ((torch.neg, Tensor.neg, Tensor.__neg__), Features.negative),
+    ((torch.sub, Tensor.sub, Tensor.__sub__), partial(Features.add, sign=-1.0)),
+    ((torch.neg, Tensor.neg, Tensor.__neg__), partial(Features.multiply, b=-1.0)),
     ((torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__),
      Features.multiply),
     ((torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide, Tensor.true_divide,
-      Tensor.__truediv__), Features.divide),
-    ((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), Features.matmul),
+      Tensor.__truediv__), partial(Features.multiply, inverse=True)),
+    ((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__),
+     partial(Features.linear, transposed=False)),
 ):  # fmt: skip
     _HANDLERS |= dict.fromkeys(_functions, _handler)

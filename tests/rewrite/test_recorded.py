@@ -5,7 +5,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree
 
-from pyg_accel.rewrite import associations
+from pyg_accel.rewrite import associations, lifts, record
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
 
@@ -136,6 +136,30 @@ def test_precisions_are_those_of_the_layer(make, dtype):
         mine, theirs = layer(*args), conv(*args)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+class Once(Inside):
+    runs = 0
+
+    def forward(self, x, edge_index, edge_weight):
+        self.count()
+        return super().forward(x, edge_index, edge_weight)
+
+    def count(self):
+        Once.runs += 1
+
+
+def test_a_layer_is_recorded_once_where_its_author_says_so():
+    lifts(Once)(record)
+    conv, args = Once().double(), inputs()
+    layer = Associated(conv, Options(train=True))
+    for _ in range(3):
+        torch.testing.assert_close(outcome(layer, *args), outcome(conv, *args))
+    assert layer.decisions and not layer.reasons
+    assert Once.runs == 3 + 1
+    layer(*args)  # edge weights that do not learn are another kind
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*args), conv(*args))
 
 
 def test_differences_are_taken_edge_by_edge():

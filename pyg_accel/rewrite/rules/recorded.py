@@ -43,23 +43,26 @@ from pyg_accel.rewrite.rules.common import cached, symmetric
 
 __all__ = ["record"]
 
+_MAXK = (MaxKGCNConv, MaxKSAGEConv, MaxKGINConv)
 _NORMALISES = "gcn_norm"
 # Functions of parameters that are called again.
 _REPEATED = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 
 
-@lifts(
-    GCNConv, SAGEConv, GraphConv, LGConv, GINConv, SGConv, SSGConv, TAGConv, APPNP,
-    MaxKGCNConv, MaxKSAGEConv, MaxKGINConv,
-)  # fmt: skip
+@lifts(GCNConv, SAGEConv, GraphConv, LGConv, GINConv, SGConv, SSGConv, TAGConv, APPNP, *_MAXK)
 def record(conv: Any, call: Call) -> Algebra:
     """Record the code of a layer, or of the layer of PyG that it is on features through MaxK.
+
+    It is a rule for layers whose code depends on their options and on the kinds of their arguments
+    alone, not on numbers in tensors, sizes, or anything outside: ``lifts(Layer)(record)``.
 
     Raises:
         NotLifted: with the reason, if it does what no expression says.
     """
-    base: Any = next(c for c in type(conv).__mro__ if c.__module__.startswith("torch_geometric."))
-    return _Recording(call).algebra(base.forward)
+    cls: Any = type(conv)
+    if isinstance(conv, _MAXK):
+        cls = next(c for c in cls.__mro__ if c.__module__.startswith("torch_geometric."))
+    return _Recording(call).algebra(cls.forward)
 
 
 class _Recording(Recorder):
