@@ -23,6 +23,7 @@ class Call:
     Attributes:
         conv: the layer.
         given: its arguments by name, defaults included.
+        features: name of the argument with the features: ``x``, or the first matrix.
         x: features of the sources.
         x_dst: features of the targets, if there are any.
         edge_index: [2, E].
@@ -40,7 +41,11 @@ class Call:
         """
         self.conv, self.given = conv, given
         self.memo: dict[str, Any] = {}
-        x, edge_index = given.get("x"), given.get("edge_index")
+        graphs = [n for n, v in given.items() if n == "edge_index" or _is_graph(v)]
+        nodes = [n for n, v in given.items() if n == "x" or _is_features(v)]
+        edge_index = given[graphs[0]] if graphs else None
+        self.features = nodes[0] if nodes else "x"
+        x = given.get(self.features)
         if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
             raise NotLifted("a graph that is not a plain edge_index")
         if edge_index.dim() != 2 or edge_index.size(0) != 2:
@@ -69,7 +74,17 @@ class Call:
     @property
     def bipartite(self) -> bool:
         """Sources and targets are two sets of nodes."""
-        return isinstance(self.given.get("x"), (tuple, list))
+        return isinstance(self.given.get(self.features), (tuple, list))
+
+
+def _is_graph(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.dim() != 2 or value.size(0) != 2:
+        return False
+    return value.dtype in (torch.int32, torch.int64)
+
+
+def _is_features(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 2 and value.is_floating_point()
 
 
 Value = Tensor | Matrix | float

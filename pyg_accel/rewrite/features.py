@@ -272,7 +272,7 @@ class Features(TorchFunctionMode):
             if inverse and not b:
                 return None
             out: Expr | None = self.number(1 / b if inverse else float(b), expr)
-        elif type(b) in (Tensor, torch.nn.Parameter) and b.dtype == a.dtype:
+        elif type(b) in (Tensor, torch.nn.Parameter) and self.dtype_of(a, b):
             out = self.vector(b, expr, inverse=inverse)
         else:
             return None

@@ -192,7 +192,7 @@ class Recorder(Features):
         if terms is None or len(terms) > MOST:
             return None
         operands = [trace.operands[o.index] for o in operands_of(message.formula)]
-        if any(t.dim() != 2 or t.dtype != message.dtype for t in operands):
+        if any(t.dim() != 2 for t in operands) or not self.dtype_of(message, *operands):
             return None
         ends: dict[str, set[int]] = {"u": set(), "v": set(), "e": set()}
         for term in terms:

@@ -162,6 +162,22 @@ def test_a_layer_is_recorded_once_where_its_author_says_so():
     torch.testing.assert_close(compiled(*args), conv(*args))
 
 
+class Renamed(Base):
+    def forward(self, edges, h, weights):
+        return self.propagate(edges, h=self.lin(h), w=weights.view(-1, 1)) + self.root(h)
+
+    def message(self, w, h_j):
+        return w * h_j
+
+
+def test_arguments_may_have_any_names():
+    conv, (x, edge_index, weight) = Renamed().double(), inputs()
+    layer = Associated(conv, Options(train=True))
+    args = edge_index, x, weight
+    torch.testing.assert_close(layer(*args), conv(*args))
+    assert layer.decisions and not layer.reasons
+
+
 def test_differences_are_taken_edge_by_edge():
     conv, args = Difference().double(), inputs()
     layer = Associated(conv, Options())

@@ -81,7 +81,7 @@ class _Recording(Recorder):
     def algebra(self, forward: Any) -> Algebra:
         """Return what the code of a layer computes."""
         call = self.call
-        given = dict(call.given, x=self._features(call))
+        given = {**call.given, call.features: self._features(call)}
         layer = self.layer = followed(call.conv, self.propagate, alone=True)
         before: dict[str, Any] = {name: None if name.startswith("_cached") else value
                                   for name, value in vars(layer).items()}  # fmt: skip
@@ -136,6 +136,10 @@ class _Recording(Recorder):
     def computed(self, item: Deferred) -> Tensor:
         """Refuse: there are no data."""
         return self._refuse()
+
+    def dtype_of(self, *values: Any) -> torch.dtype | None:
+        """Return that of the features: a call on one node tells what comes out of several."""
+        return self.call.x.dtype
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
