@@ -166,8 +166,8 @@ class Run(Recorder):
         Raises:
             Unfit: if they were there before the call and cannot be put back.
         """
+        changed = settled(changed)
         with torch._C.DisableTorchFunction():
-            changed = [t for t in changed if not isinstance(t, Deferred)]
             if self._storages is None:
                 held = [*tree_leaves(self._given), *tensors_of(self.call.conv)]
                 self._storages = {memory_of(t) for t in held if isinstance(t, Tensor)}
@@ -175,8 +175,10 @@ class Run(Recorder):
                 self._decline(f"'{name}' changes a tensor in place that {self._name} was given")
         for ref in self.pending:
             item = ref()
-            if item is not None and any(_overlap(a, b) for a in changed for b in item.reads):
-                item.settle()
+            if item is not None and item.value is None:
+                made = [part.value for part in _parts_of(item) if part.value is not None]
+                if any(_overlap(a, b) for a in changed for b in (*item.reads, *made)):
+                    item.settle()
 
     def propagate(self, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for the layer's ``propagate``."""

@@ -170,6 +170,39 @@ class Renamed(Base):
         return w * h_j
 
 
+class Overwrites(Base):
+    def forward(self, x, edge_index, edge_weight):
+        h = self.lin(x)
+        out = self.root(x) + self.propagate(edge_index, x=h)
+        h += 1
+        h.view(-1).mul_(2)
+        again = self.propagate(edge_index, x=h)
+        h.tanh_()
+        return out + again + h
+
+    def message(self, x_j):
+        return x_j
+
+
+class Stays(Overwrites):
+    def forward(self, x, edge_index, edge_weight):
+        h = self.lin(x)
+        out = self.propagate(edge_index, x=h)
+        seen = h.view(-1, 2)
+        seen *= 3
+        return self.wide(torch.cat([out, h, out], dim=-1)) + self.root(x)
+
+
+@pytest.mark.parametrize("make", [Overwrites, Stays])
+@pytest.mark.parametrize("grad", [False, True])
+def test_features_that_are_overwritten_are_read_before(make, grad):
+    conv, args = make().double(), inputs()
+    layer = Associated(conv, Options(train=True))
+    for _ in range(2):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(layer(*args), conv(*args), rtol=1e-9, atol=1e-9)
+
+
 def test_arguments_may_have_any_names():
     conv, (x, edge_index, weight) = Renamed().double(), inputs()
     layer = Associated(conv, Options(train=True))
