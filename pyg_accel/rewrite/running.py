@@ -72,6 +72,7 @@ class Run(Recorder):
         self._busy = self._again = self._failed = self._computed = self._over = False
         self._given: tuple[Any, ...] = ()
         self._storages: set[int] | None = None
+        self._saved: set[int] = set()
         self._start = _context(call.x.device)
         self._propagate = call.conv.propagate
 
@@ -179,6 +180,8 @@ class Run(Recorder):
                 made = [part.value for part in _parts_of(item) if part.value is not None]
                 if any(_overlap(a, b) for a in changed for b in (*item.reads, *made)):
                     item.settle()
+        if not self._saved.isdisjoint(map(memory_of, changed)):
+            self._decline(f"'{name}' changes features in place that a gradient may need")
 
     def propagate(self, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for the layer's ``propagate``."""
@@ -211,6 +214,9 @@ class Run(Recorder):
     def _reduced(self, trace: Reading, message: LazyTensor, reduce: str) -> Tensor:
         """Compute a sum or mean of messages by the kernels of ``patch()``."""
         try:
+            operands = settled([*trace.operands])
+            if torch.is_grad_enabled():
+                self._saved.update(map(memory_of, operands))
             return trace.reduced(message, reduce, self.call.num_rows)
         except Unrecognised as reason:
             self._decline(f"the message of {self._name} is no formula: {reason}")
@@ -233,6 +239,9 @@ class Run(Recorder):
     def _value(self, item: Deferred) -> Tensor:
         leaves = set(leaves_of(item.expr))
         parts = _parts_of(item)
+        if torch.is_grad_enabled() and any(map(is_sparse, leaves)):
+            self._saved.update(map(memory_of, item.reads))
+            self._saved.update(memory_of(p.value) for p in parts if p.value is not None)
         open_ = all(p.value is None or isinstance(p.expr, Leaf) for p in parts)
         if open_ and any(map(is_sparse, leaves)):
             try:

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import GraphSAGE, MessagePassing
 from torch_geometric.utils import degree
 
+from pyg_accel import optimize, plan
+from pyg_accel.layers import to_maxk
 from pyg_accel.rewrite import associations, lifts, record
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
@@ -193,14 +195,34 @@ class Stays(Overwrites):
         return self.wide(torch.cat([out, h, out], dim=-1)) + self.root(x)
 
 
-@pytest.mark.parametrize("make", [Overwrites, Stays])
-@pytest.mark.parametrize("grad", [False, True])
-def test_features_that_are_overwritten_are_read_before(make, grad):
+class Saves(Base):
+    def forward(self, x, edge_index, edge_weight):
+        h = self.lin(x)
+        out = self.propagate(edge_index, x=h, edge_weight=edge_weight)
+        h += 1  # a kernel needs what it was for the gradient of the weights
+        return out.tanh() + h
+
+    message = Between.message
+
+
+@pytest.mark.parametrize("make", [Overwrites, Stays, Saves])
+def test_features_that_are_overwritten_are_read_before(make):
     conv, args = make().double(), inputs()
     layer = Associated(conv, Options(train=True))
     for _ in range(2):
-        with torch.set_grad_enabled(grad):
+        with torch.no_grad():
             torch.testing.assert_close(layer(*args), conv(*args), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(outcome(layer, *args), outcome(conv, *args))
+
+
+def test_a_first_layer_in_front_of_maxk_multiplies_first_where_that_narrows():
+    x, edge_index = torch.randn(300, 64), torch.randint(300, (2, 30_000))
+    model = to_maxk(GraphSAGE(64, 16, 3, 4), k=4)
+    fast = optimize(model, x, edge_index, train=True)
+    torch.testing.assert_close(fast(x, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-4)
+    chosen = [next(t.tree for t in layer.trees if t.chosen) for layer in plan(fast).layers]
+    assert chosen[0] == "(mean(A·(X·W)) + (X·V) + b)"
+    assert all("maxk(X)" in tree for tree in chosen[1:])
 
 
 def test_arguments_may_have_any_names():
