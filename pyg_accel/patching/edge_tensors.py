@@ -33,7 +33,13 @@ class EdgeTensor(Tensor):
 
 
 class Waiting(EdgeTensor):
-    """A tensor [E, ...] that is computed when a function wants its numbers."""
+    """A tensor [E, ...] that is computed when a function wants its numbers.
+
+    Attributes:
+        of_nodes: it has one row per node, and a function of each row is applied to it at once.
+    """
+
+    of_nodes = False
 
     def ordinary(self) -> Tensor:
         """Return it as an ordinary tensor."""

@@ -7,6 +7,7 @@ from pyg_accel.rewrite.model import optimize
 from pyg_accel.rewrite.planning import plan
 from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan
 from pyg_accel.rewrite.registry import lifts
+from pyg_accel.rewrite.rules.recorded import record
 
 __all__ = [
     "Algebra",
@@ -20,4 +21,5 @@ __all__ = [
     "lifts",
     "optimize",
     "plan",
+    "record",
 ]

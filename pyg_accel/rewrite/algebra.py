@@ -9,13 +9,13 @@ from torch import Tensor
 
 from pyg_accel.rewrite.beyond import halos_of
 from pyg_accel.rewrite.ir import Expr
-from pyg_accel.rewrite.matrices import Matrix
+from pyg_accel.rewrite.matrices import Matrix, Scores
 
 __all__ = ["Algebra", "Call", "NotLifted", "Value"]
 
 
 class NotLifted(Exception):
-    """A layer, or a call of it, that no rule covers; the text says why."""
+    """A layer, or a call of it, that is left as it is; the text says why."""
 
 
 class Call:
@@ -24,6 +24,7 @@ class Call:
     Attributes:
         conv: the layer.
         given: its arguments by name, defaults included.
+        features: name of the argument with the features: ``x``, or the first matrix.
         x: features of the sources.
         x_dst: features of the targets, if there are any.
         edge_index: [2, E].
@@ -42,7 +43,11 @@ class Call:
         """
         self.conv, self.given = conv, given
         self.memo: dict[str, Any] = {}
-        x, edge_index = given.get("x"), given.get("edge_index")
+        graphs = [n for n, v in given.items() if n == "edge_index" or _is_graph(v)]
+        nodes = [n for n, v in given.items() if n == "x" or _is_features(v)]
+        edge_index = given[graphs[0]] if graphs else None
+        self.features = nodes[0] if nodes else "x"
+        x = given.get(self.features)
         if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
             raise NotLifted("a graph that is not a plain edge_index")
         if edge_index.dim() != 2 or edge_index.size(0) != 2:
@@ -78,7 +83,17 @@ class Call:
     @property
     def bipartite(self) -> bool:
         """Sources and targets are two sets of nodes."""
-        return isinstance(self.given.get("x"), (tuple, list))
+        return isinstance(self.given.get(self.features), (tuple, list))
+
+
+def _is_graph(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.dim() != 2 or value.size(0) != 2:
+        return False
+    return value.dtype in (torch.int32, torch.int64)
+
+
+def _is_features(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 2 and value.is_floating_point()
 
     def whole(self, data: Any) -> Any:
         """Return what a matrix of edges is multiplied with, for all of its columns."""
@@ -101,7 +116,7 @@ class Algebra:
         values: of every leaf, by name, how its value is found for a call.
         maps: of every map, by name, what it does.
         scores: of every attention, by name, how it computes the weights of the edges from the
-            matrix and the features.
+            matrix and the features; or their scores alone, which one kernel goes on with.
         owners: names of the arguments that matrices of edges are computed from.
         learned: names of diagonals that learn.
         constants: names of features that do not.
@@ -116,7 +131,7 @@ class Algebra:
     expr: Expr
     values: Mapping[str, Callable[[Call], Value]]
     maps: Mapping[str, Callable[[Tensor], Any]] = field(default_factory=dict)
-    scores: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    scores: Mapping[str, Callable[..., Tensor | Scores]] = field(default_factory=dict)
     owners: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()

@@ -36,10 +36,11 @@ def associations(
         ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each.
 
     Raises:
-        NotLifted: with the reason, for a layer that no rule covers.
+        NotLifted: with the reason, for a layer that is left as it is.
     """
     if not example_inputs and not example_kwargs:
-        channels = getattr(conv, "in_channels", 8)
+        inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of a network's first layer
+        channels = getattr(conv, "in_channels", None) or next(inner, 8)
         width = max(channels if isinstance(channels, int) else 8, 1)
         x = torch.empty(4, width, device="meta")
         if not isinstance(channels, int):

@@ -185,7 +185,7 @@ def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
             value = algebra.values[leaf.name](call)
             assert isinstance(value, Tensor)
             if leaf.kind == "data":
-                if stays and not value.requires_grad:
+                if stays and leaf.name in ("X", "Y") and not value.requires_grad:
                     static.add(leaf.name)
                 elif upstream or value.requires_grad:
                     learned.add(leaf.name)

@@ -1,13 +1,17 @@
-"""Results of products that are not computed before somebody asks for their data."""
+"""Features that a layer's code computes, as an expression: data are made when somebody asks."""
 
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["ABOUT", "Deferred", "Linear", "Messages", "Product", "Unfit", "settled"]
+from pyg_accel.patching.edge_tensors import Waiting
+from pyg_accel.patching.lazy import LazyTensor
+from pyg_accel.rewrite.ir import Expr
+
+__all__ = ["ABOUT", "Deferred", "Unfit", "settled"]
 
 # What a tensor without data can be asked for.
 ABOUT = {
@@ -19,50 +23,19 @@ ABOUT = {
         "is_sparse", "is_meta", "is_quantized", "itemsize",
     )),
 }  # fmt: skip
-Linear = tuple[Tensor, Tensor | None]  # weight [out, in] and bias
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product, with its values.
-
-    Attributes:
-        x: features [N, F].
-        before: what they are multiplied with.
-        aggregates: they are summed up over the edges.
-        mean: they are averaged.
-        weight: of the edges, [E, 1]; None for none.
-        after: what the sums are multiplied with.
-    """
-
-    x: Tensor
-    before: Linear | None = None
-    aggregates: bool = False
-    mean: bool = False
-    weight: Tensor | None = None
-    after: Linear | None = None
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """All but the values."""
-        shapes = [None if m is None else (*m[0].shape, m[1] is not None)
-                  for m in (self.before, self.after)]  # fmt: skip
-        return (self.x.size(1), *shapes, self.mean, self.weight is not None)
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        """The tensors that it reads."""
-        several = (self.x, *(self.before or ()), self.weight, *(self.after or ()))
-        return tuple(t for t in several if t is not None)
 
 
 class Owner(Protocol):
-    """What computes the data."""
+    """The recorder of a call."""
 
     pending: "list[weakref.ref[Deferred]]"
 
+    def apply(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the result of a function, deferred if it can be."""
+        ...
+
     def computed(self, item: "Deferred") -> Tensor:
-        """Return the data of what was put off."""
+        """Return the data of a deferred tensor."""
         ...
 
 
@@ -70,20 +43,25 @@ class Unfit(RuntimeError):
     """Data are asked for where computing them would leave traces; the text says which."""
 
 
-class Deferred(Tensor):
-    """The result of a product that has not been computed yet.
+class Deferred(Waiting):
+    """Features [N, F] that were not computed yet.
 
     Attributes:
-        run: that it belongs to.
-        product: what it is.
-        source: what it is made from, if that was put off too.
+        run: the recorder that made it.
+        expr: what it is.
+        again: computes it the way that the layer's code does; None once there are data.
+        sources: the deferred tensors that the code made it of.
+        reads: the tensors with data that it is computed from.
         value: the data, once they were asked for.
-        used: a product that was computed has this as a part.
+        used: it is a part of a product that was computed.
     """
 
+    of_nodes = True
     run: Owner
-    product: Product
-    source: "Deferred | None"
+    expr: Expr
+    again: Callable[[], Tensor] | None
+    sources: "tuple[Deferred, ...]"
+    reads: tuple[Tensor, ...]
     value: Tensor | None
     used: bool
 
@@ -91,32 +69,45 @@ class Deferred(Tensor):
     def of(
         cls,
         run: Owner,
-        product: Product,
-        source: "Deferred | None",
+        expr: Expr,
+        like: Tensor,
         shape: tuple[int, ...],
-        dtype: torch.dtype,
-    ) -> Any:
-        """Make one."""
-        learns = torch.is_grad_enabled() and any(t.requires_grad for t in product.operands)
-        made = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=product.x.device, requires_grad=learns
+        again: Callable[[], Tensor],
+        made_of: tuple[Any, ...],
+        dtype: torch.dtype | None = None,
+    ) -> "Deferred":
+        """Make one of a shape, else like another tensor."""
+        sources = tuple(t for t in made_of if isinstance(t, Deferred) and t.value is None)
+        reads = dict.fromkeys(t for s in sources for t in s.reads)
+        reads |= dict.fromkeys(t for t in map(settled_already, made_of) if t is not None)
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in reads)
+        made: Deferred = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype or like.dtype, device=like.device, requires_grad=learns
         )
-        made.run, made.product, made.source = run, product, source
+        made.run, made.expr, made.again = run, expr, again
+        made.sources, made.reads = sources, tuple(reads)
         made.value, made.used = None, False
         run.pending.append(weakref.ref(made))
         return made
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        """The tensors that it is computed from."""
-        return self.product.operands
 
     def settle(self) -> Tensor:
         """Return the data."""
         if self.value is None:
             self.value = self.run.computed(self)
-            self.source = None
+            self.sources, self.again = (), None
         return self.value
+
+    def ordinary(self) -> Tensor:
+        """See :meth:`Waiting.ordinary`."""
+        return self.settle()
+
+    def differentiable(self) -> bool:
+        """See :meth:`Waiting.differentiable`."""
+        return any(t.requires_grad for t in self.reads)
+
+    def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See :meth:`Waiting.hoisted`."""
+        return self.run.apply(func, (self, *args), kwargs)
 
     @classmethod
     def __torch_function__(
@@ -126,6 +117,8 @@ class Deferred(Tensor):
         if func in ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs or {})
+        if any(issubclass(t, LazyTensor) for t in types):
+            return NotImplemented  # the messages know what to do
         return func(*settled(args), **settled(kwargs or {}))
 
     @classmethod
@@ -134,53 +127,15 @@ class Deferred(Tensor):
         raise Unfit("features are given to a function that torch does not let us follow")
 
 
-class Messages(Deferred):
-    """Rows of features, one an edge, times a number an edge."""
-
-    factor: Tensor | float | None = None
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        """The tensors that they are computed from."""
-        factor = (self.factor,) if isinstance(self.factor, Tensor) else ()
-        return (*self.product.operands, *factor)
-
-    def times(self, factor: Any, *, inverse: bool) -> "Messages | None":
-        """Return the messages times a factor, if that is one number an edge."""
-        if isinstance(factor, Tensor):
-            rows = factor.size(0) if factor.dim() == 2 else 1
-            if (
-                isinstance(factor, Deferred)
-                or factor.layout != torch.strided
-                or factor.dim() > 2
-                or (factor.dim() and factor.size(-1) != 1)
-                or rows not in (1, self.size(0))
-                or factor.is_complex()
-            ):
-                return None
-            if factor.dim() and torch.promote_types(factor.dtype, self.dtype) != self.dtype:
-                return None
-            factor = factor.to(self.dtype)
-        elif type(factor) not in (int, float):
-            return None
-        known = self.factor
-        made = self.of(self.run, self.product, self.source, tuple(self.shape), self.dtype)
-        if inverse:
-            made.factor = (1.0 if known is None else known) / factor
-        else:
-            made.factor = factor if known is None else known * factor
-        return made  # type: ignore[no-any-return]
-
-    def weight(self) -> Tensor | None:
-        """Return the factors, [E, 1]."""
-        if self.factor is None:
-            return None
-        factor = torch.as_tensor(self.factor, dtype=self.dtype, device=self.product.x.device)
-        return factor.expand(self.size(0), 1)
+def settled_already(value: Any) -> Tensor | None:
+    """Return a tensor that has data."""
+    if isinstance(value, Deferred):
+        return value.value
+    return value if isinstance(value, Tensor) and not isinstance(value, Waiting) else None
 
 
 def settled(value: Any) -> Any:
-    """Replace what was put off by its data."""
+    """Replace deferred tensors by their data."""
     if isinstance(value, Deferred):
         return value.settle()
     if type(value) in (tuple, list):

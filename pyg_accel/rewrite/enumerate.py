@@ -179,7 +179,7 @@ def _candidates(chain: tuple[Tree, ...], scaling: str) -> Iterator[tuple[int, in
         # A number commutes with everything: it comes last.
         first = chain[start]
         number = isinstance(first, Leaf) and first.number
-        if node is not None and not (number and len(chain) > 2):
+        if node is not None and not (number and start + 2 < len(chain)):
             yield start, 2, node
 
 

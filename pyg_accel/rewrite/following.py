@@ -26,9 +26,10 @@ class _Followed:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Tell no class of the user's that there is another one."""
 
-    def propagate(self, *args: Any, **kwargs: Any) -> Any:
-        """Call that of the run."""
-        return self._pyg_accel_propagate(*args, **kwargs)
+    @property  # before what the instance has
+    def propagate(self) -> Callable[..., Any]:
+        """That of the run."""
+        return self._pyg_accel_propagate
 
 
 @lru_cache(maxsize=256)
@@ -38,10 +39,11 @@ def _followed_class(cls: Any) -> Any:
     return metaclass(cls.__name__, (_Followed, cls), names)
 
 
-def followed(conv: MessagePassing, propagate: Callable[..., Any]) -> Any:
+def followed(conv: MessagePassing, propagate: Callable[..., Any], *, alone: bool = False) -> Any:
     """Return a layer with all attributes of ``conv``, the very same ones, for one call.
 
     Its ``propagate`` is another. Nothing is set on ``conv``, which other threads may be calling.
+    One that is ``alone`` has a table of attributes of its own: what its code assigns is not kept.
 
     Raises:
         NotLifted: if there can be no such class.
@@ -52,7 +54,7 @@ def followed(conv: MessagePassing, propagate: Callable[..., Any]) -> Any:
     except TypeError as error:  # slots, or a metaclass of its own
         raise NotLifted(f"no subclass of {type(conv).__name__} can be made: {error}") from None
     made = cls.__new__(cls)
-    object.__setattr__(made, "__dict__", vars(conv))
+    object.__setattr__(made, "__dict__", dict(vars(conv)) if alone else vars(conv))
     object.__setattr__(made, "_pyg_accel_propagate", propagate)
     return made
 

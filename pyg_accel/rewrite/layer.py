@@ -324,12 +324,12 @@ class Associated(torch.nn.Module):
 
         An option that changed, or a module in another's place, makes calls of another kind.
         """
-        product = call.memo.get("product")
-        kinds = product.form if product else (state_of(self.conv), *map(_kind, call.given.values()))
+        record = call.memo.get("record")
+        kinds = record.form if record else (state_of(self.conv), *map(_kind, call.given.values()))
         found = self._algebras.get(kinds)
         if found is None:
             try:
-                algebra = written(self.conv, call) if product else lift(self.conv, call)
+                algebra = written(self.conv, call) if record else lift(self.conv, call)
                 found = algebra, widths_of(algebra, call)
             except NotLifted as reason:
                 found = str(reason)

@@ -44,12 +44,9 @@ def lift(conv: MessagePassing, call: Call) -> Algebra:
     """
     if reasons := reasons_now(conv):
         raise NotLifted("; ".join(reasons))
-    rule, reason = rule_of(type(conv))  # type: ignore[arg-type]
-    if rule is None and not is_written(type(conv)):
-        raise NotLifted(reason)
-    return (rule or written)(conv, call)
+    return (rule_of(type(conv)) or written)(conv, call)  # type: ignore[arg-type]
 
 
 def is_written(cls: type) -> bool:
-    """Return whether a layer is a user's own, without a rule: its code is run as it is."""
-    return rule_of(cls)[0] is None and not cls.__module__.startswith("torch_geometric.")
+    """Return whether a layer is without a rule: its code is run as it is, in every call."""
+    return rule_of(cls) is None

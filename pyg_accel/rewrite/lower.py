@@ -15,7 +15,7 @@ from pyg_accel.kept import Snapshot
 from pyg_accel.patching.sampling import aggregate
 from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.ir import Leaf
-from pyg_accel.rewrite.matrices import Matrix, derived
+from pyg_accel.rewrite.matrices import Matrix, Scores, derived
 from pyg_accel.rewrite.tree import (
     WRITTEN,
     Node,
@@ -142,7 +142,7 @@ class _Run:
         if node.op == "add":
             return self.add(node, args)
         if node.op == "attend":
-            return self.attend(node, args)
+            return self.attend(node, number, args)
         values: list[Any] = [None if a is None else self.value(a) for a in args]
         if node.op == "gemm":
             return gemm(values[0], values[1], node.heads)
@@ -197,7 +197,8 @@ class _Run:
         assert total is not None
         return total
 
-    def attend(self, node: Node, args: tuple[int | None, ...]) -> Matrix:
+    def attend(self, node: Node, number: int, args: tuple[int | None, ...]) -> Matrix:
+        """Make the values of a matrix, or leave them to the one product that reads it."""
         program = self.program
         matrix: Matrix = self.value(args[0])  # type: ignore[arg-type]
         features: list[Any] = []
@@ -209,6 +210,11 @@ class _Run:
             else:
                 features.append(self.value(a))
         scores = program._algebra.scores[node.name](self.call, matrix, *features)
+        if isinstance(scores, Scores):
+            alone = program._lone[number] and not program._sampled
+            if alone and not torch.compiler.is_compiling():  # the one kernel is not read by it
+                return replace(matrix, scores=scores)
+            scores = scores.values(matrix.graph)
         return replace(matrix, weight=scores, edge_order=False)
 
 
@@ -249,6 +255,9 @@ def spmm(
 ) -> Tensor:
     """Multiply a matrix of edges with features [N, F] or [N, heads, F], or with CBSR."""
     reduce = "mean" if mean else "sum"
+    if matrix.scores is not None:
+        assert isinstance(data, Tensor)
+        return matrix.rows(matrix.scores.sum(matrix.graph, data))
     if isinstance(data, CBSR):
         out = ops.cbsr_spmm(
             matrix.graph, data, matrix.weight, reduce=reduce, edge_order=matrix.edge_order

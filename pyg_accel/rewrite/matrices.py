@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops
 
@@ -14,9 +15,43 @@ from pyg_accel.graph import Graph
 from pyg_accel.kept import Snapshot
 from pyg_accel.ops.csr import GRAPHS, CompiledGraph, graph_of
 
-__all__ = ["Matrix", "degree_of", "derived", "inverse_root", "looped", "plain"]
+__all__ = ["Matrix", "Scores", "degree_of", "derived", "inverse_root", "looped", "plain"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of the edges, whose softmax over each row is the values of a matrix.
+
+    Attributes:
+        formula: of the scores.
+        operands: of the formula, in the order of the CSR.
+        dropout: probability that a value is zero in training.
+        training: whether that is what happens.
+    """
+
+    formula: str
+    operands: tuple[Tensor, ...]
+    dropout: float = 0.0
+    training: bool = False
+
+    def values(self, graph: Graph) -> Tensor:
+        """Return the values, [E, heads]."""
+        scores = ops.gspmm(graph, self.formula, [*self.operands], reduce="none")
+        weights = ops.edge_softmax(graph, scores)
+        return F.dropout(weights, self.dropout, self.training)
+
+    def sum(self, graph: Graph, data: Tensor) -> Tensor:
+        """Return the sums of features [N, F] or [N, heads, F] that the values weigh."""
+        data = data.unsqueeze(1) if data.dim() == 2 else data
+        operands, value = [*self.operands, data], f"u{len(self.operands)}"
+        if self.dropout and self.training:
+            heads = max(t.size(1) for t in self.operands if t.dim() > 1)
+            ones = data.new_ones(graph.num_edges, heads)
+            operands.append(F.dropout(ones, self.dropout))
+            value = f"mul({value},e{len(operands) - 1})"
+        return ops.attention(graph, self.formula, value, operands).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -28,12 +63,14 @@ class Matrix:
         weight: [E] or [E, heads], their values; None if they are 1.
         edge_order: the values are in the order of the edge list, else in that of the CSR.
         spare: rows of the graph behind those of the matrix (a compiled graph with self-loops).
+        scores: what its values are made of, where they are not there yet.
     """
 
     graph: Graph
     weight: Tensor | None = None
     edge_order: bool = False
     spare: int = 0
+    scores: Scores | None = None
 
     def targets(self, data: Tensor) -> Tensor:
         """Return what belongs to rows of the matrix, one [N, ...] each, for those of the graph."""

@@ -44,7 +44,7 @@ def optimize(
     the sizes, the graph and the machine at hand: now for the examples, and again whenever a call
     has sizes that differ by more than a factor of two. Parameters and buffers are shared with
     ``model``. Their names, results and gradients stay the same (up to rounding), and so does what
-    ``train()`` and ``eval()`` do. Layers that no rule covers stay as they are, and :func:`explain`
+    ``train()`` and ``eval()`` do. Other layers stay as they are, and :func:`explain`
     says why. Code that a graph cannot stand for (contexts, assignments, branches) is run as it is
     on rewritten layers; the attribute ``unread`` of the result says where and why.
 

@@ -28,19 +28,16 @@ def lifts(*classes: type) -> Callable[[Rule], Rule]:
 
 
 @lru_cache(maxsize=256)
-def rule_of(cls: type) -> tuple[Rule | None, str]:
-    """Return the rule for a class, or the reason why there is none."""
+def rule_of(cls: type) -> Rule | None:
+    """Return the rule for a class; None if its code is to be run in every call."""
     for base in cls.__mro__:
         if base in _RULES:
             # A subclass that writes one of these anew may compute anything.
-            changed = [m for m in METHODS if getattr(cls, m, None) is not getattr(base, m, None)]
-            changed += [m for m in RENDERED if not _same_propagation(cls, base, m)]
-            if changed:
-                return None, f"{cls.__name__} has its own {', '.join(changed)}"
-            return _RULES[base], ""
-    return None, f"no lifting rule for {cls.__name__}"
+            same = all(getattr(cls, m, None) is getattr(base, m, None) for m in METHODS)
+            return _RULES[base] if same and all(_renders(cls, base, m) for m in RENDERED) else None
+    return None
 
 
-def _same_propagation(cls: type, base: type, name: str) -> bool:
+def _renders(cls: type, base: type, name: str) -> bool:
     own = getattr(cls, name)
     return is_rendered(own, cls) or own is getattr(base, name)

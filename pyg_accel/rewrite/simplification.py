@@ -37,7 +37,7 @@ def _simplify(expr: Expr, nodes: set[str]) -> Expr:
         case Product(factors=factors):
             parts = [_simplify(f, nodes) for f in factors]
             flat = [g for f in parts for g in (f.factors if isinstance(f, Product) else (f,))]
-            return Product(tuple(flat)) if len(flat) > 1 else flat[0]
+            return Product(_numbers_first(flat)) if len(flat) > 1 else flat[0]
         case Sum(terms=terms):
             parts = [_simplify(t, nodes) for t in terms]
             flat = [g for t in parts for g in (t.terms if isinstance(t, Sum) else (t,))]
@@ -53,6 +53,16 @@ def _simplify(expr: Expr, nodes: set[str]) -> Expr:
         case Attend(args=args):
             return replace(expr, args=tuple(_simplify(a, nodes) for a in args))
     return expr
+
+
+def _numbers_first(factors: list[Expr]) -> tuple[Expr, ...]:
+    """Factors with those that are numbers in front: they commute with all others."""
+    numbers = [f for f in factors if isinstance(f, Leaf) and f.number]
+    if not numbers or len(numbers) == len(factors):
+        return tuple(factors)
+    others = [f for f in factors if not (isinstance(f, Leaf) and f.number)]
+    rows = others[0].rows
+    return (*(replace(n, rows=rows, cols=rows) for n in numbers), *others)
 
 
 def merge(expr: Expr) -> Expr:

@@ -57,9 +57,10 @@ def _unary(build: Callable[..., Formula], *, steep: bool = False) -> Rule:
             raise Declined
         in_place = name_of(func).endswith("_") or kwargs.get("inplace", False)
         if is_single_side(lazy) and lazy.edge_dim == 0 and not in_place:
-            waits = isinstance(first_operand(lazy), Waiting)
-            if isinstance(first_operand(lazy), Network):
+            operand = first_operand(lazy)
+            if isinstance(operand, Network):
                 return record(func, args, kwargs)
+            waits = isinstance(operand, Waiting) and not operand.of_nodes
             if not waits and not (steep and is_of_nodes(lazy)):
                 return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
@@ -222,8 +223,11 @@ def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float"
         return lazy
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+    if not isinstance(value, Tensor) or value.is_complex():
         raise Declined
+    if not value.is_floating_point():  # as torch does: the features have the dtype of the result
+        with torch._C.DisableTorchFunctionSubclass():
+            value = value.to(lead.dtype)
     from_right = len(plain_shape(lead)) - lead.edge_dim
     place = value.dim() - from_right
     if place >= 0 and value.size(place) == trace.num_edges:  # one row an edge

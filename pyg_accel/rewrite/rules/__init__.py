@@ -1,10 +1,10 @@
-"""Lifting rules, one file a family of layers."""
+"""Lifting rules: what is recorded, and the algebras that no record finds."""
 
 from pyg_accel.rewrite.rules import (  # noqa: F401 - they register themselves
+    arma,
     attention,
-    convolution,
-    neural,
-    powers,
+    chebyshev,
+    recorded,
     relations,
 )
 from pyg_accel.rewrite.rules.written import written

@@ -7,15 +7,13 @@ input and multiplies once more.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from pyg_accel import ops
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map
-from pyg_accel.rewrite.matrices import Matrix, derived, looped
+from pyg_accel.rewrite.matrices import Matrix, Scores, derived, looped
 from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import Parts, add, edges, need_sum
 
@@ -109,7 +107,7 @@ def gat(conv: GATConv, call: Call) -> Algebra:
     return parts.algebra(_finish(parts, conv, call, alpha @ x @ w))
 
 
-def _gat_scores_of_edges(call: Call, matrix: Matrix, *features: Projected) -> Tensor:
+def _gat_scores_of_edges(call: Call, matrix: Matrix, *features: Projected) -> Scores:
     weight = _folded(call.conv.lin_edge.weight.t(), call.conv.att_edge)
     return _gat_scores(call, matrix, *features, e=_edge_attr(call, matrix) @ weight)
 
@@ -121,7 +119,7 @@ def _gat_scores(
     target: Projected | None = None,
     *,
     e: Tensor | None = None,
-) -> Tensor:
+) -> Scores:
     """Scores from both ends, and ``e`` from the edge itself."""
     conv = call.conv
     if target is None and isinstance(source, tuple):  # both of them in one product
@@ -134,8 +132,7 @@ def _gat_scores(
     operands = [left, matrix.targets(right), *(() if e is None else (e,))]
     ends = "add(u0,v1)" if e is None else "add(add(u0,v1),e2)"
     formula = f"leaky_relu({ends},{float(conv.negative_slope)!r})"
-    scores = ops.gspmm(matrix.graph, formula, operands, reduce="none")
-    return _normalised(conv, matrix, scores)
+    return _scored(conv, formula, *operands)
 
 
 def _folded(weight: Tensor, att: Tensor) -> Tensor:
@@ -150,9 +147,8 @@ def _scores(features: Projected, att: Tensor) -> Tensor:
     return (features.reshape(features.size(0), *att.shape[1:]) * att).sum(dim=-1)
 
 
-def _normalised(conv: Any, matrix: Matrix, scores: Tensor) -> Tensor:
-    weights = ops.edge_softmax(matrix.graph, scores)
-    return F.dropout(weights, p=conv.dropout, training=conv.training)
+def _scored(conv: Any, formula: str, *operands: Tensor) -> Scores:
+    return Scores(formula, operands, conv.dropout, conv.training)
 
 
 @lifts(GATv2Conv)
@@ -177,7 +173,7 @@ def gatv2(conv: GATv2Conv, call: Call) -> Algebra:
 
 def _gatv2_scores(
     call: Call, matrix: Matrix, source: Tensor, target: Tensor | None = None
-) -> Tensor:
+) -> Scores:
     conv, graph = call.conv, matrix.graph
     shape = conv.att.shape[1:]
     left = source.reshape(source.size(0), *shape)
@@ -188,8 +184,7 @@ def _gatv2_scores(
         operands.append(conv.lin_edge(_edge_attr(call, matrix)).view(-1, *shape))
         ends = "add(add(u0,v1),e3)"
     formula = f"sum(mul(leaky_relu({ends},{float(conv.negative_slope)!r}),v2))"
-    scores = ops.gspmm(graph, formula, operands, reduce="none")
-    return _normalised(conv, matrix, scores)
+    return _scored(conv, formula, *operands)
 
 
 @lifts(TransformerConv)
@@ -227,9 +222,9 @@ def _gated(call: Call, out: Tensor) -> Tensor:
     return gated
 
 
-def _dot_scores(call: Call, matrix: Matrix, keys: Tensor, queries: Tensor) -> Tensor:
+def _dot_scores(call: Call, matrix: Matrix, keys: Tensor, queries: Tensor) -> Scores:
     conv = call.conv
     shape = (conv.heads, conv.out_channels)
     left = queries.reshape(queries.size(0), *shape) / conv.out_channels**0.5
-    scores = ops.sddmm(matrix.graph, matrix.targets(left), keys.reshape(keys.size(0), *shape))
-    return _normalised(conv, matrix, scores)
+    right = keys.reshape(keys.size(0), *shape)
+    return _scored(conv, "sum(mul(v0,u1))", matrix.targets(left), right)

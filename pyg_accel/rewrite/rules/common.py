@@ -11,7 +11,15 @@ from pyg_accel.cbsr import CBSR
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Kind, Leaf, Map
-from pyg_accel.rewrite.matrices import Matrix, degree_of, derived, inverse_root, looped, plain
+from pyg_accel.rewrite.matrices import (
+    Matrix,
+    Scores,
+    degree_of,
+    derived,
+    inverse_root,
+    looped,
+    plain,
+)
 
 __all__ = [
     "Parts",
@@ -35,7 +43,7 @@ class Parts:
         self.values: Values = {}
         self.maps: dict[str, Callable[[Tensor], Any]] = {}
         self.calls: dict[str, Callable[[Call, Tensor], Any]] = {}
-        self.scores: dict[str, Callable[..., Tensor]] = {}
+        self.scores: dict[str, Callable[..., Tensor | Scores]] = {}
         self.sizes: dict[str, int] = {}
         self.constants: tuple[str, ...] = ()
         self.facts: tuple[Any, ...] = ()
@@ -82,7 +90,7 @@ class Parts:
         ones = Leaf(f"e{rows}", rows, "1", "data")
         if ones.name not in self.values:
             self.constants += (ones.name,)
-            self.leaf(ones, _ones_of(rows))
+            self.leaf(ones, ones_of(rows))
         return ones
 
     def number(self, name: str, value: float) -> Leaf:
@@ -128,7 +136,9 @@ def _targets(call: Call) -> Tensor:
     return call.x_dst
 
 
-def _ones_of(rows: str) -> Callable[[Call], Value]:
+def ones_of(rows: str) -> Callable[[Call], Value]:
+    """Return what makes a column of ones, as many as there are targets (N) or sources (M)."""
+
     def value(call: Call) -> Tensor:
         return call.x.new_ones(call.num_rows if rows == "N" else call.num_cols, 1)
 
@@ -164,10 +174,10 @@ def edges(parts: Parts, call: Call, argument: str = "edge_weight") -> Leaf:
     weight = call.given.get(argument)
     columns = "M" if call.bipartite else "N"
     if weight is None:
-        return parts.leaf(Leaf("A", "N", columns, "sparse"), _plain)
+        return parts.leaf(Leaf("A", "N", columns, "sparse"), plain_matrix)
     check_weight(weight, call)
     leaf = Leaf("A", "N", columns, "weighted")
-    return parts.leaf(leaf, lambda call: _with_weight(call, call.given[argument]))
+    return parts.leaf(leaf, lambda call: with_weight(call, call.given[argument]))
 
 
 def check_weight(weight: Any, call: Call) -> None:
@@ -178,12 +188,14 @@ def check_weight(weight: Any, call: Call) -> None:
         raise NotLifted("edge weights that are not one number an edge")
 
 
-def _plain(call: Call) -> Matrix:
+def plain_matrix(call: Call) -> Matrix:
+    """Return the matrix of edges without values."""
     return Matrix(plain(call.edge_index, call.num_rows, call.num_cols, call.target))
 
 
-def _with_weight(call: Call, weight: Tensor) -> Matrix:
-    graph = _plain(call).graph
+def with_weight(call: Call, weight: Tensor) -> Matrix:
+    """Return the matrix of edges with values [E]."""
+    graph = plain_matrix(call).graph
     if graph.perm is None:
         return Matrix(graph, weight)
     if weight.requires_grad:
@@ -195,20 +207,22 @@ def _with_weight(call: Call, weight: Tensor) -> Matrix:
 
 def inverse_count(parts: Parts) -> Leaf:
     """Add the diagonal that makes means of the sums over A."""
-
-    def value(call: Call) -> Tensor:
-        graph = _plain(call).graph
-        dtype = call.x.dtype
-        return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
-
-    return parts.leaf(Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A"), value)
+    return parts.leaf(Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A"), inverse_count_of)
 
 
-def cached(parts: Parts, conv: Any, call: Call) -> Callable[[Expr], Expr]:
-    """Add the normalised adjacency that a layer with ``cached=True`` keeps, in its own place.
+def inverse_count_of(call: Call) -> Tensor:
+    """Return the numbers that sums over the edges are multiplied with to make means, [N]."""
+    graph, dtype = plain_matrix(call).graph, call.x.dtype
+    return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
+
+
+def cached(parts: Parts, conv: Any, call: Call) -> Callable[[Expr], Expr] | None:
+    """Add the normalised adjacency that a layer keeps in its own place; None if it keeps none.
 
     As in the layer it is that of the first call, whatever graph comes later.
     """
+    if not getattr(conv, "cached", False) or not hasattr(conv, "_cached_edge_index"):
+        return None
     weight = call.given.get("edge_weight")
     if call.bipartite or (weight is not None and weight.requires_grad):
         raise NotLifted("cached=True on a bipartite graph or with edge weights that are learned")
@@ -252,7 +266,7 @@ def symmetric(
         if loops:
             size = call.num_rows, call.target, fill, call.num_cols
             return looped(call.edge_index, weight, *size)
-        return _plain(call) if weight is None else _with_weight(call, weight)
+        return plain_matrix(call) if weight is None else with_weight(call, weight)
 
     def diagonal(call: Call) -> Tensor:
         found, dtype = matrix(call), call.x.dtype

@@ -1,10 +1,9 @@
-"""Several hops: SGC, SSG, TAG, APPNP, Chebyshev."""
+"""Chebyshev polynomials of the Laplacian."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.nn import APPNP, ChebConv, SGConv, SSGConv, TAGConv
+from torch_geometric.nn import ChebConv
 
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import GRAPHS
@@ -12,86 +11,9 @@ from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.ir import Expr, Leaf
 from pyg_accel.rewrite.matrices import Matrix, derived
 from pyg_accel.rewrite.registry import lifts
-from pyg_accel.rewrite.rules.common import (
-    Parts,
-    add,
-    cached,
-    check_weight,
-    edges,
-    need_sum,
-    symmetric,
-)
+from pyg_accel.rewrite.rules.common import Parts, add, check_weight, need_sum
 
 MOST_TERMS = 8  # of a Chebyshev polynomial: its terms are written out
-
-
-def _repeat(hop: Callable[[Expr], Expr], times: int, expr: Expr) -> Expr:
-    for _ in range(times):
-        expr = hop(expr)
-    return expr
-
-
-@lifts(SGConv)
-def sgc(conv: SGConv, call: Call) -> Algebra:
-    """(D A D)^K X W + b."""
-    need_sum(conv)
-    if conv.cached:
-        raise NotLifted("cached=True: the layer keeps what it aggregated (see static=)")
-    parts = Parts()
-    hop = symmetric(parts, call, loops=conv.add_self_loops)
-    out = _repeat(hop, conv.K, parts.sources(call)) @ parts.linear("W", conv.lin)
-    return parts.algebra(add(out, *parts.bias("b", conv.lin)))
-
-
-@lifts(SSGConv)
-def ssg(conv: SSGConv, call: Call) -> Algebra:
-    """(α X + (1 - α) / K Σ (D A D)^k X) W + b."""
-    need_sum(conv)
-    if conv.cached:
-        raise NotLifted("cached=True: the layer keeps what it aggregated (see static=)")
-    parts = Parts()
-    hop = symmetric(parts, call, loops=conv.add_self_loops)
-    x = parts.sources(call)
-    terms: list[Expr] = [parts.number("α", conv.alpha) @ x]
-    share = parts.number("β", (1 - conv.alpha) / max(conv.K, 1))
-    terms += [share @ _repeat(hop, k, x) for k in range(1, conv.K + 1)]
-    out = add(*terms) @ parts.linear("W", conv.lin)
-    return parts.algebra(add(out, *parts.bias("b", conv.lin)))
-
-
-@lifts(TAGConv)
-def tag(conv: TAGConv, call: Call) -> Algebra:
-    """Σ (D A D)^k X Wk + b."""
-    need_sum(conv)
-    parts = Parts()
-    hop = symmetric(parts, call, loops=False) if conv.normalize else edges(parts, call).__matmul__
-    x = parts.sources(call)
-    terms: list[Expr] = []
-    for k, layer in enumerate(conv.lins):
-        weight = parts.linear(f"W{k}", layer)
-        terms.append(_repeat(hop, k, x) @ weight)
-    return parts.algebra(add(*terms, *parts.bias("b", conv)))
-
-
-@lifts(APPNP)
-def appnp(conv: APPNP, call: Call) -> Algebra:
-    """(1 - α) D A D (...) + α X, K times."""
-    need_sum(conv)
-    if conv.dropout > 0:
-        raise NotLifted("dropout of edges")
-    parts = Parts()
-    if conv.normalize and conv.cached:
-        hop = cached(parts, conv, call)
-    elif conv.normalize:
-        hop = symmetric(parts, call, loops=conv.add_self_loops)
-    else:
-        hop = edges(parts, call).__matmul__
-    x: Expr = parts.sources(call)
-    keep, back = parts.number("β", 1 - conv.alpha), parts.number("α", conv.alpha)
-    out = x
-    for _ in range(conv.K):
-        out = keep @ hop(out) + back @ x
-    return parts.algebra(out)
 
 
 @lifts(ChebConv)

@@ -1,0 +1,251 @@
+"""Layers whose code is recorded: messages that patch() reads, factors, sums, several hops."""
+
+import pytest
+import torch
+from torch_geometric.nn import GraphSAGE, MessagePassing
+from torch_geometric.utils import degree
+
+from pyg_accel import optimize, plan
+from pyg_accel.layers import to_maxk
+from pyg_accel.rewrite import associations, lifts, record
+from pyg_accel.rewrite.decision import Options
+from pyg_accel.rewrite.layer import Associated
+
+N, E = 40, 300
+pytestmark = pytest.mark.usefixtures("always")  # the graphs are small
+
+
+class Base(MessagePassing):
+    def __init__(self, aggr="sum", **kwargs):
+        super().__init__(aggr=aggr, **kwargs)
+        self.lin, self.root = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4, bias=False)
+        self.wide = torch.nn.Linear(12, 4)
+        self.scale = torch.nn.Parameter(torch.tensor([0.5]))
+
+    def forward(self, x, edge_index, edge_weight):
+        return self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+
+
+class Difference(Base):
+    def message(self, x_i, x_j, edge_weight):
+        return edge_weight.view(-1, 1) * (x_i - x_j)
+
+
+class TwoEnds(Base):
+    def forward(self, x, edge_index, edge_weight):
+        a, b = self.lin(x), self.root(x)
+        return self.propagate(edge_index, a=a, b=b, edge_weight=edge_weight) - 2 * self.root(x)
+
+    def message(self, a_j, b_i, edge_weight):
+        return (a_j - b_i) / edge_weight.unsqueeze(-1)
+
+
+class Normalised(Base):
+    def __init__(self):
+        super().__init__(node_dim=0)
+
+    def forward(self, x, edge_index, edge_weight):
+        norm = degree(edge_index[0], x.size(0), x.dtype).clamp(min=1).pow(-0.5)
+        return self.propagate(edge_index, x=self.lin(x), norm=norm) * self.scale
+
+    def message(self, x_j, norm_i, norm_j):
+        return norm_j.view(-1, 1) * norm_i.view(-1, 1) * x_j
+
+
+class Inside(Base):
+    def forward(self, x, edge_index, edge_weight):
+        return self.propagate(edge_index, x=x, edge_weight=edge_weight) / 3 + self.root(x)
+
+    def message(self, x_j, edge_weight):
+        return -self.lin(x_j) * edge_weight.view(-1, 1)
+
+
+class Concatenated(Base):
+    def forward(self, x, edge_index, edge_weight):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return self.wide(torch.cat([x_i, x_j], dim=-1))
+
+
+class Between(Base):
+    def forward(self, x, edge_index, edge_weight):
+        x = torch.cat([x.relu(), x], dim=-1)
+        out = self.propagate(edge_index, x=x.tanh(), edge_weight=edge_weight)
+        return self.wide(0.5 * out + x) * degree(edge_index[1], x.size(0), x.dtype).view(-1, 1)
+
+    def message(self, x_j, edge_weight):
+        return x_j * edge_weight.view(-1, 1)
+
+
+class Hops(Base):
+    def forward(self, x, edge_index, edge_weight):
+        h = x
+        for _ in range(2):
+            h = 0.9 * self.propagate(edge_index, x=h, edge_weight=edge_weight) + 0.1 * x
+        return self.lin(h) @ self.root.weight[:, :3] + x.mean(dim=1, keepdim=True)
+
+    message = Between.message
+
+
+class Averaged(Hops):
+    def __init__(self, flow="target_to_source"):
+        super().__init__("mean", flow=flow)
+
+    def message(self, x_j, edge_weight):
+        return x_j * edge_weight.view(-1, 1) * 2
+
+
+LAYERS = [TwoEnds, Normalised, Inside, Concatenated, Between, Hops, Averaged]
+
+
+def inputs():
+    edge_index = torch.randint(N - 3, (2, E))
+    return torch.randn(N, 6).double(), edge_index, torch.rand(E).double() + 0.5
+
+
+def outcome(module, x, edge_index, weight):
+    x, weight = (t.clone().requires_grad_() for t in (x, weight))
+    out = module(x, edge_index, weight)
+    leaves = [x, weight, *module.parameters()]
+    return [out, *torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)]
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_every_tree_of_a_recorded_layer_computes_what_it_computes(make):
+    conv, args = make().double(), inputs()
+    trees = associations(conv, *args, train=True).all
+    assert len(trees) > 1
+    expected = outcome(conv, *args)
+    for tree in trees[:: max(1, len(trees) // 24)]:
+        layer = Associated(conv, Options(train=True, choose=tree))
+        for _ in range(2):
+            for mine, theirs in zip(outcome(layer, *args), expected, strict=True):
+                assert (mine is None) == (theirs is None)
+                if mine is not None:
+                    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+        assert not layer.reasons
+        assert layer.decisions
+
+
+@pytest.mark.parametrize("make", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_precisions_are_those_of_the_layer(make, dtype):
+    conv, args = make(), inputs()
+    args = [t.float() if t.is_floating_point() else t for t in args]
+    layer = Associated(conv, Options())
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        mine, theirs = layer(*args), conv(*args)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+class Once(Inside):
+    runs = 0
+
+    def forward(self, x, edge_index, edge_weight):
+        self.count()
+        return super().forward(x, edge_index, edge_weight)
+
+    def count(self):
+        Once.runs += 1
+
+
+def test_a_layer_is_recorded_once_where_its_author_says_so():
+    lifts(Once)(record)
+    conv, args = Once().double(), inputs()
+    layer = Associated(conv, Options(train=True))
+    for _ in range(3):
+        torch.testing.assert_close(outcome(layer, *args), outcome(conv, *args))
+    assert layer.decisions and not layer.reasons
+    assert Once.runs == 3 + 1
+    layer(*args)  # edge weights that do not learn are another kind
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*args), conv(*args))
+
+
+class Renamed(Base):
+    def forward(self, edges, h, weights):
+        return self.propagate(edges, h=self.lin(h), w=weights.view(-1, 1)) + self.root(h)
+
+    def message(self, w, h_j):
+        return w * h_j
+
+
+class Overwrites(Base):
+    def forward(self, x, edge_index, edge_weight):
+        h = self.lin(x)
+        out = self.root(x) + self.propagate(edge_index, x=h)
+        h += 1
+        h.view(-1).mul_(2)
+        again = self.propagate(edge_index, x=h)
+        h.tanh_()
+        return out + again + h
+
+    def message(self, x_j):
+        return x_j
+
+
+class Stays(Overwrites):
+    def forward(self, x, edge_index, edge_weight):
+        h = self.lin(x)
+        out = self.propagate(edge_index, x=h)
+        seen = h.view(-1, 2)
+        seen *= 3
+        return self.wide(torch.cat([out, h, out], dim=-1)) + self.root(x)
+
+
+class Saves(Base):
+    def forward(self, x, edge_index, edge_weight):
+        h = self.lin(x)
+        out = self.propagate(edge_index, x=h, edge_weight=edge_weight)
+        h += 1  # a kernel needs what it was for the gradient of the weights
+        return out.tanh() + h
+
+    message = Between.message
+
+
+@pytest.mark.parametrize("make", [Overwrites, Stays, Saves])
+def test_features_that_are_overwritten_are_read_before(make):
+    conv, args = make().double(), inputs()
+    layer = Associated(conv, Options(train=True))
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(layer(*args), conv(*args), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(outcome(layer, *args), outcome(conv, *args))
+
+
+def test_a_first_layer_in_front_of_maxk_multiplies_first_where_that_narrows():
+    x, edge_index = torch.randn(300, 64), torch.randint(300, (2, 30_000))
+    model = to_maxk(GraphSAGE(64, 16, 3, 4), k=4)
+    fast = optimize(model, x, edge_index, train=True)
+    torch.testing.assert_close(fast(x, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-4)
+    chosen = [next(t.tree for t in layer.trees if t.chosen) for layer in plan(fast).layers]
+    assert chosen[0] == "(mean(A·(X·W)) + (X·V) + b)"
+    assert all("maxk(X)" in tree for tree in chosen[1:])
+
+
+def test_arguments_may_have_any_names():
+    conv, (x, edge_index, weight) = Renamed().double(), inputs()
+    layer = Associated(conv, Options(train=True))
+    args = edge_index, x, weight
+    torch.testing.assert_close(layer(*args), conv(*args))
+    assert layer.decisions and not layer.reasons
+
+
+def test_differences_are_taken_edge_by_edge():
+    conv, args = Difference().double(), inputs()
+    layer = Associated(conv, Options())
+    torch.testing.assert_close(layer(*args), conv(*args))
+    assert "is not linear" in next(iter(layer.reasons)) and not layer.decisions
+
+
+def test_sizes_and_values_may_change_between_calls():
+    conv, args = Normalised().double(), inputs()
+    layer = Associated(conv, Options())
+    for rows in (N, N + 30, 7):
+        x, edge_index = torch.randn(rows, 6).double(), torch.randint(rows, (2, 5 * rows))
+        torch.testing.assert_close(layer(x, edge_index, None), conv(x, edge_index, None))
+        with torch.no_grad():
+            conv.scale.mul_(2)
+    assert layer(*args) is not None and not layer.reasons
