@@ -85,6 +85,14 @@ class Call:
         """Sources and targets are two sets of nodes."""
         return isinstance(self.given.get(self.features), (tuple, list))
 
+    def whole(self, data: Any) -> Any:
+        """Return what a matrix of edges is multiplied with, for all of its columns."""
+        if self.halos is None:
+            return data
+        if id(data) not in self._whole:
+            self._whole[id(data)] = data, self.halos.whole(data)
+        return self._whole[id(data)][1]
+
 
 def _is_graph(value: Any) -> bool:
     if not isinstance(value, Tensor) or value.dim() != 2 or value.size(0) != 2:
@@ -94,14 +102,6 @@ def _is_graph(value: Any) -> bool:
 
 def _is_features(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 2 and value.is_floating_point()
-
-    def whole(self, data: Any) -> Any:
-        """Return what a matrix of edges is multiplied with, for all of its columns."""
-        if self.halos is None:
-            return data
-        if id(data) not in self._whole:
-            self._whole[id(data)] = data, self.halos.whole(data)
-        return self._whole[id(data)][1]
 
 
 Value = Tensor | Matrix | float
