@@ -74,7 +74,7 @@ def _layer(path: str, layer: Associated) -> LayerPlan:
 def _sizes(decision: Decision) -> dict[str, int]:
     """The sizes whose symbols the expression has."""
     leaves = list(leaves_of(decision.form))
-    used = {s for leaf in leaves for s in (leaf.rows, leaf.cols)} - {"1"}
+    used = {s for leaf in leaves for s in (leaf.rows, leaf.cols)} - {"1"} | {"h"}
     return {s: n for s, n in decision.sizes.items() if s in used} | {"E": decision.entries}
 
 

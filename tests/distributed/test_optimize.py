@@ -195,6 +195,8 @@ def steps(device: torch.device, compiled: bool) -> str:
         found = MODELS.trained(run, share, MODELS.loss_of)
         found = {name.replace("_orig_mod.module.", ""): t for name, t in found.items()}
         MODELS.assert_same(found, expected)
+        plan = str(pyg_accel.plan(fast))
+        assert "exchange hx" in plan and "h = " in plan
         return "; ".join(str(m.decisions[-1].choice.tree) for m in spread.modules()
                          if type(m) is Associated)  # fmt: skip
     finally:
