@@ -42,6 +42,7 @@ def mlp(*sizes: int) -> torch.nn.Module:
 # Of arxiv's size, in and out degrees as skewed; and of the numbers that the cases are known by.
 CASES: dict[str, Size] = {
     "EdgeConv": Size(169_000, 2_300_000),
+    "EdgeConv, half": Size(84_500, 1_150_000),
     "PointNetConv": Size(50_000, 800_000),
     "NNConv": Size(20_000, 200_000),
     "NNConv molecules": Size(100_000, 200_000),
@@ -64,7 +65,7 @@ def make(case: str, size: Size) -> tuple[torch.nn.Module, tuple[Any, ...]]:
         batch = torch.randint(0, edges, (nodes,)).sort()[0]
         return Readout(getattr(_nn, case)), (torch.randn(nodes, 64, requires_grad=True), batch)
     even = torch.randint(0, nodes, (2, edges))
-    if case == "EdgeConv":
+    if case.startswith("EdgeConv"):
         x = torch.randn(nodes, 64, requires_grad=True)
         return _nn.EdgeConv(mlp(128, 64, 64)), (x, skewed(nodes, edges))
     if case == "PointNetConv":

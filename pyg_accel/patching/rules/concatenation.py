@@ -28,6 +28,8 @@ from pyg_accel.patching.trace import Trace
 
 # Of what a linear layer makes of features of edges: so much of it waits for its block.
 FEWEST_BYTES = 64 << 20
+# Outputs of a linear layer up to which dot products along the edges beat matrix products in blocks.
+FEW_DOTS = 4
 
 
 @rule("linear")
@@ -162,11 +164,12 @@ def _narrow_linear(lazy: LazyTensor, weight: Tensor, bias: Tensor | None) -> Ten
     Moving the layer to the nodes, term by term, would be faster but subtract large numbers where
     the message is a small difference.
     """
-    if has_network(lazy):
+    most = NARROW if reasons_against(lazy.tracer) else FEW_DOTS
+    if has_network(lazy) or weight.size(0) > most:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         alike = weight.dtype == lazy.dtype and not torch.is_autocast_enabled(lazy.device.type)
-        if lazy.dim() != 2 or lazy.size(1) <= NARROW or weight.size(0) > NARROW or not alike:
+        if lazy.dim() != 2 or lazy.size(1) <= NARROW or not alike:
             raise Declined
     trace = lazy.tracer
     shape = torch.Size((trace.num_edges, *weight.shape))
