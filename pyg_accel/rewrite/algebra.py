@@ -43,11 +43,9 @@ class Call:
         """
         self.conv, self.given = conv, given
         self.memo: dict[str, Any] = {}
-        graphs = [n for n, v in given.items() if n == "edge_index" or _is_graph(v)]
-        nodes = [n for n, v in given.items() if n == "x" or _is_features(v)]
-        edge_index = given[graphs[0]] if graphs else None
-        self.features = nodes[0] if nodes else "x"
+        self.features = _name_of("x", given, _is_features)
         x = given.get(self.features)
+        edge_index = given.get(_name_of("edge_index", given, _is_graph))
         if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
             raise NotLifted("a graph that is not a plain edge_index")
         if edge_index.dim() != 2 or edge_index.size(0) != 2:
@@ -92,6 +90,13 @@ class Call:
         if id(data) not in self._whole:
             self._whole[id(data)] = data, self.halos.whole(data)
         return self._whole[id(data)][1]
+
+
+def _name_of(usual: str, given: Mapping[str, Any], is_one: Callable[[Any], bool]) -> str:
+    """The name of an argument: the usual one, or that of the first that may be it."""
+    if usual in given:
+        return usual
+    return next((name for name, value in given.items() if is_one(value)), usual)
 
 
 def _is_graph(value: Any) -> bool:

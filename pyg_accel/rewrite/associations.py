@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.rewrite.algebra import Call
+from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.decision import Options, given_of
 from pyg_accel.rewrite.enumerate import associations_of
-from pyg_accel.rewrite.lift import bind, lift
+from pyg_accel.rewrite.lift import bind, is_written, lift
 from pyg_accel.rewrite.prune import Associations
 
 __all__ = ["associations"]
@@ -42,11 +42,17 @@ def associations(
         inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of a network's first layer
         channels = getattr(conv, "in_channels", None) or next(inner, 8)
         width = max(channels if isinstance(channels, int) else 8, 1)
-        x = torch.empty(4, width, device="meta")
+        device = torch.device("meta")
+        if is_written(type(conv)):  # its code runs, which takes data
+            device = next((p.device for p in conv.parameters()), torch.device("cpu"))
+        x = torch.ones(4, width, device=device)
         if not isinstance(channels, int):
-            x = tuple(torch.empty(4, max(c, 1), device="meta") for c in channels)  # type: ignore[assignment]
-        example_inputs = (x, torch.empty(2, 4, dtype=torch.long, device="meta"))
+            x = tuple(torch.ones(4, max(c, 1), device=device) for c in channels)  # type: ignore[assignment]
+        example_inputs = (x, torch.zeros(2, 4, dtype=torch.long, device=device))
     call = Call(conv, bind(conv, example_inputs, example_kwargs))
-    algebra = lift(conv, call)
+    try:
+        algebra = lift(conv, call)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise NotLifted(f"its code does not run on such arguments: {error}") from error
     given = given_of(algebra, call, Options(train, static, upstream))
     return associations_of(algebra.expr, algebra.also, given)

@@ -66,6 +66,8 @@ class Run(Recorder):
     def __init__(self, call: Call, compute: Callable[[Call], Tensor]) -> None:
         """Take a call, and what computes a product in one: ``call.memo["record"]``."""
         super().__init__(call)
+        if call.x.is_meta:
+            raise NotLifted("features without data")
         self.reasons: dict[str, None] = {}
         self.left = ""
         self._compute = compute

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch_geometric.nn import GraphSAGE, MessagePassing
+from torch_geometric.nn import GINEConv, GraphSAGE, LEConv, MessagePassing, ResGatedGraphConv
 from torch_geometric.utils import degree
 
 from pyg_accel import optimize, plan
 from pyg_accel.layers import to_maxk
-from pyg_accel.rewrite import associations, lifts, record
+from pyg_accel.rewrite import NotLifted, associations, lifts, record
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
 
@@ -223,6 +223,17 @@ def test_a_first_layer_in_front_of_maxk_multiplies_first_where_that_narrows():
     chosen = [next(t.tree for t in layer.trees if t.chosen) for layer in plan(fast).layers]
     assert chosen[0] == "(mean(A·(X·W)) + (X·V) + b)"
     assert all("maxk(X)" in tree for tree in chosen[1:])
+
+
+def test_layers_of_pyg_without_a_rule_take_part_where_they_are_linear():
+    found = associations(LEConv(6, 4))
+    assert "X W" in str(next(iter(found.all))).replace("·", " ") and len(found.all) > 1
+    with pytest.raises(NotLifted, match="not linear"):
+        associations(ResGatedGraphConv(6, 4))
+    with pytest.raises(NotLifted, match="does not run on such arguments"):
+        associations(GINEConv(torch.nn.Linear(6, 4), edge_dim=3))
+    with pytest.raises(NotLifted, match="without data"):
+        associations(LEConv(6, 4), torch.ones(4, 6, device="meta"), torch.zeros(2, 4).long())
 
 
 def test_arguments_may_have_any_names():

@@ -32,7 +32,7 @@ from pyg_accel.patching.lazy import LazyTensor, Unrecognised
 from pyg_accel.patching.reasons import modules_in
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.copies import clone
-from pyg_accel.rewrite.deferred import ABOUT, Deferred
+from pyg_accel.rewrite.deferred import ABOUT, Deferred, Unfit
 from pyg_accel.rewrite.features import Entry
 from pyg_accel.rewrite.following import followed
 from pyg_accel.rewrite.ir import Expr, Map
@@ -54,7 +54,7 @@ def record(conv: Any, call: Call) -> Algebra:
     """Record the code of a layer, or of the layer of PyG that it is on features through MaxK.
 
     It is a rule for layers whose code depends on their options and on the kinds of their arguments
-    alone, not on numbers in tensors, sizes, or anything outside: ``lifts(Layer)(record)``.
+    alone, not on numbers in tensors, sizes, modes, or anything outside: ``lifts(Layer)(record)``.
 
     Raises:
         NotLifted: with the reason, if it does what no expression says.
@@ -94,8 +94,8 @@ class _Recording(Recorder):
         try:
             with self:
                 out = code(layer, **given)
-        except Unrecognised as reason:
-            raise NotLifted(f"the message of {self._name} is no formula: {reason}") from None
+        except (Unrecognised, Unfit) as reason:
+            raise NotLifted(f"the code of {self._name} cannot be followed: {reason}") from None
         if any(isinstance(vars(layer).get(name), Deferred) for name in before):
             raise NotLifted(f"{self._name} keeps features (cached=True; see static=)")
         if not isinstance(out, Deferred):
