@@ -7,8 +7,8 @@ papers100M-size that of products-near for each edge. An epoch on P ranks is that
 by P, with `IMBALANCE` more for the largest part, and for every exchange 2 h F b bytes (there and
 back) over the link of a GPU, and `PASSES` over own and halo rows in its memory. The
 background edges of a graph lead to random nodes, so that the halo h of a rank is the number of
-distinct ones among them; `severed` is instead the share of edges that a cut severs where these lead
-to near communities.
+distinct ones among them. Where they lead to near communities, a rank has those that its two
+boundaries sever instead: as many as were counted for products-near, assumed for papers100M-size.
 """
 
 import math
@@ -28,7 +28,7 @@ class Workload(NamedTuple):
     nodes: float
     edges: float
     background: float  # share of edges that lead to random nodes
-    severed: float  # share of the others that cross a cut
+    severed: float  # edges of a rank that lead across its boundaries
     widths: tuple[int, ...]  # columns of each exchange that goes both ways
     alone: float  # seconds of an epoch on one GPU
 
@@ -44,8 +44,8 @@ class Machine(NamedTuple):
 WORKLOADS = (
     Workload("reddit-like GCN", 233e3, 115e6, 0.3, 0.0, (256, 256, 40), 62.6e-3),
     Workload("products-like GCN", 2.45e6, 124e6, 0.2, 0.0, (256, 256, 40), 0.1056),
-    Workload("products-near GCN", 2.45e6, 124e6, 0.0, 0.01, (256, 256, 40), 0.109),
-    Workload("papers100M-size, near", 111e6, 3.2e9, 0.0, 0.02, (256, 256, 172), 2.8),
+    Workload("products-near GCN", 2.45e6, 124e6, 0.0, 56e3, (256, 256, 40), 0.109),
+    Workload("papers100M-size, near", 111e6, 3.2e9, 0.0, 1.5e6, (256, 256, 172), 2.8),
 )
 MACHINES = (
     Machine("2 GPUs, NVLink", 2, 290e9),
@@ -58,7 +58,7 @@ MACHINES = (
 def halo(work: Workload, ranks: int) -> float:
     """Distinct nodes of other ranks that a rank's edges read."""
     others = work.nodes * (1 - 1 / ranks)
-    remote = (work.background * (1 - 1 / ranks) + work.severed) * work.edges / ranks
+    remote = work.background * (1 - 1 / ranks) * work.edges / ranks + work.severed
     return others * (1 - math.exp(-remote / others))
 
 
