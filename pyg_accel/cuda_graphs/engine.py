@@ -1,5 +1,6 @@
 """Which calls are recorded, which are replayed, and which stay eager and why."""
 
+import gc
 import threading
 import time
 import weakref
@@ -16,14 +17,8 @@ from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.entry import Entry, Modes
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable
 from pyg_accel.cuda_graphs.padding import (
-    Layout,
-    Seen,
-    check_roles,
-    labels_of,
-    layout_of,
-    primary,
-    sizes_of,
-)
+    Layout, Seen, check_roles, labels_of, layout_of, primary, sizes_of,
+)  # fmt: skip
 from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
 from pyg_accel.cuda_graphs.trial import (
     FAILURES,
@@ -179,11 +174,14 @@ class Engine:
                 out = entry(arguments, sizes)
             except Uncapturable as reason:
                 formula, backend, why = "", "eager", str(reason)
+                full = isinstance(reason.__context__, torch.OutOfMemoryError)
             else:
                 formula, backend, why = _formula(entry), "CUDA graph", ""
                 if entry.left is not None:
                     self._subject.finish(entry.left)
             if why:
+                if full:  # frames of the failed recording hold each other, and its tensors
+                    gc.collect()
                 out = self._eager(args, kwargs)
         finally:
             _inside.on = False
