@@ -17,7 +17,13 @@ from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.entry import Entry, Modes
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable
 from pyg_accel.cuda_graphs.padding import (
-    Layout, Seen, check_roles, labels_of, layout_of, primary, sizes_of,
+    Layout,
+    Seen,
+    check_roles,
+    labels_of,
+    layout_of,
+    primary,
+    sizes_of,
 )  # fmt: skip
 from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
 from pyg_accel.cuda_graphs.trial import (
@@ -180,8 +186,8 @@ class Engine:
                 if entry.left is not None:
                     self._subject.finish(entry.left)
             if why:
-                if full:  # frames of the failed recording hold each other, and its tensors
-                    gc.collect()
+                if full:
+                    gc.collect()  # frames of the recording hold each other, and its tensors
                 out = self._eager(args, kwargs)
         finally:
             _inside.on = False
@@ -365,8 +371,7 @@ class Engine:
             raise Uncapturable("a batch with fewer than two rows of something")
         if family.made >= _ATTEMPTS * self._most:
             raise Uncapturable("batches differ too much in size for so few captures")
-        if self._memory is None:
-            self._memory = Memory(device)
+        self._memory = self._memory or Memory(device)
         while len(self._recent) >= self._most:
             self._drop(next(iter(self._recent)))
         try:
