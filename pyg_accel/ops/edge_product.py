@@ -26,7 +26,9 @@ def edge_product(x: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None)
         bias: [I * O], or None.
     """
     matrices = torch.nn.functional.linear(hidden, weight, bias)
-    return torch.bmm(x.unsqueeze(1), matrices.view(x.size(0), x.size(1), -1)).squeeze(1)
+    inputs = x.size(1)
+    shape = (-1, inputs, weight.size(0) // inputs)  # said in full: there may be no edges
+    return torch.bmm(x.unsqueeze(1), matrices.view(shape)).squeeze(1)
 
 
 def summed_products(

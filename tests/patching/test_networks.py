@@ -148,13 +148,23 @@ def test_outputs_and_gradients_equal_stock(name, same_as_stock, report_of):
 
 
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("name", ["nn", "nn-mean", "edge", "mine"])
+@pytest.mark.parametrize("name", ["nn", "nn-mean", "nn-max", "edge", "mine"])
 @pytest.mark.parametrize("edges", [0, 1])
 def test_graphs_with_next_to_nothing_in_them_equal_stock(name, edges, same_as_stock):
     make, names = LAYERS[name]
     x, edge_index, *rest = world(*names)
     rest = [t.detach()[:edges].requires_grad_() for t in rest]
     same_as_stock(make().double(), x, edge_index[:, :edges], *rest)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("name", ["nn", "nn-max", "edge", "mine-max"])
+def test_blocks_of_targets_without_edges_equal_stock(name, same_as_stock, report_of):
+    make, names = LAYERS[name]
+    args = [torch.cat([t.detach(), t.detach()]).requires_grad_() if name in ("x", "pos") else t
+            for name, t in zip(names, world(*names), strict=True)]  # fmt: skip
+    same_as_stock(make().double(), *args)
+    assert any("in blocks" in row.formula for row in report_of())
 
 
 @pytest.mark.usefixtures("blocks")
