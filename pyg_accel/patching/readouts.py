@@ -25,13 +25,11 @@ from pyg_accel.patching.reasons import (
     torch_records,
     transform_reasons,
 )
+from pyg_accel.patching.sparse import REDUCES
 from pyg_accel.patching.watch import Watch
 from pyg_accel.settings import settings
 
 __all__ = ["scatter", "segment"]
-
-_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min",
-            "amin": "min"}  # fmt: skip
 
 
 class _Fewest(NamedTuple):
@@ -65,7 +63,7 @@ def scatter(
     """Stand in for ``torch_geometric.utils.scatter``."""
     if torch.compiler.is_dynamo_compiling() or not is_active() or type(src) not in _TENSORS:
         return function(src, index, dim, dim_size, reduce)
-    wanted = _REDUCES.get(reduce)
+    wanted = REDUCES.get(reduce)
     wide = wanted in ("max", "min") and src.requires_grad and torch.is_grad_enabled()
     if wanted is None or not _is_taken(src, index, dim, wide=wide) or (
         index.size(0) != src.size(0) or (dim_size is not None and type(dim_size) is not int)
@@ -85,7 +83,7 @@ def segment(function: Callable[..., Any], src: Any, ptr: Any, reduce: str = "sum
     """Stand in for ``torch_geometric.utils.segment``."""
     if torch.compiler.is_dynamo_compiling() or not is_active() or type(src) not in _TENSORS:
         return function(src, ptr, reduce)
-    wanted = _REDUCES.get(reduce)
+    wanted = REDUCES.get(reduce)
     if wanted is None or not _is_taken(src, ptr, 0, wide=True) or ptr.numel() < 1:
         return function(src, ptr, reduce)
     start = time.perf_counter()

@@ -47,16 +47,6 @@ def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "recorder", Uncaptured)
 
 
-@pytest.fixture
-def replays(report_of: Callable[[], list[Any]]) -> Callable[[], int]:
-    return lambda: sum(row.calls for row in report_of() if row.backend == "CUDA graph")
-
-
-@pytest.fixture
-def reasons(report_of: Callable[[], list[Any]]) -> Callable[[], set[str]]:
-    return lambda: {r.reason for r in report_of() if r.backend == "eager"} - {"warming up"}
-
-
 def batch_of(graphs: int, seed: int, dtype: torch.dtype = torch.float64) -> Inputs:
     numbers = torch.Generator().manual_seed(seed)
     nodes = torch.randint(4, 12, (graphs,), generator=numbers)

@@ -70,16 +70,6 @@ def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Entry, "compute", without_waits)
 
 
-@pytest.fixture
-def replays(report_of: Callable[[], list[Any]]) -> Callable[[], int]:
-    return lambda: sum(row.calls for row in report_of() if row.backend == "CUDA graph")
-
-
-@pytest.fixture
-def reasons(report_of: Callable[[], list[Any]]) -> Callable[[], set[str]]:
-    return lambda: {r.reason for r in report_of() if r.backend == "eager"} - {"warming up"}
-
-
 def graph(nodes: int, edges: int, loops: int, seed: int) -> Inputs:
     """A graph of which a third of the nodes have no edges but self-loops, some several of them."""
     numbers = torch.Generator().manual_seed(seed)
