@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from tqdm import tqdm
 import pyg_accel
 from benchmarks import graphs, machine, results
 from pyg_accel.backends import get_backend
+from pyg_accel.backends.dispatch import forget_decisions
 
 NAME = "cpu_attention"
 FEATURES, HIDDEN, HEADS, LAYERS, CLASSES = 128, 128, 4, 3, 40
@@ -124,10 +126,13 @@ def measure(graph: str, model: str, rounds: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def running(way: str) -> Iterator[None]:
     several = ("attention", "gspmm_several") if way == "parts" else ()
-    choice = patch.object(
-        type(get_backend("cpu")), "prefers_parts", lambda self, spec: spec.op in several
-    )
-    with pyg_accel.patched(), contextlib.nullcontext() if way == "dispatch" else choice:
+    kernels = get_backend("cpu").kernels
+    forced = {
+        op: replace(kernels[op], prefers_unfused=lambda spec: spec.op in several)
+        for op in ("attention", "gspmm_several")
+    }
+    with pyg_accel.patched(), patch.dict(kernels, {} if way == "dispatch" else forced):
+        forget_decisions()
         yield
 
 

@@ -12,7 +12,9 @@ of queries, keys and values. Everything is compared with the parts before it is 
 import argparse
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -165,21 +167,18 @@ def operator(name: str) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def preferring(backend: str) -> Any:
     """Attention in one kernel of this backend, its gradient in two, whatever they would cost."""
-    kinds = {name: type(get_backend(name)) for name in ("cuda", "triton")}
-    before = {name: (kind.cost, kind.prefers_parts) for name, kind in kinds.items()}
-    for name, kind in kinds.items():
-        free = before[name][0]
-        kind.cost = lambda self, spec, price=float(name != backend), free=free: (  # type: ignore
-            price if spec.op.startswith("attention") else free(self, spec)
-        )
-        kind.prefers_parts = lambda self, spec: False  # type: ignore
-    forget_decisions()
-    try:
-        yield
-    finally:
-        for name, kind in kinds.items():
-            kind.cost, kind.prefers_parts = before[name]  # type: ignore
+    with contextlib.ExitStack() as stack:
+        for name in ("cuda", "triton"):
+            kernels, price = get_backend(name).kernels, float(name != backend)
+            fixed = {
+                op: replace(kernel, cost=lambda spec, price=price: price,
+                            prefers_unfused=lambda spec: False)
+                for op, kernel in kernels.items() if op.startswith("attention")
+            }  # fmt: skip
+            stack.enter_context(patch.dict(kernels, fixed))
         forget_decisions()
+        yield
+    forget_decisions()
 
 
 def within_memory(fn: Callable[[], Any]) -> Any:

@@ -109,14 +109,13 @@ def measure(name: str, device: str, budget: float) -> Iterator[dict[str, Any]]:
 
 def able(op: str, graph: Graph, k: int, *, atomics: bool = False) -> list[str]:
     """Backends that have an operator for these tensors; the reference writes E x k terms out."""
-    spec = OpSpec(op, graph.device.type, torch.float32, graph.rowptr.dtype, graph.num_rows,
+    spec = OpSpec(op, graph.device.type, torch.float32, graph.num_rows,
                   graph.num_cols, graph.num_edges, 1, FEATURES, k=k, atomics=atomics)  # fmt: skip
     names = [
         name
         for name, backend in backends().items()
         if name != "reference"
-        and not (backend.unavailable_reasons() or backend.lacks(op))
-        and not backend.not_supported_reasons(spec)
+        and not (backend.unavailable_reasons() or backend.not_supported_reasons(spec))
     ]
     return names if len(names) == 1 else [*names, f"auto ({choose(spec).backend.name})"]
 

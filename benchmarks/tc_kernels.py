@@ -76,7 +76,7 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                 shapes = ((1, width), (1, 1))
                 if op == "sddmm":
                     text, reduces, shapes = "sum(mul(u1,v0))", ("none",), ((1, width),) * 2
-                spec = OpSpec("gspmm", "cuda", dtype, csr.col.dtype, csr.num_rows, csr.num_cols,
+                spec = OpSpec("gspmm", "cuda", dtype, csr.num_rows, csr.num_cols,
                               csr.col.numel(), 1, width, text, reduces, shapes=shapes,
                               sharing=sharing, rounded=mode == "tf32")  # fmt: skip
                 row = {"graph": name, "op": op, "F": width, "mode": mode, **shared._asdict(),

@@ -11,7 +11,7 @@ import torch
 from pyg_accel import Graph
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.cuda import attention, plan, sddmm, spmm
-from pyg_accel.formula import parse
+from pyg_accel.formula import parse, swap_sides
 from pyg_accel.testing import zoo
 
 WAY = parse("sum(mul(v0,u1))"), parse("u2")
@@ -39,11 +39,11 @@ def main() -> None:
                 for width in (7, 64, 128):
                     nodes = (csr.num_rows, csr.num_cols, csr.num_cols)
                     operands = [torch.randn(n, 2, width, device="cuda").to(dtype) for n in nodes]
-                    how = attention.DotAttention(0, 1, 2)
-                    out, total = attention.run(csr, how, operands)
+                    out, total = attention.run(csr, *WAY, operands)
                     call = AttentionGradient(*WAY, operands, out, out, total, [], [], False, False)
-                    for sources, graph in ((False, csr), (True, transposed)):
-                        attention.run_backward(graph, how, call, sources=sources)
+                    attention.run_targets(csr, call)
+                    score, value = map(swap_sides, WAY)
+                    attention.run_backward(transposed, call._replace(score=score, value=value))
     torch.cuda.synchronize()
     print("done")
 

@@ -3,58 +3,52 @@
     python examples/custom_backend.py
 
 This one adds up with `torch.segment_reduce`, and only where that is what was asked for: a plain sum
-in float32 or float64. It inherits the other operators from the reference backend, and it gives a
-reason wherever it has nothing of its own to offer, so they are never reached.
+in float32 or float64. It gives a reason for other calls of that operator, and has no kernel for
+other operators: those run on other backends.
 """
 
 import pyg_accel
 import torch
-from pyg_accel.backends import OpSpec, choose
-from pyg_accel.backends.reference import ReferenceBackend
+from pyg_accel.backends import Backend, Kernel, OpSpec, choose
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
 from torch import Tensor
 
 
-class Segments(ReferenceBackend):
-    """Plain sums by `torch.segment_reduce`."""
+def reasons(spec: OpSpec) -> list[str]:
+    """Why a call cannot be run; empty if it can."""
+    found = []
+    if (spec.formula, spec.reduces) != ("u0", ("sum",)):
+        found.append("only a plain sum of source features")
+    if spec.dtype not in (torch.float32, torch.float64):
+        found.append(f"features are {spec.dtype}")
+    return found
 
-    name = "segments"
 
-    def not_supported_reasons(self, spec: OpSpec) -> list[str]:
-        reasons = []
-        if (spec.op, spec.formula, spec.reduces) != ("gspmm", "u0", ("sum",)):
-            reasons.append("only a plain sum of source features")
-        if spec.dtype not in (torch.float32, torch.float64):
-            reasons.append(f"features are {spec.dtype}")
-        return reasons
+def cost(spec: OpSpec) -> float:
+    """Seconds; zero makes it first choice, an honest estimate would compete."""
+    return 0.0
 
-    def cost(self, spec: OpSpec) -> float:
-        """Seconds; zero makes it first choice, an honest estimate would compete."""
-        return 0.0
 
-    def gspmm(
-        self,
-        csr: CSR,
-        formula: Formula,
-        operands: list[Tensor],
-        reduces: list[str],
-        *,
-        want_arg: bool,
-    ) -> list[Tensor]:
-        (x,) = operands  # [num_cols, H, F]
-        messages = x.index_select(0, csr.col)  # [E, H, F]
-        degree = (csr.rowptr[1:] - csr.rowptr[:-1]).long()
-        return [torch.segment_reduce(messages, "sum", lengths=degree, initial=0)]
+def plain_sum(
+    csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
+) -> list[Tensor]:
+    (x,) = operands  # [num_cols, H, F]
+    messages = x.index_select(0, csr.col)  # [E, H, F]
+    degree = (csr.rowptr[1:] - csr.rowptr[:-1]).long()
+    return [torch.segment_reduce(messages, "sum", lengths=degree, initial=0)]
+
+
+SEGMENTS = Backend("segments", {"gspmm": Kernel(plain_sum, cost, reasons)})
 
 
 def main() -> None:
     torch.manual_seed(0)
-    pyg_accel.register_backend(Segments())
+    pyg_accel.register_backend(SEGMENTS)
     graph = pyg_accel.Graph.from_edge_index(torch.randint(1000, (2, 20_000)))
     x = torch.randn(1000, 16, requires_grad=True)
 
-    facts = ("cpu", torch.float32, torch.int32, 1000, 1000, 20_000, 1, 16)
+    facts = ("cpu", torch.float32, 1000, 1000, 20_000, 1, 16)
     for reduce in ("sum", "max"):
         print(choose(OpSpec("gspmm", *facts, formula="u0", reduces=(reduce,))), "\n")
 

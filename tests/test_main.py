@@ -21,21 +21,19 @@ def test_doctor_lists_packages_backends_and_a_verdict(capsys):
 
 CRASHING = """
 import os, sys
-from pyg_accel.backends.reference import ReferenceBackend
-class Crashing(ReferenceBackend):
-    name = "crashing"
-    def info(self):
-        sys.stderr.write("terminate called after throwing an instance of 'std::bad_cast'\\n")
-        sys.stderr.flush()
-        os.abort()
-class Failing(ReferenceBackend):
-    name = "failing"
-    def info(self):
-        raise RuntimeError("no such kernel")
-class Wrong(ReferenceBackend):
-    name = "wrong"
-    def gspmm(self, *args, **given):
-        return [out + 1 for out in super().gspmm(*args, **given)]
+from pyg_accel.backends import Backend, Kernel
+from pyg_accel.backends.reference import REFERENCE
+def crash():
+    sys.stderr.write("terminate called after throwing an instance of 'std::bad_cast'\\n")
+    sys.stderr.flush()
+    os.abort()
+def fail():
+    raise RuntimeError("no such kernel")
+def gspmm(*args, **given):
+    return [out + 1 for out in REFERENCE.kernels["gspmm"].run(*args, **given)]
+Crashing = Backend("crashing", REFERENCE.kernels, info=crash)
+Failing = Backend("failing", REFERENCE.kernels, info=fail)
+Wrong = Backend("wrong", {"gspmm": Kernel(gspmm, lambda spec: 1.0)})
 """
 
 

@@ -1,6 +1,6 @@
 """Backends: implementations of the operators, and the choice between them."""
 
-from pyg_accel.backends.base import Backend
+from pyg_accel.backends.base import Backend, Kernel
 from pyg_accel.backends.dispatch import Decision, choose, use_backend
 from pyg_accel.backends.registry import (
     backends,
@@ -13,6 +13,7 @@ from pyg_accel.backends.spec import OpSpec
 __all__ = [
     "Backend",
     "Decision",
+    "Kernel",
     "OpSpec",
     "backends",
     "choose",

@@ -9,7 +9,8 @@ from functools import lru_cache
 
 import torch
 
-from pyg_accel.backends.base import Backend
+from pyg_accel.backends.base import Backend, Kernel
+from pyg_accel.backends.notes import note_choice, record_choices
 from pyg_accel.backends.registry import backends, changes, get_backend
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.errors import BackendNotSupported
@@ -33,18 +34,16 @@ __all__ = [
 _log = logging.getLogger("pyg_accel")
 # A backend's name, and whether others may run what that one cannot.
 _named: ContextVar[tuple[str, bool] | None] = ContextVar("pyg_accel_backend", default=None)
-_chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", default=None)
-
-
 _forgotten = 0  # how often decisions were
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The backend for a call, what it reckons to take, and why the others were passed over."""
+    """The backend for a call, its kernel and cost, and why the others were passed over."""
 
     spec: OpSpec
     backend: Backend
+    kernel: Kernel
     cost: float
     rejected: dict[str, tuple[str, ...]]
 
@@ -101,20 +100,6 @@ def situation() -> tuple[object, ...]:
     return _named.get(), settings.backend, settings.disable, changes(), _forgotten
 
 
-@contextmanager
-def record_choices() -> Iterator[dict[str, None]]:
-    """Collect the names of the backends that are chosen inside the block, nested ones included."""
-    names: dict[str, None] = {}
-    outer = _chosen.get()
-    token = _chosen.set(names)
-    try:
-        yield names
-    finally:
-        _chosen.reset(token)
-        if outer is not None:
-            outer.update(names)
-
-
 def fast_backend_reasons(device: str) -> list[str]:
     """Return why no backend but the reference would run messages on a device; empty if one does.
 
@@ -145,7 +130,7 @@ def is_fast(spec: OpSpec) -> bool:
     name, named = decision.backend.name, asked_for()
     if name == "reference" if named == "auto" else name != named:
         return False
-    return not decision.backend.prefers_parts(spec)
+    return not decision.kernel.prefers_unfused(spec)
 
 
 def choose(spec: OpSpec) -> Decision:
@@ -157,13 +142,6 @@ def choose(spec: OpSpec) -> Decision:
     decision = decide(spec)
     note_choice(decision.backend.name)
     return decision
-
-
-def note_choice(name: str) -> None:
-    """Tell :func:`record_choices` that a backend was chosen."""
-    names = _chosen.get()
-    if names is not None:
-        names[name] = None
 
 
 def forget_decisions() -> None:
@@ -186,26 +164,25 @@ def decide(spec: OpSpec) -> Decision:
 
 @lru_cache(maxsize=4096)
 def _choose(spec: OpSpec, forced: str, disabled: str, _changes: int) -> Decision:
-    names = {name.strip() for name in disabled.split(",")}
+    disabled_names = {name.strip() for name in disabled.split(",")}
     candidates = backends() if forced == "auto" else {forced: get_backend(forced)}
     rejected: dict[str, tuple[str, ...]] = {}
-    best: tuple[float, Backend] | None = None
+    best: Decision | None = None
     for name, backend in candidates.items():
-        reasons = ["disabled by PYG_ACCEL_DISABLE"] if name in names else []
-        reasons = reasons or backend.unavailable_reasons() or backend.lacks(spec.op)
-        reasons = reasons or backend.not_supported_reasons(spec)
+        reasons = ["disabled by PYG_ACCEL_DISABLE"] if name in disabled_names else []
+        reasons = reasons or backend.unavailable_reasons() or backend.not_supported_reasons(spec)
         if reasons:
             rejected[name] = tuple(reasons)
             continue
-        cost = backend.cost(spec)
-        if best is None or cost < best[0]:
-            if best is not None:
-                rejected[best[1].name] = (f"slower than {name} by its own account",)
-            best = (cost, backend)
-        else:
-            rejected[name] = (f"slower than {best[1].name} by its own account",)
+        kernel = backend.kernels[spec.op]
+        found = Decision(spec, backend, kernel, kernel.cost(spec), rejected)
+        faster, slower = (best, found) if best and best.cost <= found.cost else (found, best)
+        if slower is not None:
+            rejected[slower.backend.name] = (
+                f"slower than {faster.backend.name} by its own account",
+            )
+        best = faster
     if best is None:
         raise BackendNotSupported(spec, rejected)
-    decision = Decision(spec, best[1], best[0], rejected)
-    _log.debug("%s", decision)
-    return decision
+    _log.debug("%s", best)
+    return best

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend
+from pyg_accel.backends.base import Backend, table
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
 
-__all__ = ["PygLibBackend"]
+__all__ = ["PYG_LIB"]
 
 _DTYPES = (torch.float32, torch.float64)
 _REDUCES = (("sum",), ("mean",))
@@ -37,93 +37,91 @@ def _load() -> tuple[str, ...]:
     return ()
 
 
-class PygLibBackend(Backend):
-    """The operators of ``pyg_lib.ops`` that work on segments."""
+def _reasons(spec: OpSpec) -> list[str]:
+    """It reduces edge data, and multiplies segments."""
+    reasons = []
+    if spec.device not in ("cpu", "cuda"):
+        reasons.append(f"tensors are on '{spec.device}'")
+    elif spec.device == "cuda" and int(torch.ops.pyg.cuda_version()) < 0:
+        reasons.append("pyg-lib was built without CUDA")
+    if spec.op == "edge_softmax" and (spec.device, spec.dtype) != ("cpu", torch.float32):
+        reasons.append("its softmax works on float32 on the CPU alone")
+    if spec.dtype not in _DTYPES:
+        reasons.append(f"features are {spec.dtype}")
+    if spec.op == "gspmm" and (spec.formula != "e0" or spec.reduces not in _REDUCES):
+        what = f"{'+'.join(spec.reduces)} of {spec.formula}"
+        reasons.append(f"it reduces edge data to sums and means (got {what})")
+    return reasons
 
-    name = "pyg_lib"
 
-    def unavailable_reasons(self) -> list[str]:
-        """It needs the pyg-lib package."""
-        return list(_load())
+def _cost(spec: OpSpec) -> float:
+    """Bytes of the operands at half the rate of this package's kernels, and 64-bit indices."""
+    features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+    if spec.device == "cpu":
+        return 5e-5 + 1e-10 * features + 2e-9 * spec.num_edges
+    return 1e-4 + 1e-12 * features + 5e-12 * spec.num_edges
 
-    def not_supported_reasons(self, spec: OpSpec) -> list[str]:
-        """It reduces edge data, and multiplies segments."""
-        reasons = []
-        if spec.device not in ("cpu", "cuda"):
-            reasons.append(f"tensors are on '{spec.device}'")
-        elif spec.device == "cuda" and int(torch.ops.pyg.cuda_version()) < 0:
-            reasons.append("pyg-lib was built without CUDA")
-        if spec.op == "edge_softmax" and (spec.device, spec.dtype) != ("cpu", torch.float32):
-            reasons.append("its softmax works on float32 on the CPU alone")
-        if spec.dtype not in _DTYPES:
-            reasons.append(f"features are {spec.dtype}")
-        if spec.op == "gspmm" and (spec.formula != "e0" or spec.reduces not in _REDUCES):
-            what = f"{'+'.join(spec.reduces)} of {spec.formula}"
-            reasons.append(f"it reduces edge data to sums and means (got {what})")
-        return reasons
 
-    def cost(self, spec: OpSpec) -> float:
-        """Bytes of the operands at half the rate of this package's kernels, and 64-bit indices."""
-        if spec.op.startswith("segment"):
-            flops = 2 * spec.num_rows * spec.k * spec.width
-            return 2e-5 + flops * (2e-11 if spec.device == "cpu" else 5e-14)
-        features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
-        if spec.device == "cpu":
-            return 5e-5 + 1e-10 * features + 2e-9 * spec.num_edges
-        return 1e-4 + 1e-12 * features + 5e-12 * spec.num_edges
+def _segment_cost(spec: OpSpec) -> float:
+    flops = 2 * spec.num_rows * spec.k * spec.width
+    return 2e-5 + flops * (2e-11 if spec.device == "cpu" else 5e-14)
 
-    def info(self) -> dict[str, Any]:
-        """Return the version."""
-        import pyg_lib
 
-        cuda = int(torch.ops.pyg.cuda_version())
-        return {"pyg-lib": pyg_lib.__version__, "cuda": cuda if cuda >= 0 else "no"}
+def _gspmm(
+    csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
+) -> list[Tensor]:
+    (edges,) = operands
+    if edges.numel() == 0:  # on which its kernels divide by zero
+        return [edges.new_zeros(csr.num_rows, *edges.shape[1:])]
+    rows = edges.reshape(edges.size(0), edges.shape[1:].numel())
+    rows = rows if csr.eid is None else rows.index_select(0, csr.eid)
+    reduce = getattr(torch.ops.pyg, f"segment_{reduces[0]}_csr")
+    out: Tensor = reduce(rows.contiguous(), csr.rowptr.long())
+    return [out.view(csr.num_rows, *edges.shape[1:])]
 
-    def gspmm(
-        self,
-        csr: CSR,
-        formula: Formula,
-        operands: list[Tensor],
-        reduces: list[str],
-        *,
-        want_arg: bool,
-    ) -> list[Tensor]:
-        """See :meth:`Backend.gspmm`."""
-        (edges,) = operands
-        if edges.numel() == 0:  # on which its kernels divide by zero
-            return [edges.new_zeros(csr.num_rows, *edges.shape[1:])]
-        rows = edges.reshape(edges.size(0), edges.shape[1:].numel())
-        rows = rows if csr.eid is None else rows.index_select(0, csr.eid)
-        reduce = getattr(torch.ops.pyg, f"segment_{reduces[0]}_csr")
-        out: Tensor = reduce(rows.contiguous(), csr.rowptr.long())
-        return [out.view(csr.num_rows, *edges.shape[1:])]
 
-    def edge_softmax(self, csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
-        """See :meth:`Backend.edge_softmax`."""
-        if scores.numel() == 0:  # as above
-            return scores.clone()
-        ptr = csr.rowptr.long()
+def _edge_softmax(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
+    if scores.numel() == 0:  # as above
+        return scores.clone()
+    ptr = csr.rowptr.long()
 
-        def in_rows(t: Tensor) -> Tensor:
-            return t.contiguous() if csr.eid is None else t.index_select(0, csr.eid)
+    def in_rows(t: Tensor) -> Tensor:
+        return t.contiguous() if csr.eid is None else t.index_select(0, csr.eid)
 
-        result: Tensor
-        if grad is None:
-            result = torch.ops.pyg.softmax_csr(in_rows(scores), ptr, 0)
-        else:
-            result = torch.ops.pyg.softmax_csr_backward(in_rows(scores), in_rows(grad), ptr, 0)
-        if csr.eid is None:
-            return result
-        return torch.empty_like(result).index_copy_(0, csr.eid.long(), result)
-
-    def segment_matmul(self, x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
-        """See :meth:`Backend.segment_matmul`."""
-        result: Tensor = torch.ops.pyg.segment_matmul(x.contiguous(), ptr, weight.contiguous())
+    result: Tensor
+    if grad is None:
+        result = torch.ops.pyg.softmax_csr(in_rows(scores), ptr, 0)
+    else:
+        result = torch.ops.pyg.softmax_csr_backward(in_rows(scores), in_rows(grad), ptr, 0)
+    if csr.eid is None:
         return result
+    return torch.empty_like(result).index_copy_(0, csr.eid.long(), result)
 
-    def segment_outer(self, x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
-        """See :meth:`Backend.segment_outer`."""
-        sizes = ptr.diff().tolist()
-        left = [rows.t().contiguous() for rows in x.split(sizes)]
-        right = [rows.contiguous() for rows in y.split(sizes)]
-        return torch.stack(torch.ops.pyg.grouped_matmul(left, right))
+
+def _segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = torch.ops.pyg.segment_matmul(x.contiguous(), ptr, weight.contiguous())
+    return result
+
+
+def _segment_outer(x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
+    sizes = ptr.diff().tolist()
+    left = [rows.t().contiguous() for rows in x.split(sizes)]
+    right = [rows.contiguous() for rows in y.split(sizes)]
+    return torch.stack(torch.ops.pyg.grouped_matmul(left, right))
+
+
+def _info() -> dict[str, Any]:
+    import pyg_lib
+
+    cuda = int(torch.ops.pyg.cuda_version())
+    return {"pyg-lib": pyg_lib.__version__, "cuda": cuda if cuda >= 0 else "no"}
+
+
+_SEGMENTS = {"segment_matmul": _segment_matmul, "segment_outer": _segment_outer}
+PYG_LIB = Backend(
+    "pyg_lib",
+    table({"gspmm": _gspmm, "edge_softmax": _edge_softmax}, _cost, _reasons)
+    | table(_SEGMENTS, _segment_cost, _reasons),
+    lambda: list(_load()),
+    info=_info,
+)

@@ -1,47 +1,37 @@
 """The backends that exist, by name."""
 
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 
 from pyg_accel.backends.base import Backend
+from pyg_accel.backends.cpu import CPU
+from pyg_accel.backends.cuda import CUDA
+from pyg_accel.backends.pyg_lib import PYG_LIB
+from pyg_accel.backends.reference import REFERENCE
+from pyg_accel.backends.torch_sparse import TORCH_SPARSE
+from pyg_accel.backends.triton import TRITON
 
 __all__ = ["backends", "changes", "get_backend", "register_backend", "unregister_backend"]
 
 ENTRY_POINTS = "pyg_accel.backends"
 
-# Loaded by name, like those of other packages: backends may ask the dispatch, which asks here.
-_BUILTIN = tuple(
-    EntryPoint(value.split(":")[0], f"pyg_accel.backends.{value}", ENTRY_POINTS)
-    for value in (
-        "reference:ReferenceBackend",
-        "cpu:CpuBackend",
-        "triton:TritonBackend",
-        "cuda:CudaBackend",
-        "torch_sparse:TorchSparseBackend",
-        "pyg_lib:PygLibBackend",
-    )
-)
-_backends: dict[str, Backend] = {}
+_backends = {
+    backend.name: backend for backend in (REFERENCE, CPU, TRITON, CUDA, TORCH_SPARSE, PYG_LIB)
+}
 _changes = 0
-
-
-@lru_cache(maxsize=1)
-def _load_builtin() -> None:
-    for entry in _BUILTIN:
-        register_backend(entry.load()())
 
 
 @lru_cache(maxsize=1)
 def _load_entry_points() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
-        register_backend(entry.load()())
+        register_backend(entry.load())
 
 
 def register_backend(backend: Backend, *, replace: bool = False) -> None:
     """Add a backend. Packages can do it by an entry point of the group ``pyg_accel.backends``.
 
     Args:
-        backend: an instance of a :class:`Backend`.
+        backend: a :class:`Backend`.
         replace: take the place of the one with the same name.
 
     Raises:
@@ -76,7 +66,6 @@ def changes() -> int:
 
 def backends() -> dict[str, Backend]:
     """Return all backends by name, in the order of registration."""
-    _load_builtin()
     _load_entry_points()
     return dict(_backends)
 

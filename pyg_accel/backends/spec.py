@@ -1,5 +1,6 @@
 """The facts of one operator call that a backend decides on: no tensors."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,14 @@ from pyg_accel.facts import rounded as round_up
 from pyg_accel.graph import CSR
 from pyg_accel.sharing import Shared, per_column
 
-__all__ = ["OpSpec"]
+__all__ = ["OpSpec", "Shapes", "shapes_of"]
+
+Shapes = tuple[tuple[int, int], ...]  # (heads, width) of operands
+
+
+def shapes_of(operands: Iterable[Tensor]) -> Shapes:
+    """Return (heads, width) of operands [rows, H, F]."""
+    return tuple([(t.size(1), t.size(2)) for t in operands])
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +27,9 @@ class OpSpec:
     """One operator call.
 
     Attributes:
-        op: the method of :class:`~pyg_accel.backends.Backend` that runs it, e.g. ``"gspmm"``.
+        op: the operator, of :mod:`pyg_accel.backends.reference`, e.g. ``"gspmm"``.
         device: device type, e.g. ``"cpu"``.
         dtype: dtype of the features.
-        index_dtype: int32 or int64.
         num_rows: target nodes, rounded up (:func:`pyg_accel.facts.rounded`), like the next two.
         num_cols: source nodes.
         num_edges: edges.
@@ -44,7 +51,6 @@ class OpSpec:
     op: str
     device: str
     dtype: torch.dtype
-    index_dtype: torch.dtype
     num_rows: int
     num_cols: int
     num_edges: int
@@ -53,7 +59,7 @@ class OpSpec:
     formula: str = ""
     reduces: tuple[str, ...] = ()
     k: int = 0
-    shapes: tuple[tuple[int, int], ...] = ()
+    shapes: Shapes = ()
     sharing: tuple[Shared, ...] = ()
     rounded: bool = False
     atomics: bool = False
@@ -63,7 +69,7 @@ class OpSpec:
     @classmethod
     def on(
         cls, op: str, csr: CSR, like: Tensor, heads: int, width: int, *, formula: str = "",
-        reduces: tuple[str, ...] = (), k: int = 0, shapes: tuple[tuple[int, int], ...] = (),
+        reduces: tuple[str, ...] = (), k: int = 0, shapes: Shapes = (),
         sharing: tuple[Shared, ...] = (), rounded: bool = False, atomics: bool = False,
         score: str = "", formulas: tuple[str, ...] = (),
     ) -> "OpSpec":  # fmt: skip
@@ -71,25 +77,24 @@ class OpSpec:
         rowptr, col, _, num_cols, _ = csr
         # By position, here alone: a look-up by names takes twice as long, and every call makes one.
         rows, cols, edges = (round_up(n) for n in (rowptr.numel() - 1, num_cols, col.numel()))
-        return _known(op, like.device.type, like.dtype, rowptr.dtype, rows, cols, edges, heads,
+        return _known(op, like.device.type, like.dtype, rows, cols, edges, heads,
                       width, formula, reduces, k, shapes, sharing, rounded, atomics, score,
                       formulas)  # fmt: skip
 
     @classmethod
     def by_rows(
-        cls, op: str, like: Tensor, width: int, *, num_cols: int = 0, num_edges: int = 0,
-        index_dtype: torch.dtype = torch.int32, k: int = 0,
-    ) -> "OpSpec":  # fmt: skip
+        cls, op: str, like: Tensor, width: int, *, num_cols: int = 0, num_edges: int = 0, k: int = 0
+    ) -> "OpSpec":
         """Return the facts of a call without a graph, on the rows of a matrix."""
         device, rows, num_edges = like.device.type, round_up(like.size(0)), round_up(num_edges)
-        return _known(op, device, like.dtype, index_dtype, rows, num_cols, num_edges, 1, width, k=k)
+        return _known(op, device, like.dtype, rows, num_cols, num_edges, 1, width, k=k)
 
     @classmethod
     def of_any_size(
         cls, op: str, device: str, dtype: torch.dtype, heads: int, width: int, **facts: Any
     ) -> "OpSpec":
         """Return what a question about calls on any graph is asked with: one node, one edge."""
-        return cls(op, device, dtype, torch.int32, 1, 1, 1, heads, width, **facts)
+        return cls(op, device, dtype, 1, 1, 1, heads, width, **facts)
 
     def __str__(self) -> str:
         what = f" {'+'.join(self.reduces)} {self.formula}" if self.formula else ""

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend
+from pyg_accel.backends.base import Backend, Kernel
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Formula, parse, weighted_source
 from pyg_accel.graph import CSR
 
-__all__ = ["TorchSparseBackend"]
+__all__ = ["TORCH_SPARSE"]
 
 _DTYPES = (torch.float32, torch.float64)
 _REDUCES = (("sum",), ("mean",))
@@ -35,80 +35,57 @@ def _load() -> tuple[str, ...]:
     return ()
 
 
-class TorchSparseBackend(Backend):
-    """The kernels behind ``torch_sparse.SparseTensor.matmul``."""
+def _reasons(spec: OpSpec) -> list[str]:
+    """It sums source features with one weight per edge and head."""
+    reasons = []
+    if spec.device not in ("cpu", "cuda"):
+        reasons.append(f"tensors are on '{spec.device}'")
+    elif spec.device == "cuda" and not _built_for_cuda():
+        reasons.append("torch-sparse was built without CUDA")
+    if spec.dtype not in _DTYPES:
+        reasons.append(f"features are {spec.dtype}, which it adds up without more precision")
+    found = weighted_source(parse(spec.formula))
+    if found is None:
+        reasons.append(f"the message is {spec.formula}, not u0 or mul(u0,e1)")
+    elif found[1] is not None and spec.shapes:
+        x, weight = spec.shapes[found[0]], spec.shapes[found[1]]
+        if weight[1] != 1 or x != (spec.heads, spec.width):
+            reasons.append("weights differ between features")
+    if spec.reduces not in _REDUCES:
+        reasons.append(f"the reduction is {'+'.join(spec.reduces)}, not a sum or a mean")
+    return reasons
 
-    name = "torch_sparse"
 
-    def unavailable_reasons(self) -> list[str]:
-        """It needs the torch-sparse package."""
-        return list(_load())
+def _cost(spec: OpSpec) -> float:
+    """Several times the ``cpu`` backend, or twice ``triton``; and 64-bit indices are made."""
+    features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
+    if spec.device == "cpu":
+        return 5e-5 + 1.5e-10 * features + 2e-9 * spec.num_edges
+    return 1e-4 + 5e-13 * features + 5e-12 * spec.num_edges
 
-    def not_supported_reasons(self, spec: OpSpec) -> list[str]:
-        """It sums source features with one weight an edge and head."""
-        reasons = []
-        if spec.device not in ("cpu", "cuda"):
-            reasons.append(f"tensors are on '{spec.device}'")
-        elif spec.device == "cuda" and not _built_for_cuda():
-            reasons.append("torch-sparse was built without CUDA")
-        if spec.dtype not in _DTYPES:
-            reasons.append(f"features are {spec.dtype}, which it adds up without more precision")
-        found = weighted_source(parse(spec.formula)) if spec.formula else None
-        if found is None:
-            reasons.append(f"the message is {spec.formula}, not u0 or mul(u0,e1)")
-        elif found[1] is not None and spec.shapes:
-            x, weight = spec.shapes[found[0]], spec.shapes[found[1]]
-            if weight[1] != 1 or x != (spec.heads, spec.width):
-                reasons.append("weights differ between features")
-        if spec.reduces not in _REDUCES:
-            reasons.append(f"the reduction is {'+'.join(spec.reduces)}, not a sum or a mean")
-        return reasons
 
-    def cost(self, spec: OpSpec) -> float:
-        """Several times the ``cpu`` backend, or twice ``triton``; and 64-bit indices are made."""
-        features = spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
-        if spec.device == "cpu":
-            return 5e-5 + 1.5e-10 * features + 2e-9 * spec.num_edges
-        return 1e-4 + 5e-13 * features + 5e-12 * spec.num_edges
-
-    def info(self) -> dict[str, Any]:
-        """Return the version."""
-        import torch_sparse
-
-        return {
-            "torch-sparse": torch_sparse.__version__,
-            "cuda": "yes" if _built_for_cuda() else "no",
-        }
-
-    def gspmm(
-        self,
-        csr: CSR,
-        formula: Formula,
-        operands: list[Tensor],
-        reduces: list[str],
-        *,
-        want_arg: bool,
-    ) -> list[Tensor]:
-        """See :meth:`Backend.gspmm`."""
-        found = weighted_source(formula)
-        assert found is not None  # `not_supported_reasons` has asked
-        like = operands[found[0]]
-        shape = (csr.num_rows, *like.shape[1:])
-        if csr.col.numel() == 0 or like.numel() == 0:  # on which its kernels divide by zero
-            return [like.new_zeros(shape)]
-        rowptr, col = csr.rowptr.long(), csr.col.long()
-        # Detached: its operators would differentiate themselves.
-        x, weight = (None if i is None else operands[i].detach() for i in found)
-        assert x is not None
-        if weight is not None and csr.eid is not None:
-            weight = weight.index_select(0, csr.eid)
-        heads = 1 if weight is None else weight.size(1)
-        x = x.reshape(csr.num_cols, heads, x.shape[1:].numel() // heads)
-        outs = [
-            _spmm(rowptr, col, None if weight is None else weight[:, h, 0], x[:, h], reduces[0])
-            for h in range(heads)
-        ]
-        return [torch.stack(outs, dim=1).view(shape)]
+def _gspmm(
+    csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
+) -> list[Tensor]:
+    found = weighted_source(formula)
+    assert found is not None  # `_reasons` has asked
+    like = operands[found[0]]
+    shape = (csr.num_rows, *like.shape[1:])
+    if csr.col.numel() == 0 or like.numel() == 0:  # on which its kernels divide by zero
+        return [like.new_zeros(shape)]
+    rowptr, col = csr.rowptr.long(), csr.col.long()
+    # Detached: its operators would differentiate themselves.
+    x, weight = (None if i is None else operands[i].detach() for i in found)
+    assert x is not None
+    if weight is not None and csr.eid is not None:
+        weight = weight.index_select(0, csr.eid)
+    heads = 1 if weight is None else weight.size(1)
+    x = x.reshape(csr.num_cols, heads, x.shape[1:].numel() // heads)
+    outs = [
+        _spmm(rowptr, col, None if weight is None else weight[:, h, 0], x[:, h], reduces[0])
+        for h in range(heads)
+    ]
+    return [torch.stack(outs, dim=1).view(shape)]
 
 
 def _spmm(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, reduce: str) -> Tensor:
@@ -124,3 +101,17 @@ def _spmm(rowptr: Tensor, col: Tensor, value: Tensor | None, x: Tensor, reduce: 
 
 def _built_for_cuda() -> bool:
     return int(torch.ops.torch_sparse.cuda_version()) >= 0
+
+
+def _info() -> dict[str, Any]:
+    import torch_sparse
+
+    return {"torch-sparse": torch_sparse.__version__, "cuda": "yes" if _built_for_cuda() else "no"}
+
+
+TORCH_SPARSE = Backend(
+    "torch_sparse",
+    {"gspmm": Kernel(_gspmm, _cost, _reasons)},
+    lambda: list(_load()),
+    info=_info,
+)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec
 from pyg_accel.backends.dispatch import is_fast, situation
+from pyg_accel.backends.spec import shapes_of
 from pyg_accel.checks import shown
 from pyg_accel.facts import Kind
 from pyg_accel.formula import Formula, operands_of, parse
@@ -22,10 +23,9 @@ from pyg_accel.ops.attention_backward import backward, is_backward_fast, setup_c
 from pyg_accel.ops.attention_parts import extent, unfused
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands
-from pyg_accel.ops.launch import backend_for, facts_of_operands
+from pyg_accel.ops.launch import facts_of_operands, kernel_for
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define, is_eager
-from pyg_accel.ops.steps import shapes_of
 from pyg_accel.sharing import kind_of
 
 __all__ = ["attention"]
@@ -176,7 +176,9 @@ def _attention(*args: Any) -> list[Tensor]:
                          shapes=shapes, sharing=kind.sharing)  # fmt: skip
 
     key = ("attention", kind, score, value, facts_of_operands(operands))
-    return backend_for(key, spec).attention(csr, parse(score), parse(value), operands)
+    run = kernel_for(key, spec).run
+    outs: list[Tensor] = run(csr, parse(score), parse(value), operands)
+    return outs
 
 
 def _attention_fake(*args: Any) -> list[Tensor]:

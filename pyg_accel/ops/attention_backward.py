@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import Backend, OpSpec
+from pyg_accel.backends import Decision, OpSpec
 from pyg_accel.backends.attention import AttentionGradient
-from pyg_accel.backends.dispatch import asked_for, decide, is_fast, note_choice, situation
+from pyg_accel.backends.dispatch import asked_for, decide, is_fast, situation
+from pyg_accel.backends.notes import note_choice
+from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.facts import Kind
 from pyg_accel.formula import (
     Binary,
@@ -41,12 +43,10 @@ from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.launch import facts_of_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
+from pyg_accel.ops.steps import Step, fit, renumber, run_steps
 from pyg_accel.sharing import kind_of
 
 __all__ = ["backward", "is_backward_fast", "setup_context"]
-
-Shapes = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class _Pass(NamedTuple):
 
     def run(
         self,
-        backend: Backend,
+        decision: Decision,
         csr: CSR,
         given: tuple[list[Tensor], Tensor, Tensor, Tensor],
     ) -> list[Tensor]:
@@ -208,8 +208,8 @@ class _Pass(NamedTuple):
         call = AttentionGradient(parse(self.texts[0]), parse(self.texts[1]), *given,
                                  [parse(text) for _, text in self.gradients],
                                  [index for index, _ in self.gradients], *self.kept)  # fmt: skip
-        note_choice(backend.name)
-        found: list[Tensor] = getattr(backend, self.op)(csr, call)
+        note_choice(decision.backend.name)
+        found: list[Tensor] = decision.kernel.run(csr, call)
         return found
 
 
@@ -218,9 +218,9 @@ class _Way(NamedTuple):
 
     plan: _Plan
     first: _Pass
-    of_first: Backend
-    second: _Pass | None
-    of_second: Backend | None
+    of_first: Decision
+    second: _Pass | None = None
+    of_second: Decision | None = None
 
 
 _ways: dict[tuple[Any, ...], _Way] = {}
@@ -261,9 +261,6 @@ def _find_way(
     csr, turned = arrays.csr, arrays.transposed
     plan = _plan(*texts, needs, kinds_of(operands))
 
-    def decided(spec: OpSpec) -> Backend:
-        return decide(spec).backend
-
     first = _Pass(
         "attention_backward", plan.turned, plan.sources, (bool(plan.others), plan.weights)
     )
@@ -275,8 +272,8 @@ def _find_way(
                  second.spec(csr, kinds[0], operands, grad)]  # fmt: skip
         steps = [_step_spec(step, operands, grad, csr, kinds[0]) for step in plan.others]
         if _price(specs) < _price([spec, *steps]):
-            return _Way(plan, alone, decided(specs[0]), second, decided(specs[1]))
-    return _Way(plan, first, decided(spec), None, None)
+            return _Way(plan, alone, decide(specs[0]), second, decide(specs[1]))
+    return _Way(plan, first, decide(spec))
 
 
 def _fitted(plan: _Plan, found: list[Tensor], operands: list[Tensor]) -> list[Tensor]:

@@ -5,6 +5,7 @@ from functools import partial
 
 from torch import Tensor
 
+from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -19,7 +20,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import gspmm
 from pyg_accel.ops.messages import messages
 from pyg_accel.ops.softmax import edge_softmax
-from pyg_accel.ops.steps import renumber, shapes_of
+from pyg_accel.ops.steps import renumber
 
 __all__ = ["extent", "unfused"]
 
@@ -40,7 +41,7 @@ def unfused(
     return out.expand(-1, heads, width)
 
 
-def extent(score: str, value: str, shapes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+def extent(score: str, value: str, shapes: Shapes) -> tuple[int, int]:
     """Return (heads, width) of the result."""
     sizes = dict(enumerate(shapes))
     heads, one = shape_of(parse(score), sizes)

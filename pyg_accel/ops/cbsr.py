@@ -8,12 +8,13 @@ number of times. With A the graph with its weights, V a CBSR matrix with columns
 - ``cbsr_dot``: for every edge (i, j) the product of rows Y_i and V_j.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import Backend, OpSpec, choose
+from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.cbsr import CBSR, check_cbsr, check_columns
 from pyg_accel.checks import shown
@@ -90,29 +91,29 @@ def _check(graph: Graph, cbsr: CBSR, weight: Tensor | None, reduce: str) -> None
         raise ValueError(f"expected 'reduce' of {', '.join(REDUCES)} (got {reduce!r})")
 
 
-def _chosen(op: str, csr: CSR, values: Tensor, width: int, k: int) -> Backend:
+def _kernel(op: str, csr: CSR, values: Tensor, width: int, k: int) -> Callable[..., Tensor]:
     atomics = op == "sspmm" and atomics_allowed()
-    return choose(OpSpec.on(op, csr, values, 1, width, k=k, atomics=atomics)).backend
+    return choose(OpSpec.on(op, csr, values, 1, width, k=k, atomics=atomics)).kernel.run
 
 
 def _cbsr_spmm(*args: Any) -> Tensor:
     csr, (values, indices, width, weight, reduce) = csr_and_rest(args)
     check_columns(indices, width)
-    backend = _chosen("cbsr_spmm", csr, values, width, values.size(1))
-    return backend.cbsr_spmm(csr, values, indices, width, weight, reduce)
+    run = _kernel("cbsr_spmm", csr, values, width, values.size(1))
+    return run(csr, values, indices, width, weight, reduce)
 
 
 def _sspmm(*args: Any) -> Tensor:
     arrays, (x, indices, weight) = Arrays.split(args)
     csr = arrays.csr
-    backend = _chosen("sspmm", csr, x, x.size(1), indices.size(1))
-    return backend.sspmm(csr, arrays.transposed, x, indices, weight)
+    run = _kernel("sspmm", csr, x, x.size(1), indices.size(1))
+    return run(csr, arrays.transposed, x, indices, weight)
 
 
 def _cbsr_dot(*args: Any) -> Tensor:
     csr, (values, indices, x) = csr_and_rest(args)
-    backend = _chosen("cbsr_dot", csr, values, x.size(1), values.size(1))
-    return backend.cbsr_dot(csr, values, indices, x)
+    run = _kernel("cbsr_dot", csr, values, x.size(1), values.size(1))
+    return run(csr, values, indices, x)
 
 
 def _cbsr_spmm_fake(*args: Any) -> Tensor:

@@ -82,17 +82,20 @@ def _spec(op: str, like: Tensor, width: int, k: int, columns: int) -> OpSpec:
 def _mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
     check_columns(indices, width)
     spec = _spec("cbsr_mm", values, width, values.size(1), dense.size(1))
-    return choose(spec).backend.cbsr_mm(values, indices, width, dense)
+    out: Tensor = choose(spec).kernel.run(values, indices, width, dense)
+    return out
 
 
 def _sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
     spec = _spec("cbsr_sddmm", x, dense.size(0), indices.size(1), x.size(1))
-    return choose(spec).backend.cbsr_sddmm(x, indices, dense)
+    out: Tensor = choose(spec).kernel.run(x, indices, dense)
+    return out
 
 
 def _mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
     spec = _spec("cbsr_mm_t", values, width, values.size(1), x.size(1))
-    return choose(spec).backend.cbsr_mm_t(values, indices, width, x)
+    out: Tensor = choose(spec).kernel.run(values, indices, width, x)
+    return out
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

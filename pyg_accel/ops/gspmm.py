@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from pyg_accel.backends.spec import shapes_of
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
@@ -23,7 +24,6 @@ from pyg_accel.ops.launch import run_gspmm
 from pyg_accel.ops.layout import Layout, find_layout
 from pyg_accel.ops.operator import call, define, is_eager
 from pyg_accel.ops.reduction import Reduction
-from pyg_accel.ops.steps import shapes_of
 
 __all__ = ["REDUCES", "check_operands", "gspmm"]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
+from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
     Binary,
@@ -28,7 +29,7 @@ from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
 from pyg_accel.ops.arrays import NO_GRADS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call
-from pyg_accel.ops.steps import Step, fit, renumber, run_steps, shapes_of
+from pyg_accel.ops.steps import Step, fit, renumber, run_steps
 
 __all__ = [
     "backward", "gradients", "kinds_of", "kinds_of_shapes", "mean_share", "plan_gradients",
@@ -36,12 +37,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-def kinds_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+def kinds_of(operands: Sequence[Tensor]) -> Shapes:
     """Sizes as far as formulas care: 1 or not."""
     return kinds_of_shapes(shapes_of(operands))
 
 
-def kinds_of_shapes(shapes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def kinds_of_shapes(shapes: Sequence[tuple[int, int]]) -> Shapes:
     """Return :func:`kinds_of` operands of these (heads, width)."""
     return tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in shapes)
 
@@ -52,7 +53,7 @@ def plan_gradients(
     reduces: tuple[str, ...],
     needs: tuple[bool, ...],
     grads: tuple[bool, ...],
-    shapes: tuple[tuple[int, int], ...],
+    shapes: Shapes,
 ) -> tuple[Step, ...]:
     """The steps of a backward pass.
 
@@ -133,7 +134,7 @@ def gradients(
     text: str,
     reduces: tuple[str, ...],
     needs: tuple[bool, ...],
-    shapes: tuple[tuple[int, int], ...],
+    shapes: Shapes,
 ) -> list[Tensor | None]:
     """Return the gradients of operands; those of which gradients are recorded are differentiable.
 

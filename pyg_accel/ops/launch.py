@@ -1,4 +1,4 @@
-"""Running gspmm on the backend that was chosen for calls of one kind."""
+"""Running gspmm by the kernel that was chosen for calls of one kind."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -7,18 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import Backend, OpSpec
-from pyg_accel.backends.dispatch import decide, note_choice, situation
+from pyg_accel.backends import Decision, Kernel, OpSpec
+from pyg_accel.backends.base import Bound
+from pyg_accel.backends.dispatch import decide, situation
+from pyg_accel.backends.notes import note_choice
+from pyg_accel.backends.spec import shapes_of
 from pyg_accel.facts import Kind
 from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
-from pyg_accel.ops.steps import shapes_of, widest
+from pyg_accel.ops.steps import widest
 from pyg_accel.sharing import kind_of
 
-__all__ = ["Launch", "backend_for", "facts_of_operands", "run_gspmm"]
+__all__ = ["Launch", "facts_of_operands", "kernel_for", "run_gspmm"]
 
 _MOST, _CHOICES = 256, 4096  # bound calls of a launch; choices of backends
-_Bound = tuple[str, Callable[[CSR, list[Tensor]], list[Tensor]]]
 
 
 class Launch:
@@ -33,10 +35,10 @@ class Launch:
     def __init__(self, text: str, reduces: tuple[str, ...], *, want_arg: bool) -> None:
         self.text, self.reduces, self.want_arg = text, reduces, want_arg
         # By everything else that the choice depends on: a backend's name, and what runs the calls.
-        self._bound: dict[tuple[Any, ...], _Bound] = {}
+        self._bound: dict[tuple[Any, ...], tuple[str, Bound]] = {}
 
     def __call__(self, csr: CSR, operands: list[Tensor]) -> list[Tensor]:
-        """Run :meth:`pyg_accel.backends.Backend.gspmm` on the cheapest backend.
+        """Run :func:`pyg_accel.backends.reference.gspmm` on the cheapest backend.
 
         Args:
             csr: the graph.
@@ -55,35 +57,40 @@ class Launch:
         note_choice(name)
         return run(csr, operands)
 
-    def _bind(self, csr: CSR, kind: Kind, operands: list[Tensor], rounded: bool) -> _Bound:
+    def _bind(
+        self, csr: CSR, kind: Kind, operands: list[Tensor], rounded: bool
+    ) -> tuple[str, Bound]:
         like, shapes = next(t for t in operands if t.is_floating_point()), shapes_of(operands)
         heads, width = widest(shapes)
         spec = OpSpec.on("gspmm", csr, like, heads, width, formula=self.text, reduces=self.reduces,
                          shapes=shapes, sharing=kind.sharing, rounded=rounded)  # fmt: skip
-        backend = decide(spec).backend
-        formula, reduces = parse(self.text), list(self.reduces)
-        run = backend.bind_gspmm(csr, formula, operands, reduces, want_arg=self.want_arg)
-        return backend.name, run
+        decision = decide(spec)
+        kernel, name = decision.kernel, decision.backend.name
+        formula, reduces, want_arg = parse(self.text), list(self.reduces), self.want_arg
+        if kernel.bind is not None:
+            return name, kernel.bind(csr, formula, operands, reduces, want_arg=want_arg)
+        run = kernel.run
+        return name, lambda csr, given: run(csr, formula, given, reduces, want_arg=want_arg)
 
 
-_backends: dict[tuple[Any, ...], Backend] = {}
+_decisions: dict[tuple[Any, ...], Decision] = {}
 
 
-def backend_for(key: tuple[Any, ...], spec: Callable[[], OpSpec]) -> Backend:
-    """Return the backend for a call, as :func:`pyg_accel.backends.choose` does, but sooner.
+def kernel_for(key: tuple[Any, ...], spec: Callable[[], OpSpec]) -> Kernel:
+    """Return the kernel for a call, as :func:`pyg_accel.backends.choose` does, but sooner.
 
     Args:
         key: everything of the call that its facts depend on.
         spec: makes the facts of a call with a new key.
     """
     key = (situation(), *key)
-    backend = _backends.get(key)
-    if backend is None:
-        if len(_backends) >= _CHOICES:
-            _backends.clear()
-        backend = _backends[key] = decide(spec()).backend
-    note_choice(backend.name)
-    return backend
+    decision = _decisions.get(key)
+    if decision is None:
+        if len(_decisions) >= _CHOICES:
+            _decisions.clear()
+        decision = _decisions[key] = decide(spec())
+    note_choice(decision.backend.name)
+    return decision.kernel
 
 
 def facts_of_operands(operands: Sequence[Tensor]) -> tuple[tuple[torch.dtype, int, int], ...]:

@@ -57,7 +57,7 @@ def check_k(k: object) -> int:
 
 def _maxk(x: Tensor, k: int) -> list[Tensor]:
     spec = OpSpec.by_rows("maxk", x, x.size(1), k=k)
-    values, indices = choose(spec).backend.maxk(x, k)
+    values, indices = choose(spec).kernel.run(x, k)
     return [values, trust(indices, x.size(1))]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
+from pyg_accel.backends.spec import Shapes
 from pyg_accel.formula import operands_of
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.arrays import Arrays
@@ -23,8 +24,6 @@ from pyg_accel.ops.operator import each_gradient, is_batch, somebody_listens
 from pyg_accel.ops.steps import Step, fit
 
 __all__ = ["Reduction"]
-
-Shapes = tuple[tuple[int, int], ...]
 
 
 class _Gradient(NamedTuple):

@@ -207,7 +207,8 @@ def _forward(*args: Any) -> Tensor:
     weight = None if weight is None else weight.contiguous()
     if (noted := _noted.get()) is not None:
         noted.append(sampling.width)
-    return choose(spec).backend.sampled_spmm(csr, x, scale, weight, sampling, seed)
+    out: Tensor = choose(spec).kernel.run(csr, x, scale, weight, sampling, seed)
+    return out
 
 
 def _forward_fake(*args: Any) -> Tensor:

@@ -47,18 +47,19 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
 
 def _spec(op: str, x: Tensor, ptr: Tensor, width: int) -> OpSpec:
     segments = ptr.numel() - 1
-    return OpSpec.by_rows(op, x, width, num_cols=segments, index_dtype=torch.int64, k=x.size(1))
+    return OpSpec.by_rows(op, x, width, num_cols=segments, k=x.size(1))
 
 
 def _matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
     if ptr[0] != 0 or ptr[-1] != x.size(0) or bool((ptr.diff() < 0).any()):
         raise ValueError(f"expected 'ptr' to ascend from 0 to {x.size(0)}")
-    backend = choose(_spec("segment_matmul", x, ptr, weight.size(2))).backend
-    return backend.segment_matmul(x, ptr, weight)
+    out: Tensor = choose(_spec("segment_matmul", x, ptr, weight.size(2))).kernel.run(x, ptr, weight)
+    return out
 
 
 def _outer(x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
-    return choose(_spec("segment_outer", x, ptr, y.size(1))).backend.segment_outer(x, ptr, y)
+    out: Tensor = choose(_spec("segment_outer", x, ptr, y.size(1))).kernel.run(x, ptr, y)
+    return out
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_accel.backends import OpSpec, choose
 from pyg_accel.backends.dispatch import is_fast
+from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import (
     Formula,
     Operand,
@@ -24,7 +25,7 @@ from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 
-__all__ = ["Step", "fit", "renumber", "run_steps", "shapes_of", "widest"]
+__all__ = ["Step", "fit", "renumber", "run_steps", "widest"]
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,8 @@ def renumber(used: tuple[int, ...], operand: Operand) -> Formula:
     return Operand(operand.side, used.index(operand.index))
 
 
-def shapes_of(operands: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
-    """Return (heads, width) of folded operands."""
-    return tuple((t.size(1), t.size(2)) for t in operands)
-
-
 @lru_cache(maxsize=1024)
-def widest(shapes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+def widest(shapes: Shapes) -> tuple[int, int]:
     """Return the largest (heads, width) of operands, at least 1."""
     return max(1, *(h for h, _ in shapes)), max(1, *(f for _, f in shapes))
 
@@ -136,9 +132,7 @@ def _runs(group: list[Step], tensors: Mapping[int, Tensor]) -> bool:
     return is_fast(OpSpec.of_any_size("gspmm_several", device, like.dtype, heads, width, **facts))
 
 
-def _known_shapes(
-    used: tuple[int, ...], tensors: Mapping[int, Tensor]
-) -> tuple[tuple[int, int], ...]:
+def _known_shapes(used: tuple[int, ...], tensors: Mapping[int, Tensor]) -> Shapes:
     """(heads, width) of the operands that are used: numbers, where a compiler has symbols."""
     return tuple((int(h), int(f)) for h, f in shapes_of([tensors[i] for i in used]))
 
@@ -178,8 +172,9 @@ def _several(*args: Any) -> list[Tensor]:
     heads, width = widest(shapes)
     spec = OpSpec.on("gspmm_several", csr, operands[0], heads, width, formulas=tuple(formulas),
                      reduces=tuple(reduces), shapes=shapes)  # fmt: skip
-    backend = choose(spec).backend
-    return backend.gspmm_several(csr, [parse(text) for text in formulas], reduces, operands)
+    run = choose(spec).kernel.run
+    outs: list[Tensor] = run(csr, [parse(text) for text in formulas], reduces, operands)
+    return outs
 
 
 def _several_fake(*args: Any) -> list[Tensor]:

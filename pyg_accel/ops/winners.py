@@ -11,8 +11,9 @@ from pyg_accel.ops.operator import call, define
 
 def _scatter_arg(grad: Tensor, arg: Tensor, num_rows: int) -> Tensor:
     sizes = {"num_cols": num_rows, "num_edges": grad.size(0)}
-    spec = OpSpec.by_rows("scatter_arg", grad, grad.size(1), **sizes, index_dtype=arg.dtype)
-    return choose(spec).backend.scatter_arg(grad, arg, num_rows)
+    spec = OpSpec.by_rows("scatter_arg", grad, grad.size(1), **sizes)
+    out: Tensor = choose(spec).kernel.run(grad, arg, num_rows)
+    return out
 
 
 def _scatter_arg_fake(grad: Tensor, arg: Tensor, num_rows: int) -> Tensor:

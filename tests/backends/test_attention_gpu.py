@@ -1,11 +1,14 @@
 """Attention and several formulas at once on a GPU, by the Triton backend against float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import get_backend
+from pyg_accel.backends.dispatch import forget_decisions
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,8 +64,13 @@ def run(graph: Graph, name: str, operands: list[Tensor], backend: str) -> list[T
 
 @pytest.fixture(params=["fused", "parts"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    kind = type(get_backend("triton"))
-    monkeypatch.setattr(kind, "prefers_parts", lambda self, spec: request.param == "parts")
+    kernels = get_backend("triton").kernels
+    for op, kernel in kernels.items():
+        unfused = request.param == "parts"
+        monkeypatch.setitem(
+            kernels, op, replace(kernel, prefers_unfused=lambda spec, unfused=unfused: unfused)
+        )
+    forget_decisions()
     return str(request.param)
 
 

@@ -1,5 +1,7 @@
 """Attention in one pass on the CPU: hubs, threads, instruction sets, and how formulas are split."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, get_backend
 from pyg_accel.backends.cpu.stages import compile_stages, stages_reasons
-from pyg_accel.backends.dispatch import is_fast
+from pyg_accel.backends.dispatch import forget_decisions, is_fast
 from pyg_accel.formula import parse
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
@@ -37,14 +39,14 @@ CHOSEN = pytest.mark.parametrize(
 
 @CHOSEN
 def test_one_pass_is_taken_where_it_was_measured_to_pay(score, value, shapes, expected):
-    spec = OpSpec("attention", "cpu", torch.float32, torch.int32, 1, 1, 1, 4, 8, value,
+    spec = OpSpec("attention", "cpu", torch.float32, 1, 1, 1, 4, 8, value,
                   shapes=shapes, score=score)  # fmt: skip
     assert is_fast(spec) == expected
 
 
 def test_formulas_with_kernels_of_their_own_do_not_share_a_pass():
     def spec(*formulas: str) -> OpSpec:
-        return OpSpec("gspmm_several", "cpu", torch.float32, torch.int32, 1, 1, 1, 4, 8,
+        return OpSpec("gspmm_several", "cpu", torch.float32, 1, 1, 1, 4, 8,
                       reduces=("sum", "none"), shapes=((4, 8), (4, 8), (4, 1)),
                       formulas=formulas)  # fmt: skip
 
@@ -55,7 +57,11 @@ def test_formulas_with_kernels_of_their_own_do_not_share_a_pass():
 @pytest.fixture
 def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever dispatch would choose."""
-    monkeypatch.setattr(type(get_backend("cpu")), "prefers_parts", lambda self, spec: False)
+    kernels = get_backend("cpu").kernels
+    for op in ("attention", "gspmm_several"):
+        fused = replace(kernels[op], prefers_unfused=lambda spec: False)
+        monkeypatch.setitem(kernels, op, fused)
+    forget_decisions()
 
 
 def hubs() -> Graph:

@@ -1,6 +1,7 @@
 """Which attention is the Tensor Cores' and when, without a GPU; its numbers, with one."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, get_backend
 from pyg_accel.backends.cuda.attention import DotAttention, dot_attention
 from pyg_accel.backends.cuda.choice import attention_ratio
-from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.backends.dispatch import forget_decisions, record_choices
 from pyg_accel.formula import parse
 from pyg_accel.sharing import Shared
 
@@ -47,7 +48,7 @@ def shared(entries: float) -> tuple[Shared, ...]:
 
 def spec(**changes: object) -> OpSpec:
     facts = {
-        "op": "attention", "device": "cuda", "dtype": torch.float16, "index_dtype": torch.int32,
+        "op": "attention", "device": "cuda", "dtype": torch.float16,
         "num_rows": 10**5, "num_cols": 10**5, "num_edges": 10**8, "heads": 1, "width": 128,
         "formula": "u2", "score": "sum(mul(v0,u1))", "shapes": ((1, 128),) * 3,
         "sharing": shared(6.7),
@@ -73,24 +74,26 @@ def test_what_the_kernel_cannot_do_is_said(changes, reason):
     assert (not found) if reason is None else any(reason in each for each in found)
 
 
+def cost(name: str, spec: OpSpec) -> float:
+    return get_backend(name).kernels[spec.op].cost(spec)
+
+
 def test_it_is_chosen_where_rows_share_their_neighbours():
-    cuda, triton = get_backend("cuda"), get_backend("triton")
-    assert cuda.cost(spec()) < triton.cost(spec())
+    assert cost("cuda", spec()) < cost("triton", spec())
     for sharing in ((), shared(1.1)):
-        assert cuda.cost(spec(sharing=sharing)) > triton.cost(spec(sharing=sharing))
+        assert cost("cuda", spec(sharing=sharing)) > cost("triton", spec(sharing=sharing))
     assert attention_ratio(32, shared(2.1)) > attention_ratio(128, shared(2.1))
 
 
 def test_its_gradient_is_chosen_where_they_share_more():
-    cuda, triton = get_backend("cuda"), get_backend("triton")
-
     def costs(entries: float) -> tuple[float, float]:
         """Of two passes over tiles; of one on CUDA cores and the sum that it leaves to do."""
         known = {"sharing": shared(entries)}
         turned = spec(op="attention_backward", formula="v2", reduces=("sum", "sum"), **known)
         targets = spec(op="attention_targets", **known)
         rest = spec(op="gspmm", formula="mul(u0,e1)", reduces=("sum",), score="")
-        return cuda.cost(turned) + cuda.cost(targets), triton.cost(turned) + triton.cost(rest)
+        tiles = cost("cuda", turned) + cost("cuda", targets)
+        return tiles, cost("triton", turned) + cost("triton", rest)
 
     over_tiles, otherwise = costs(7.4)
     assert over_tiles < otherwise
@@ -155,28 +158,28 @@ class TestOnTheGpu:
     @pytest.fixture(autouse=True)
     def chosen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Tensor Cores for attention that they have, whatever the graph."""
-        kind = type(get_backend("cuda"))
-        free = kind.cost
-        monkeypatch.setattr(
-            kind, "cost", lambda self, s: 0.0 if s.op == "attention" else free(self, s)
-        )
+        kernels = get_backend("cuda").kernels
+        free = replace(kernels["attention"], cost=lambda spec: 0.0)
+        monkeypatch.setitem(kernels, "attention", free)
+        forget_decisions()
 
     @pytest.fixture
     def passes(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """The passes of gradients that tiles have run."""
-        kind, seen = type(get_backend("cuda")), []
+        kernels, seen = get_backend("cuda").kernels, []
 
         def watch(op: str) -> None:
-            plain = getattr(kind, op)
+            kernel = kernels[op]
 
-            def watched(self: object, *args: object) -> object:
+            def watched(*args: object) -> object:
                 seen.append(op)
-                return plain(self, *args)
+                return kernel.run(*args)
 
-            monkeypatch.setattr(kind, op, watched)
+            monkeypatch.setitem(kernels, op, replace(kernel, run=watched))
 
         for op in ("attention_backward", "attention_targets"):
             watch(op)
+        forget_decisions()
         return seen
 
     def check(

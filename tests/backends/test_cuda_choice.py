@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_accel import Graph, use_backend
+from pyg_accel import Graph
 from pyg_accel.backends import OpSpec, choose, get_backend
 from pyg_accel.backends.cuda import cbsr, plan, rest, spmm
 from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import Product, product_of
-from pyg_accel.backends.dispatch import forget_decisions
+from pyg_accel.backends.dispatch import forget_decisions, record_choices
 from pyg_accel.formula import parse
 from pyg_accel.sharing import Shared
 from pyg_accel.testing import truth, zoo
@@ -36,7 +36,7 @@ FULL, NUMBER, HEAD, FEATURE = (2, 16), (1, 1), (2, 1), (1, 16)
 
 def spec(**changes: Any) -> OpSpec:
     facts = {
-        "op": "gspmm", "device": "cuda", "dtype": torch.float32, "index_dtype": torch.int32,
+        "op": "gspmm", "device": "cuda", "dtype": torch.float32,
         "num_rows": 100_000, "num_cols": 100_000, "num_edges": 10**8, "heads": 1, "width": 256,
         "formula": "mul(u0,e1)", "reduces": ("sum",), "shapes": ((1, 256), (1, 1)),
     }  # fmt: skip
@@ -47,8 +47,7 @@ def spec(**changes: Any) -> OpSpec:
 def both(monkeypatch):
     """As on a machine with a GPU."""
     for name in ("cuda", "triton"):
-        backend = get_backend(name)
-        monkeypatch.setattr(type(backend), "unavailable_reasons", lambda self: [])
+        monkeypatch.setattr(get_backend(name), "unavailable_reasons", list)
     monkeypatch.setattr("pyg_accel.backends.triton._interpreted", lambda: False)
     forget_decisions()
     yield
@@ -170,9 +169,10 @@ def test_tiles_and_the_rest_add_up_to_the_whole(name):
         column = tiles.tile_of_entry * plan.TILE + tiles.slot.long() % plan.TILE
         edge, other = (csr.eid[entry.long()] for entry in (part.entry, part.rest_entry))
         source = tiles.col.long()[column]
-        with use_backend("cuda"):  # whoever asked for tiles has the rest where it runs best
+        with record_choices() as names:
             sums = rest.sum(part.rest, x, weight[other])
             others = rest.dot(part.rest, y, x)
+        assert list(names) == ["triton"]
         sums.index_add_(0, row, x[source] * weight[edge].unsqueeze(1))
         torch.testing.assert_close(sums, right)
         found = torch.empty_like(dots).index_copy_(0, other.long(), others)

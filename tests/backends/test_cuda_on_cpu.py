@@ -71,7 +71,7 @@ def launches(library, monkeypatch):
 
 def check_maxk(x: torch.Tensor, k: int) -> None:
     values, indices = cbsr.maxk(x, k)
-    right, columns = get_backend("reference").maxk(x, k)
+    right, columns = get_backend("reference").kernels["maxk"].run(x, k)
     assert torch.equal(indices.long(), columns.long())
     torch.testing.assert_close(values, right, rtol=0, atol=0, equal_nan=True)
 

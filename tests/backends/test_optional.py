@@ -22,7 +22,7 @@ def installed(name: str):
 
 def spec(formula: str, reduce: str, *shapes: tuple[int, int], dtype=torch.float32, op="gspmm"):
     heads, width = max(h for h, _ in shapes), max(f for _, f in shapes)
-    return OpSpec(op, "cpu", dtype, torch.int32, 9, 9, 40, heads, width, formula, (reduce,),
+    return OpSpec(op, "cpu", dtype, 9, 9, 40, heads, width, formula, (reduce,),
                   shapes=shapes)  # fmt: skip
 
 

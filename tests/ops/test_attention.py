@@ -1,12 +1,14 @@
 """Attention as one operator: by every backend that has it, and by its parts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
-from pyg_accel.backends.dispatch import is_fast
+from pyg_accel.backends.dispatch import forget_decisions, is_fast
 from pyg_accel.errors import BackendNotSupported
 from pyg_accel.ops import attention_backward
 from pyg_accel.testing import GraphCase, truth, zoo
@@ -43,8 +45,13 @@ def way(request, monkeypatch):
         pytest.skip("; ".join(reasons))
     if name == "triton" and torch.cuda.is_available():
         pytest.skip("kernels run on the GPU: see tests/backends/test_attention_gpu.py")
-    kind = type(get_backend(name))
-    monkeypatch.setattr(kind, "prefers_parts", lambda self, spec: request.param == "parts")
+    kernels = get_backend(name).kernels
+    for op, kernel in kernels.items():
+        unfused = request.param == "parts"
+        monkeypatch.setitem(
+            kernels, op, replace(kernel, prefers_unfused=lambda spec, unfused=unfused: unfused)
+        )
+    forget_decisions()
     with use_backend(name):
         yield request.param
 
@@ -211,7 +218,7 @@ def test_heads_that_do_not_broadcast_are_refused():
 
 def spec(op: str, width: int) -> OpSpec:
     shapes = ((2, width), (2, width))
-    return OpSpec(op, "cpu", torch.float32, torch.int32, 1, 1, 1, 2, width, "u0",
+    return OpSpec(op, "cpu", torch.float32, 1, 1, 1, 2, width, "u0",
                   score="sum(mul(u0,v1))", shapes=shapes)  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pyg_accel.backends.attention import AttentionGradient, gradient_formulas
-from pyg_accel.backends.cpu.stages import Shape, Stages, compile_stages, stages_reasons
-from pyg_accel.backends.spec import OpSpec
+from pyg_accel.backends.cpu.stages import Stages, compile_stages, stages_reasons
+from pyg_accel.backends.spec import OpSpec, shapes_of
 from pyg_accel.formula import Formula, parse, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.native import cpu_library
@@ -35,9 +35,9 @@ def reasons(spec: OpSpec) -> list[str]:
 def run_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.gspmm_several`."""
+    """Run several formulas in one pass over each row."""
     sums, stores = split(formulas, reduces)
-    shapes = _shapes(operands)
+    shapes = shapes_of(operands)
     if any(0 in shape for shape in shapes):
         heads = 0 if any(h == 0 for h, _ in shapes) else max(h for h, _ in shapes)
         sizes, like = dict(enumerate(shapes)), operands[0]
@@ -59,8 +59,8 @@ def split(
 
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.attention`."""
-    shapes = _shapes(operands)
+    """Compute scores, their softmax and the weighted sum in one pass over each row."""
+    shapes = shapes_of(operands)
     heads, width = max(h for h, _ in shapes), shape_of(value, dict(enumerate(shapes)))[1]
     if heads * width == 0 or any(0 in shape for shape in shapes):
         out = operands[0].new_zeros(csr.num_rows, 0 if (0, 1) in shapes else heads, width)
@@ -70,10 +70,10 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
 
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
+    """Compute weights anew, and add up gradients, in one pass over each row."""
     grad, given = call.grad, [*call.operands, call.grad]
     sums, stores = call.formulas()
-    shapes, heads = _shapes(given), grad.size(1)
+    shapes, heads = shapes_of(given), grad.size(1)
     if 0 in grad.shape[1:]:
         sizes = dict(enumerate((*shapes, (heads, 1), (heads, 1))))
         outs = [grad.new_zeros(csr.num_rows, heads, shape_of(f, sizes)[1]) for f in sums]
@@ -86,11 +86,7 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
 
 def _run(csr: CSR, stages: Stages, operands: list[Tensor], given: list[Tensor]) -> list[Tensor]:
     results: list[Tensor] = cpu_library().stages(
-        csr.rowptr, csr.col, csr.eid, csr.num_cols, operands, list(stages.sides), given,
-        list(stages.code), stages.heads, stages.scores,
+        *csr[:4], operands, list(stages.sides), given, list(stages.code), stages.heads,
+        stages.scores,
     )  # fmt: skip
     return results
-
-
-def _shapes(operands: list[Tensor]) -> tuple[Shape, ...]:
-    return tuple((t.size(1), t.size(2)) for t in operands)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
-from pyg_accel.backends.spec import OpSpec
+from pyg_accel.backends.spec import OpSpec, Shapes, shapes_of
 from pyg_accel.formula import (
     Binary,
     Const,
@@ -23,11 +23,12 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR
 from pyg_accel.native import cuda_library
 
-__all__ = ["WINDOW", "DotAttention", "dot_attention", "reasons", "run", "run_backward"]
+__all__ = [
+    "WINDOW", "DotAttention", "dot_attention", "reasons", "run", "run_backward", "run_targets",
+]  # fmt: skip
 
 WINDOW = 64  # rows of a tile: kAttentionWindow in csrc/cuda/attention.h
 _MOST = 128  # features of a head
-Shapes = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def dot_attention(score: Formula, value: Formula, shapes: Shapes) -> DotAttentio
     """Return how attention is one of dot products, or None.
 
     Args:
-        score: one number an edge and head.
+        score: one number per edge and head.
         value: what is added up.
         shapes: (heads, width) of the operands.
     """
@@ -107,9 +108,10 @@ def reasons(spec: OpSpec) -> list[str]:
     return found
 
 
-def run(csr: CSR, how: DotAttention, operands: list[Tensor]) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.attention`."""
-    query, key, value = (_aligned(operands[i]) for i in (how.query, how.key, how.value))
+def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
+    """Multiply queries and keys tile by tile, and weights and values."""
+    how = _how(score, value, operands)
+    query, key, value_rows = (_aligned(operands[i]) for i in (how.query, how.key, how.value))
     heads, width = operands[how.query].shape[1:]
     if csr.num_rows == 0 or csr.col.numel() == 0 or heads == 0:
         out = query.new_zeros(csr.num_rows, heads, width)
@@ -118,39 +120,53 @@ def run(csr: CSR, how: DotAttention, operands: list[Tensor]) -> list[Tensor]:
     plan = plan_of(csr, WINDOW)
     results: list[Tensor] = cuda_library().attention(
         plan.items, plan.splits, plan.tile_col, plan.masks, csr.rowptr, csr.col, query, key,
-        value, _coefficient(how, operands), how.scale, width, plan.num_partials,
+        value_rows, _coefficient(how, operands), how.scale, width, plan.num_partials,
     )  # fmt: skip
     return results
 
 
-def run_backward(
-    csr: CSR, how: DotAttention, call: AttentionGradient, *, sources: bool
-) -> list[Tensor]:
-    """Return the gradients that a pass is asked for: of sources, or of targets.
+def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
+    """Add up gradients of sources."""
+    how = _how(swap_sides(call.score), swap_sides(call.value), call.operands)
+    first, second = _gradients(csr, how, call, sources=True)
+    both = first + second if how.key == how.value else second
+    found = {how.key: first, how.value: both}
+    return [found[index] for index in call.of]
 
-    See :meth:`pyg_accel.backends.Backend.attention_backward` and ``attention_targets``.
-    """
-    operands = call.operands
-    heads, width = call.grad.shape[1:]
-    if csr.num_rows == 0 or csr.col.numel() == 0 or heads == 0:
-        return [t.new_zeros(csr.num_rows, heads, t.size(2)) for t in (operands[i] for i in call.of)]
-    query, key, value = (_aligned(operands[i]) for i in (how.query, how.key, how.value))
+
+def run_targets(csr: CSR, call: AttentionGradient) -> list[Tensor]:
+    """Add up gradients of targets."""
+    how = _how(call.score, call.value, call.operands)
+    first, second = _gradients(csr, how, call, sources=False)
+    found = {how.query: first}
+    if how.coefficient is not None:
+        found[how.coefficient] = second.mul_(how.scale).unsqueeze(-1).to(first.dtype)
+    return [found[index] for index in call.of]
+
+
+def _how(score: Formula, value: Formula, operands: list[Tensor]) -> DotAttention:
+    how = dot_attention(score, value, shapes_of(operands))
+    assert how is not None  # `reasons` has asked
+    return how
+
+
+def _gradients(
+    csr: CSR, how: DotAttention, call: AttentionGradient, *, sources: bool
+) -> tuple[Tensor, Tensor]:
+    """What a pass adds up: for keys and values, or for queries and their coefficients."""
+    rows, (heads, width) = csr.num_rows, call.grad.shape[1:]
+    if rows == 0 or csr.col.numel() == 0 or heads == 0:
+        zeros = call.grad.new_zeros(rows, heads, width)
+        return zeros, zeros if sources else call.grad.new_zeros(rows, heads)
+    query, key, value = (_aligned(call.operands[i]) for i in (how.query, how.key, how.value))
     csr = in_32_bits(csr)
     plan = plan_of(csr, WINDOW)
     first, second = cuda_library().attention_backward(
         plan.items, plan.splits, plan.tile_col, plan.masks, csr.rowptr, csr.col, query, key,
-        value, _coefficient(how, operands), _aligned(call.grad), call.out, call.total, how.scale,
-        width, plan.num_partials, sources,
+        value, _coefficient(how, call.operands), _aligned(call.grad), call.out, call.total,
+        how.scale, width, plan.num_partials, sources,
     )  # fmt: skip
-    if sources:
-        found = {how.key: first, how.value: second}
-        if how.key == how.value:
-            found = {how.key: first + second}
-    else:
-        found = {how.query: first}
-        if how.coefficient is not None:
-            found[how.coefficient] = second.mul_(how.scale).unsqueeze(-1).to(first.dtype)
-    return [found[index] for index in call.of]
+    return first, second
 
 
 def _coefficient(how: DotAttention, operands: list[Tensor]) -> Tensor | None:

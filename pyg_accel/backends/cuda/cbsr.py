@@ -19,9 +19,8 @@ from pyg_accel.machine import INTERPRETED, gpu_of
 from pyg_accel.native import cuda_library
 from pyg_accel.settings import settings
 
-__all__ = ["MAXK_WIDTH", "OPS", "cost", "dot", "maxk", "spmm", "sspmm"]
+__all__ = ["MAXK_WIDTH", "cost", "dot", "maxk", "spmm", "sspmm"]
 
-OPS = ("maxk", "cbsr_spmm", "sspmm", "cbsr_dot")
 SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
 MAXK_WIDTH = 1024  # features that a warp has in registers
 LONG = 128  # entries of a row that pay for more copies of its features, or for reading it again
@@ -96,7 +95,7 @@ def ratio(spec: OpSpec) -> float:
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.maxk`."""
+    """Select in registers, a warp per row."""
     values, indices = cuda_library().maxk(aligned(x), k, _first_guess(k, x.size(1)))
     return values, indices
 
@@ -158,7 +157,7 @@ def in_order(csr: CSR, weight: Tensor | None) -> Tensor | None:
 def spmm(
     csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
 ) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_spmm`."""
+    """Scatter the stored columns of neighbours into rows in shared memory."""
     out = values.new_empty(csr.num_rows, width)
     if out.numel() == 0 or csr.col.numel() == 0:
         return out.zero_()
@@ -179,7 +178,7 @@ def spmm(
 
 
 def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.sspmm`."""
+    """Push rows to their neighbours where atomic additions are allowed, or gather them."""
     if indices.numel() == 0 or csr.col.numel() == 0:
         return x.new_zeros(indices.shape)
     if atomics_allowed():
@@ -257,7 +256,7 @@ def apart(indices: Tensor, passes: int) -> list[Tensor]:
 
 
 def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_dot`."""
+    """Multiply the rows of both ends of every edge."""
     out = torch.empty(csr.col.numel(), dtype=torch.float32, device=x.device)
     if out.numel() == 0 or values.numel() == 0:
         return out.zero_().to(values.dtype)

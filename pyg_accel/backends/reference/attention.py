@@ -4,17 +4,29 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.attention import AttentionGradient
+from pyg_accel.backends.dtypes import widened
 from pyg_accel.backends.reference.messages import evaluate, places_of
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
 
-__all__ = ["gradients", "run"]
+__all__ = ["attention", "attention_backward", "attention_targets"]
 
 
-def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.attention`."""
-    dtype = operands[0].dtype
-    wide = [t.float() if dtype.itemsize == 2 else t for t in operands]
+def attention(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
+    """Sum up values weighted by the softmax of scores over each row.
+
+    Args:
+        csr: the graph.
+        score: one number per edge and head.
+        value: of every edge; without sums over the width.
+        operands: of both, by operand index.
+
+    Returns:
+        [num_rows, H, F], empty rows 0; and [num_rows, H], the logarithm of the sum of the
+        exponentials of a row's scores (empty rows anything), in float64 for float64 operands and in
+        float32 for others.
+    """
+    dtype, wide = operands[0].dtype, [widened(t) for t in operands]
     place = places_of(csr)
     scores = evaluate(score, wide, place)
     values = evaluate(value, wide, place)
@@ -29,11 +41,29 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
     return [out.to(dtype), (most + sums.log()).squeeze(-1)]
 
 
-def gradients(csr: CSR, call: AttentionGradient, side: str) -> list[Tensor]:
+def attention_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
+    """Go over the transposed graph and add up gradients of its rows' operands.
+
+    Returns:
+        [num_rows, H, F | 1] per formula; then what is wanted, [E, H, 1] in the order of
+        ``csr.eid``.
+    """
+    return _gradients(csr, call, "u")
+
+
+def attention_targets(csr: CSR, call: AttentionGradient) -> list[Tensor]:
+    """Go over the graph itself likewise, with scores made anew: nothing is kept per edge.
+
+    Returns:
+        [num_rows, H, F | 1] per formula.
+    """
+    return _gradients(csr, call, "v")
+
+
+def _gradients(csr: CSR, call: AttentionGradient, side: str) -> list[Tensor]:
     """A backward pass over a graph whose targets, those of the softmax, are of a side."""
     dtype = call.grad.dtype
-    given = (*call.operands, call.grad, call.out)
-    wide = [t.float() if dtype.itemsize == 2 else t for t in given]
+    wide = [widened(t) for t in (*call.operands, call.grad, call.out)]
     grad, out = wide[-2:]
     place = places_of(csr)
     target, eid = place[side], place["e"]

@@ -1,27 +1,39 @@
-"""MaxK and the products with CBSR matrices in plain torch, E x k terms written out."""
+"""MaxK and the products with CBSR matrices in plain torch, E x k terms written out.
+
+``values`` and ``indices`` are CBSR rows (see :class:`pyg_accel.cbsr.CBSR`), in products over a
+graph those of the source nodes: [num_cols, k], contiguous. ``weight`` is [E] as ``csr.eid`` numbers
+edges, or None for 1. Dense matrices are contiguous, and of one dtype with the values.
+"""
 
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.dtypes import widened
 from pyg_accel.cbsr import CBSR, index_dtype, scattered
 from pyg_accel.graph import CSR, ptr2index
 
-__all__ = ["dot", "maxk", "mm", "mm_t", "sddmm", "spmm", "sspmm"]
+__all__ = ["cbsr_dot", "cbsr_mm", "cbsr_mm_t", "cbsr_sddmm", "cbsr_spmm", "maxk", "sspmm"]
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.maxk`."""
+    """Keep the k < F largest of each row of x [N, F], contiguous.
+
+    NaN is larger than everything, -0.0 equals 0.0, the lowest columns win among equals.
+
+    Returns:
+        values [N, k] and indices [N, k] (uint8 if F <= 256, else uint16), columns ascending.
+    """
     order = x.sort(dim=1, descending=True, stable=True).indices
     columns = order[:, :k].sort(dim=1).values
     return x.gather(1, columns), columns.to(index_dtype(x.size(1)))
 
 
-def spmm(
+def cbsr_spmm(
     csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
 ) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_spmm`."""
+    """Aggregate CBSR features into dense rows [num_rows, width]; ``reduce`` sum or mean."""
     row, col = ptr2index(csr.rowptr, csr.col.numel()), csr.col.long()
-    terms = _wide(values)[col] * _weights(csr, weight)
+    terms = widened(values)[col] * _weights(csr, weight)
     place = row.unsqueeze(1) * width + indices.long()[col]
     out = terms.new_zeros(csr.num_rows * width).scatter_add_(0, place.flatten(), terms.flatten())
     out = out.view(csr.num_rows, width)
@@ -30,40 +42,42 @@ def spmm(
     return out.to(values.dtype)
 
 
-def sspmm(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.sspmm`."""
+def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
+    """Compute ``out[j, s] = sum_i weight_ij * x[i, indices[j, s]]``, [num_cols, k].
+
+    The sum is over the edges (i, j) of the graph: row i of ``csr`` has an entry in column j, row j
+    of ``transposed`` one in column i. x is [num_rows, F], contiguous.
+    """
     row, col = ptr2index(csr.rowptr, csr.col.numel()), csr.col.long()
-    terms = _wide(x)[row.unsqueeze(1), indices.long()[col]] * _weights(csr, weight)
+    terms = widened(x)[row.unsqueeze(1), indices.long()[col]] * _weights(csr, weight)
     return terms.new_zeros(indices.shape).index_add_(0, col, terms).to(x.dtype)
 
 
-def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_dot`."""
+def cbsr_dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+    """Compute ``sum_s values[j, s] * x[i, indices[j, s]]`` of every edge, [E] by ``csr.eid``.
+
+    x is [num_rows, F], contiguous.
+    """
     row, col = ptr2index(csr.rowptr, csr.col.numel()), csr.col.long()
-    found = (_wide(values)[col] * _wide(x)[row.unsqueeze(1), indices.long()[col]]).sum(1)
+    found = (widened(values)[col] * widened(x)[row.unsqueeze(1), indices.long()[col]]).sum(1)
     if csr.eid is not None:
         found = torch.empty_like(found).index_copy_(0, csr.eid.long(), found)
     return found.to(values.dtype)
 
 
-def mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_mm`."""
+def cbsr_mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
+    """Compute V D for CBSR rows V [N, F] and ``dense`` [F, H]: [N, H]."""
     return scattered(CBSR(values, indices, width)) @ dense
 
 
-def sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_sddmm`."""
+def cbsr_sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
+    """Compute ``out[i, s] = x[i] . dense[indices[i, s]]`` for x [N, H], dense [F, H]."""
     return (x @ dense.t()).gather(1, indices.long())
 
 
-def mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_mm_t`."""
+def cbsr_mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
+    """Compute the transpose of CBSR rows V [N, F] times x [N, H]: [F, H]."""
     return scattered(CBSR(values, indices, width)).t() @ x
-
-
-def _wide(features: Tensor) -> Tensor:
-    """16-bit features are computed in fp32 and rounded once."""
-    return features.float() if features.dtype.itemsize == 2 else features
 
 
 def _weights(csr: CSR, weight: Tensor | None) -> Tensor:
@@ -71,4 +85,4 @@ def _weights(csr: CSR, weight: Tensor | None) -> Tensor:
     if weight is None:
         return torch.ones((), device=csr.col.device)
     weight = weight if csr.eid is None else weight.index_select(0, csr.eid.long())
-    return _wide(weight).unsqueeze(1)
+    return widened(weight).unsqueeze(1)

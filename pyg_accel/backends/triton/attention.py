@@ -36,14 +36,13 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR
 from pyg_accel.machine import Gpu
 
-__all__ = ["MAX_WIDTH", "run", "run_backward", "run_several"]
+__all__ = ["run", "run_backward", "run_several"]
 
-MAX_WIDTH = 512  # of a head: a program holds it whole
 Shapes = tuple[tuple[int, int], ...]
 
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.attention`."""
+    """Go over each row once, with a running maximum of its scores."""
     shapes = tuple((t.size(1), t.size(2)) for t in operands)
     heads, width = _extent(score, value, shapes)
     like, rows = operands[0], csr.num_rows
@@ -60,7 +59,7 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
 def run_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.gspmm_several`."""
+    """Run several formulas in one pass."""
     shapes = tuple((t.size(1), t.size(2)) for t in operands)
     return _several(csr, formulas, reduces, operands, shapes)
 
@@ -93,7 +92,7 @@ def _several(
 
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.attention_backward`."""
+    """Compute weights anew, and add up gradients, in one pass."""
     total, delta = call.total.unsqueeze(-1), _delta(call.grad, call.out).unsqueeze(-1)
     sums, left = call.formulas()
     everything = [*call.operands, call.grad, total, delta]

@@ -12,18 +12,18 @@ float64, and where there is no CUDA compiler.
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
+from pyg_accel.backends.base import atomics_allowed, weighted_sum
+from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton import gspmm
 from pyg_accel.backends.triton.kernels.cbsr import dot_kernel, sspmm_push_kernel
-from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.launcher import launch, type_of
 from pyg_accel.cbsr import CBSR, scattered
-from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
 
-__all__ = ["dot", "spmm", "sspmm", "sspmm_push"]
+__all__ = ["dot", "spmm", "sspmm"]
 
 GATHERS = 4  # features that a thread has in flight
 SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
@@ -32,28 +32,21 @@ SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
 def spmm(
     csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
 ) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_spmm`."""
-    return _weighted(csr, scattered(CBSR(values, indices, width)), weight, reduce)
+    """Aggregate dense rows."""
+    return weighted_sum(gspmm.run, csr, scattered(CBSR(values, indices, width)), weight, reduce)
 
 
-def sspmm(transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.sspmm`."""
-    return _weighted(transposed, x, weight, "sum").gather(1, indices.long())
+def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
+    """Gather whole rows, or push to the stored columns where atomic additions are allowed."""
+    if atomics_allowed():
+        return _push(csr, x, indices, weight)
+    return weighted_sum(gspmm.run, transposed, x, weight, "sum").gather(1, indices.long())
 
 
-def _weighted(csr: CSR, x: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
-    operands = [x.unsqueeze(1)]
-    if weight is not None:
-        operands.append(weight.view(-1, 1, 1))
-    formula = parse("u0" if weight is None else "mul(u0,e1)")
-    return gspmm.run(csr, formula, operands, [reduce], want_arg=False)[0].squeeze(1)
-
-
-def sspmm_push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
-    """The same by atomic additions: faster, and different in the last bits from run to run."""
+def _push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
+    """Add atomically: faster, and different in the last bits from run to run."""
     k, width = indices.size(1), x.size(1)
-    accumulate = torch.float64 if x.dtype == torch.float64 else torch.float32
-    out = torch.zeros(indices.shape, dtype=accumulate, device=x.device)
+    out = torch.zeros(indices.shape, dtype=accumulate(x.dtype), device=x.device)
     if csr.col.numel() == 0:
         return out.to(x.dtype)
     eid = None if weight is None else csr.eid
@@ -65,16 +58,15 @@ def sspmm_push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> T
 
 
 def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.cbsr_dot`."""
+    """Multiply the rows of both ends of every edge."""
     out = values.new_empty(csr.col.numel())
     if out.numel() == 0:
         return out
-    k, width = values.size(1), x.size(1)
-    accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
+    k, width, wide = values.size(1), x.size(1), type_of(accumulate(x.dtype))
     for tasks, where, longest in _tasks(csr):
         arguments = (csr.rowptr, *where, csr.col, csr.eid, values, indices, x, out, longest,
                      k, width)  # fmt: skip
-        launch(dot_kernel, (tasks,), arguments, PIECES=where[0] is not None, ACC=accumulate,
+        launch(dot_kernel, (tasks,), arguments, PIECES=where[0] is not None, ACC=wide,
                **_tile(k))  # fmt: skip
     return out
 

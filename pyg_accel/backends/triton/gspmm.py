@@ -28,7 +28,7 @@ __all__ = ["run"]
 def run(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
-    """See :meth:`pyg_accel.backends.Backend.gspmm`."""
+    """Run a call by itself; sums over the width that are inside a formula are computed first."""
     if has_sum(formula):
         operands = list(operands)
         if isinstance(formula, Sum) and reduces == ["none"]:
@@ -44,7 +44,7 @@ def run(
 def bind(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> Callable[[CSR, list[Tensor]], list[Tensor]]:
-    """See :meth:`pyg_accel.backends.Backend.bind_gspmm`."""
+    """Return what launches calls like this one."""
     if has_sum(formula):
         return lambda csr, operands: run(csr, formula, operands, reduces, want_arg=want_arg)
     dtype = next(t.dtype for t in operands if t.is_floating_point())

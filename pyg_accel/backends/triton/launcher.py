@@ -6,11 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Launcher", "launch"]
+__all__ = ["Launcher", "launch", "type_of"]
 
 # Compiled kernels by what Triton's compiler looks at. Triton keeps such a table too; finding a
 # kernel in it takes several times as long as launching.
 _compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def type_of(dtype: torch.dtype) -> Any:
+    """Return what Triton calls a dtype."""
+    import triton.language as tl
+
+    return getattr(tl, str(dtype).removeprefix("torch."))
 
 
 def launch(

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.sampling import Sampling, primes
 from pyg_accel.backends.triton.kernels.sampled import choose_kernel, sum_kernel
-from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.launcher import launch, type_of
 from pyg_accel.backends.triton.plan import device_facts
 from pyg_accel.graph import CSR
 from pyg_accel.machine import Gpu
@@ -76,9 +77,7 @@ def run(
     seed: Tensor | None,
     tile: SampledTile | None = None,
 ) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.sampled_spmm`."""
-    import triton.language as tl
-
+    """Lay the columns of the sampled entries side by side, then add their rows up."""
     rows, entries = csr.num_rows, csr.col.numel()
     _, heads, features = x.shape
     out = torch.empty(rows, heads, features, device=x.device,
@@ -93,9 +92,10 @@ def run(
     by_row = scale is not None and scale.size(1) == 1 and scale.size(0) == csr.num_cols
     width = min(sampling.width, entries)
     small = entries < INT32_ENTRIES and width < INT32_WIDTH
+    kind = accumulate(x.dtype)
     shared: dict[str, Any] = {
-        "ACC": tl.float64 if x.dtype == torch.float64 else tl.float32,
-        "POS": tl.int32 if small else tl.int64,
+        "ACC": type_of(kind),
+        "POS": type_of(torch.int32 if small else torch.int64),
         "PADDED": rows * width < entries,
     }
     gcn = sampling.rescale == "gcn"
@@ -107,7 +107,6 @@ def run(
         kept = min(rows * width, entries)
         sources = csr.col.new_empty(kept)
         if factors:
-            kind = torch.float64 if x.dtype == torch.float64 else torch.float32
             values = torch.empty(heads, kept, dtype=kind, device=x.device)
         random = sampling.strategy == "random"
         block, lanes = CHOOSE_TILE

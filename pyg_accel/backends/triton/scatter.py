@@ -8,12 +8,13 @@ for a million rows is 20 bits finer than float32 needs. Infinities and NaN trave
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.triton.kernels.scatter import (
     column_max_kernel,
     scatter_finish_kernel,
     scatter_kernel,
 )
-from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.launcher import launch, type_of
 
 __all__ = ["run"]
 
@@ -22,9 +23,7 @@ PARTS = 256  # programs that look for the largest, at most
 
 
 def run(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.scatter_arg`."""
-    import triton.language as tl
-
+    """Add up in whole numbers, by integer atomics."""
     rows, columns = grad.shape
     if rows == 0 or columns == 0 or num_cols == 0:
         return grad.new_zeros(num_cols, columns)
@@ -33,13 +32,12 @@ def run(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
     tall = ELEMENTS // block
     slices = -(-columns // block)
 
-    wide = grad.dtype == torch.float64
+    wide = accumulate(grad.dtype)
     share = max(-(-rows // PARTS), tall)
     parts = -(-rows // share)
-    most = torch.empty(parts, columns, dtype=torch.float64 if wide else torch.float32,
-                       device=grad.device)  # fmt: skip
+    most = torch.empty(parts, columns, dtype=wide, device=grad.device)
     launch(column_max_kernel, (parts, slices), (grad, most, rows, columns, share), ROWS=tall,
-           COLUMNS=block, ACC=tl.float64 if wide else tl.float32, warps=4)  # fmt: skip
+           COLUMNS=block, ACC=type_of(wide), warps=4)  # fmt: skip
     exponent = torch.frexp(most.amax(0)).exponent
     scale = torch.exp2(62 - rows.bit_length() - exponent.double())
 

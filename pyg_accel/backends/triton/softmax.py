@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton.kernels.softmax import softmax_combine_kernel, softmax_kernel
-from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.launcher import launch, type_of
 from pyg_accel.graph import CSR
 
 __all__ = ["run"]
@@ -19,7 +20,7 @@ PIECE = 1024  # of a longer one
 
 
 def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
-    """See :meth:`pyg_accel.backends.Backend.edge_softmax`."""
+    """Normalise short rows in one go, and the pieces of long ones in three."""
     scores = scores.contiguous()
     out = torch.empty_like(scores)
     entries, heads = scores.shape
@@ -30,12 +31,9 @@ def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
     mean = entries // max(csr.num_rows, 1)
     most_lanes = ELEMENTS // block
     lanes = min(1 << (max(mean, 1).bit_length() - 1), most_lanes)
-    wide = scores.dtype == torch.float64
-    accumulate = torch.float64 if wide else torch.float32
-    import triton.language as tl
-
+    wide = accumulate(scores.dtype)
     shared: dict[str, Any] = {"HEADS": block, "BACKWARD": grad is not None,
-                              "ACC": tl.float64 if wide else tl.float32}  # fmt: skip
+                              "ACC": type_of(wide)}  # fmt: skip
     entry = {**shared, "NUMBERED": csr.eid is not None}
     inputs = (scores, None if grad is None else grad.contiguous(), out)
 
@@ -49,7 +47,7 @@ def run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
     if pieces is None:
         return out
     count = pieces.row.numel()
-    stats = [torch.empty(count, heads, dtype=accumulate, device=out.device) for _ in range(2)]
+    stats = [torch.empty(count, heads, dtype=wide, device=out.device) for _ in range(2)]
     where = (csr.rowptr, csr.eid, pieces.begin, pieces.end, *inputs, *stats, count, heads, SPLIT)
     tile = {"ROWS": 1, "LANES": most_lanes, **entry}
     launch(softmax_kernel, (count, grid_heads), where, STAGE="sum", **tile)

@@ -1,0 +1,64 @@
+"""Products with CBSR features on the CPU; 16-bit features are added up in fp32."""
+
+from torch import Tensor
+
+from pyg_accel.backends.base import weighted_sum
+from pyg_accel.backends.cpu import gspmm
+from pyg_accel.backends.dtypes import widened
+from pyg_accel.cbsr import CBSR, scattered
+from pyg_accel.graph import CSR
+from pyg_accel.native import cpu_library
+
+__all__ = ["dot", "mm", "mm_t", "sddmm", "spmm", "sspmm"]
+
+
+def _dense_pays(width: int, k: int) -> bool:
+    """Whether whole vectors of a dense row take less time than k single numbers of it."""
+    return width >= 64 and 8 * k > width
+
+
+def spmm(
+    csr: CSR, values: Tensor, indices: Tensor, width: int, weight: Tensor | None, reduce: str
+) -> Tensor:
+    """Aggregate, over dense rows where most of their columns are stored."""
+    if _dense_pays(width, values.size(1)):
+        x = scattered(CBSR(values, indices, width))
+        return weighted_sum(gspmm.run, csr, x, weight, reduce)
+    out: Tensor = cpu_library().cbsr_spmm(
+        *csr[:4], widened(values), indices, width, widened(weight), reduce == "mean"
+    )
+    return out.to(values.dtype)
+
+
+def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
+    """Push rows of x to their neighbours' stored columns, or gather whole rows."""
+    if _dense_pays(x.size(1), indices.size(1)):
+        return weighted_sum(gspmm.run, transposed, x, weight, "sum").gather(1, indices.long())
+    out: Tensor = cpu_library().cbsr_sspmm(
+        *csr, transposed.rowptr, widened(x), indices, widened(weight)
+    )
+    return out.to(x.dtype)
+
+
+def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
+    """Multiply the rows of both ends of every edge."""
+    out: Tensor = cpu_library().cbsr_dot(*csr[:4], widened(values), indices, widened(x))
+    return out.to(x.dtype)
+
+
+def mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
+    """Multiply stored columns by rows of a dense matrix."""
+    out: Tensor = cpu_library().cbsr_mm(widened(values), indices, width, widened(dense))
+    return out.to(values.dtype)
+
+
+def sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
+    """Multiply two dense matrices at the stored columns."""
+    out: Tensor = cpu_library().cbsr_sddmm(widened(x), indices, widened(dense))
+    return out.to(x.dtype)
+
+
+def mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
+    """Add the products of stored columns and dense rows up by column."""
+    out: Tensor = cpu_library().cbsr_mm_t(widened(values), indices, width, widened(x))
+    return out.to(values.dtype)

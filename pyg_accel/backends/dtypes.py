@@ -1,0 +1,42 @@
+"""What is known of dtypes: a row for each that features may have."""
+
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["DTYPES", "EIGHT_BITS", "Tolerance", "accumulate", "widened"]
+
+Tolerance = tuple[float, float]  # relative, absolute
+T = TypeVar("T", Tensor, Tensor | None)
+
+
+class Dtype(NamedTuple):
+    """Facts about a floating dtype.
+
+    Attributes:
+        accumulate: what is added up in.
+        tolerance: how far results may be from the truth.
+    """
+
+    accumulate: torch.dtype
+    tolerance: Tolerance
+
+
+DTYPES = {
+    torch.float32: Dtype(torch.float32, (2e-5, 1e-6)),
+    torch.float64: Dtype(torch.float64, (1e-12, 1e-12)),
+    torch.bfloat16: Dtype(torch.float32, (2e-2, 1e-2)),
+    torch.float16: Dtype(torch.float32, (4e-3, 2e-3)),
+}
+EIGHT_BITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # quantized features: the largest
+
+
+def accumulate(dtype: torch.dtype) -> torch.dtype:
+    """Return what features are added up in."""
+    return DTYPES[dtype].accumulate if dtype in DTYPES else torch.float32
+
+
+def widened(features: T) -> T:
+    """Return 16-bit features in float32, others as they are; None stays None."""
+    return features.float() if features is not None and features.dtype.itemsize == 2 else features

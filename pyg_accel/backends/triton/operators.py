@@ -1,0 +1,19 @@
+"""The functions of all operators under their names, for a table that does not import Triton."""
+
+from pyg_accel.backends.triton.attention import run as attention
+from pyg_accel.backends.triton.attention import run_backward as attention_backward
+from pyg_accel.backends.triton.attention import run_several as gspmm_several
+from pyg_accel.backends.triton.cbsr import dot as cbsr_dot
+from pyg_accel.backends.triton.cbsr import spmm as cbsr_spmm
+from pyg_accel.backends.triton.cbsr import sspmm
+from pyg_accel.backends.triton.gspmm import bind as bind_gspmm
+from pyg_accel.backends.triton.gspmm import run as gspmm
+from pyg_accel.backends.triton.maxk import run as maxk
+from pyg_accel.backends.triton.sampled import run as sampled_spmm
+from pyg_accel.backends.triton.scatter import run as scatter_arg
+from pyg_accel.backends.triton.softmax import run as edge_softmax
+
+__all__ = [
+    "attention", "attention_backward", "bind_gspmm", "cbsr_dot", "cbsr_spmm", "edge_softmax",
+    "gspmm", "gspmm_several", "maxk", "sampled_spmm", "scatter_arg", "sspmm",
+]  # fmt: skip
