@@ -19,7 +19,7 @@ from pyg_accel.backends.base import atomics_allowed
 from pyg_accel.cbsr import CBSR, check_cbsr, check_columns
 from pyg_accel.checks import shown
 from pyg_accel.graph import CSR, Graph, check_graph
-from pyg_accel.ops.arrays import ARRAYS, NO_GRADS, Arrays, csr_and_rest
+from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.operator import call, define
 
 __all__ = ["cbsr_spmm"]
@@ -105,9 +105,8 @@ def _cbsr_spmm(*args: Any) -> Tensor:
 
 def _sspmm(*args: Any) -> Tensor:
     arrays, (x, indices, weight) = Arrays.split(args)
-    csr = arrays.csr
-    run = _kernel("sspmm", csr, x, x.size(1), indices.size(1))
-    return run(csr, arrays.transposed, x, indices, weight)
+    run = _kernel("sspmm", arrays.csr, x, x.size(1), indices.size(1))
+    return run(arrays.csr, arrays.transposed, x, indices, weight)
 
 
 def _cbsr_dot(*args: Any) -> Tensor:
@@ -116,73 +115,17 @@ def _cbsr_dot(*args: Any) -> Tensor:
     return run(csr, values, indices, x)
 
 
-def _cbsr_spmm_fake(*args: Any) -> Tensor:
+def _cbsr_spmm_fake(*args: Any) -> Any:
     csr, (values, _, width, _, _) = csr_and_rest(args)
-    out: Tensor = values.new_empty(csr.num_rows, width)
-    return out
+    return values.new_empty(csr.num_rows, width)
 
 
-def _sspmm_fake(*args: Any) -> Tensor:
-    _, (x, indices, _) = csr_and_rest(args)
-    out: Tensor = x.new_empty(indices.shape)
-    return out
-
-
-def _cbsr_dot_fake(*args: Any) -> Tensor:
-    csr, (values, _, _) = csr_and_rest(args)
-    out: Tensor = values.new_empty(csr.col.size(0))
-    return out
-
-
-def _cbsr_spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    arrays, (values, indices, _, weight, ctx.reduce) = Arrays.split(inputs)
-    arrays.save(ctx, values, indices, weight)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    arrays, tensors = Arrays.split(inputs)
-    arrays.save(ctx, *tensors)
-
-
-def _cbsr_spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    arrays, (values, indices, weight) = Arrays.saved(ctx)
-    wants_values, _, _, wants_weight, _ = ctx.needs_input_grad[-5:]
-    if ctx.reduce == "mean":
-        degree = arrays.rowptr.diff().clamp(min=1)
+def _of_sum(grad: Tensor, arrays: list[Any], reduce: str) -> Tensor:
+    """The gradient of a sum, given that of the result."""
+    if reduce == "mean":
+        degree = arrays[0].diff().clamp(min=1)
         grad = grad / degree.to(grad.dtype).unsqueeze(1)
-    grad = grad.contiguous()
-    return (
-        *NO_GRADS,
-        call("sspmm", *arrays, grad, indices, weight) if wants_values else None,
-        None,
-        None,
-        call("cbsr_dot", *arrays, values, indices, grad) if wants_weight else None,
-        None,
-    )
-
-
-def _sspmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    arrays, (x, indices, weight) = Arrays.saved(ctx)
-    wants_x, _, wants_weight = ctx.needs_input_grad[-3:]
-    grad, width = grad.contiguous(), x.size(1)
-    return (
-        *NO_GRADS,
-        call("cbsr_spmm", *arrays, grad, indices, width, weight, "sum") if wants_x else None,
-        None,
-        call("cbsr_dot", *arrays, grad, indices, x) if wants_weight else None,
-    )
-
-
-def _cbsr_dot_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    arrays, (values, indices, x) = Arrays.saved(ctx)
-    wants_values, _, wants_x = ctx.needs_input_grad[-3:]
-    grad, width = grad.contiguous(), x.size(1)
-    return (
-        *NO_GRADS,
-        call("sspmm", *arrays, x, indices, grad) if wants_values else None,
-        None,
-        call("cbsr_spmm", *arrays, values, indices, width, grad, "sum") if wants_x else None,
-    )
+    return grad.contiguous()
 
 
 define(
@@ -190,20 +133,38 @@ define(
     "-> Tensor",
     _cbsr_spmm,
     _cbsr_spmm_fake,
-    _cbsr_spmm_backward,
-    _cbsr_spmm_setup,
+    gradients={
+        "values": lambda grad, arrays, indices, weight, reduce: call(
+            "sspmm", *arrays, _of_sum(grad, arrays, reduce), indices, weight
+        ),
+        "weight": lambda grad, arrays, values, indices, reduce: call(
+            "cbsr_dot", *arrays, values, indices, _of_sum(grad, arrays, reduce)
+        ),
+    },
 )
 define(
     f"sspmm({ARRAYS}, Tensor x, Tensor indices, Tensor? weight) -> Tensor",
     _sspmm,
-    _sspmm_fake,
-    _sspmm_backward,
-    _setup,
+    lambda *args: args[-3].new_empty(args[-2].shape),
+    gradients={
+        "x": lambda grad, arrays, x_columns, indices, weight: call(
+            "cbsr_spmm", *arrays, grad.contiguous(), indices, x_columns, weight, "sum"
+        ),
+        "weight": lambda grad, arrays, x, indices: call(
+            "cbsr_dot", *arrays, grad.contiguous(), indices, x
+        ),
+    },
 )
 define(
     f"cbsr_dot({ARRAYS}, Tensor values, Tensor indices, Tensor x) -> Tensor",
     _cbsr_dot,
-    _cbsr_dot_fake,
-    _cbsr_dot_backward,
-    _setup,
+    lambda *args: args[-3].new_empty(args[1].size(0)),
+    gradients={
+        "values": lambda grad, arrays, indices, x: call(
+            "sspmm", *arrays, x, indices, grad.contiguous()
+        ),
+        "x": lambda grad, arrays, values, indices, x_columns: call(
+            "cbsr_spmm", *arrays, values, indices, x_columns, grad.contiguous(), "sum"
+        ),
+    },
 )

@@ -79,84 +79,56 @@ def _spec(op: str, like: Tensor, width: int, k: int, columns: int) -> OpSpec:
     return OpSpec.by_rows(op, like, columns, num_cols=width, k=k)
 
 
-def _mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Tensor:
+def _mm(values: Tensor, indices: Tensor, width: int, dense: Tensor) -> Any:
     check_columns(indices, width)
     spec = _spec("cbsr_mm", values, width, values.size(1), dense.size(1))
-    out: Tensor = choose(spec).kernel.run(values, indices, width, dense)
-    return out
+    return choose(spec).kernel.run(values, indices, width, dense)
 
 
-def _sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Tensor:
+def _sddmm(x: Tensor, indices: Tensor, dense: Tensor) -> Any:
     spec = _spec("cbsr_sddmm", x, dense.size(0), indices.size(1), x.size(1))
-    out: Tensor = choose(spec).kernel.run(x, indices, dense)
-    return out
+    return choose(spec).kernel.run(x, indices, dense)
 
 
-def _mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Tensor:
+def _mm_t(values: Tensor, indices: Tensor, width: int, x: Tensor) -> Any:
     spec = _spec("cbsr_mm_t", values, width, values.size(1), x.size(1))
-    out: Tensor = choose(spec).kernel.run(values, indices, width, x)
-    return out
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*(item for item in inputs if isinstance(item, Tensor)))
-    ctx.width = next((item for item in inputs if not isinstance(item, Tensor)), None)
-
-
-def _mm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    values, indices, dense = ctx.saved_tensors
-    grad = grad.contiguous()
-    wants_values, _, _, wants_dense = ctx.needs_input_grad[-4:]
-    return (
-        call("cbsr_sddmm", grad, indices, dense) if wants_values else None,
-        None,
-        None,
-        call("cbsr_mm_t", values, indices, ctx.width, grad) if wants_dense else None,
-    )
-
-
-def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    x, indices, dense = ctx.saved_tensors
-    grad = grad.contiguous()
-    wants_x, _, wants_dense = ctx.needs_input_grad[-3:]
-    width = dense.size(0)
-    return (
-        call("cbsr_mm", grad, indices, width, dense) if wants_x else None,
-        None,
-        call("cbsr_mm_t", grad, indices, width, x) if wants_dense else None,
-    )
-
-
-def _mm_t_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    values, indices, x = ctx.saved_tensors
-    grad = grad.contiguous()
-    wants_values, _, _, wants_x = ctx.needs_input_grad[-4:]
-    return (
-        call("cbsr_sddmm", x, indices, grad) if wants_values else None,
-        None,
-        None,
-        call("cbsr_mm", values, indices, ctx.width, grad) if wants_x else None,
-    )
+    return choose(spec).kernel.run(values, indices, width, x)
 
 
 define(
     "cbsr_mm(Tensor values, Tensor indices, SymInt width, Tensor dense) -> Tensor",
     _mm,
     lambda values, indices, width, dense: values.new_empty(values.size(0), dense.size(1)),
-    _mm_backward,
-    _keep,
+    gradients={
+        "values": lambda grad, indices, dense: call(
+            "cbsr_sddmm", grad.contiguous(), indices, dense
+        ),
+        "dense": lambda grad, values, indices, width: call(
+            "cbsr_mm_t", values, indices, width, grad.contiguous()
+        ),
+    },
 )
 define(
     "cbsr_sddmm(Tensor x, Tensor indices, Tensor dense) -> Tensor",
     _sddmm,
     lambda x, indices, dense: x.new_empty(indices.shape),
-    _sddmm_backward,
-    _keep,
+    gradients={
+        "x": lambda grad, indices, dense: call(
+            "cbsr_mm", grad.contiguous(), indices, dense.size(0), dense
+        ),
+        "dense": lambda grad, x, indices, dense_rows: call(
+            "cbsr_mm_t", grad.contiguous(), indices, dense_rows, x
+        ),
+    },
 )
 define(
     "cbsr_mm_t(Tensor values, Tensor indices, SymInt width, Tensor x) -> Tensor",
     _mm_t,
     lambda values, indices, width, x: values.new_empty(width, x.size(1)),
-    _mm_t_backward,
-    _keep,
+    gradients={
+        "values": lambda grad, indices, x: call("cbsr_sddmm", x, indices, grad.contiguous()),
+        "x": lambda grad, values, indices, width: call(
+            "cbsr_mm", values, indices, width, grad.contiguous()
+        ),
+    },
 )

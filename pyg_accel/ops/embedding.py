@@ -41,21 +41,6 @@ def embedding(
     return out
 
 
-def _embedding(weight: Tensor, ids: Tensor, padding_idx: int, by_freq: bool) -> Tensor:
-    return torch.embedding(weight, ids, padding_idx, by_freq, False)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weight, ids, *ctx.how = inputs
-    ctx.words = weight.size(0)
-    ctx.save_for_backward(ids)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    (ids,) = ctx.saved_tensors
-    return call("embedding_backward", grad, ids, ctx.words, *ctx.how), None, None, None
-
-
 def _backward(grad: Tensor, ids: Tensor, words: int, padding_idx: int, by_freq: bool) -> Tensor:
 
     def make() -> Graph:
@@ -71,34 +56,32 @@ def _backward(grad: Tensor, ids: Tensor, words: int, padding_idx: int, by_freq: 
     return out
 
 
-def _setup_twice(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, ids, ctx.words, ctx.padding_idx, ctx.by_freq = inputs
-    ctx.save_for_backward(ids)
-
-
-def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
+def _twice(seed: Tensor, ids: Tensor, words: int, padding_idx: int, by_freq: bool) -> Any:
     """Of a sum over the places of a word each place gets the word's; of a mean, its share."""
-    (ids,) = ctx.saved_tensors
-    if ctx.padding_idx >= 0:
-        seed = seed.index_fill(0, ids.new_tensor([ctx.padding_idx]).long(), 0)
-    if ctx.by_freq:
-        often = torch.bincount(ids.reshape(-1), minlength=ctx.words).clamp(min=1)
+    if padding_idx >= 0:
+        seed = seed.index_fill(0, ids.new_tensor([padding_idx]).long(), 0)
+    if by_freq:
+        often = torch.bincount(ids.reshape(-1), minlength=words).clamp(min=1)
         seed = seed / often.to(seed.dtype).unsqueeze(1)
-    return call("embedding", seed, ids, -1, False), None, None, None, None
+    return call("embedding", seed, ids, -1, False)
 
 
 define(
     "embedding(Tensor weight, Tensor ids, int padding_idx, bool by_freq) -> Tensor",
-    _embedding,
+    lambda weight, ids, padding_idx, by_freq: torch.embedding(
+        weight, ids, padding_idx, by_freq, False
+    ),
     lambda weight, ids, *_: weight.new_empty(*ids.shape, weight.size(1)),
-    _differentiate,
-    _setup,
+    gradients={
+        "weight": lambda grad, ids, weight_rows, padding_idx, by_freq: call(
+            "embedding_backward", grad, ids, weight_rows, padding_idx, by_freq
+        )
+    },
 )
 define(
     "embedding_backward(Tensor grad, Tensor ids, SymInt words, int padding_idx, bool by_freq) "
     "-> Tensor",
     _backward,
     lambda grad, ids, words, *_: grad.new_empty(words, grad.size(-1)),
-    _differentiate_twice,
-    _setup_twice,
+    gradients={"grad": _twice},
 )

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
+from pyg_accel.ops.derivative import Gradients, derivative_of
 
 __all__ = ["call", "define", "each_gradient", "is_batch", "is_eager", "somebody_listens"]
 
@@ -37,6 +38,8 @@ def define(
     fake: Callable[..., Any],
     differentiate: Callable[..., tuple[Any, ...]] | None = None,
     setup: Callable[..., None] | None = None,
+    *,
+    gradients: Gradients | None = None,
 ) -> None:
     """Register an operator.
 
@@ -47,8 +50,11 @@ def define(
         differentiate: of the context and the gradients of the results, returns those of the
             arguments; by other operators, so that it can be differentiated as well.
         setup: of the context, arguments and results, keeps what ``differentiate`` needs.
+        gradients: in place of these two: see :mod:`.derivative`.
     """
     name = schema.partition("(")[0]
+    if gradients is not None:
+        setup, differentiate = derivative_of(schema, gradients)
     if differentiate is not None and setup is not None:
         differentiate, setup = _where_it_was_asked_for(differentiate, setup)
     _library.define(schema)

@@ -21,7 +21,7 @@ from pyg_accel.ops.arrays import ROW_ARRAYS
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.quantized import Quantized
-from pyg_accel.ops.sampled_backward import HOW, fit, keep, kept, split
+from pyg_accel.ops.sampled_backward import HOW, fit, split
 
 __all__ = ["sampled_spmm", "sampling_rates"]
 
@@ -200,47 +200,38 @@ def _check(graph: Graph, values: Tensor, weight: Tensor | None, reduce: str, res
     return "mean" if reduce == "mean" else rescale
 
 
-def _forward(*args: Any) -> Tensor:
+def _forward(*args: Any) -> Any:
     csr, (x, scale, weight, *how, seed) = split(args)
     sampling = Sampling(*how)
     spec = OpSpec.on("sampled_spmm", csr, x, x.size(1), x.size(2), k=sampling.width)
     weight = None if weight is None else weight.contiguous()
     if (noted := _noted.get()) is not None:
         noted.append(sampling.width)
-    out: Tensor = choose(spec).kernel.run(csr, x, scale, weight, sampling, seed)
-    return out
+    return choose(spec).kernel.run(csr, x, scale, weight, sampling, seed)
 
 
-def _forward_fake(*args: Any) -> Tensor:
+def _forward_fake(*args: Any) -> Any:
     csr, (x, scale, *_) = split(args)
     dtype = x.dtype if scale is None else scale.dtype
-    out: Tensor = x.new_empty(csr.num_rows, x.size(1), x.size(2), dtype=dtype)
-    return out
+    return x.new_empty(csr.num_rows, x.size(1), x.size(2), dtype=dtype)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *arrays, x, scale, weight = inputs[:7]
-    needs_x = weight is not None and weight.requires_grad
-    ctx.needs = x.requires_grad, needs_x
-    keep(ctx, arrays, (x if needs_x else None, scale, weight), inputs[7:])
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    arrays, (x, scale, weight), how = kept(ctx)
-    grad = contiguous_rows(grad)
-    grad_x = call("sampled_spmm_t", *arrays, grad, weight, *how) if ctx.needs[0] else None
-    grad_weight = None
-    if ctx.needs[1]:
-        if scale is not None:
-            x = (x.to(scale.dtype).flatten(1) * scale).view(x.shape)
-        grad_weight = fit(call("sampled_sddmm", *arrays, grad, x, *how), weight)
-    return (*(None,) * 4, grad_x, None, grad_weight, *(None,) * 4)
+def _of_weight(
+    grad: Tensor, arrays: list[Any], x: Tensor, scale: Tensor | None, weight: Tensor, how: list[Any]
+) -> Tensor:
+    if scale is not None:
+        x = (x.to(scale.dtype).flatten(1) * scale).view(x.shape)
+    return fit(call("sampled_sddmm", *arrays, contiguous_rows(grad), x, *how), weight)
 
 
 define(
     f"sampled_spmm({ROW_ARRAYS}, Tensor x, Tensor? scale, Tensor? weight, {HOW}) -> Tensor",
     _forward,
     _forward_fake,
-    _differentiate,
-    _setup_context,
+    gradients={
+        "x": lambda grad, arrays, weight, how: call(
+            "sampled_spmm_t", *arrays, contiguous_rows(grad), weight, *how
+        ),
+        "weight": _of_weight,
+    },
 )

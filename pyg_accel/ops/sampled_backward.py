@@ -13,7 +13,6 @@ room for as many edges as there can be, so that nothing has to wait for the devi
 a CUDA graph can hold the backward pass too.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from pyg_accel.ops.arrays import ROW_ARRAYS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 
-__all__ = ["HOW", "fit", "keep", "kept", "split"]
+__all__ = ["HOW", "fit", "split"]
 
 HOW = "SymInt width, str strategy, str rescale, Tensor? seed"
 
@@ -34,19 +33,6 @@ def split(args: tuple[Any, ...]) -> tuple[CSR, list[Any]]:
     """Return the graph, and the arguments of an operator that come after it."""
     rowptr, col, eid, num_cols, *others = args
     return CSR(rowptr, col, eid, num_cols, False), others
-
-
-def keep(ctx: Any, arrays: Sequence[Any], tensors: Sequence[Any], how: Sequence[Any]) -> None:
-    """Keep arrays of the graph, tensors, and how to sample: everything behind the tensors."""
-    rowptr, col, eid, ctx.num_cols = arrays
-    *ctx.how, seed = how
-    ctx.save_for_backward(rowptr, col, eid, seed, *tensors)
-
-
-def kept(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    """Return what :func:`keep` was given."""
-    rowptr, col, eid, seed, *tensors = ctx.saved_tensors
-    return (rowptr, col, eid, ctx.num_cols), tuple(tensors), (*ctx.how, seed)
 
 
 def fit(grad: Tensor, weight: Tensor) -> Tensor:
@@ -86,12 +72,6 @@ def _transpose(sample: Sample, num_cols: int) -> CSR:
     return CSR(back.rowptr[:-1].contiguous(), back.col, back.eid, rows, back.sorted)
 
 
-def _transposed_fake(*args: Any) -> Tensor:
-    csr, (grad, *_) = split(args)
-    out: Tensor = grad.new_empty(csr.num_cols, grad.size(1), grad.size(2))
-    return out
-
-
 def _dots(*args: Any) -> Tensor:
     csr, (grad, x, *how, seed) = split(args)
     sampling = Sampling(*how)
@@ -105,15 +85,9 @@ def _dots(*args: Any) -> Tensor:
     if factors is not None:
         dots = dots * factors.to(wide).unsqueeze(-1)
     place = sample.entry if csr.eid is None else csr.eid[sample.entry].long()
-    place = place.where(~sample.beyond(), csr.col.numel())  # padding goes overboard
+    place = place.where(~sample.beyond(), csr.col.numel())  # padding: a row that is cut
     out: Tensor = grad.new_zeros(csr.col.numel() + 1, grad.size(1))
     return out.index_copy_(0, place, dots.to(grad.dtype))[:-1]
-
-
-def _dots_fake(*args: Any) -> Tensor:
-    csr, (grad, *_) = split(args)
-    out: Tensor = grad.new_empty(csr.col.size(0), grad.size(1))
-    return out
 
 
 def _values(
@@ -129,52 +103,25 @@ def _values(
     return values
 
 
-def _setup_transposed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *arrays, grad, weight = inputs[:6]
-    needs_grad = weight is not None and weight.requires_grad
-    ctx.needs = grad.requires_grad, needs_grad
-    keep(ctx, arrays, (grad if needs_grad else None, weight), inputs[6:])
-
-
-def _differentiate_transposed(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
-    arrays, (grad, weight), how = kept(ctx)
-    seed = contiguous_rows(seed)
-    found: list[Tensor | None] = [None, None]
-    if ctx.needs[0]:
-        found[0] = call("sampled_spmm", *arrays, seed, None, weight, *how)
-    if ctx.needs[1]:
-        found[1] = fit(call("sampled_sddmm", *arrays, grad, seed, *how), weight)
-    return (*(None,) * 4, *found, *(None,) * 4)
-
-
-def _setup_dots(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *arrays, grad, x = inputs[:6]
-    ctx.needs = grad.requires_grad, x.requires_grad
-    kept = (grad if x.requires_grad else None, x if grad.requires_grad else None)
-    keep(ctx, arrays, kept, inputs[6:])
-
-
-def _differentiate_dots(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
-    arrays, (grad, x), how = kept(ctx)
-    found: list[Tensor | None] = [None, None]
-    if ctx.needs[0]:
-        found[0] = call("sampled_spmm", *arrays, x, None, seed, *how)
-    if ctx.needs[1]:
-        found[1] = call("sampled_spmm_t", *arrays, grad, seed, *how)
-    return (*(None,) * 4, *found, *(None,) * 4)
-
-
 define(
     f"sampled_spmm_t({ROW_ARRAYS}, Tensor grad, Tensor? weight, {HOW}) -> Tensor",
     _transposed,
-    _transposed_fake,
-    _differentiate_transposed,
-    _setup_transposed,
+    lambda *args: args[4].new_empty(args[3], args[4].size(1), args[4].size(2)),
+    gradients={
+        "grad": lambda seed, arrays, weight, how: call(
+            "sampled_spmm", *arrays, contiguous_rows(seed), None, weight, *how
+        ),
+        "weight": lambda seed, arrays, grad, weight, how: fit(
+            call("sampled_sddmm", *arrays, grad, contiguous_rows(seed), *how), weight
+        ),
+    },
 )
 define(
     f"sampled_sddmm({ROW_ARRAYS}, Tensor grad, Tensor x, {HOW}) -> Tensor",
     _dots,
-    _dots_fake,
-    _differentiate_dots,
-    _setup_dots,
+    lambda *args: args[4].new_empty(args[1].size(0), args[4].size(1)),
+    gradients={
+        "grad": lambda seed, arrays, x, how: call("sampled_spmm", *arrays, x, None, seed, *how),
+        "x": lambda seed, arrays, grad, how: call("sampled_spmm_t", *arrays, grad, seed, *how),
+    },
 )

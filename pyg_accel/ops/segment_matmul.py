@@ -46,57 +46,34 @@ def segment_matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
 
 
 def _spec(op: str, x: Tensor, ptr: Tensor, width: int) -> OpSpec:
-    segments = ptr.numel() - 1
-    return OpSpec.by_rows(op, x, width, num_cols=segments, k=x.size(1))
+    return OpSpec.by_rows(op, x, width, num_cols=ptr.numel() - 1, k=x.size(1))
 
 
-def _matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Tensor:
+def _matmul(x: Tensor, ptr: Tensor, weight: Tensor) -> Any:
     if ptr[0] != 0 or ptr[-1] != x.size(0) or bool((ptr.diff() < 0).any()):
         raise ValueError(f"expected 'ptr' to ascend from 0 to {x.size(0)}")
-    out: Tensor = choose(_spec("segment_matmul", x, ptr, weight.size(2))).kernel.run(x, ptr, weight)
-    return out
+    return choose(_spec("segment_matmul", x, ptr, weight.size(2))).kernel.run(x, ptr, weight)
 
 
-def _outer(x: Tensor, ptr: Tensor, y: Tensor) -> Tensor:
-    out: Tensor = choose(_spec("segment_outer", x, ptr, y.size(1))).kernel.run(x, ptr, y)
-    return out
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _matmul_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, ptr, weight = ctx.saved_tensors
-    wants_x, _, wants_weight = ctx.needs_input_grad[-3:]
-    return (
-        call("segment_matmul", grad, ptr, weight.mT) if wants_x else None,
-        None,
-        call("segment_outer", x, ptr, grad) if wants_weight else None,
-    )
-
-
-def _outer_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, ptr, y = ctx.saved_tensors
-    wants_x, _, wants_y = ctx.needs_input_grad[-3:]
-    return (
-        call("segment_matmul", y, ptr, grad.mT) if wants_x else None,
-        None,
-        call("segment_matmul", x, ptr, grad) if wants_y else None,
-    )
+def _outer(x: Tensor, ptr: Tensor, y: Tensor) -> Any:
+    return choose(_spec("segment_outer", x, ptr, y.size(1))).kernel.run(x, ptr, y)
 
 
 define(
     "segment_matmul(Tensor x, Tensor ptr, Tensor weight) -> Tensor",
     _matmul,
     lambda x, ptr, weight: x.new_empty(x.size(0), weight.size(2)),
-    _matmul_backward,
-    _keep,
+    gradients={
+        "x": lambda grad, ptr, weight: call("segment_matmul", grad, ptr, weight.mT),
+        "weight": lambda grad, x, ptr: call("segment_outer", x, ptr, grad),
+    },
 )
 define(
     "segment_outer(Tensor x, Tensor ptr, Tensor y) -> Tensor",
     _outer,
     lambda x, ptr, y: x.new_empty(ptr.size(0) - 1, x.size(1), y.size(1)),
-    _outer_backward,
-    _keep,
+    gradients={
+        "x": lambda grad, ptr, y: call("segment_matmul", y, ptr, grad.mT),
+        "y": lambda grad, x, ptr: call("segment_matmul", x, ptr, grad),
+    },
 )

@@ -41,69 +41,39 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
     return out.view_as(scores)
 
 
-def _run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
+def _run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Any:
     spec = OpSpec.on("edge_softmax", csr, scores, scores.size(1), 1)
-    out: Tensor = choose(spec).kernel.run(csr, scores, grad)
-    return out
+    return choose(spec).kernel.run(csr, scores, grad)
 
 
-def _forward(
-    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, scores: Tensor
-) -> Tensor:
-    return _run(CSR(rowptr, col, eid, num_cols, False), scores, None)
-
-
-def _backward(
-    rowptr: Tensor, col: Tensor, eid: Tensor | None, num_cols: int, out: Tensor, grad: Tensor
-) -> Tensor:
-    return _run(CSR(rowptr, col, eid, num_cols, False), out, grad)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *arrays, ctx.num_cols, _ = inputs
-    ctx.save_for_backward(*arrays, output)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    *arrays, out = ctx.saved_tensors
-    found = call("edge_softmax_backward", *arrays, ctx.num_cols, out, grad.contiguous())
-    return None, None, None, None, found
-
-
-def _setup_context_twice(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *arrays, ctx.num_cols, out, grad = inputs
-    ctx.save_for_backward(*arrays, out, grad)
-
-
-def _differentiate_twice(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
-    """Backward of ``b = out * (grad - total)``, ``total`` the row sum of ``out * grad``."""
-    rowptr, col, eid, out, grad = ctx.saved_tensors
-    arrays = Arrays.join(CSR(rowptr, col, eid, ctx.num_cols, False))
-
-    def row_sum(values: Tensor) -> Tensor:
-        """The sum over each row, given back to its edges."""
-        (sums,) = call("gspmm", *arrays, [values.unsqueeze(-1)], "e0", ["sum"], False)
-        (back,) = call("gspmm", *arrays, [sums], "v0", ["none"], False)
-        result: Tensor = back.squeeze(-1)
-        return result
-
-    weighted = row_sum(seed * out)
-    grad_grad = out * (seed - weighted)
-    grad_out = seed * (grad - row_sum(out * grad)) - grad * weighted
-    return None, None, None, None, grad_out, grad_grad
+def _row_sum(arrays: list[Any], values: Tensor) -> Tensor:
+    """The sum over each row, given back to its edges."""
+    graph = Arrays.join(CSR._make([*arrays, False]))
+    (sums,) = call("gspmm", *graph, [values.unsqueeze(-1)], "e0", ["sum"], False)
+    (back,) = call("gspmm", *graph, [sums], "v0", ["none"], False)
+    result: Tensor = back.squeeze(-1)
+    return result
 
 
 define(
     f"edge_softmax({ROW_ARRAYS}, Tensor scores) -> Tensor",
-    _forward,
+    lambda rowptr, col, eid, n, scores: _run(CSR(rowptr, col, eid, n, False), scores, None),
     lambda rowptr, col, eid, n, scores: torch.empty_like(scores),
-    _differentiate,
-    _setup_context,
+    gradients={
+        "scores": lambda grad, arrays, output: call(
+            "edge_softmax_backward", *arrays, output, grad.contiguous()
+        )
+    },
 )
+# The backward pass is ``out * (grad - total)``, ``total`` the row sum of ``out * grad``.
 define(
     f"edge_softmax_backward({ROW_ARRAYS}, Tensor out, Tensor grad) -> Tensor",
-    _backward,
+    lambda rowptr, col, eid, n, out, grad: _run(CSR(rowptr, col, eid, n, False), out, grad),
     lambda rowptr, col, eid, n, out, grad: torch.empty_like(out),
-    _differentiate_twice,
-    _setup_context_twice,
+    gradients={
+        "out": lambda seed, arrays, out, grad: (
+            seed * (grad - _row_sum(arrays, out * grad)) - grad * _row_sum(arrays, seed * out)
+        ),
+        "grad": lambda seed, arrays, out: out * (seed - _row_sum(arrays, seed * out)),
+    },
 )
