@@ -29,6 +29,7 @@ __all__ = [
     "dot_ends",
     "gradient",
     "has_sum",
+    "map_children",
     "map_operands",
     "operands_of",
     "parse",
@@ -238,18 +239,23 @@ def selects(formula: Formula) -> bool:
     return any(selects(child) for child in children(formula))
 
 
+def map_children(formula: Formula, change: Callable[[Formula], Formula]) -> Formula:
+    """Return the formula with what it is made of, one level down, replaced."""
+    match formula:
+        case Unary(op=op, arg=arg, value=value):
+            return Unary(op, change(arg), value)
+        case Sum(arg=arg):
+            return Sum(change(arg))
+        case Binary(op=op, left=left, right=right):
+            return Binary(op, change(left), change(right))
+    return formula
+
+
 def map_operands(formula: Formula, change: Callable[[Operand], Formula]) -> Formula:
     """Return the formula with every operand replaced by ``change(operand)``."""
-    match formula:
-        case Operand():
-            return change(formula)
-        case Unary(op=op, arg=arg, value=value):
-            return Unary(op, map_operands(arg, change), value)
-        case Sum(arg=arg):
-            return Sum(map_operands(arg, change))
-        case Binary(op=op, left=left, right=right):
-            return Binary(op, map_operands(left, change), map_operands(right, change))
-    return formula
+    if isinstance(formula, Operand):
+        return change(formula)
+    return map_children(formula, lambda part: map_operands(part, change))
 
 
 def weighted_source(formula: Formula) -> tuple[int, int | None] | None:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pyg_accel.formula import (
-    Binary,
     Formula,
     Operand,
     Sum,
-    Unary,
     has_sum,
+    map_children,
     map_operands,
     operands_of,
 )
@@ -30,15 +29,11 @@ def messages(
     operands = list(operands)
 
     def change(part: Formula) -> Formula:
-        match part:
-            case Sum(arg=arg):
-                operands.append(written(Sum(change(arg))))
-                return Operand("e", len(operands) - 1)
-            case Unary(op=op, arg=arg, value=value):
-                return Unary(op, change(arg), value)
-            case Binary(op=op, left=left, right=right):
-                return Binary(op, change(left), change(right))
-        return part
+        changed = map_children(part, change)
+        if not isinstance(changed, Sum):
+            return changed
+        operands.append(written(changed))
+        return Operand("e", len(operands) - 1)
 
     def written(plain: Formula) -> Tensor:
         used = list(dict.fromkeys(o.index for o in operands_of(plain)))

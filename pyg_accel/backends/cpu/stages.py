@@ -24,6 +24,7 @@ from pyg_accel.formula import (
     Sum,
     Unary,
     has_sum,
+    map_children,
     map_operands,
     operands_of,
     selects,
@@ -171,11 +172,7 @@ class _Builder:
             case Sum(arg=arg):
                 parts = [self.summed(sign, part, self.width(arg)) for sign, part in addends(arg)]
                 return reduce(partial(Binary, "add"), parts)
-            case Unary(op=op, arg=arg, value=value):
-                return Unary(op, self.pulled(arg), value)
-            case Binary(op=op, left=left, right=right):
-                return Binary(op, self.pulled(left), self.pulled(right))
-        return formula
+        return map_children(formula, self.pulled)
 
     def summed(self, sign: float, part: Formula, width: int) -> Formula:
         """The sum over the width of one addend."""
@@ -222,12 +219,7 @@ class _Builder:
             if has_sum(formula):
                 raise _TooMuch("a sum over the width inside another")
             return formula
-        match formula:
-            case Unary(op=op, arg=arg, value=value):
-                return Unary(op, self.inner(arg, early=early), value)
-            case Binary(op=op, left=left, right=right):
-                return Binary(op, self.inner(left, early=early), self.inner(right, early=early))
-        return formula
+        return map_children(formula, partial(self.inner, early=early))
 
 
 def _limit(parts: Sequence[object], most: int, what: str) -> None:

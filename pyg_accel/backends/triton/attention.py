@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.attention import AttentionGradient
-from pyg_accel.backends.schedule import schedule_of
+from pyg_accel.backends.dtypes import accumulate
+from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.backends.triton.attention_codegen import (
     attention_combine_kernel,
     attention_kernel,
@@ -16,8 +17,9 @@ from pyg_accel.backends.triton.attention_codegen import (
 )
 from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
+from pyg_accel.backends.triton.kernels.attention import delta_kernel
 from pyg_accel.backends.triton.launch import attention_tile, piece_tile
-from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.launcher import launch, type_of
 from pyg_accel.backends.triton.plan import (
     OperandShape,
     device_facts,
@@ -26,10 +28,9 @@ from pyg_accel.backends.triton.plan import (
 )
 from pyg_accel.facts import INT32_ENTRIES, facts_of, rounded
 from pyg_accel.formula import (
-    Binary,
     Formula,
     Sum,
-    Unary,
+    map_children,
     operands_of,
     shape_of,
 )
@@ -38,17 +39,14 @@ from pyg_accel.machine import Gpu
 
 __all__ = ["run", "run_backward", "run_several"]
 
-Shapes = tuple[tuple[int, int], ...]
-
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
     """Go over each row once, with a running maximum of its scores."""
-    shapes = tuple((t.size(1), t.size(2)) for t in operands)
+    shapes = shapes_of(operands)
     heads, width = _extent(score, value, shapes)
     like, rows = operands[0], csr.num_rows
-    accumulate = _accumulate(like.dtype)
     out = like.new_empty(rows, heads, width)
-    sums = like.new_empty(rows, heads, dtype=accumulate)
+    sums = like.new_empty(rows, heads, dtype=accumulate(like.dtype))
     if rows and heads * width:
         _pass_over(csr, operands, heads, width, (score, value, (), ()))(
             csr, operands, [out, sums], []
@@ -60,8 +58,7 @@ def run_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> list[Tensor]:
     """Run several formulas in one pass."""
-    shapes = tuple((t.size(1), t.size(2)) for t in operands)
-    return _several(csr, formulas, reduces, operands, shapes)
+    return _several(csr, formulas, reduces, operands, shapes_of(operands))
 
 
 def _several(
@@ -96,7 +93,7 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
     total, delta = call.total.unsqueeze(-1), _delta(call.grad, call.out).unsqueeze(-1)
     sums, left = call.formulas()
     everything = [*call.operands, call.grad, total, delta]
-    shapes = tuple((t.size(1), t.size(2)) for t in everything)
+    shapes = shapes_of(everything)
     reduces = ["sum"] * len(sums) + ["none"] * len(left)
     finite = stays_finite(call.score) and stays_finite(call.value)
     infinite = len(call.operands) + 1 if finite else -1
@@ -105,23 +102,15 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
 
 def _delta(grad: Tensor, out: Tensor) -> Tensor:
     """The dot products of two tensors [N, H, F], [N, H]."""
-    import triton.language as tl
-
-    from pyg_accel.backends.triton.kernels.attention import delta_kernel
-
     nodes, heads, width = out.shape
-    accumulate = _accumulate(out.dtype)
-    delta = out.new_empty(nodes, heads, dtype=accumulate)
+    wide = accumulate(out.dtype)
+    delta = out.new_empty(nodes, heads, dtype=wide)
     block = 1 << (width - 1).bit_length()
     tall = max(2048 // block, 1)
     arguments = (grad, grad.stride(0), out, out.stride(0), delta, nodes, heads, width)
     launch(delta_kernel, (-(-nodes * heads // tall),), arguments, warps=4, ROWS=tall, COLUMNS=block,
-           ACC=tl.float64 if accumulate == torch.float64 else tl.float32)  # fmt: skip
+           ACC=type_of(wide))  # fmt: skip
     return delta
-
-
-def _accumulate(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _extent(score: Formula, value: Formula, shapes: Shapes) -> tuple[int, int]:
@@ -136,16 +125,8 @@ def _extent_of(formula: Formula, shapes: Shapes) -> tuple[int, int]:
 
 def _without_short_sums(formula: Formula, sizes: dict[int, tuple[int, int]]) -> Formula:
     """Leave out sums of a single column."""
-    match formula:
-        case Sum(arg=arg):
-            inner = _without_short_sums(arg, sizes)
-            return inner if shape_of(arg, sizes)[1] == 1 else Sum(inner)
-        case Unary(op=op, arg=arg, value=value):
-            return Unary(op, _without_short_sums(arg, sizes), value)
-        case Binary(op=op, left=left, right=right):
-            left = _without_short_sums(left, sizes)
-            return Binary(op, left, _without_short_sums(right, sizes))
-    return formula
+    plain = map_children(formula, lambda part: _without_short_sums(part, sizes))
+    return plain.arg if isinstance(plain, Sum) and shape_of(plain.arg, sizes)[1] == 1 else plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,18 +229,22 @@ class _Pass:
         by_edge = bool(stores) or any(o.side == "e" for f in read for o in operands_of(f))
         numbered = csr.eid is not None and by_edge
         position = csr.rowptr.dtype == torch.int64 or entries >= INT32_ENTRIES
-        accumulate = str(_accumulate(operands[0].dtype)).removeprefix("torch.")
+        wide_dtype = accumulate(operands[0].dtype)
         facts = _Facts(
             tuple(operand_shape(seen(t), heads, width) for t in operands),
-            tuple((t.size(1), t.size(2)) for t in operands), (heads, width),
-            (rounded(csr.num_rows), rounded(csr.num_cols), rounded(entries)), numbered, accumulate,
-            "int64" if position else "int32", infinite, device_facts(csr.rowptr),
+            shapes_of(operands), (heads, width),
+            (rounded(csr.num_rows), rounded(csr.num_cols), rounded(entries)), numbered,
+            str(wide_dtype).removeprefix("torch."), "int64" if position else "int32", infinite,
+            device_facts(csr.rowptr),
         )  # fmt: skip
-        self._kernels, self._heads = _kernels(formulas, facts), heads
-        recipe = self._kernels.recipe
+        kernels, self._heads = _kernels(formulas, facts), heads
+        recipe = kernels.recipe
         self._width = width // recipe.unit
-        self._slices = -(-heads // recipe.heads)
-        self._tasks = Tasks(self._kernels, self._slices)
+        self._tasks = Tasks(kernels, -(-heads // recipe.heads))
+        self._raw = [
+            (heads * (self._width * recipe.unit if wide else 1), wide_dtype)
+            for _, wide in recipe.states
+        ]
         self._strides = [
             t.stride(0) // max(unit, 1) for t, unit in zip(operands, recipe.aligned, strict=True)
         ]
@@ -275,22 +260,8 @@ class _Pass:
             outs: where the results of targets go.
             left: where that which stays behind for every edge goes.
         """
-        kernels, recipe, tile = self._kernels, self._kernels.recipe, self._kernels.recipe.tile
-        schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
-        pieces = schedule.pieces
-        given = [*zip(operands, self._strides, strict=True)]
         sizes = (self._heads, self._width)
-        cut = pieces is not None
-        self._tasks.rows(csr, schedule.order, given, [*outs, *left], sizes, cut=cut)
-        if pieces is None:
-            return
-
-        count = pieces.row.numel()
-        dtype, columns = getattr(torch, recipe.accumulate), self._width * recipe.unit
-        raw = [
-            torch.empty(count, self._heads * (columns if wide else 1), dtype=dtype,
-                        device=csr.col.device) for _, wide in recipe.states
-        ]  # fmt: skip
-        self._tasks.pieces(csr, pieces, given, [*raw, *left], sizes)
-        arguments = [pieces.rows, pieces.first, *raw, *outs, self._heads, self._width]
-        launch(kernels.combine(), (pieces.rows.numel(), self._slices), arguments)
+        self._tasks(
+            csr, [*zip(operands, self._strides, strict=True)], [*outs, *left], sizes,
+            direct=left, raw=self._raw, before=(), after=(*outs, *sizes),
+        )  # fmt: skip

@@ -1,16 +1,13 @@
 """Launches generated kernels: what a plan says, on the tensors of a call."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
-from pyg_accel.backends.schedule import Pieces, schedule_of
 from pyg_accel.backends.triton import gather
 from pyg_accel.backends.triton.kernel_set import Tasks
-from pyg_accel.backends.triton.launcher import launch
 from pyg_accel.backends.triton.plan import (
     Plan,
     accumulate_dtype,
@@ -19,7 +16,8 @@ from pyg_accel.backends.triton.plan import (
     make_plan,
     seen,
 )
-from pyg_accel.formula import Binary, Formula, Operand, Sum, Unary, has_sum
+from pyg_accel.backends.triton.recipe import states_of
+from pyg_accel.formula import Formula, Operand, Sum, has_sum, map_children
 from pyg_accel.graph import CSR
 
 __all__ = ["run"]
@@ -76,26 +74,17 @@ def _without_sums(
     csr: CSR, formula: Formula, operands: list[Tensor], found: dict[Formula, Formula]
 ) -> Formula:
     """Compute the sums over the width inside a formula, E x H each; append them to the operands."""
-
-    def change(part: Formula) -> Formula:
-        return _without_sums(csr, part, operands, found)
-
-    match formula:
-        case Sum(arg=arg) if formula not in found:
-            inner = change(arg)
-            if _width(inner, operands) == 1:
-                return inner
-            dtype = accumulate_dtype(tuple(t.dtype for t in operands))
-            operands.append(_dot(csr, inner, operands, dtype))
-            found[formula] = Operand("e", len(operands) - 1)
-            return found[formula]
-        case Sum():
-            return found[formula]
-        case Unary(op=op, arg=arg, value=value):
-            return Unary(op, change(arg), value)
-        case Binary(op=op, left=left, right=right):
-            return Binary(op, change(left), change(right))
-    return formula
+    if formula in found:
+        return found[formula]
+    changed = map_children(formula, lambda part: _without_sums(csr, part, operands, found))
+    if not isinstance(changed, Sum):
+        return changed
+    if _width(changed.arg, operands) == 1:
+        return changed.arg
+    dtype = accumulate_dtype(tuple(t.dtype for t in operands))
+    operands.append(_dot(csr, changed.arg, operands, dtype))
+    found[formula] = Operand("e", len(operands) - 1)
+    return found[formula]
 
 
 def _width(formula: Formula, operands: list[Tensor]) -> int:
@@ -138,6 +127,10 @@ class _Pass:
             operands[i].stride(0) // unit for i, unit in zip(plan.used, self._units, strict=True)
         ]
         self._tasks = Tasks(plan.kernels, plan.slices)
+        types = {True: getattr(torch, recipe.position), False: getattr(torch, recipe.accumulate)}
+        states = states_of(recipe.reduces, recipe.winners)
+        size = plan.columns * recipe.columns
+        self._raw = [(size, types[state.endswith("_at")]) for state in states]
 
     def __call__(
         self,
@@ -156,8 +149,7 @@ class _Pass:
             winners: where those of maxima and minima go.
             part: of the width, in sums that take several passes.
         """
-        plan = self._plan
-        kernels, recipe, tile = plan.kernels, plan.kernels.recipe, plan.kernels.recipe.tile
+        plan, recipe = self._plan, self._plan.kernels.recipe
         read = [operands[i] for i in plan.used]
         strides = self._strides
         if plan.gathered:
@@ -167,29 +159,10 @@ class _Pass:
                 for t, first in zip(read, plan.gathered, strict=True)
             ]
             strides = [t.stride(0) // unit for t, unit in zip(read, self._units, strict=True)]
-        schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
-        pieces = schedule.pieces
-        given = [*zip(read, strides, strict=True)]
-        sizes = (plan.columns, plan.width, part)
         stored = [*outs, *winners]
-        self._tasks.rows(csr, schedule.order, given, stored, sizes, cut=pieces is not None)
-        if pieces is None:
-            return
-
-        accumulate, position = getattr(torch, recipe.accumulate), getattr(torch, recipe.position)
-        count, size = pieces.row.numel(), plan.columns * recipe.columns
-        raw = [
-            csr.col.new_empty((count, size), dtype=position if s.endswith("_at") else accumulate)
-            for s in kernels.states
-        ]
-        direct = [out for out, r in zip(outs, recipe.reduces, strict=True) if r == "none"]
-        self._tasks.pieces(csr, pieces, given, [*raw, *direct], sizes)
-        if raw:
-            _combine(plan, csr, pieces, raw, stored)
-
-
-def _combine(plan: Plan, csr: CSR, pieces: Pieces, raw: list[Tensor], stored: list[Tensor]) -> None:
-    eid = csr.eid if plan.kernels.recipe.numbered else None
-    arguments: list[Any] = [csr.rowptr, csr.col, eid, pieces.rows]
-    arguments += [pieces.first, *raw, *stored, plan.columns]
-    launch(plan.kernels.combine(), (pieces.rows.numel(), plan.slices), arguments)
+        self._tasks(
+            csr, [*zip(read, strides, strict=True)], stored, (plan.columns, plan.width, part),
+            direct=[out for out, r in zip(outs, recipe.reduces, strict=True) if r == "none"],
+            raw=self._raw, before=(csr.rowptr, csr.col, csr.eid if recipe.numbered else None),
+            after=(*stored, plan.columns),
+        )  # fmt: skip

@@ -1,12 +1,14 @@
 """The kernels that work on the rows of one recipe, and on the pieces of those that are too long."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
-from pyg_accel.backends.schedule import Pieces
+from pyg_accel.backends.schedule import Pieces, schedule_of
 from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.launch import Tile
 from pyg_accel.backends.triton.launcher import Launcher, launch
@@ -18,48 +20,23 @@ __all__ = ["KernelSet", "Tasks"]
 R = TypeVar("R", Recipe, AttentionRecipe)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class KernelSet(Generic[R]):
-    """Kernels, made when they are first needed.
+    """What the kernels of a call are made from.
 
     Attributes:
         recipe: of the rows.
         piece_tile: over the same columns, for pieces.
         whole: recipe of putting pieces together.
+        entries: makes kernels that go over entries.
+        combination: makes the kernel that puts pieces together.
     """
 
-    def __init__(
-        self,
-        recipe: R,
-        piece_tile: Tile,
-        whole: R,
-        entries: Callable[[R], Any],
-        combination: Callable[[R], Any],
-    ) -> None:
-        self.recipe: R = recipe
-        self.piece_tile = piece_tile
-        self.whole: R = whole
-        self._entries: Callable[[R], Any] = entries
-        self._combination: Callable[[R], Any] = combination
-        self._made: dict[tuple[str, bool], Any] = {}
-
-    def rows(self, tasks: str, hubs: bool) -> Any:
-        """The kernel that goes over rows."""
-        if (tasks, hubs) not in self._made:
-            self._made[tasks, hubs] = self._entries(replace(self.recipe, tasks=tasks, hubs=hubs))
-        return self._made[tasks, hubs]
-
-    def pieces(self) -> Any:
-        """The kernel that goes over pieces of long rows."""
-        if ("pieces", False) not in self._made:
-            cut = replace(self.recipe, tasks="pieces", tile=self.piece_tile)
-            self._made["pieces", False] = self._entries(cut)
-        return self._made["pieces", False]
-
-    def combine(self) -> Any:
-        """The kernel that puts pieces together."""
-        if ("combine", False) not in self._made:
-            self._made["combine", False] = self._combination(self.whole)
-        return self._made["combine", False]
+    recipe: R
+    piece_tile: Tile
+    whole: R
+    entries: Callable[[R], Any]
+    combination: Callable[[R], Any]
 
 
 class Tasks(Generic[R]):
@@ -75,7 +52,55 @@ class Tasks(Generic[R]):
         self._slices = slices
         self._rows: dict[tuple[bool, bool, bool], Launcher] = {}
 
-    def rows(
+    def __call__(
+        self,
+        csr: CSR,
+        operands: list[tuple[Tensor, int]],
+        stored: list[Tensor],
+        sizes: tuple[int, ...],
+        *,
+        direct: list[Tensor],
+        raw: list[tuple[int, torch.dtype]],
+        before: Sequence[Any],
+        after: Sequence[Any],
+    ) -> None:
+        """Go over a graph.
+
+        Args:
+            csr: the graph.
+            operands: each with its stride.
+            stored: where results go.
+            sizes: what the kernels take behind the number of tasks.
+            direct: those of the results that pieces store as well.
+            raw: columns and dtype of what else there is of a piece.
+            before: what the kernel that puts pieces together takes before them.
+            after: what it takes behind them.
+        """
+        tile = self._kernels.recipe.tile
+        schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
+        pieces = schedule.pieces
+        self._over_rows(csr, schedule.order, operands, stored, sizes, cut=pieces is not None)
+        if pieces is None:
+            return
+        count = pieces.row.numel()
+        states: list[Tensor] = [
+            csr.col.new_empty((count, columns), dtype=dtype) for columns, dtype in raw
+        ]
+        self._over_pieces(csr, pieces, operands, [*states, *direct], sizes)
+        if states:
+            arguments = [*before, pieces.rows, pieces.first, *states, *after]
+            launch(self._combination, (pieces.rows.numel(), self._slices), arguments)
+
+    @cached_property
+    def _combination(self) -> Any:
+        return self._kernels.combination(self._kernels.whole)
+
+    @cached_property
+    def _pieces(self) -> Any:
+        kernels = self._kernels
+        return kernels.entries(replace(kernels.recipe, tasks="pieces", tile=kernels.piece_tile))
+
+    def _over_rows(
         self,
         csr: CSR,
         order: Tensor | None,
@@ -85,16 +110,6 @@ class Tasks(Generic[R]):
         *,
         cut: bool,
     ) -> None:
-        """Go over the rows.
-
-        Args:
-            csr: the graph.
-            order: of the rows; None where they are taken as they come.
-            operands: each with its stride.
-            stored: where results go.
-            sizes: what the kernels take behind the number of tasks.
-            cut: long rows are left to :meth:`pieces`.
-        """
         tile, eid, rows = self._kernels.recipe.tile, self._eid(csr), csr.num_rows
         arguments: list[Any] = [csr.rowptr, csr.col, eid, order, None, None]
         tensors = [csr.rowptr, csr.col, *stored]
@@ -105,12 +120,13 @@ class Tasks(Generic[R]):
         key = (order is None, cut, rows < 2**31)
         launcher = self._rows.get(key)
         if launcher is None:
-            kernel = self._kernels.rows("rows" if order is None else "order", cut)
+            recipe, tasks = self._kernels.recipe, "rows" if order is None else "order"
+            kernel = self._kernels.entries(replace(recipe, tasks=tasks, hubs=cut))
             launcher = self._rows[key] = Launcher(kernel, tile.warps)
         grid = (-(-rows // tile.rows), self._slices, 1)
         launcher(grid, [*arguments, *stored, rows, *sizes, tile.split], tensors)
 
-    def pieces(
+    def _over_pieces(
         self,
         csr: CSR,
         pieces: Pieces,
@@ -118,7 +134,6 @@ class Tasks(Generic[R]):
         stored: Sequence[Tensor],
         sizes: tuple[int, ...],
     ) -> None:
-        """Go over the pieces of long rows; arguments are like those of :meth:`rows`."""
         tile, count = self._kernels.piece_tile, pieces.row.numel()
         arguments: list[Any] = [csr.rowptr, csr.col, self._eid(csr)]
         arguments += [pieces.row, pieces.begin, pieces.end]
@@ -126,7 +141,7 @@ class Tasks(Generic[R]):
             arguments += pair
         arguments += [*stored, count, *sizes, tile.split]
         grid = (-(-count // tile.rows), self._slices)
-        launch(self._kernels.pieces(), grid, arguments, warps=tile.warps)
+        launch(self._pieces, grid, arguments, warps=tile.warps)
 
     def _eid(self, csr: CSR) -> Tensor | None:
         return csr.eid if self._kernels.recipe.numbered else None

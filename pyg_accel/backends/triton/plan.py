@@ -143,7 +143,7 @@ class Plan:
         winners: how the winners of a maximum are numbered; empty if nobody asks.
     """
 
-    kernels: "Kernels"
+    kernels: KernelSet[Recipe]
     used: tuple[int, ...]
     gathered: tuple[bool, ...]
     extent: tuple[int, int]
@@ -184,7 +184,10 @@ def make_plan(
     elif slices > 1 and recipe.numbered and _only_weights(formula, shapes, reduces, winners):
         # Each slice would fetch every weight from where its edge lies: do that once.
         gathered = tuple(s.kind in ("number", "head") for s in shapes)
-        kernels = kernels.plain()
+        kernels = replace(
+            kernels, recipe=replace(recipe, numbered=False),
+            whole=replace(kernels.whole, numbered=False),
+        )  # fmt: skip
     inner = 1 if recipe.heads == "whole" else width // recipe.columns
     return Plan(kernels, used, gathered, extent, columns, inner, slices, reduces, winners)
 
@@ -219,7 +222,7 @@ def _kernels(
     numbered: bool,
     accumulate: str,
     dot: bool,
-) -> "Kernels":
+) -> KernelSet[Recipe]:
     heads, width = extent
     sides = {o.index: o.side for o in operands_of(formula)}
     moving = [i for i, s in enumerate(shapes) if s.kind in ("full", "feature") and sides[i] != "v"]
@@ -245,7 +248,9 @@ def _kernels(
         even=columns % tile.columns == 0, dot=dot, adds=adds, accumulate=accumulate,
         position="int64" if graph.wide else "int32",
     )  # fmt: skip
-    return Kernels(recipe, gathers, itemsize)
+    whole = replace(recipe, tile=combine_tile(tile))
+    pieces = piece_tile(tile, itemsize, gathers)
+    return KernelSet(recipe, pieces, whole, kernel, combine_kernel)
 
 
 def _widened(tile: Tile, times: int) -> Tile:
@@ -254,21 +259,3 @@ def _widened(tile: Tile, times: int) -> Tile:
     if tile.rows == 1:
         return replace(tile, columns=columns, lanes=max(tile.lanes // times, 1))
     return replace(tile, columns=columns, rows=max(tile.rows // times, 1))
-
-
-class Kernels(KernelSet[Recipe]):
-    """The kernels of a formula."""
-
-    def __init__(self, recipe: Recipe, gathers: int, itemsize: int) -> None:
-        whole = replace(recipe, tile=combine_tile(recipe.tile))
-        pieces = piece_tile(recipe.tile, itemsize, gathers)
-        super().__init__(recipe, pieces, whole, kernel, combine_kernel)
-        self.states = states_of(recipe.reduces, recipe.winners)
-        self._facts = (gathers, itemsize)
-        self._plain: Kernels | None = None
-
-    def plain(self) -> "Kernels":
-        """The same for entries without numbers of their own."""
-        if self._plain is None:
-            self._plain = Kernels(replace(self.recipe, numbered=False), *self._facts)
-        return self._plain
