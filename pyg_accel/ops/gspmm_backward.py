@@ -32,9 +32,11 @@ from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps
 
 __all__ = [
-    "backward", "gradients", "kinds_of", "kinds_of_shapes", "mean_share", "plan_gradients",
-    "setup_context",
+    "MEAN_GRADIENTS", "backward", "gradients", "kinds_of", "kinds_of_shapes", "mean_share",
+    "plan_gradients", "setup_context",
 ]  # fmt: skip
+
+MEAN_GRADIENTS = ("mul(u0,e1)", "mul(u0,u1)")  # of a plain mean: shares by edge, or by node
 
 
 def kinds_of(operands: Sequence[Tensor]) -> Shapes:
@@ -187,18 +189,17 @@ def gradients(
 def _mean_gradient(grad: Tensor, arrays: Arrays) -> Tensor:
     """Return the gradient of a plain mean that nobody will differentiate, [num_cols, H, F]."""
     turned = arrays.transposed._replace(eid=None)
-    share, by_edge = mean_share(arrays.rowptr, turned, grad.dtype)
-    text = "mul(u0,e1)" if by_edge else "mul(u0,u1)"
+    share, text = mean_share(arrays.rowptr, turned, grad.dtype)
     (out,) = call("gspmm", *Arrays.join(turned), [grad, share], text, ["sum"], False)
     result: Tensor = out
     return result
 
 
-def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, bool]:
+def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, str]:
     """Return what the gradient of a mean is multiplied by, 1 / degree of an edge's target.
 
-    So no N x F quotient is made. A number an edge is read faster than one a node, but takes longer
-    to make than a batch on a GPU takes.
+    So no N x F quotient is made. A number per edge is read faster than one per node, but takes
+    longer to make than a batch on a GPU takes.
 
     Args:
         rowptr: of the graph.
@@ -206,20 +207,22 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
         dtype: of the features.
 
     Returns:
-        [E, 1, 1] in the order of the transpose, or [num_rows, 1, 1]; and whether it is by edge.
+        [E, 1, 1] in the order of the transpose, or [num_rows, 1, 1]; and the formula of the
+        gradient: which of :data:`MEAN_GRADIENTS`.
     """
+    by_edge, by_node = MEAN_GRADIENTS
     if type(turned.col) is not Tensor:  # a compiler's tensors have symbols for sizes
-        return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), True
+        return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), by_edge
     facts = facts_of(turned.rowptr, turned.col, turned.num_cols)
     weight: Tensor | None = facts.derived.get(("mean", dtype))
     if weight is not None:
-        return weight, True
+        return weight, by_edge
     capturing = turned.col.is_cuda and torch.cuda.is_current_stream_capturing()
     if turned.col.is_cuda and (capturing or not facts.stays):
-        return _share(rowptr, dtype).view(-1, 1, 1), False
+        return _share(rowptr, dtype).view(-1, 1, 1), by_node
     weight = _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1)
     facts.derived["mean", dtype] = weight
-    return weight, True
+    return weight, by_edge
 
 
 def _share(rowptr: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,13 @@ from pyg_accel.backends.spec import Shapes
 from pyg_accel.formula import operands_of
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.arrays import Arrays
-from pyg_accel.ops.gspmm_backward import gradients, kinds_of_shapes, mean_share, plan_gradients
+from pyg_accel.ops.gspmm_backward import (
+    MEAN_GRADIENTS,
+    gradients,
+    kinds_of_shapes,
+    mean_share,
+    plan_gradients,
+)
 from pyg_accel.ops.launch import Launch
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.operator import each_gradient, is_batch, somebody_listens
@@ -86,10 +92,9 @@ class Reduction:
         self.kept = tuple(everything or i in used for i in range(len(self.sides)))
         self.keeps = want_arg or True in self.kept
         self._single = _single(steps, reduces)
-        self._of_mean: tuple[Launch, Launch] | None = None
+        self._of_mean: dict[str, Launch] = {}
         if reduces == ("mean",) and text == "u0":
-            self._of_mean = (Launch("mul(u0,e1)", ("sum",), want_arg=False),
-                             Launch("mul(u0,u1)", ("sum",), want_arg=False))  # fmt: skip
+            self._of_mean = {f: Launch(f, ("sum",), want_arg=False) for f in MEAN_GRADIENTS}
 
     def __call__(self, graph: Graph, operands: list[Tensor]) -> tuple[Tensor, ...]:
         """Return a result for each reduction, [rows, *layout.trailing]."""
@@ -145,11 +150,10 @@ class Reduction:
     def _launched(self, ctx: Any, grad: Tensor) -> tuple[int, Tensor]:
         """Return the operand whose gradient a single launch computes, and that gradient."""
         graph: Graph = ctx.graph
-        if self._of_mean is not None:
+        if self._of_mean:
             turned = graph.transposed()._replace(eid=None)
-            share, by_edge = mean_share(graph.rowptr, turned, grad.dtype)
-            launch = self._of_mean[0 if by_edge else 1]
-            (found,) = launch(turned, [grad, share])
+            share, formula = mean_share(graph.rowptr, turned, grad.dtype)
+            (found,) = self._of_mean[formula](turned, [grad, share])
             return 0, found
         assert self._single is not None
         operand, source, numbered, used, launch = self._single

@@ -1,6 +1,6 @@
 """Launches attention, and several formulas at once: which recipe, which tiles."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,18 +15,13 @@ from pyg_accel.backends.triton.attention_codegen import (
     attention_kernel,
     stays_finite,
 )
-from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
 from pyg_accel.backends.triton.kernels.attention import delta_kernel
 from pyg_accel.backends.triton.launch import attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch, type_of
-from pyg_accel.backends.triton.plan import (
-    OperandShape,
-    device_facts,
-    operand_shape,
-    seen,
-)
-from pyg_accel.facts import INT32_ENTRIES, facts_of, rounded
+from pyg_accel.backends.triton.plan import graph_facts, operand_shape, seen
+from pyg_accel.backends.triton.recipe import AttentionRecipe
+from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
     Formula,
     Sum,
@@ -35,7 +30,6 @@ from pyg_accel.formula import (
     shape_of,
 )
 from pyg_accel.graph import CSR
-from pyg_accel.machine import Gpu
 
 __all__ = ["run", "run_backward", "run_several"]
 
@@ -129,30 +123,20 @@ def _without_short_sums(formula: Formula, sizes: dict[int, tuple[int, int]]) -> 
     return plain.arg if isinstance(plain, Sum) and shape_of(plain.arg, sizes)[1] == 1 else plain
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the kernels of a call depend on, beside its formulas."""
-
-    shapes: tuple[OperandShape, ...]
-    sizes: Shapes
-    extent: tuple[int, int]
-    graph: tuple[int, int, int]
-    numbered: bool
-    accumulate: str
-    position: str
-    infinite: int
-    device: Gpu
-
-
 # Score and value of attention; or None, formulas that are added up and those that are stored.
 Formulas = tuple[Formula | None, Formula, tuple[Formula, ...], tuple[Formula, ...]]
 
 
-@lru_cache(maxsize=4096)
-def _kernels(formulas: Formulas, facts: _Facts) -> KernelSet[AttentionRecipe]:
-    heads, width = facts.extent
-    sizes = dict(enumerate(facts.sizes))
-    shapes = facts.shapes
+def _kernels(
+    csr: CSR,
+    operands: list[Tensor],
+    heads: int,
+    width: int,
+    formulas: Formulas,
+    infinite: int,
+) -> KernelSet[AttentionRecipe]:
+    graph, sizes = graph_facts(csr), dict(enumerate(shapes_of(operands)))
+    shapes = [operand_shape(seen(t), heads, width) for t in operands]
     score, value, sums, stores = formulas
     widths = tuple(shape_of(f, sizes)[1] > 1 for f in sums)
     score = None if score is None else _without_short_sums(score, sizes)
@@ -165,7 +149,7 @@ def _kernels(formulas: Formulas, facts: _Facts) -> KernelSet[AttentionRecipe]:
     itemsize = max((shapes[i].itemsize for i in wide), default=4)
     by_edge = bool(stores) or any(sides[i] == "e" and i not in wide for i in sides)
     tile, block = attention_tile(
-        facts.device, *facts.graph, heads, width, itemsize, max(len(wide), 1), resident, by_edge
+        graph.device, *graph[:3], heads, width, itemsize, max(len(wide), 1), resident, by_edge
     )
     kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
     unit = max(16 // min(s.itemsize for s in shapes), 1)
@@ -173,10 +157,12 @@ def _kernels(formulas: Formulas, facts: _Facts) -> KernelSet[AttentionRecipe]:
         unit //= 2
     recipe = AttentionRecipe(
         score=score, value=value, sums=sums, widths=widths, stores=stores,
-        infinite=facts.infinite, kinds=kinds, aligned=units, near=near, tile=tile,
-        heads=block, tasks="rows", hubs=False, numbered=facts.numbered, unit=unit,
-        even_heads=heads % block == 0,
-        even_width=width == tile.columns, accumulate=facts.accumulate, position=facts.position,
+        infinite=infinite, kinds=kinds, aligned=units, near=near, tile=tile, heads=block,
+        tasks="rows", hubs=False, unit=unit, even_heads=heads % block == 0,
+        numbered=graph.numbered and (bool(stores) or "e" in sides.values()),
+        even_width=width == tile.columns,
+        accumulate=str(accumulate(operands[0].dtype)).removeprefix("torch."),
+        position="int64" if graph.wide else "int32",
     )  # fmt: skip
     whole = replace(tile, columns=tile.columns * block)
     pieces = replace(piece_tile(whole, itemsize, max(len(wide), 1)), columns=tile.columns)
@@ -223,28 +209,13 @@ class _Pass:
         formulas: Formulas,
         infinite: int,
     ) -> None:
-        score, value, sums, stores = formulas
-        entries = csr.col.numel()
-        read = [f for f in (score, value, *sums, *stores) if f is not None]
-        by_edge = bool(stores) or any(o.side == "e" for f in read for o in operands_of(f))
-        numbered = csr.eid is not None and by_edge
-        position = csr.rowptr.dtype == torch.int64 or entries >= INT32_ENTRIES
-        wide_dtype = accumulate(operands[0].dtype)
-        facts = _Facts(
-            tuple(operand_shape(seen(t), heads, width) for t in operands),
-            shapes_of(operands), (heads, width),
-            (rounded(csr.num_rows), rounded(csr.num_cols), rounded(entries)), numbered,
-            str(wide_dtype).removeprefix("torch."), "int64" if position else "int32", infinite,
-            device_facts(csr.rowptr),
-        )  # fmt: skip
-        kernels, self._heads = _kernels(formulas, facts), heads
+        kernels = _kernels(csr, operands, heads, width, formulas, infinite)
+        self._heads = heads
         recipe = kernels.recipe
         self._width = width // recipe.unit
         self._tasks = Tasks(kernels, -(-heads // recipe.heads))
-        self._raw = [
-            (heads * (self._width * recipe.unit if wide else 1), wide_dtype)
-            for _, wide in recipe.states
-        ]
+        dtype = accumulate(operands[0].dtype)
+        self._raw = [(heads * (width if wide else 1), dtype) for _, wide in recipe.states]
         self._strides = [
             t.stride(0) // max(unit, 1) for t, unit in zip(operands, recipe.aligned, strict=True)
         ]

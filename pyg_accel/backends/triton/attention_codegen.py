@@ -7,7 +7,6 @@ width, so that scores are sums inside the tile. Operands broadcast as [edges, he
 from functools import lru_cache
 from typing import Any
 
-from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.attention_results import (
     column_lines,
     combine_lines,
@@ -20,6 +19,7 @@ from pyg_accel.backends.triton.attention_results import (
 )
 from pyg_accel.backends.triton.codegen import build
 from pyg_accel.backends.triton.expression import Names, emit, keeps_zero, per_target
+from pyg_accel.backends.triton.recipe import AttentionRecipe
 from pyg_accel.backends.triton.reduction import task_lines
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, children, operands_of
 

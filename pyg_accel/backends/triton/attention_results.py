@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
+from pyg_accel.backends.triton.recipe import AttentionRecipe
 from pyg_accel.backends.triton.reduction import header
 
 __all__ = [

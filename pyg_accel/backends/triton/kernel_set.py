@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.schedule import Pieces, schedule_of
-from pyg_accel.backends.triton.attention_recipe import AttentionRecipe
 from pyg_accel.backends.triton.launch import Tile
 from pyg_accel.backends.triton.launcher import Launcher, launch
-from pyg_accel.backends.triton.recipe import Recipe
+from pyg_accel.backends.triton.recipe import Common
 from pyg_accel.graph import CSR
 
 __all__ = ["KernelSet", "Tasks"]
 
-R = TypeVar("R", Recipe, AttentionRecipe)
+R = TypeVar("R", bound=Common)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
