@@ -37,7 +37,7 @@ class OpSpec:
         width: F of the message.
         formula: text of the message formula (gspmm) or of the values (attention).
         reduces: reductions asked for (gspmm).
-        k: features kept a row (MaxK, CBSR), edges kept a row (sampling; 0 where all are), or
+        k: features kept per row (MaxK, CBSR), edges kept per row (sampling; 0 where all are), or
             features of a row of the left matrix (segments, of which there are num_cols).
         shapes: (heads, width) of every operand (gspmm, attention).
         sharing: what the rows of a graph share; nothing until it was used often enough for that to

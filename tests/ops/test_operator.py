@@ -68,3 +68,14 @@ def test_a_backward_pass_runs_on_the_backend_of_its_forward_pass():
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(backward).result() == ["reference"]
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight"])
+def test_a_backward_pass_keeps_what_the_wanted_gradients_read(wanted):
+    given = {"x": torch.randn(5, 3), "weight": torch.randn(2, 3, 4)}
+    given[wanted].requires_grad_()
+    ptr = torch.tensor([0, 2, 5])
+    out = ops.segment_matmul(given["x"], ptr, given["weight"])
+    (other,) = (t for name, t in given.items() if name != wanted)
+    kept = {t.data_ptr() for t in out.grad_fn.saved_tensors}
+    assert kept == {other.data_ptr(), ptr.data_ptr()}
