@@ -21,6 +21,7 @@ from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import plain_shape, real
 from pyg_accel.patching.kinds import Key, kind_of_call
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.networks import hooked_inside
@@ -43,7 +44,6 @@ from pyg_accel.patching.rules.common import NARROW
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.seam import hook_reasons, template
-from pyg_accel.patching.small import running
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
@@ -79,8 +79,6 @@ def call(
     original: Callable[..., Any], self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for a rendered ``propagate`` or ``edge_updater``."""
-    if not torch.compiler.is_dynamo_compiling() and running.small:
-        return original(self, edge_index, *args, **kwargs)
     if not is_active(self):
         return original(self, edge_index, *args, **kwargs)
     if torch_records():
@@ -105,9 +103,9 @@ def call(
             if small:
                 layers.declined[self] = edges
     if by_size:
-        running.reason = small[0]
+        layer_call.reason = small[0]
     else:
-        running.others = True
+        layer_call.others = True
     if small:  # and nothing else matters: it must cost next to nothing
         out = original(self, edge_index, *args, **kwargs)
         record(layer, "", "PyG", small[0], time.perf_counter() - start)
@@ -260,7 +258,7 @@ def softmax(
     function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
-    if torch.compiler.is_dynamo_compiling() or running.small:
+    if torch.compiler.is_dynamo_compiling():
         return function(src, index, *args, **kwargs)
     trace = Trace.active()
     if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:

@@ -35,6 +35,8 @@ from torch.nn import Embedding, Module
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 
+from pyg_accel.patching.layer_call import layer_call
+
 __all__ = [
     "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
 ]  # fmt: skip
@@ -123,13 +125,22 @@ def install(hooks: Hooks) -> None:
                 if _recorded:
                     _wrap_class(type(self), hooks)
 
+        around = functools.partial(_wrapped, inside=False)
         _replace(MessagePassing, "_set_jittable_templates", rendered)
-        _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
-        _replace(MessagePassing, "_call_impl", _unread(_wrapped(Module._call_impl, hooks.layer)))
+        _replace(
+            MessagePassing,
+            "_collect",
+            around(MessagePassing._collect, hooks.bypassed),
+        )
+        _replace(
+            MessagePassing,
+            "_call_impl",
+            _unread(around(Module._call_impl, hooks.layer)),
+        )
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
-        _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
-        _replace(Embedding, "forward", _wrapped(Embedding.forward, hooks.embedding))
+        _replace(HeteroConv, "forward", around(HeteroConv.forward, hooks.hetero))
+        _replace(Embedding, "forward", around(Embedding.forward, hooks.embedding))
         _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
@@ -152,16 +163,28 @@ def _replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(
+    original: Callable[..., Any], hook: Callable[..., Any], *, inside: bool = True
+) -> Callable[..., Any]:
     """A function that hands the original and its arguments to a hook.
+
+    One that is called inside of layers runs the original if the layer's call is known to be small.
 
     It keeps ``__module__``, by which PyG recognises its own templates. TorchScript reads the
     original's source through it and looks names up in the wrapper's globals: they are those of the
     original. Dynamo, which counts recompilations by code, finds code of its own.
     """
+    compiles, call = torch.compiler.is_dynamo_compiling, layer_call  # no globals: see above
+    if inside:
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return hook(original, *args, **kwargs)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not compiles() and call.small:
+                return original(*args, **kwargs)
+            return hook(original, *args, **kwargs)
+    else:
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return hook(original, *args, **kwargs)
 
     names = getattr(original, "__globals__", globals())
     code = wrapper.__code__.replace(co_name=original.__name__)

@@ -110,6 +110,7 @@ class PatchHandle:
                 setattr(module, reasons.MARK, count)
             elif count == 0:
                 delattr(module, reasons.MARK)
+        layers.forget()
         if not _handles:
             if not _hook_handles:
                 seam.uninstall()

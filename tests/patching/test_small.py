@@ -10,6 +10,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SimpleConv
 
 import pyg_accel
 from pyg_accel.patching import small
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.settings import settings
 
 LAYERS = {
@@ -107,12 +108,12 @@ def test_nothing_is_left_behind_by_a_call_that_raises_nor_seen_by_other_threads(
         wrong = few + 1000
         with pytest.raises((IndexError, RuntimeError)):
             layer(x, wrong)
-        assert not small.running.small
-        small.running.small = True
+        assert not layer_call.small
+        layer_call.small = True
         try:
-            thread = threading.Thread(target=lambda: seen.append(small.running.small))
+            thread = threading.Thread(target=lambda: seen.append(layer_call.small))
             thread.start()
             thread.join()
         finally:
-            small.running.small = False
+            layer_call.small = False
     assert seen == [False]
