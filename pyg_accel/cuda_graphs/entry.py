@@ -117,6 +117,14 @@ class Entry:
         self.lent: list[Any] = []
         self.left: Any = None
 
+    @property
+    def formula(self) -> str:
+        """What the report says of its replays."""
+        if self.layout is None:
+            return "replayed: fixed sizes"
+        sizes = ", ".join(f"{most} {axis}" for axis, most in self.layout.bucket.items())
+        return f"replayed: up to {sizes}"
+
     def _place(self, place: int, tensor: Tensor, held: bool) -> Tensor:
         if held:
             return tensor.detach().requires_grad_() if tensor.requires_grad else tensor

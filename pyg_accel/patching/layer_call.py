@@ -9,13 +9,15 @@ class _LayerCall(threading.local):
     """State of the innermost layer call of a thread.
 
     Attributes:
-        small: the call is known to be small: every wrapper inside it runs its original.
+        small: the call is known to be small: wrappers inside it run their originals.
+        again: so was the layer's last call, on the same graph.
         reason: why a part of it was too small; empty if no part was.
         others: another part was not, or the reason does not hold for every smaller graph.
         remembers: it asked for what was derived from its edge_index before.
     """
 
     small = False
+    again = False
     reason = ""
     others = False
     remembers = False

@@ -26,6 +26,8 @@ from pyg_accel.settings import settings
 __all__ = ["OF_EVERY_MODULE", "declined", "forget", "layer", "memoise"]
 
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+# What MessagePassing and torch keep, and never change in a forward pass.
+_OF_EVERY_LAYER = frozenset(vars(MessagePassing()))  # type: ignore[abstract]
 # The number of edges with which a layer was last left to PyG for the kind of its calls.
 declined: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDictionary()
 
@@ -47,7 +49,10 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
             start = time.perf_counter()
             layer_call.small = True
             try:
-                out = original(self, *args, **kwargs)
+                if known.remembers and layer_call.again:
+                    out = _remembering(original, self, args, kwargs)
+                else:
+                    out = original(self, *args, **kwargs)
             finally:
                 layer_call.small = False
             known.row.add(time.perf_counter() - start)
@@ -66,14 +71,25 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
 def _forward(
     original: Callable[..., Any], self: MessagePassing, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    before, outside = MEMO.begin(self), layer_call.begin()
+    outside = layer_call.begin()
     try:
-        out = original(self, *args, **kwargs)
+        out = _remembering(original, self, args, kwargs)
         if not saved_tensors_are_hooked():
             small.learn(self, args, kwargs)
     finally:
-        lent = MEMO.end(before)
         layer_call.end(outside)
+    return out
+
+
+def _remembering(
+    original: Callable[..., Any], self: MessagePassing, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """Make a call that gets from memory what was derived from its edge_index before."""
+    before = MEMO.begin(self)
+    try:
+        out = original(self, *args, **kwargs)
+    finally:
+        lent = MEMO.end(before)
     return _left(self, out, lent) if lent else out
 
 
@@ -82,7 +98,7 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
     """Return the result of a layer with copies of what it borrowed, and leave it copies."""
     own = vars(self)
     for name, value in own.items():
-        if name == "_buffers" or name not in OF_EVERY_MODULE:
+        if name == "_buffers" or name not in _OF_EVERY_LAYER:
             own[name] = copied(value, lent)
     return out if MEMO.lent is not None else copied(out, lent)
 
@@ -123,7 +139,7 @@ def _builds_no_graph(num_edges: int, device: str) -> bool:
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
-for _function in (layer, _forward, small.find, small.learn, memoise, is_active,
+for _function in (layer, _forward, _remembering, small.find, small.learn, memoise, is_active,
                   torch_records, transform_reasons, saved_tensors_are_hooked, type(MEMO).begin,
                   type(MEMO).end, type(MEMO).run, vars(type(MEMO))["idle"].fget,
                   type(layer_call).begin, type(layer_call).end):  # fmt: skip

@@ -242,7 +242,9 @@ def _replace_functions(hooks: Hooks) -> None:
             if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
                 continue
             if original not in wrappers:
-                wrappers[original] = _unread(_wrapped(original, hook))
+                # A small call on a known graph too gets from memory what was derived from it.
+                wrapper = _wrapped(original, hook, inside=name not in _MEMOISED)
+                wrappers[original] = _unread(wrapper)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])
 

@@ -38,9 +38,7 @@ class Small:
 
     __slots__ = ("device", "edges", "grad", "last", "nodes", "remembers", "row", "width")
 
-    def __init__(
-        self, width: int, grad: bool, device: int, row: Row, remembers: bool
-    ) -> None:
+    def __init__(self, width: int, grad: bool, device: int, row: Row, remembers: bool) -> None:
         """Start with an empty graph."""
         self.width, self.grad, self.device = width, grad, device
         self.row, self.remembers = row, remembers
@@ -95,9 +93,9 @@ def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         # A checkpoint expects the same of a call that it makes again, whatever was seen meanwhile.
         if saved_tensors_are_hooked():
             return None
-        again = known.last is not None and known.last() is edge_index
-        known.last = weakref.ref(edge_index)
-        return None if again else known
+        layer_call.again = known.last is not None and known.last() is edge_index
+        if not layer_call.again:
+            known.last = weakref.ref(edge_index)
     return known
 
 

@@ -56,10 +56,11 @@ def test_a_graph_that_comes_again_is_looked_up_where_something_was_derived_of_it
     with pyg_accel.patched():
         for layer in (gcn, sage):
             layer(x, graph(200))
-        assert small.find(gcn, (x, edges), {}) is not None
-        assert small.find(gcn, (x, edges), {}) is None
-        assert small.find(sage, (x, edges), {}) is not None
-        assert small.find(sage, (x, edges), {}) is not None
+        for again in (False, True):
+            known = small.find(gcn, (x, edges), {})
+            assert known is not None and known.remembers and layer_call.again is again
+            known = small.find(sage, (x, edges), {})
+            assert known is not None and not known.remembers
 
 
 class Pool(GCNConv):
