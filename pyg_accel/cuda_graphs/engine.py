@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.calls import record
+from pyg_accel.cache import version_of
+from pyg_accel.call_report import record
 from pyg_accel.cuda_graphs.buckets import SLACK, bucket_for, fits
 from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.entry import Entry, Modes
@@ -34,7 +35,6 @@ from pyg_accel.cuda_graphs.trial import (
     first_cause,
     record_call,
 )
-from pyg_accel.kept import version_of
 
 __all__ = ["WARM_UP", "Engine"]
 

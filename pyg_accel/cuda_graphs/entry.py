@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import version_of
 from pyg_accel.cuda_graphs.capture import Memory, Recording, Replay, Uncaptured
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.masked import Constants, Known, Masked, masked_modules
 from pyg_accel.cuda_graphs.padding import Layout, Padding
 from pyg_accel.cuda_graphs.self_loops import SelfLoops
-from pyg_accel.kept import version_of
 
 __all__ = ["Entry", "Modes"]
 

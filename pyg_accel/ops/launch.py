@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pyg_accel.backends import Backend, OpSpec
 from pyg_accel.backends.dispatch import decide, note_choice, situation
+from pyg_accel.column_reuse import kind_of
 from pyg_accel.facts import Kind
 from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
 from pyg_accel.ops.steps import shapes_of, widest
-from pyg_accel.sharing import kind_of
 
 __all__ = ["Launch", "backend_for", "facts_of_operands", "run_gspmm"]
 

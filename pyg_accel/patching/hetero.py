@@ -17,10 +17,9 @@ from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.nn.dense import Linear
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.calls import record
+from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
-from pyg_accel.patching.randomness import random_state
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
@@ -31,6 +30,7 @@ from pyg_accel.patching.reasons import (
     torch_records,
 )
 from pyg_accel.patching.relations import MANY, REDUCES
+from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.eval_frame import skip_code
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.kept import saved_tensors_are_hooked
+from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.memo import MEMO, copied
 from pyg_accel.patching import small
 from pyg_accel.patching.layer_call import layer_call
@@ -128,7 +128,7 @@ def _is_worth_nothing(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 # The function runs as in eager mode: memory of a compiler's results may be the compiler's.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return MEMO.lend(function, *args, **kwargs)
+    return MEMO.borrow(function, *args, **kwargs)
 
 
 def _builds_no_graph(num_edges: int, device: str) -> bool:

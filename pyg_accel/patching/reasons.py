@@ -13,12 +13,12 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.kept import Glimpses, saved_tensors_are_hooked
+from pyg_accel.cache import RecentlySeen, saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.ops.csr import is_built_ahead
+from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.patching.reading import picked_from
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.patching.seam import hook_reasons
 from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.settings import settings
 
@@ -50,7 +50,7 @@ MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched
 _switched_on = 0  # how many patch() without a model are in force
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
-SEEN = Glimpses(256)  # the graphs of calls for which it matters whether they come again
+SEEN = RecentlySeen(256)  # the graphs of calls for which it matters whether they come again
 _FAKE = _TorchDispatchModeKey.FAKE
 # Methods that somebody may replace on an instance: they are what its calls run then.
 _METHODS = frozenset({

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch_geometric.nn import RGCNConv
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.calls import record
+from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
-from pyg_accel.patching.randomness import random_state
 from pyg_accel.patching.reasons import call_reasons, is_watched, kind_reasons, takes_part
+from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings

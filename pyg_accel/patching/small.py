@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.calls import Row, row_of
-from pyg_accel.kept import saved_tensors_are_hooked
+from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.call_report import Row, row_of
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.settings import settings

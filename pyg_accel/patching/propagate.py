@@ -11,21 +11,21 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.calls import record
+from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.call_report import record
 from pyg_accel.formula import Operand
-from pyg_accel.kept import saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import plain_shape, real
+from pyg_accel.patching.edge_tensors import materialize, plain_shape
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.networks import hooked_inside
-from pyg_accel.patching.randomness import random_state, restore, tensors_of
+from pyg_accel.patching.overrides import hook_reasons, template
 from pyg_accel.patching.reasons import (
     RECORDED,
     SEEN,
@@ -40,10 +40,10 @@ from pyg_accel.patching.reasons import (
     transform_reasons,
     width_of,
 )
-from pyg_accel.patching.rules.common import NARROW
+from pyg_accel.patching.rng_state import random_state, restore, tensors_of
+from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.sampling import in_force, refuse_training
-from pyg_accel.patching.seam import hook_reasons, template
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
@@ -135,7 +135,7 @@ def call(
             out, trace, names = _attempt(original, self, edge_index, args, kwargs)
         except Unrecognised as reason:
             reasons = [str(reason)]
-            if reason.sticky:
+            if reason.permanent:
                 _found.setdefault(self, {})[key] = _Found(str(reason), "")
             restore(state)
         else:
@@ -146,7 +146,7 @@ def call(
             learner.learn(self, plain, kwargs, trace, out)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
-                record(layer, formulas, "+".join(names) or "later", "", seconds)
+                record(layer, formulas, "+".join(names) or "deferred", "", seconds)
             else:
                 record(layer, "", "PyG", "no reduction that could be fused", seconds)
             return out
@@ -190,7 +190,7 @@ def _planned(
     seconds = time.perf_counter() - start
     if state is not None:
         verify(original, self, edge_index, (), kwargs, out, state)
-    record(type(self).__name__, plan.text, "+".join(names) or "later", "", seconds)
+    record(type(self).__name__, plan.text, "+".join(names) or "deferred", "", seconds)
     return out
 
 
@@ -209,7 +209,7 @@ def _tried(
             _, trace, _ = _attempt(original, self, edge_index, args, kwargs)
     except Unrecognised as reason:
         found = _Found(str(reason), "")
-        if not reason.sticky:
+        if not reason.permanent:
             return found
     else:
         found = _Found("", trace.kind())
@@ -234,7 +234,7 @@ def _attempt(
     if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
-            raise Unrecognised(reason, sticky=False)
+            raise Unrecognised(reason, permanent=False)
     trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
     kwargs = named
     with record_choices() as names, trace:
@@ -269,7 +269,7 @@ def softmax(
         given.get("ptr") is not None
         or len(shape) not in (1, 2)
         or shape[0] != trace.num_edges
-        or shape[1:].numel() > NARROW
+        or shape[1:].numel() > MAX_MATERIALIZED_WIDTH
         or given.get("dim", 0) != 0
         or not src.dtype.is_floating_point
     ):
@@ -286,7 +286,7 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
 
 def set_sparse_value(function: Callable[..., Any], adj: Any, value: Tensor) -> Any:
     """Stand in for the function by which layers return attention weights as a sparse matrix."""
-    return function(adj, real(value))
+    return function(adj, materialize(value))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -364,7 +364,7 @@ def _ordinary(value: Any) -> Any:
 
 def _written(value: Any) -> Any:
     """Write out a lazy tensor, attention weights too."""
-    return real(_ordinary(value))
+    return materialize(_ordinary(value))
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -22,8 +22,8 @@ class Row:
         formula: what was computed, e.g. ``mean_j u0``, or by a rewritten layer its association,
             e.g. ``(A·(X·W))``; empty if PyG computed it.
         backend: backend, or ``PyG``; of models and steps ``CUDA graph`` or ``eager``;
-            ``later`` for attention weights that the sum after them takes; ``torch`` for rewritten
-            layers that multiply by a backend's kernel nothing.
+            ``deferred`` for attention weights that are computed inside the sum after them;
+            ``torch`` for rewritten layers without a kernel of a backend.
         reason: why PyG's own path was taken.
         calls: number of forward calls.
         seconds: time spent in them.

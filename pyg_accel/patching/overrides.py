@@ -38,7 +38,7 @@ from torch_geometric.nn.aggr import Aggregation
 from pyg_accel.patching.layer_call import layer_call
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
+    "HOOK_DICTS", "Overrides", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -74,7 +74,7 @@ _lock = threading.RLock()
 _recorded: list[tuple[Any, str, Any]] = []
 
 
-class Hooks:
+class Overrides:
     """What the accelerated side provides. Every function gets the original first."""
 
     def __init__(
@@ -110,7 +110,7 @@ def installed() -> bool:
     return bool(_recorded)
 
 
-def install(hooks: Hooks) -> None:
+def install(hooks: Overrides) -> None:
     """Replace what the docstring of this module lists; does nothing the second time."""
     with _lock:
         if _recorded:
@@ -210,12 +210,12 @@ def _subclasses(cls: type) -> Iterator[type]:
         yield from _subclasses(child)
 
 
-def _wrap_classes(hooks: Hooks) -> None:
+def _wrap_classes(hooks: Overrides) -> None:
     for cls in dict.fromkeys(_subclasses(MessagePassing)):
         _wrap_class(cls, hooks)
 
 
-def _wrap_class(cls: type, hooks: Hooks) -> None:
+def _wrap_class(cls: type, hooks: Overrides) -> None:
     own = vars(cls)
     for name, rendered in _RENDERED.items():
         bypass = f"_orig_{name}"
@@ -231,7 +231,7 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
         _replace(cls, rendered, wrapper)
 
 
-def _replace_functions(hooks: Hooks) -> None:
+def _replace_functions(hooks: Overrides) -> None:
     wrappers: dict[Any, Any] = {}
     users = {cls.__module__ for cls in _subclasses(MessagePassing)}  # import softmax by name
     for module_name, module in list(sys.modules.items()):
