@@ -25,6 +25,7 @@ from pyg_accel.patching.reasons import (
     is_watched,
     kind_reasons,
     layer_reasons,
+    new_graph_reasons,
     size_reasons,
     takes_part,
     torch_records,
@@ -148,9 +149,11 @@ def _of_every_call(layers: dict[EdgeType, Any], edges: dict[EdgeType, Tensor]) -
     if len(layers) < MANY:
         together = sum(edges[key].size(-1) for key in layers)
         first = edges[next(iter(layers))]
-        if reasons := size_reasons(together, first.device.type):
-            return reasons
-        if reasons := kind_reasons("relations", together, first, id(next(iter(layers.values())))):
+        device = first.device.type
+        if reasons := (
+            size_reasons(together, device) or kind_reasons("relations", together, device)
+            or new_graph_reasons("relations", together, first, id(next(iter(layers.values()))))
+        ):  # fmt: skip
             return reasons
     for key, conv in layers.items():
         if not takes_part(conv):

@@ -34,6 +34,7 @@ from pyg_accel.patching.reasons import (
     device_of,
     is_active,
     kind_reasons,
+    new_graph_reasons,
     num_edges,
     size_reasons,
     torch_records,
@@ -99,7 +100,9 @@ def call(
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
-            small = kind_reasons(kind, edges, edge_index, (id(self), original), width)
+            small = kind_reasons(kind, edges, edge_index.device.type, width)
+            by_size = bool(small)
+            small = small or new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
             if small:
                 layers.declined[self] = edges
     if by_size:
@@ -127,7 +130,10 @@ def call(
         if found.reason:
             reasons = [found.reason]
         elif sized:
-            reasons = kind_reasons(found.kind, edges, edge_index, (id(self), original), width)
+            reasons = kind_reasons(found.kind, edges, edge_index.device.type, width)
+            reasons = reasons or new_graph_reasons(
+                found.kind, edges, edge_index, (id(self), original), width
+            )
     if not reasons:
         # A message that turns out not to be a formula, today, runs twice: from the same state.
         state = random_state(device_of(edge_index), self)

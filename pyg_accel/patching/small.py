@@ -7,6 +7,7 @@ PyG's path from the beginning, and no hook inside of them asks anything.
 """
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,29 +22,32 @@ from pyg_accel.settings import settings
 __all__ = ["Small", "find", "forget", "learn"]
 
 
+@dataclass(slots=True)
 class Small:
     """The largest graph that was too small for a layer, on features of one width.
 
     Attributes:
         width: of the features.
         grad: gradients were recorded.
+        training: the layer was in training mode, on which its kind of call may depend.
         device: index of the graph's device, -1 for the CPU.
-        nodes: rows of the features.
-        edges: of the graph.
         row: of the report.
         remembers: the layer derives something of its edge_index, which is remembered for a graph
             that comes again.
+        nodes: rows of the features.
+        edges: of the graph.
         last: the edge_index of the last call.
     """
 
-    __slots__ = ("device", "edges", "grad", "last", "nodes", "remembers", "row", "width")
-
-    def __init__(self, width: int, grad: bool, device: int, row: Row, remembers: bool) -> None:
-        """Start with an empty graph."""
-        self.width, self.grad, self.device = width, grad, device
-        self.row, self.remembers = row, remembers
-        self.nodes = self.edges = 0
-        self.last: weakref.ref[Tensor] | None = None
+    width: int
+    grad: bool
+    training: bool
+    device: int
+    row: Row
+    remembers: bool
+    nodes: int = 0
+    edges: int = 0
+    last: weakref.ref[Tensor] | None = None
 
 
 _known: "weakref.WeakKeyDictionary[torch.nn.Module, Small]" = weakref.WeakKeyDictionary()
@@ -85,6 +89,7 @@ def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         or x.size(1) != known.width
         or edge_index.get_device() != known.device
         or torch.is_grad_enabled() != known.grad
+        or module.training != known.training
         or settings.always
         or in_force() is not None
     ):
@@ -106,9 +111,9 @@ def learn(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         _known.pop(module, None)
         return
     x, edge_index = given
-    facts = x.size(1), torch.is_grad_enabled(), edge_index.get_device()
+    facts = x.size(1), torch.is_grad_enabled(), module.training, edge_index.get_device()
     known = _known.get(module)
-    if known is None or (known.width, known.grad, known.device) != facts:
+    if known is None or (known.width, known.grad, known.training, known.device) != facts:
         known = _known[module] = Small(
             *facts, row_of(type(module).__name__, "", "PyG", layer_call.reason),
             layer_call.remembers,

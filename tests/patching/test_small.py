@@ -63,6 +63,17 @@ def test_a_graph_that_comes_again_is_looked_up_where_something_was_derived_of_it
             assert known is not None and not known.remembers
 
 
+def test_graphs_that_are_small_for_a_kind_of_call_are_known_too():
+    x, edges = torch.randn(3000, 8), graph(12_000)  # above the limit of all kinds
+    sage = SAGEConv(8, 8)
+    with pyg_accel.patched():
+        for _ in range(2):  # the first call tells the kind
+            sage(x, edges)
+        known = small.find(sage, (x, edges), {})
+        assert known is not None and "(sums)" in known.row.reason
+        assert small.find(sage.eval(), (x, edges), {}) is None
+
+
 class Pool(GCNConv):
     """A layer on a small graph whose forward calls another one on a large graph."""
 
