@@ -17,8 +17,8 @@ from torch import Tensor
 from benchmarks import gpu_machine, graphs, results
 from benchmarks.gpu_dot_attention import preferring, within_memory
 from pyg_accel import Graph, ops
+from pyg_accel.column_reuse import reuse_of
 from pyg_accel.ops.attention_parts import unfused
-from pyg_accel.sharing import sharing_of
 
 NAME = "gpu_attention"
 FORMS = {
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rowptr, col = graphs.load(name, device="cuda")
         graph = Graph(rowptr.int(), col.int(), None, rowptr.numel() - 1, sorted=True)
         for csr in (graph.csr(), graph.transposed()):
-            sharing_of(csr)  # dispatch knows the graph
+            reuse_of(csr)  # dispatch knows the graph
         for form in options.forms:
             for size in options.sizes:
                 heads, width = map(int, size.split("x"))

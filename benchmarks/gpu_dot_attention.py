@@ -27,8 +27,8 @@ from benchmarks.tc_paper import AGNN
 from pyg_accel import Graph, ops
 from pyg_accel.backends import get_backend
 from pyg_accel.backends.dispatch import forget_decisions
+from pyg_accel.column_reuse import per_column, reuse_of
 from pyg_accel.ops.attention_parts import unfused
-from pyg_accel.sharing import per_column, sharing_of
 
 NAME = "gpu_dot_attention"
 SCORE, VALUE = "div(sum(mul(v0,u1)),11.313708498984761)", "u2"
@@ -102,7 +102,7 @@ def measured(train: Callable[[], tuple[Tensor, Callable[[], None]]]) -> tuple[Te
 def operator(name: str) -> list[dict[str, Any]]:
     rowptr, col = graphs.load(name, device="cuda")
     graph = Graph(rowptr.int(), col.int(), None, rowptr.numel() - 1, sorted=True)
-    sharing = per_column(sharing_of(graph.csr()))
+    sharing = per_column(reuse_of(graph.csr()))
     edge_index = graphs.edge_list((rowptr, col))
     torch.manual_seed(0)
     operands = [

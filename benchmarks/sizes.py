@@ -33,7 +33,7 @@ from tqdm import tqdm
 import pyg_accel
 from benchmarks import gpu_machine, machine, plot, results
 from benchmarks.machine import quantiles
-from pyg_accel.patching import seam
+from pyg_accel.patching import overrides
 from pyg_accel.settings import settings
 
 NAME = "sizes"
@@ -193,12 +193,12 @@ class Run:
 @contextmanager
 def stock_pyg() -> Iterator[None]:
     """PyG as it is, with nothing of patch() in the way, which goes on knowing its graphs."""
-    ours = [(owner, name, vars(owner)[name]) for owner, name, _ in seam._recorded
+    ours = [(owner, name, vars(owner)[name]) for owner, name, _ in overrides._recorded
             if isinstance(vars(owner).get(name), FunctionType)]  # fmt: skip
-    theirs = {(id(owner), name): stock for owner, name, stock in reversed(seam._recorded)}
+    theirs = {(id(owner), name): stock for owner, name, stock in reversed(overrides._recorded)}
     for owner, name, _ in ours:
         stock = theirs[id(owner), name]
-        delattr(owner, name) if stock is seam._MISSING else setattr(owner, name, stock)
+        delattr(owner, name) if stock is overrides._MISSING else setattr(owner, name, stock)
     try:
         yield
     finally:

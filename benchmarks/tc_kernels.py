@@ -25,7 +25,7 @@ from benchmarks.gpu_kernels import Inputs
 from pyg_accel import ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
 from pyg_accel.backends.cuda.choice import choose_launch
-from pyg_accel.sharing import sharing_of
+from pyg_accel.column_reuse import reuse_of
 from pyg_accel.tiles import build_tiles
 
 GRAPHS = (
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(name: str) -> Iterator[dict[str, Any]]:
     inputs = Inputs(name)
     csr = inputs.graph.csr()
-    sharing = sharing_of(csr)
+    sharing = reuse_of(csr)
     ordered = "/" in name or name.startswith("myc")
     for op in ("spmm", "sddmm"):
         widths = ((64, 128, 256) if op == "spmm" else (64, 256)) if ordered else (64,)

@@ -27,7 +27,7 @@ from benchmarks.gpu_kernels import Inputs
 from pyg_accel import ops, use_backend
 from pyg_accel.backends.cuda import sddmm, spmm
 from pyg_accel.backends.cuda.choice import FILE, mode_of, terms
-from pyg_accel.sharing import Shared, sharing_of
+from pyg_accel.column_reuse import Shared, reuse_of
 
 GRAPHS = ("mycielskian17", "reddit-like/ordered", "products-like/ordered", "proteins-like/ordered")
 BUDGET = 0.03
@@ -67,7 +67,7 @@ def measure(name: str) -> Iterator[dict[str, Any]]:
                 with use_backend("triton"):
                     right = simple()
                     simple_ms = gpu_machine.timed(simple, budget=BUDGET).median
-                for shared in sharing_of(csr):
+                for shared in reuse_of(csr):
                     common = {
                         "window": shared.window,
                         "least": shared.least,

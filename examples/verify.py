@@ -2,7 +2,7 @@
 
     python examples/verify.py
 
-The report has two rows for GATConv: attention weights (`later`: computed inside the sum that
+The report has two rows for GATConv: attention weights (`deferred`: computed inside the sum that
 follows), and that sum.
 
 For a script of your own no code is needed: PYG_ACCEL_VERIFY=1 python -m pyg_accel run train.py

@@ -5,13 +5,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import TensorCache
 from pyg_accel.checks import require, shown, whole
-from pyg_accel.kept import Kept
 
 __all__ = ["CBSR", "MAX_WIDTH", "check_cbsr", "check_columns", "index_dtype", "scattered", "trust"]
 
 MAX_WIDTH = 65_536
-_valid: Kept[bool] = Kept()  # columns that were checked, or that our own kernels wrote
+_valid: TensorCache[bool] = (
+    TensorCache()
+)  # columns that were checked, or that our own kernels wrote
 
 
 def index_dtype(width: int) -> torch.dtype:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.kept import version_of
+from pyg_accel.cache import version_of
 
 __all__ = ["INT32_ENTRIES", "Facts", "Kind", "expect_to_stay", "facts_of", "rounded"]
 
@@ -56,7 +56,7 @@ class Kind:
         long: 32 bits count them with no room to spare.
         index_dtype: of the arrays.
         device: where they are.
-        sharing: what rows share (:mod:`pyg_accel.sharing`); empty if not known.
+        sharing: what rows share (:mod:`pyg_accel.column_reuse`); empty if not known.
     """
 
     __slots__ = ("device", "index_dtype", "long", "num_cols", "num_edges", "num_rows", "sharing")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.kept import Glimpses, Kept, Snapshot, memory_of
+from pyg_accel.cache import RecentlySeen, Snapshot, TensorCache, memory_of
 from pyg_accel.settings import settings
 
 __all__ = ["MEMO", "Memo", "copied", "is_sparse_tensor", "tensors_in"]
@@ -122,12 +122,12 @@ class Memo:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._results: Kept[_Remembered] = Kept(lambda: settings.graph_cache)
+        self._results: TensorCache[_Remembered] = TensorCache(lambda: settings.graph_cache)
         # What came out of functions of an edge_index, by that parent.
-        self._families: Kept[list[Tensor]] = Kept(lambda: settings.graph_cache)
+        self._families: TensorCache[list[Tensor]] = TensorCache(lambda: settings.graph_cache)
         self._lock = threading.RLock()
         self._running = _Running()
-        self._glimpses = Glimpses(256)
+        self._glimpses = RecentlySeen(256)
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
@@ -211,7 +211,7 @@ class Memo:
         """
         return self._glimpses.is_new((function, id(self._running.layer)), edge_index)
 
-    def lend(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def borrow(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As a call, for the layer that runs; what it has already comes as a copy."""
         result, lent = self(function, *args, **kwargs), self.lent
         if lent is None or self._running.on:

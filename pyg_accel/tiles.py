@@ -11,9 +11,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import TensorCache
 from pyg_accel.checks import whole
 from pyg_accel.graph import CSR, ptr2index
-from pyg_accel.kept import Kept
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
 __all__ = ["Tiles", "build_tiles", "tiles_of"]
@@ -117,7 +117,7 @@ class Tiles:
         )
 
 
-_tiles: Kept[Tiles] = Kept()
+_tiles: TensorCache[Tiles] = TensorCache()
 
 
 def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:

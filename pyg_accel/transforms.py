@@ -9,8 +9,8 @@ from torch.utils.data import get_worker_info
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import BaseTransform
 
+from pyg_accel.cache import version_of
 from pyg_accel.graph import Graph
-from pyg_accel.kept import version_of
 from pyg_accel.ops.csr import keep_graph
 
 __all__ = ["BuildCSR"]

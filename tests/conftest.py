@@ -23,7 +23,7 @@ if not torch.cuda.is_available():  # decorators of Triton kernels read it when t
 import pyg_accel
 from pyg_accel.backends import backends, dispatch, registry
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
-from pyg_accel.patching import reasons, seam
+from pyg_accel.patching import overrides, reasons
 from pyg_accel.settings import SETTINGS, settings
 
 DATA = "PYG_ACCEL_DATA"
@@ -108,7 +108,7 @@ def clean_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known = backends()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small graphs on a shared machine; tests of threads ask for more
-    assert not seam.installed()
+    assert not overrides.installed()
     yield
     pyg_accel.unpatch()
     for setting in SETTINGS:
@@ -120,7 +120,7 @@ def clean_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
     if not cpu_unavailable_reasons():
         cpu_library().configure("", 0, 0)
-    assert not seam.installed()
+    assert not overrides.installed()
     assert not reasons.is_active()
 
 

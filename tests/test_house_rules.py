@@ -41,7 +41,7 @@ LATE_IMPORTS = {
     # Rules make lazy tensors, and a lazy tensor looks its rules up when torch calls it.
     "pyg_accel.patching.lazy": {"'pyg_accel.patching.rules'"},
 }
-# Private names of PyG outside of the seam, which ought to move there.
+# Private names of PyG outside of the overrides, which ought to move there.
 PRIVATES_IN_USE = {
     "settings.py": {"_data"},  # of os.environ
     "cuda_graphs/padding.py": {"_index"},  # the end of argument names, such as edge_index
@@ -87,7 +87,7 @@ def breaches(files: Iterable[Path], look: Callable[[Path], Iterable[str]]) -> st
 
 
 def test_the_rules_see_the_files_of_the_package():
-    assert {PACKAGE / "__init__.py", PACKAGE / "patching" / "seam.py"} < set(FILES)
+    assert {PACKAGE / "__init__.py", PACKAGE / "patching" / "overrides.py"} < set(FILES)
 
 
 def test_imports_run_downwards():
@@ -184,7 +184,7 @@ def private_names_of_pyg() -> set[str]:
     return names - {""} - set(dir(torch.nn.Module())) - set(dir(torch.Tensor)) - set(dir(torch))
 
 
-def test_private_names_of_pyg_live_in_the_seam_only():
+def test_private_names_of_pyg_live_in_overrides_only():
     privates = private_names_of_pyg()
     assert {"_jinja_propagate", "_collect", "_explain", "_edge_mask", "_user_args"} < privates
     met: dict[str, set[str]] = {}
@@ -202,7 +202,7 @@ def test_private_names_of_pyg_live_in_the_seam_only():
         }
         if found := (used & privates) - own:
             met[str(path.relative_to(PACKAGE))] = found
-    assert len(met.pop("patching/seam.py")) > 10
+    assert len(met.pop("patching/overrides.py")) > 10
     assert met == PRIVATES_IN_USE
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.column_reuse import Shared, per_column
 from pyg_accel.facts import rounded as round_up
 from pyg_accel.graph import CSR
-from pyg_accel.sharing import Shared, per_column
 
 __all__ = ["OpSpec", "Shapes", "shapes_of"]
 

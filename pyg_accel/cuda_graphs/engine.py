@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.calls import record
+from pyg_accel.cache import version_of
+from pyg_accel.call_report import record
 from pyg_accel.cuda_graphs.buckets import SLACK, bucket_for, fits
 from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.entry import Entry, Modes
@@ -34,7 +35,6 @@ from pyg_accel.cuda_graphs.trial import (
     first_cause,
     record_call,
 )
-from pyg_accel.kept import version_of
 
 __all__ = ["WARM_UP", "Engine"]
 
@@ -164,7 +164,7 @@ class Engine:
         self._families: OrderedDict[Any, Family] = OrderedDict()
         self._recent: OrderedDict[Entry, Family] = OrderedDict()
         self._memory: Memory | None = None
-        self._largest = 0  # elements of arguments for which there was memory
+        self._largest = 0  # elements of arguments for which there was memory beside the recordings
         self._changes = 0  # how many calls in a row found the modules changed
         self._thread = threading.get_ident()
 
@@ -182,7 +182,7 @@ class Engine:
                 formula, backend, why = "", "eager", str(reason)
                 full = isinstance(reason.__context__, torch.OutOfMemoryError)
             else:
-                formula, backend, why = _formula(entry), "CUDA graph", ""
+                formula, backend, why = entry.formula, "CUDA graph", ""
                 if entry.left is not None:
                     self._subject.finish(entry.left)
             if why:
@@ -222,7 +222,7 @@ class Engine:
     @property
     def captures(self) -> list[str]:
         """What is recorded, the least recently used first."""
-        return [_formula(entry) for entry in self._recent]
+        return [entry.formula for entry in self._recent]
 
     def _find(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -328,6 +328,10 @@ class Engine:
             self._drop(entry)
             family.refusal = str(reason)
             raise
+        except torch.OutOfMemoryError:  # a recording and an eager call do not fit together
+            self._drop(entry)
+            family.most = sum(t.numel() for t in arguments.tensors)
+            raise Uncapturable(_TOO_LARGE) from None
         except FAILURES as error:  # of this call, perhaps; the eager one will tell
             raise Uncapturable(first_cause(error)) from error
         finally:
@@ -394,6 +398,7 @@ class Engine:
                 family.refusal = str(reason)
             raise
         family.made += 1
+        self._largest = 0  # beside one recording more
         family.entries.append(entry)
         self._recent[entry] = family
         if layout is not None:
@@ -411,10 +416,3 @@ class Engine:
         fixed = {n for p in state.parameters for n in p.shape}
         fixed |= {n for t in arguments.tensors for n in t.shape[1:]}
         return layout_of(arguments, seen, self._roles, bucket_for(most, fixed))
-
-
-def _formula(entry: Entry) -> str:
-    if entry.layout is None:
-        return "replayed: fixed sizes"
-    sizes = ", ".join(f"{most} {axis}" for axis, most in entry.layout.bucket.items())
-    return f"replayed: up to {sizes}"

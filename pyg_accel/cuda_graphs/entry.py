@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import version_of
 from pyg_accel.cuda_graphs.capture import Memory, Recording, Replay, Uncaptured
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.masked import Constants, Known, Masked, masked_modules
 from pyg_accel.cuda_graphs.padding import Layout, Padding
 from pyg_accel.cuda_graphs.self_loops import SelfLoops
-from pyg_accel.kept import version_of
 
 __all__ = ["Entry", "Modes"]
 
@@ -116,6 +116,14 @@ class Entry:
         self.full_precision = False
         self.lent: list[Any] = []
         self.left: Any = None
+
+    @property
+    def formula(self) -> str:
+        """What the report says of its replays."""
+        if self.layout is None:
+            return "replayed: fixed sizes"
+        sizes = ", ".join(f"{most} {axis}" for axis, most in self.layout.bucket.items())
+        return f"replayed: up to {sizes}"
 
     def _place(self, place: int, tensor: Tensor, held: bool) -> Tensor:
         if held:

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyg_accel.cache import memory_of
 from pyg_accel.cuda_graphs.padding import Padding, padding_like
-from pyg_accel.kept import memory_of
 
 __all__ = ["SelfLoops"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
-from pyg_accel.patching.randomness import random_state, restore
+from pyg_accel.patching.rng_state import random_state, restore
 
 __all__ = ["Checkpoint", "ModuleState", "modules_of"]
 

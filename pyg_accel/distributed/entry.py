@@ -22,7 +22,7 @@ from pyg_accel.distributed.known import RUNNING, Following, adopt, halo_of, runn
 from pyg_accel.distributed.products import compressed
 from pyg_accel.errors import NotDistributable
 from pyg_accel.matrices import is_sparse_matrix
-from pyg_accel.patching import accelerate, hetero, layers, relations
+from pyg_accel.patching import hetero, layers, propagate, relations
 
 __all__ = ["HOOKS", "CompressedHalos", "names_read"]
 
@@ -52,13 +52,13 @@ def call(
     if halo is None:
         if RUNNING.wire is not None and not RUNNING.exchanged:
             _refuse(type(self).__name__, edge_index)
-        return accelerate.call(original, self, edge_index, *args, **kwargs)
+        return propagate.call(original, self, edge_index, *args, **kwargs)
     if args:
         bound = inspect.signature(original).bind(self, edge_index, *args, **kwargs)
         kwargs = dict(list(bound.arguments.items())[2:])
     if not RUNNING.exchanged:
         kwargs = _with_halos(self, original.__name__, halo, kwargs)
-    return accelerate.call(original, self, edge_index, **kwargs)
+    return propagate.call(original, self, edge_index, **kwargs)
 
 
 def _refuse(caller: str, edge_index: Any) -> None:

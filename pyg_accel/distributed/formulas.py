@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
+from pyg_accel.cache import Snapshot, TensorCache
 from pyg_accel.distributed.halo import Halo, collect, exchange
 from pyg_accel.distributed.known import STATIC, adopt
-from pyg_accel.kept import Kept, Snapshot
 
 __all__ = ["FORMULAS", "formula"]
 
-_made: Kept[tuple[tuple[Tensor, ...], Snapshot]] = Kept()
+_made: TensorCache[tuple[tuple[Tensor, ...], Snapshot]] = TensorCache()
 
 
 def gcn_norm(

@@ -13,21 +13,23 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyg_accel.cache import TensorCache, version_of
 from pyg_accel.distributed.halo import Halo, exchange, turn
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
-from pyg_accel.kept import Kept, version_of
 
 __all__ = [
     "RUNNING", "STATIC", "Following", "adopt", "backward_begins", "backward_ends", "halo_of",
     "running", "with_halo",
 ]  # fmt: skip
 
-_HALOS: Kept[Halo] = Kept()
-_PER_EDGE: Kept[Wire] = Kept()  # weights of which a layer may ask the largest of all
-_TURNED: Kept[Tensor] = Kept()
-STATIC: Kept[bool] = Kept()  # tensors that distribute() returned: nobody changes them unseen
-_WHOLE: Kept[Tensor] = Kept()  # their rows with those of halo nodes
+_HALOS: TensorCache[Halo] = TensorCache()
+_PER_EDGE: TensorCache[Wire] = TensorCache()  # weights of which a layer may ask the largest of all
+_TURNED: TensorCache[Tensor] = TensorCache()
+STATIC: TensorCache[bool] = (
+    TensorCache()
+)  # tensors that distribute() returned: nobody changes them unseen
+_WHOLE: TensorCache[Tensor] = TensorCache()  # their rows with those of halo nodes
 
 # Functions of a layer whose result has the edges that its argument has.
 _FOLLOWED = frozenset({"clone", "contiguous", "detach", "to", "long", "int"})

@@ -25,7 +25,7 @@ from pyg_accel.distributed.suitability import data_reasons, model_reasons
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.layers.aggregation import BEYOND
-from pyg_accel.patching.switch import HookHandle
+from pyg_accel.patching.api import OverrideHandle
 from pyg_accel.rewrite import beyond
 from pyg_accel.rewrite.layer import Associated
 
@@ -95,7 +95,7 @@ def distribute(
     _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
     beyond.SPREAD.add(result)
-    hooks = HookHandle(HOOKS)
+    hooks = OverrideHandle(HOOKS)
     if pools.enter(1) == 1:
         BEYOND.append(_HALOS)
         beyond.BEYOND.append(look)
@@ -106,7 +106,7 @@ def distribute(
 _HALOS = CompressedHalos()
 
 
-def _leave(hooks: HookHandle) -> None:
+def _leave(hooks: OverrideHandle) -> None:
     hooks.remove()
     if not pools.enter(-1):
         BEYOND.remove(_HALOS)

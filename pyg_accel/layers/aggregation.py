@@ -15,7 +15,7 @@ from torch_geometric.nn import Linear, MessagePassing
 
 from pyg_accel import ops
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.calls import record
+from pyg_accel.call_report import record
 from pyg_accel.cbsr import CBSR
 from pyg_accel.checks import shown
 from pyg_accel.graph import Graph

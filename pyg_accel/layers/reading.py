@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn.parameter import is_lazy
 
-from pyg_accel.kept import saved_tensors_are_hooked, version_of
+from pyg_accel.cache import saved_tensors_are_hooked, version_of
 
 __all__ = ["CONSTANT", "FAILURES", "LeftOut", "Reader", "State", "as_it_was"]
 

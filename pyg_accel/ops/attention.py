@@ -15,6 +15,7 @@ from pyg_accel.backends import OpSpec
 from pyg_accel.backends.dispatch import is_fast, situation
 from pyg_accel.backends.spec import shapes_of
 from pyg_accel.checks import shown
+from pyg_accel.column_reuse import kind_of
 from pyg_accel.facts import Kind
 from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import Graph, check_graph
@@ -26,7 +27,6 @@ from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.launch import facts_of_operands, kernel_for
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define, is_eager
-from pyg_accel.sharing import kind_of
 
 __all__ = ["attention"]
 

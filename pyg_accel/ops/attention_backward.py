@@ -23,6 +23,7 @@ from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.dispatch import asked_for, decide, is_fast, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
+from pyg_accel.column_reuse import kind_of
 from pyg_accel.facts import Kind
 from pyg_accel.formula import (
     Binary,
@@ -44,7 +45,6 @@ from pyg_accel.ops.launch import facts_of_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps
-from pyg_accel.sharing import kind_of
 
 __all__ = ["backward", "is_backward_fast", "setup_context"]
 

@@ -8,8 +8,8 @@ it again for other things.
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import TensorCache
 from pyg_accel.graph import CSR, Graph
-from pyg_accel.kept import Kept
 from pyg_accel.ops.operator import define
 from pyg_accel.settings import settings
 
@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 # Graphs by the edge_index they were built from, so that a sampled batch is gone with it.
-GRAPHS: Kept[Graph] = Kept(lambda: settings.graph_cache, trusting=False)
+GRAPHS: TensorCache[Graph] = TensorCache(lambda: settings.graph_cache, trusting=False)
 _AHEAD = "built ahead"  # key of graphs that were built before anything asked for them
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target, bool loops=False"
 

@@ -12,11 +12,11 @@ from pyg_accel.backends.base import Bound
 from pyg_accel.backends.dispatch import decide, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import shapes_of
+from pyg_accel.column_reuse import kind_of
 from pyg_accel.facts import Kind
 from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
 from pyg_accel.ops.steps import widest
-from pyg_accel.sharing import kind_of
 
 __all__ = ["Launch", "facts_of_operands", "kernel_for", "run_gspmm"]
 

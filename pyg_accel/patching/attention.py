@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from pyg_accel import ops
+from pyg_accel.cache import Snapshot, version_of
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.kept import Snapshot, version_of
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
-from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
+from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import running
-from pyg_accel.patching.typed import with_pairs_as_sources
 
 __all__ = ["Source", "Weights", "Where", "attend"]
 
@@ -131,7 +131,7 @@ class Source:
         return self._written
 
 
-class Weights(Waiting):
+class Weights(DeferredOperand):
     """Softmax weights [E], [E, H] or a view of them; see the module.
 
     Attributes:
@@ -168,7 +168,7 @@ class Weights(Waiting):
         return self._real
 
     def differentiable(self) -> bool:
-        """See :meth:`Waiting.differentiable`."""
+        """See :meth:`DeferredOperand.differentiable`."""
         given = [*self.source.operands, *([] if self.mask is None else [self.mask])]
         return self.source.grad and any(t.requires_grad for t in given)
 
@@ -256,7 +256,7 @@ def attend(
     sides = {o.index: o.side for o in scored}
     places: dict[int, int] = {}
     for o in read:
-        t = real(operands[o.index])
+        t = materialize(operands[o.index])
         same = [k for k, s in enumerate(names)
                 if s is t and sides.get(k) == o.side and tuple(given[k].shape[1:]) ==
                 (layout.heads, layout.width)]  # fmt: skip

@@ -16,8 +16,8 @@ from pyg_accel.checks import shown, whole
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.ops import sampling_rates
 from pyg_accel.ops.sampled import note_samples
+from pyg_accel.patching.api import patched
 from pyg_accel.patching.sampling import sampled
-from pyg_accel.patching.switch import patched
 
 __all__ = ["Calibration", "WidthResult", "calibrate_sampling"]
 

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, g
 from torch.nn.utils.stateless import _reparametrize_module
 from torch_geometric import EdgeIndex
 
-from pyg_accel.calls import record
+from pyg_accel.call_report import record
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling

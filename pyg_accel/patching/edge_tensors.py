@@ -1,8 +1,8 @@
 """Edge tensors without storage: what lazy ones and those that wait have in common.
 
 A :class:`~pyg_accel.patching.lazy.LazyTensor` stands for messages and belongs to one call. A
-:class:`Waiting` tensor is an operand of messages that is put off, because what comes next may do
-without it: softmax weights, products with a matrix a relation.
+:class:`DeferredOperand` is an operand of messages that is computed when it is first needed, because
+the next step may do without it: softmax weights, products with one matrix per relation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 __all__ = [
+    "DeferredOperand",
     "EdgeTensor",
-    "Waiting",
     "asks",
     "changed_in_place",
     "follow",
+    "materialize",
     "name_of",
     "plain_shape",
-    "real",
     "replaced",
 ]
 
@@ -32,7 +32,7 @@ class EdgeTensor(Tensor):
         """Nothing is left to do after ``__new__``."""
 
 
-class Waiting(EdgeTensor):
+class DeferredOperand(EdgeTensor):
     """A tensor [E, ...] that is computed when a function wants its numbers.
 
     Attributes:
@@ -65,7 +65,7 @@ class Waiting(EdgeTensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if any(issubclass(t, EdgeTensor) and not issubclass(t, Waiting) for t in types):
+        if any(issubclass(t, EdgeTensor) and not issubclass(t, DeferredOperand) for t in types):
             return NotImplemented  # torch asks the lazy one then, which knows what to do
         return follow(func, args, kwargs or {})
 
@@ -78,18 +78,18 @@ class Waiting(EdgeTensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         # Reached from C++, where no Python function was called and nobody records gradients.
-        def real(waiting: Waiting) -> Tensor:
+        def materialize(waiting: DeferredOperand) -> Tensor:
             if waiting.differentiable():
                 raise RuntimeError(f"'{func}' on an edge tensor with gradients: clone() it")
             return waiting.ordinary()
 
-        args, kwargs = tree_map_only(Waiting, real, (args, kwargs or {}))
+        args, kwargs = tree_map_only(DeferredOperand, materialize, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def real(operand: Tensor) -> Tensor:
+def materialize(operand: Tensor) -> Tensor:
     """Return an operand as an ordinary tensor."""
-    return operand.ordinary() if isinstance(operand, Waiting) else operand
+    return operand.ordinary() if isinstance(operand, DeferredOperand) else operand
 
 
 def plain_shape(tensor: Tensor) -> torch.Size:
@@ -147,14 +147,14 @@ def asks(func: Callable[..., Any]) -> bool:
 
 def follow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function on tensors that wait: something that waits again, or of the ordinary ones."""
-    if args and isinstance(args[0], Waiting):
+    if args and isinstance(args[0], DeferredOperand):
         if asks(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         result = args[0].after(name_of(func), func, args[1:], kwargs)
         if result is not None:
             return result
-    args, kwargs = replaced(Waiting, lambda waiting: waiting.ordinary(), args, kwargs)
+    args, kwargs = replaced(DeferredOperand, lambda waiting: waiting.ordinary(), args, kwargs)
     return func(*args, **kwargs)
 
 
@@ -163,11 +163,11 @@ def replaced(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments with the tensors of a kind replaced, those in lists and tuples too."""
 
-    def real(value: Any) -> Any:
+    def materialize(value: Any) -> Any:
         if isinstance(value, kind):
             return by(value)
         if isinstance(value, (list, tuple)) and any(isinstance(v, kind) for v in value):
-            return type(value)(real(v) for v in value)
+            return type(value)(materialize(v) for v in value)
         return value
 
-    return tuple(real(a) for a in args), {k: real(v) for k, v in kwargs.items()}
+    return tuple(materialize(a) for a in args), {k: materialize(v) for k, v in kwargs.items()}

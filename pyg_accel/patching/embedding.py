@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.calls import record
+from pyg_accel.call_report import record
 from pyg_accel.ops.embedding import embedding
 from pyg_accel.patching.reasons import RECORDED, is_active, torch_records, transform_reasons
 from pyg_accel.settings import settings

@@ -17,20 +17,21 @@ from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 from torch_geometric.nn.dense import Linear
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.calls import record
+from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
-from pyg_accel.patching.randomness import random_state
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
     kind_reasons,
     layer_reasons,
+    new_graph_reasons,
     size_reasons,
     takes_part,
     torch_records,
 )
 from pyg_accel.patching.relations import MANY, REDUCES
+from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
@@ -148,9 +149,11 @@ def _of_every_call(layers: dict[EdgeType, Any], edges: dict[EdgeType, Tensor]) -
     if len(layers) < MANY:
         together = sum(edges[key].size(-1) for key in layers)
         first = edges[next(iter(layers))]
-        if reasons := size_reasons(together, first.device.type):
-            return reasons
-        if reasons := kind_reasons("relations", together, first, id(next(iter(layers.values())))):
+        device = first.device.type
+        if reasons := (
+            size_reasons(together, device) or kind_reasons("relations", together, device)
+            or new_graph_reasons("relations", together, first, id(next(iter(layers.values()))))
+        ):  # fmt: skip
             return reasons
     for key, conv in layers.items():
         if not takes_part(conv):

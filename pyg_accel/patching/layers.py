@@ -10,10 +10,10 @@ from torch import Tensor
 from torch._dynamo.eval_frame import skip_code
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.calls import record
-from pyg_accel.kept import saved_tensors_are_hooked
+from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.memo import MEMO, copied
 from pyg_accel.patching import small
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.reasons import (
     is_active,
     num_edges,
@@ -21,12 +21,13 @@ from pyg_accel.patching.reasons import (
     torch_records,
     transform_reasons,
 )
-from pyg_accel.patching.small import running
 from pyg_accel.settings import settings
 
 __all__ = ["OF_EVERY_MODULE", "declined", "forget", "layer", "memoise"]
 
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+# What MessagePassing and torch keep, and never change in a forward pass.
+_OF_EVERY_LAYER = frozenset(vars(MessagePassing()))  # type: ignore[abstract]
 # The number of edges with which a layer was last left to PyG for the kind of its calls.
 declined: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDictionary()
 
@@ -42,48 +43,54 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
 
     Whoever calls such a function himself may change what he gets.
     """
+    if not torch.compiler.is_dynamo_compiling():
+        known = small.find(self, args, kwargs)
+        if known is not None:
+            start = time.perf_counter()
+            layer_call.small = True
+            try:
+                if known.remembers and layer_call.again:
+                    out = _remembering(original, self, args, kwargs)
+                else:
+                    out = original(self, *args, **kwargs)
+            finally:
+                layer_call.small = False
+            known.row.add(time.perf_counter() - start)
+            return out
     if torch_records() or not is_active(self):
         return original(self, *args, **kwargs)
-    if running.small:  # a part of another layer's call, with a graph of its own
-        running.small = False
+    if layer_call.small:  # a part of another layer's call, with a graph of its own
+        layer_call.small = False
         try:
             return _forward(original, self, args, kwargs)
         finally:
-            running.small = True
+            layer_call.small = True
     return _forward(original, self, args, kwargs)
 
 
 def _forward(
     original: Callable[..., Any], self: MessagePassing, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    # A checkpoint expects the same of a call that it makes again, whatever was seen meanwhile.
-    repeatable = saved_tensors_are_hooked()
-    known = None if repeatable else small.find(self, args, kwargs)
-    if known is not None:
-        return _as_stock(original, self, args, kwargs, known.reason)
-    before, outside = MEMO.begin(self), running.begin()
+    outside = layer_call.begin()
     try:
-        out = original(self, *args, **kwargs)
-        if not repeatable:
+        out = _remembering(original, self, args, kwargs)
+        if not saved_tensors_are_hooked():
             small.learn(self, args, kwargs)
     finally:
-        lent = MEMO.end(before)
-        running.end(outside)
-    return _left(self, out, lent) if lent else out
+        layer_call.end(outside)
+    return out
 
 
-def _as_stock(
-    original: Callable[..., Any], self: MessagePassing, args: Any, kwargs: Any, reason: str
+def _remembering(
+    original: Callable[..., Any], self: MessagePassing, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    """Make a call that is known to be small."""
-    start = time.perf_counter()
-    running.small = True
+    """Make a call that gets from memory what was derived from its edge_index before."""
+    before = MEMO.begin(self)
     try:
         out = original(self, *args, **kwargs)
     finally:
-        running.small = False
-    record(type(self).__name__, "", "PyG", reason, time.perf_counter() - start)
-    return out
+        lent = MEMO.end(before)
+    return _left(self, out, lent) if lent else out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -91,16 +98,16 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
     """Return the result of a layer with copies of what it borrowed, and leave it copies."""
     own = vars(self)
     for name, value in own.items():
-        if name == "_buffers" or name not in OF_EVERY_MODULE:
+        if name == "_buffers" or name not in _OF_EVERY_LAYER:
             own[name] = copied(value, lent)
     return out if MEMO.lent is not None else copied(out, lent)
 
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch.compiler.is_dynamo_compiling() or running.small or MEMO.idle or transform_reasons():
+    if torch.compiler.is_dynamo_compiling() or MEMO.idle or transform_reasons():
         return function(*args, **kwargs)
-    running.remembers = True
+    layer_call.remembers = True
     if _is_worth_nothing(function, args):
         return MEMO.run(function, *args, **kwargs)
     return _remembered(function, *args, **kwargs)
@@ -121,7 +128,7 @@ def _is_worth_nothing(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 # The function runs as in eager mode: memory of a compiler's results may be the compiler's.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return MEMO.lend(function, *args, **kwargs)
+    return MEMO.borrow(function, *args, **kwargs)
 
 
 def _builds_no_graph(num_edges: int, device: str) -> bool:
@@ -132,8 +139,8 @@ def _builds_no_graph(num_edges: int, device: str) -> bool:
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
-for _function in (layer, _forward, _as_stock, small.find, small.learn, memoise, is_active,
+for _function in (layer, _forward, _remembering, small.find, small.learn, memoise, is_active,
                   torch_records, transform_reasons, saved_tensors_are_hooked, type(MEMO).begin,
                   type(MEMO).end, type(MEMO).run, vars(type(MEMO))["idle"].fget,
-                  type(running).begin, type(running).end):  # fmt: skip
+                  type(layer_call).begin, type(layer_call).end):  # fmt: skip
     skip_code(_function.__code__)

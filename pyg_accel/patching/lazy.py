@@ -27,25 +27,33 @@ from pyg_accel.patching.edge_tensors import EdgeTensor, asks, plain_shape, repla
 if TYPE_CHECKING:
     from pyg_accel.patching.trace import Trace
 
-__all__ = ["NOTHING", "Later", "LazyTensor", "Unrecognised", "is_single_side", "rules", "running"]
+__all__ = [
+    "IDENTITY",
+    "LazyTensor",
+    "PostReduce",
+    "Unrecognised",
+    "is_single_side",
+    "rules",
+    "running",
+]
 
 
 class Unrecognised(Exception):
     """The message does something that no formula says.
 
     Attributes:
-        sticky: the same layer will do it again, so there is no need to try.
+        permanent: the same layer will do it again, so there is no need to try.
     """
 
-    def __init__(self, reason: str, *, sticky: bool = True) -> None:
+    def __init__(self, reason: str, *, permanent: bool = True) -> None:
         super().__init__(reason)
-        self.sticky = sticky
+        self.permanent = permanent
         if running.traces and running.traces[-1].failure is None:
             running.traces[-1].failure = self
 
 
 @dataclass(frozen=True)
-class Later:
+class PostReduce:
     """What is left to do to messages, and can be done to the reduced ones instead.
 
     Attributes:
@@ -56,13 +64,13 @@ class Later:
     apply: Callable[[Tensor], Tensor]
     commutes_with: Collection[str] = REDUCES
 
-    def then(self, following: "Later") -> "Later":
+    def then(self, following: "PostReduce") -> "PostReduce":
         """Return both, one after the other."""
         both = set(self.commutes_with) & set(following.commutes_with)
-        return Later(lambda t: following.apply(self.apply(t)), both)
+        return PostReduce(lambda t: following.apply(self.apply(t)), both)
 
 
-NOTHING = Later(lambda t: t)
+IDENTITY = PostReduce(lambda t: t)
 
 
 class _Running(threading.local):
@@ -92,7 +100,7 @@ class LazyTensor(EdgeTensor):
     formula: Formula
     edge_dim: int
     parts: "tuple[Tensor, ...] | None"
-    later: Later
+    later: PostReduce
     shared: bool
     summed: bool
 
@@ -105,7 +113,7 @@ class LazyTensor(EdgeTensor):
         edge_dim: int,
         dtype: torch.dtype,
         parts: "tuple[Tensor, ...] | None" = None,
-        later: Later = NOTHING,
+        later: PostReduce = IDENTITY,
         summed: bool = False,
     ) -> "LazyTensor":
         """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer.
@@ -155,4 +163,4 @@ class LazyTensor(EdgeTensor):
 
 def is_single_side(lazy: LazyTensor) -> bool:
     """Whether a lazy tensor is one operand, not yet combined with another side."""
-    return isinstance(lazy.formula, Operand) and lazy.parts is None and lazy.later is NOTHING
+    return isinstance(lazy.formula, Operand) and lazy.parts is None and lazy.later is IDENTITY

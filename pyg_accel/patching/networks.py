@@ -19,7 +19,7 @@ from pyg_accel.formula import Formula, Operand, operands_of
 from pyg_accel.ops.blocked import in_blocks
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block
 from pyg_accel.ops.edge_product import edge_product, summed_products
-from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
+from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side, rules
 from pyg_accel.patching.reasons import has_hooks, modules_in
 from pyg_accel.patching.sampling import in_force
@@ -82,13 +82,13 @@ class Product:
 
 
 Node = Message | Step | Product
-NARROW = 8  # numbers of a node
+MAX_MATERIALIZED_WIDTH = 8  # numbers of a node
 _FACTOR = 8  # tensors of messages that PyG's path has at a time, at most
 _OUTPUTS = 16  # of a product, about
 _KINDS = (Message, Step, Product)
 
 
-class Network(Waiting):
+class Network(DeferredOperand):
     """What a network makes of every edge, [E, ...], later.
 
     Attributes:
@@ -107,13 +107,13 @@ class Network(Waiting):
         return made
 
     def ordinary(self) -> Tensor:
-        """See :meth:`Waiting.ordinary`."""
+        """See :meth:`DeferredOperand.ordinary`."""
         operand = Operand("e", 0)
         (out,) = _run(self.call, operand, [self], (), self.call.rows_of_side("v"), of_edges=True)
         return out
 
     def differentiable(self) -> bool:
-        """See :meth:`Waiting.differentiable`."""
+        """See :meth:`DeferredOperand.differentiable`."""
         return any(t.requires_grad for t, _ in _tensors(self.node))
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ class Network(Waiting):
         return None
 
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See :meth:`Waiting.hoisted`."""
+        """See :meth:`DeferredOperand.hoisted`."""
         lazy = self.call.leaf("e", self, plain_shape(self), 0)
         made = rules().record(func, (lazy, *args), kwargs)
         if isinstance(made, (tuple, list)):
@@ -153,7 +153,7 @@ def is_of_edges(lazy: LazyTensor) -> bool:
 def leaf(trace: "Trace", node: Node, shape: Sequence[int], dtype: torch.dtype) -> LazyTensor:
     """Return a lazy tensor that a node makes; raise where this call must not have one."""
     for reason in reasons_against(trace):
-        raise Unrecognised(reason, sticky=False)
+        raise Unrecognised(reason, permanent=False)
     return trace.leaf("e", Network(trace, node, shape, dtype), shape, 0)
 
 
@@ -187,7 +187,7 @@ def node_of(value: Tensor) -> Node:
         return operands[0].node
     return Message(
         formula,
-        tuple(t.node if isinstance(t, Network) else real(t) for t in operands),
+        tuple(t.node if isinstance(t, Network) else materialize(t) for t in operands),
         tuple("w" if trace.repeated[n] else trace.sides[n] for n in numbers),
     )
 
@@ -219,11 +219,11 @@ def _decline_narrow_ends(trace: "Trace", shape: torch.Size, dtype: torch.dtype) 
     gains is the cache: it took 1.06 to 1.14 times as long as PyG's path.
     """
     numbers = [plain_shape(t)[1:].numel() for t, _ in trace.gathered]
-    if max(numbers, default=0) > NARROW:
+    if max(numbers, default=0) > MAX_MATERIALIZED_WIDTH:
         return
     if _FACTOR * shape.numel() * dtype.itemsize < _free_bytes(trace.device):
         raise Unrecognised("a network on a few numbers of the nodes, without gradients",
-                           sticky=False)  # fmt: skip
+                           permanent=False)  # fmt: skip
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -242,7 +242,7 @@ def _run(
     sides: Sequence[str] = ("e",),
     of_edges: bool = False,
 ) -> list[Tensor]:
-    given: list[Any] = [t.node if isinstance(t, Network) else real(t) for t in operands]
+    given: list[Any] = [t.node if isinstance(t, Network) else materialize(t) for t in operands]
     root = Message(formula, tuple(given), tuple(sides))
     product = _product(formula, operands, reduces)
     shapes = [plain_shape(t) for t in operands]

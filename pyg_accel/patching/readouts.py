@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
-from pyg_accel.calls import record
+from pyg_accel.call_report import record
 from pyg_accel.graph import Graph
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.groups import groups_of, groups_of_ptr, reduce_groups

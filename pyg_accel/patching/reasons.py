@@ -13,13 +13,13 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.kept import Glimpses, saved_tensors_are_hooked
+from pyg_accel.cache import RecentlySeen, saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix, num_entries
 from pyg_accel.ops.csr import is_built_ahead
+from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.patching.reading import picked_from
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.patching.seam import hook_reasons
-from pyg_accel.patching.thresholds import thresholds
+from pyg_accel.patching.thresholds import Limits, thresholds
 from pyg_accel.settings import settings
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "kind_reasons",
     "layer_reasons",
     "modules_in",
+    "new_graph_reasons",
     "num_edges",
     "size_reasons",
     "switch",
@@ -50,7 +51,7 @@ MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched
 _switched_on = 0  # how many patch() without a model are in force
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
-SEEN = Glimpses(256)  # the graphs of calls for which it matters whether they come again
+SEEN = RecentlySeen(256)  # the graphs of calls for which it matters whether they come again
 _FAKE = _TorchDispatchModeKey.FAKE
 # Methods that somebody may replace on an instance: they are what its calls run then.
 _METHODS = frozenset({
@@ -208,39 +209,56 @@ def width_of(arguments: Mapping[str, Any]) -> int:
     return max((v.shape[1:].numel() for v in given if isinstance(v, Tensor)), default=0)
 
 
-def kind_reasons(
-    kind: str,
-    num_edges: int,
-    graph: Tensor,
-    by: Hashable,
-    width: int = 0,
-) -> list[str]:
+def kind_reasons(kind: str, num_edges: int, device: str, width: int = 0) -> list[str]:
     """What is small for a kind of call, whose limits are no lower; see :mod:`.thresholds`.
+
+    A reason for one graph is a reason for every smaller one.
 
     Args:
         kind: of the call; "" if that is not known yet.
         num_edges: of the graph.
-        graph: the edge_index that will be known again.
-        by: who asks, as a graph is new to each.
+        device: where it is.
         width: of the features, :func:`width_of`: wide ones make up for few edges.
     """
-    if settings.always:
-        return []
-    measured = thresholds(graph.device.type)
-    if not measured.kinds:
-        return []
-    limits = measured.of(kind)
-    elements = limits.elements if kind else measured.min_elements
-    if measured.are_many(elements, num_edges, width):
+    limits = _limits(kind, num_edges, device, width)
+    if limits is None:
         return []
     fewest = limits.training if torch.is_grad_enabled() else limits.inference
-    if num_edges < fewest:
-        return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]
-    if saved_tensors_are_hooked():  # a checkpoint will run the call again: as it ran now
+    if num_edges >= fewest:
+        return []
+    return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]
+
+
+def new_graph_reasons(
+    kind: str, num_edges: int, graph: Tensor, by: Hashable, width: int = 0
+) -> list[str]:
+    """What is small for a kind of call on a graph that is new to the layer.
+
+    Args:
+        kind: as of :func:`kind_reasons`.
+        num_edges: of the graph.
+        graph: the edge_index that will be known again.
+        by: who asks, as a graph is new to each.
+        width: as of :func:`kind_reasons`.
+    """
+    limits = _limits(kind, num_edges, graph.device.type, width)
+    if limits is None or saved_tensors_are_hooked():  # a checkpoint repeats what ran now
         return []
     if SEEN.is_new(by, graph) and num_edges < limits.new and not is_built_ahead(graph):
         return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
     return []
+
+
+def _limits(kind: str, num_edges: int, device: str, width: int) -> Limits | None:
+    """Return the limits in force for a kind of call; None if its size does not matter."""
+    if settings.always:
+        return None
+    measured = thresholds(device)
+    if not measured.kinds:
+        return None
+    limits = measured.of(kind)
+    elements = limits.elements if kind else measured.min_elements
+    return None if measured.are_many(elements, num_edges, width) else limits
 
 
 def device_of(edge_index: Any) -> torch.device:

@@ -67,7 +67,7 @@ def aggregate(
     ):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     if is_watched(self):  # one that is not the layer's aggr_module
-        raise Unrecognised(WATCHED, sticky=False)
+        raise Unrecognised(WATCHED, permanent=False)
     got = reduce_over_targets(x, list(reduces), dim_size)
     if is_simple(self):
         return got[0]

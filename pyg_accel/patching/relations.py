@@ -15,11 +15,17 @@ from torch import Tensor
 from torch_geometric.nn import RGCNConv
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.calls import record
+from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
-from pyg_accel.patching.randomness import random_state
-from pyg_accel.patching.reasons import call_reasons, is_watched, kind_reasons, takes_part
+from pyg_accel.patching.reasons import (
+    call_reasons,
+    is_watched,
+    kind_reasons,
+    new_graph_reasons,
+    takes_part,
+)
+from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
@@ -41,7 +47,9 @@ def forward(
     """Stand in for ``RGCNConv.forward``; where this cannot, each relation is a call of its own."""
     if takes_part(self) and type(edge_index) is Tensor and self.num_relations < MANY:
         edges = edge_index.size(-1)
-        if kind_reasons("relations", edges, edge_index, id(self)):  # nothing is worth a memory
+        if kind_reasons("relations", edges, edge_index.device.type) or new_graph_reasons(
+            "relations", edges, edge_index, id(self)
+        ):  # nothing is worth remembering
             return MEMO.run(original, self, x, edge_index, edge_type)
     if not takes_part(self) or _reasons(self, x, edge_index, edge_type):
         return original(self, x, edge_index, edge_type)

@@ -13,7 +13,7 @@ from pyg_accel.backends.sampling import Sampling
 from pyg_accel.formula import Formula, weighted_source
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import broadcast
-from pyg_accel.patching import seam
+from pyg_accel.patching import overrides
 
 __all__ = ["aggregate", "in_force", "refuse_training", "sampled", "state"]
 
@@ -54,7 +54,7 @@ def sampled(width: int = 64, strategy: str = "fastrand", *, rescale: str = "row"
     if rescale not in ("none", "row", "gcn"):
         raise ValueError(f"expected 'rescale' to be none, row or gcn (got '{rescale}')")
     sampling = Sampling(width, strategy, rescale)
-    if not seam.installed():
+    if not overrides.installed():
         raise RuntimeError("sampled() acts on patched models: call pyg_accel.patch() first")
     token, before = _in_force.set(sampling), state.key
     state.key = f"{width} {strategy} {rescale}"

@@ -6,76 +6,48 @@ remembers the largest graph that was too small for all that it does. Calls on su
 PyG's path from the beginning, and no hook inside of them asks anything.
 """
 
-import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.call_report import Row, row_of
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.settings import settings
 
-__all__ = ["Small", "find", "forget", "learn", "running"]
+__all__ = ["Small", "find", "forget", "learn"]
 
 
-class _Running(threading.local):
-    """The layer that runs.
-
-    Attributes:
-        small: its call is known to be small.
-        reason: why a part of it was too small; empty if no part was.
-        others: another part was not, or the reason does not hold for every smaller graph.
-        remembers: it asked for what was derived from its edge_index before.
-    """
-
-    small = False
-    reason = ""
-    others = False
-    remembers = False
-
-    def begin(self) -> tuple[str, bool, bool]:
-        """Look at a call; what this returns is for :meth:`end`."""
-        before = self.reason, self.others, self.remembers
-        self.reason, self.others, self.remembers = "", False, False
-        return before
-
-    def end(self, before: tuple[str, bool, bool]) -> None:
-        """Go on with the call outside of it, of which it was a part."""
-        reason, others, remembers = before
-        self.reason = self.reason or reason
-        self.others |= others
-        self.remembers |= remembers
-
-
-running = _Running()
-
-
+@dataclass(slots=True)
 class Small:
     """The largest graph that was too small for a layer, on features of one width.
 
     Attributes:
         width: of the features.
         grad: gradients were recorded.
-        device: where the graph was.
-        nodes: rows of the features.
-        edges: of the graph.
-        reason: for the report.
+        training: the layer was in training mode, on which its kind of call may depend.
+        device: index of the graph's device, -1 for the CPU.
+        row: of the report.
         remembers: the layer derives something of its edge_index, which is remembered for a graph
             that comes again.
+        nodes: rows of the features.
+        edges: of the graph.
         last: the edge_index of the last call.
     """
 
-    __slots__ = ("device", "edges", "grad", "last", "nodes", "reason", "remembers", "width")
-
-    def __init__(
-        self, width: int, grad: bool, device: torch.device, reason: str, remembers: bool
-    ) -> None:
-        """Start with an empty graph."""
-        self.width, self.grad, self.device = width, grad, device
-        self.reason, self.remembers = reason, remembers
-        self.nodes = self.edges = 0
-        self.last: weakref.ref[Tensor] | None = None
+    width: int
+    grad: bool
+    training: bool
+    device: int
+    row: Row
+    remembers: bool
+    nodes: int = 0
+    edges: int = 0
+    last: weakref.ref[Tensor] | None = None
 
 
 _known: "weakref.WeakKeyDictionary[torch.nn.Module, Small]" = weakref.WeakKeyDictionary()
@@ -100,9 +72,12 @@ def _graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tenso
 
 
 def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Small | None:
-    """Return what is known of a layer if a call of it is small by that."""
+    """Return what is known of a layer if a call of it is small by that.
+
+    Every call of every layer asks this first.
+    """
     known = _known.get(module)
-    if known is None:
+    if known is None or layer_call.small:  # a part of another layer's call, with a graph of its own
         return None
     given = _graph(args, kwargs)
     if given is None:
@@ -112,30 +87,37 @@ def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         edge_index.size(1) > known.edges
         or x.size(0) > known.nodes
         or x.size(1) != known.width
-        or edge_index.device != known.device
+        or edge_index.get_device() != known.device
         or torch.is_grad_enabled() != known.grad
+        or module.training != known.training
         or settings.always
         or in_force() is not None
     ):
         return None
     if known.remembers:
-        again = known.last is not None and known.last() is edge_index
-        known.last = weakref.ref(edge_index)
-        return None if again else known
+        # A checkpoint expects the same of a call that it makes again, whatever was seen meanwhile.
+        if saved_tensors_are_hooked():
+            return None
+        layer_call.again = known.last is not None and known.last() is edge_index
+        if not layer_call.again:
+            known.last = weakref.ref(edge_index)
     return known
 
 
 def learn(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Remember of a layer what its call has shown, if all parts of it were too small."""
-    given = _graph(args, kwargs) if running.reason and not running.others else None
+    given = _graph(args, kwargs) if layer_call.reason and not layer_call.others else None
     if given is None:
         _known.pop(module, None)
         return
     x, edge_index = given
-    facts = x.size(1), torch.is_grad_enabled(), edge_index.device
+    facts = x.size(1), torch.is_grad_enabled(), module.training, edge_index.get_device()
     known = _known.get(module)
-    if known is None or (known.width, known.grad, known.device) != facts:
-        known = _known[module] = Small(*facts, running.reason, running.remembers)
+    if known is None or (known.width, known.grad, known.training, known.device) != facts:
+        known = _known[module] = Small(
+            *facts, row_of(type(module).__name__, "", "PyG", layer_call.reason),
+            layer_call.remembers,
+        )  # fmt: skip
     # Both at once, as both are asked for: each of two graphs may have more of one.
     if edge_index.size(1) >= known.edges and x.size(0) >= known.nodes:
         known.edges, known.nodes = edge_index.size(1), x.size(0)

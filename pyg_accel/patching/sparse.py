@@ -59,7 +59,7 @@ class SparseTrace(Watch):
             try:
                 graph, values = graph_of_matrix(self._memo, adj), values_of(adj)
             except (IndexError, ValueError) as error:
-                raise Unrecognised(str(error), sticky=False) from error
+                raise Unrecognised(str(error), permanent=False) from error
             if values is not None:
                 if values.dim() != 1:
                     return None
@@ -97,7 +97,7 @@ def as_edge_index(
     if name is not None and name not in given:
         reasons.append(f"a message that asks for '{name}' and is not given one")
     if reasons:
-        raise Unrecognised("; ".join(reasons), sticky=False)
+        raise Unrecognised("; ".join(reasons), permanent=False)
     if name is not None and given[name] is None:
         values = values_of(adj)
         given[name] = None if name == "edge_attr" and values is not None and values.dim() == 1 \

@@ -9,16 +9,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from pyg_accel import ops
+from pyg_accel.cache import saved_tensors_are_hooked, version_of
 from pyg_accel.formula import Formula, Operand, Sum, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.kept import saved_tensors_are_hooked, version_of
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, Where, attend
-from pyg_accel.patching.edge_tensors import asks, name_of, plain_shape, real
+from pyg_accel.patching.edge_tensors import asks, materialize, name_of, plain_shape
+from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import (
-    NOTHING,
+    IDENTITY,
     LazyTensor,
     Unrecognised,
     is_single_side,
@@ -28,7 +29,6 @@ from pyg_accel.patching.lazy import (
 from pyg_accel.patching.networks import Network, reduce_in_blocks
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.steps import ON_OPERANDS, REPEATABLE, VIEWS
-from pyg_accel.patching.typed import with_pairs_as_sources
 from pyg_accel.patching.watch import Watch
 
 __all__ = ["Done", "Made", "Trace"]
@@ -208,7 +208,7 @@ class Trace(Watch):
             with torch._C.DisableTorchFunction():
                 return graph_of(self.edge_index, num_rows, num_cols, self.target, self.owner)
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
-            raise Unrecognised(str(error), sticky=False) from error
+            raise Unrecognised(str(error), permanent=False) from error
 
     def kind(self) -> str:
         """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
@@ -290,7 +290,7 @@ class Trace(Watch):
             if attended is not None:
                 out, text, waiting = attended
                 self.formulas = [f for f in self.formulas if f != waiting] + [text]
-                if lazy.later is NOTHING and lazy.edge_dim == 0:
+                if lazy.later is IDENTITY and lazy.edge_dim == 0:
                     self.done = Done(formula, self._given_places(numbers), "attention", out)
                     return [out]
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
@@ -300,11 +300,11 @@ class Trace(Watch):
             paired = with_pairs_as_sources(formula, operands, self.target, num_rows)
             if paired is not None:
                 graph, formula, operands = paired
-            operands = [real(t) for t in operands]
+            operands = [materialize(t) for t in operands]
             outs, note = aggregate(graph, formula, operands, reduces)
         self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
         self.done = None
-        if lazy.later is not NOTHING or lazy.edge_dim:
+        if lazy.later is not IDENTITY or lazy.edge_dim:
             return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
         if paired is None and not note:
             self.done = Done(formula, self._given_places(numbers), reduces[0], outs[0])
@@ -337,7 +337,7 @@ class Trace(Watch):
     def _gathered(self, formula: Formula, numbers: list[int]) -> Tensor:
         assert isinstance(formula, Operand)
         if formula.side == "e":
-            return real(self.operands[numbers[0]])
+            return materialize(self.operands[numbers[0]])
         row = self.target if formula.side == "v" else 1 - self.target
         (operand,) = self._operands(numbers, self.sizes[self.target] or 1)
         return operand.index_select(0, self.edge_index[row])
@@ -355,7 +355,7 @@ class Trace(Watch):
 
     def softmax(self, lazy: Tensor, num_rows: int) -> "LazyTensor":
         """Normalise scores [E] or [E, H] over the edges of each target, later."""
-        if isinstance(lazy, LazyTensor) and (lazy.later is not NOTHING or lazy.parts is not None):
+        if isinstance(lazy, LazyTensor) and (lazy.later is not IDENTITY or lazy.parts is not None):
             lazy = self.compute(lazy)
         if not isinstance(lazy, LazyTensor):
             lazy = self.leaf("e", lazy, lazy.shape, 0)
@@ -364,7 +364,7 @@ class Trace(Watch):
         graph = self.graph_of(num_rows)
         layout = Layout(shape[1:], len(shape) - 1)
         with torch._C.DisableTorchFunction():
-            operands = [real(self.operands[n]) for n in numbers]
+            operands = [materialize(self.operands[n]) for n in numbers]
             if not lazy.summed:
                 operands = [layout.fold(t) for t in operands]
             source = Source(self.owner, self.target, graph, formula, operands,
@@ -388,7 +388,7 @@ class Trace(Watch):
         return formula, numbers
 
     def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:
-        return [real(t) for t in self._given(numbers, num_rows)]
+        return [materialize(t) for t in self._given(numbers, num_rows)]
 
     def _given(self, numbers: list[int], num_rows: int) -> list[Tensor]:
         operands = ((self.operands[n], self.repeated[n]) for n in numbers)

@@ -9,7 +9,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_map_only
 
 from pyg_accel.errors import VerificationError
-from pyg_accel.patching.randomness import RandomState, random_state, restore
+from pyg_accel.patching.rng_state import RandomState, random_state, restore
 
 __all__ = ["verify"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_accel.kept import memory_of
+from pyg_accel.cache import memory_of
 from pyg_accel.patching.edge_tensors import EdgeTensor, changed_in_place, name_of
 from pyg_accel.patching.lazy import Unrecognised
 

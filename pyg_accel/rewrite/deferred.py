@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyg_accel.patching.edge_tensors import Waiting
+from pyg_accel.patching.edge_tensors import DeferredOperand
 from pyg_accel.patching.lazy import LazyTensor
 from pyg_accel.rewrite.ir import Expr
 
@@ -43,7 +43,7 @@ class Unfit(RuntimeError):
     """Data are asked for where computing them would leave traces; the text says which."""
 
 
-class Deferred(Waiting):
+class Deferred(DeferredOperand):
     """Features [N, F] that were not computed yet.
 
     Attributes:
@@ -98,15 +98,15 @@ class Deferred(Waiting):
         return self.value
 
     def ordinary(self) -> Tensor:
-        """See :meth:`Waiting.ordinary`."""
+        """See :meth:`DeferredOperand.ordinary`."""
         return self.settle()
 
     def differentiable(self) -> bool:
-        """See :meth:`Waiting.differentiable`."""
+        """See :meth:`DeferredOperand.differentiable`."""
         return any(t.requires_grad for t in self.reads)
 
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See :meth:`Waiting.hoisted`."""
+        """See :meth:`DeferredOperand.hoisted`."""
         return self.run.apply(func, (self, *args), kwargs)
 
     @classmethod
@@ -131,7 +131,7 @@ def settled_already(value: Any) -> Tensor | None:
     """Return a tensor that has data."""
     if isinstance(value, Deferred):
         return value.value
-    return value if isinstance(value, Tensor) and not isinstance(value, Waiting) else None
+    return value if isinstance(value, Tensor) and not isinstance(value, DeferredOperand) else None
 
 
 def settled(value: Any) -> Any:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_accel.kept import memory_of
+from pyg_accel.cache import memory_of
 from pyg_accel.rewrite.algebra import Call, Value
 from pyg_accel.rewrite.deferred import Deferred, settled
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Sum

@@ -7,8 +7,8 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.patching.reasons import has_hooks, modules_in, transform_reasons
-from pyg_accel.patching.seam import hook_reasons
 
 __all__ = ["METHODS", "RENDERED", "identity_of", "is_rendered", "reasons_now", "state_of"]
 

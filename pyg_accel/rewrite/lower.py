@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from pyg_accel import ops
+from pyg_accel.cache import Snapshot
 from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import parse
 from pyg_accel.graph import Graph
-from pyg_accel.kept import Snapshot
 from pyg_accel.patching.sampling import aggregate
 from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.ir import Leaf

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel import ops
+from pyg_accel.cache import Snapshot
 from pyg_accel.graph import Graph
-from pyg_accel.kept import Snapshot
 from pyg_accel.ops.csr import GRAPHS, CompiledGraph, graph_of
 
 __all__ = ["Matrix", "Scores", "degree_of", "derived", "inverse_root", "looped", "plain"]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.cache import version_of
 from pyg_accel.formula import Operand, operands_of
-from pyg_accel.kept import version_of
-from pyg_accel.patching.edge_tensors import Waiting, plain_shape
-from pyg_accel.patching.lazy import NOTHING, LazyTensor
+from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor
 from pyg_accel.patching.rules import reduce_over_targets
 from pyg_accel.patching.trace import Trace
 from pyg_accel.rewrite.algebra import Call, NotLifted
@@ -39,7 +39,7 @@ __all__ = ["Recorder", "Scaled"]
 _FIXED = ("aggregate", "update")  # methods that have to be PyG's own
 
 
-class Scaled(Waiting):
+class Scaled(DeferredOperand):
     """The weights of a normalised adjacency, which no code but a message may ask for.
 
     Attributes:
@@ -58,15 +58,15 @@ class Scaled(Waiting):
         return made
 
     def ordinary(self) -> Tensor:
-        """See :meth:`Waiting.ordinary`."""
+        """See :meth:`DeferredOperand.ordinary`."""
         raise NotLifted("normalised edge weights that the layer uses otherwise too")
 
     def differentiable(self) -> bool:
-        """See :meth:`Waiting.differentiable`."""
+        """See :meth:`DeferredOperand.differentiable`."""
         return False
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See :meth:`Waiting.after`."""
+        """See :meth:`DeferredOperand.after`."""
         if name in ("view", "reshape", "unsqueeze") and args in ((-1, 1), (1,), (-1,)):
             size = plain_shape(self)[0]
             return self.of(self.hop, (size,) if args == (-1,) else (size, 1), self)
@@ -178,7 +178,7 @@ class Recorder(Features):
         """Return the sum or mean of a message, if that is linear in features."""
         if not isinstance(message, LazyTensor) or message.dim() != 2 or message.edge_dim:
             return None
-        if message.summed or message.parts is not None or message.later is not NOTHING:
+        if message.summed or message.parts is not None or message.later is not IDENTITY:
             return None
         width = message.size(1)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.calls import uncounted
+from pyg_accel.call_report import uncounted
 from pyg_accel.layers.reading import as_it_was
 from pyg_accel.layers.recorded import MODEL
 

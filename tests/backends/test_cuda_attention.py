@@ -15,8 +15,8 @@ from pyg_accel.backends import OpSpec, get_backend
 from pyg_accel.backends.cuda.attention import DotAttention, dot_attention
 from pyg_accel.backends.cuda.choice import attention_ratio
 from pyg_accel.backends.dispatch import forget_decisions, record_choices
+from pyg_accel.column_reuse import Shared
 from pyg_accel.formula import parse
-from pyg_accel.sharing import Shared
 
 WIDE, ONE = (2, 64), (2, 1)
 

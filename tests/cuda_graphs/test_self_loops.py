@@ -24,7 +24,7 @@ from pyg_accel.cuda_graphs.capture import Uncaptured
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.layers import MaxKGCNConv
-from pyg_accel.patching import seam
+from pyg_accel.patching import overrides
 
 WIDTH = 8
 Inputs = dict[str, Tensor]
@@ -53,7 +53,7 @@ class NoWaits(TorchDispatchMode):
             if by_mask and not filled:
                 raise Waits(f"{name} by a mask")
         # patch() looks for equal graphs too, but not in a capture.
-        if name in _WAITS or (name == "aten::equal" and not seam.installed()):
+        if name in _WAITS or (name == "aten::equal" and not overrides.installed()):
             raise Waits(name)
         return func(*args, **(kwargs or {}))
 

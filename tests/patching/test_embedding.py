@@ -10,7 +10,7 @@ from torch_geometric.nn import GCNConv
 import pyg_accel
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.embedding import embedding
-from pyg_accel.patching import reasons, seam
+from pyg_accel.patching import overrides, reasons
 from pyg_accel.patching.embedding import pays, reasons_against
 
 WORDS, WIDTH = 13, 5
@@ -145,7 +145,7 @@ def test_the_class_is_as_it_was_afterwards_and_a_model_can_be_named():
         assert "PygAccel" not in str(type(other(ids).grad_fn))
         assert type(model.table(ids).grad_fn) is not type(other(ids).grad_fn)
     assert nn.Embedding.forward is before
-    assert not seam.installed()
+    assert not overrides.installed()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -15,7 +15,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import conv as pyg
 
 import pyg_accel
-from pyg_accel.patching import accelerate
+from pyg_accel.patching import propagate
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -643,13 +643,13 @@ UNPLANNED = {
 @pytest.mark.parametrize("name", [name for name, row in LAYERS.items() if row.formulas])
 def test_all_but_these_layers_are_traced_once(name, monkeypatch):
     """A layer that loses its plan fails, and so does one that is listed here and has got one."""
-    attempt, traced = accelerate._attempt, []
+    attempt, traced = propagate._attempt, []
 
     def counted(original, self, *args):
         traced.append(type(self).__name__)
         return attempt(original, self, *args)
 
-    monkeypatch.setattr(accelerate, "_attempt", counted)
+    monkeypatch.setattr(propagate, "_attempt", counted)
     layer, args = build(name), LAYERS[name].inputs(World())
     with pyg_accel.patched():
         layer(*args)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("always")
 N, E, F = 25, 160, 6
 LINEAR = torch.nn.Linear(F, 5).double()
 WIDE = torch.nn.Linear(3 * F, 5).double()
-NARROW = torch.nn.Linear(F, 1).double()
+MAX_MATERIALIZED_WIDTH = torch.nn.Linear(F, 1).double()
 SCALE = torch.randn(F, dtype=torch.float64)
 
 
@@ -104,7 +104,7 @@ FUSED = {
     ),
     "slices": (lambda i, j, e, w: i[:, :3] * j[:, 3:], "mul(v0,u1)"),
     "chunks": (lambda i, j, e, w: (lambda a, b: a + b)(*j.chunk(2, -1)), "u0"),
-    "scalar-score": (lambda i, j, e, w: NARROW(j) * i, "mul(u0,v1)"),
+    "scalar-score": (lambda i, j, e, w: MAX_MATERIALIZED_WIDTH(j) * i, "mul(u0,v1)"),
     "merged-heads": (
         lambda i, j, e, w: (j.view(-1, 2, 3) * e[:, :2].view(-1, 2, 1)).view(-1, F),
         "mul(u0,e1)",

@@ -28,7 +28,7 @@ from torch_geometric.utils import (
 
 import pyg_accel
 from pyg_accel import MaxKGCNConv
-from pyg_accel.kept import memory_of
+from pyg_accel.cache import memory_of
 from pyg_accel.memo import MEMO, Memo, copied
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import layers
@@ -117,15 +117,15 @@ def test_results_depend_on_the_default_dtype():
 def test_a_layer_borrows_and_gets_a_copy_of_what_it_has_already():
     memo, edges = Memo(), torch.randint(0, 9, (2, 30))
     before = memo.begin(None)
-    index, weight = memo.lend(norm, edges)
+    index, weight = memo.borrow(norm, edges)
     assert len(memo.lent) == 2
-    again, more = memo.lend(norm, edges)
+    again, more = memo.borrow(norm, edges)
     assert torch.equal(again, index)
     assert again is not index
     assert more is not weight
     assert len(memo.end(before)) == 2
     before = memo.begin(None)
-    assert memo.lend(norm, edges)[0] is index
+    assert memo.borrow(norm, edges)[0] is index
     assert memo.end(before) == [index, weight]
     assert memo.lent is None
 

@@ -24,7 +24,7 @@ from torch_geometric.nn import (
 )
 
 import pyg_accel
-from pyg_accel.kept import Glimpses, Kept
+from pyg_accel.cache import RecentlySeen, TensorCache
 from pyg_accel.memo import Memo
 from pyg_accel.settings import settings
 
@@ -71,12 +71,12 @@ def memories() -> Iterator[tuple[str, object]]:
 
 def sizes() -> dict[str, int]:
     """How much is in each of them, by name."""
-    containers = (MutableMapping, MutableSequence, MutableSet, Kept, Memo)
+    containers = (MutableMapping, MutableSequence, MutableSet, TensorCache, Memo)
     found = {}
     for name, value in memories():
         if isinstance(value, functools._lru_cache_wrapper):
             found[name] = value.cache_info().currsize
-        elif isinstance(value, Glimpses):
+        elif isinstance(value, RecentlySeen):
             found[name] = len(value._seen)
         elif isinstance(value, containers) and not name.endswith("__"):
             found[name] = len(value)

@@ -20,7 +20,7 @@ from torch_geometric.nn.aggr import Aggregation, SumAggregation
 from torch_geometric.nn.conv import gcn_conv
 
 import pyg_accel
-from pyg_accel.patching import reasons, seam
+from pyg_accel.patching import overrides, reasons
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -140,7 +140,7 @@ def test_patching_twice_and_removing_once_stays_patched(x, edge_index, ran):
     second.remove()
     layer(x, edge_index)
     assert ran() == {}
-    assert not seam.installed()
+    assert not overrides.installed()
 
 
 def test_handles_may_be_removed_in_any_order_and_twice(x, edge_index, ran):
@@ -148,7 +148,7 @@ def test_handles_may_be_removed_in_any_order_and_twice(x, edge_index, ran):
     handles = [pyg_accel.patch() for _ in range(3)]
     for handle in (handles[1], handles[1], handles[0], handles[1]):
         handle.remove()
-        assert seam.installed()
+        assert overrides.installed()
     handles[2].remove()
     handles[2].remove()
     assert snapshot() == before
@@ -177,16 +177,16 @@ def test_nested_blocks_end_with_the_outer_one(x, edge_index, ran):
             pass
         layer(x, edge_index)
         assert ran() == {"SAGEConv": {"mean_j u0"}}
-    assert not seam.installed()
+    assert not overrides.installed()
 
 
 def test_an_exception_inside_the_block_unpatches():
     with pytest.raises(KeyError, match="inside"), pyg_accel.patched():
         raise KeyError("inside")
-    assert not seam.installed()
+    assert not overrides.installed()
     with pytest.raises(KeyError, match="inside"), pyg_accel.patch():
         raise KeyError("inside")
-    assert not seam.installed()
+    assert not overrides.installed()
 
 
 def test_an_exception_inside_a_layer_leaves_later_calls_alone(x, edge_index, same_as_stock):
@@ -330,7 +330,7 @@ def test_patch_names_what_it_cannot_patch():
         pyg_accel.patch(3)
     with pytest.raises(ValueError, match="Linear has no message passing layer"):
         pyg_accel.patch(torch.nn.Linear(2, 2))
-    assert not seam.installed()
+    assert not overrides.installed()
 
 
 # -- what declines --------------------------------------------------------------------------------

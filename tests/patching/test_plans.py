@@ -49,7 +49,7 @@ from torch_geometric.utils import softmax
 
 import pyg_accel
 from pyg_accel import use_backend
-from pyg_accel.patching import accelerate, plans
+from pyg_accel.patching import plans, propagate
 from pyg_accel.patching.reasons import is_active
 from pyg_accel.settings import settings
 
@@ -75,7 +75,7 @@ X = features()
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What was done in each call of an attempt: "trace" or "plan"."""
     seen: list[str] = []
-    attempt, run = accelerate._attempt, plans.Plan.run
+    attempt, run = propagate._attempt, plans.Plan.run
 
     def traced(*args: Any) -> Any:
         seen.append("trace")
@@ -88,7 +88,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return out
 
     with monkeypatch.context() as patch:
-        patch.setattr(accelerate, "_attempt", traced)
+        patch.setattr(propagate, "_attempt", traced)
         patch.setattr(plans.Plan, "run", planned)
         yield seen
 

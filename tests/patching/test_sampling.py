@@ -255,7 +255,7 @@ def test_calibration_finds_the_smallest_width_within_the_drop(tmp_path):
     assert rows[-1].drop == 0.0  # all edges
     assert rows[2].rate == pytest.approx(16 / 60)
     assert model.training
-    assert not sampling.seam.installed()
+    assert not sampling.overrides.installed()
     assert "<- chosen" in str(found)
     found.plot(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000

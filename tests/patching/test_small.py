@@ -10,6 +10,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SimpleConv
 
 import pyg_accel
 from pyg_accel.patching import small
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.settings import settings
 
 LAYERS = {
@@ -55,10 +56,22 @@ def test_a_graph_that_comes_again_is_looked_up_where_something_was_derived_of_it
     with pyg_accel.patched():
         for layer in (gcn, sage):
             layer(x, graph(200))
-        assert small.find(gcn, (x, edges), {}) is not None
-        assert small.find(gcn, (x, edges), {}) is None
-        assert small.find(sage, (x, edges), {}) is not None
-        assert small.find(sage, (x, edges), {}) is not None
+        for again in (False, True):
+            known = small.find(gcn, (x, edges), {})
+            assert known is not None and known.remembers and layer_call.again is again
+            known = small.find(sage, (x, edges), {})
+            assert known is not None and not known.remembers
+
+
+def test_graphs_that_are_small_for_a_kind_of_call_are_known_too():
+    x, edges = torch.randn(3000, 8), graph(12_000)  # above the limit of all kinds
+    sage = SAGEConv(8, 8)
+    with pyg_accel.patched():
+        for _ in range(2):  # the first call tells the kind
+            sage(x, edges)
+        known = small.find(sage, (x, edges), {})
+        assert known is not None and "(sums)" in known.row.reason
+        assert small.find(sage.eval(), (x, edges), {}) is None
 
 
 class Pool(GCNConv):
@@ -107,12 +120,12 @@ def test_nothing_is_left_behind_by_a_call_that_raises_nor_seen_by_other_threads(
         wrong = few + 1000
         with pytest.raises((IndexError, RuntimeError)):
             layer(x, wrong)
-        assert not small.running.small
-        small.running.small = True
+        assert not layer_call.small
+        layer_call.small = True
         try:
-            thread = threading.Thread(target=lambda: seen.append(small.running.small))
+            thread = threading.Thread(target=lambda: seen.append(layer_call.small))
             thread.start()
             thread.join()
         finally:
-            small.running.small = False
+            layer_call.small = False
     assert seen == [False]

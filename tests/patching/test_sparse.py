@@ -17,7 +17,7 @@ from torch_geometric.utils import to_torch_csc_tensor
 import pyg_accel
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.patching import accelerate
+from pyg_accel.patching import propagate
 from pyg_accel.settings import settings
 
 pytestmark = pytest.mark.usefixtures("always")
@@ -238,8 +238,8 @@ def test_values_that_change_in_place_are_seen():
 def test_a_matrix_with_columns_beyond_its_size_is_left_to_pyg(report_of):
     rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([0, 7])
     adj = torch.sparse_csr_tensor(rowptr, col, torch.ones(2), (2, 2), check_invariants=False)
-    trace = accelerate.SparseTrace(MEMO)
-    with pytest.raises(accelerate.Unrecognised, match="within"):
+    trace = propagate.SparseTrace(MEMO)
+    with pytest.raises(propagate.Unrecognised, match="within"):
         trace.multiply(adj, torch.ones(2, 3))
 
 

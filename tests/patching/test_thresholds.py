@@ -21,7 +21,7 @@ from torch_geometric.nn import (
 
 import pyg_accel
 from pyg_accel.memo import MEMO
-from pyg_accel.patching import accelerate
+from pyg_accel.patching import propagate
 from pyg_accel.patching.thresholds import Thresholds, thresholds
 from pyg_accel.settings import settings
 
@@ -237,8 +237,8 @@ def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off(kinds, monkey
     network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.BatchNorm1d(32), linear(32, 3))
     layer, x, edges = EdgeConv(network), torch.randn(20, 2 * F), torch.randint(0, 20, (2, E))
     tried = []
-    attempt = accelerate._attempt
-    monkeypatch.setattr(accelerate, "_attempt", lambda *a: tried.append(1) or attempt(*a))
+    attempt = propagate._attempt
+    monkeypatch.setattr(propagate, "_attempt", lambda *a: tried.append(1) or attempt(*a))
     for _ in range(3):
         with pyg_accel.patched():
             layer(x, edges)

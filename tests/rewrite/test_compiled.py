@@ -184,12 +184,12 @@ def test_a_compiled_decision_counts_what_is_kept_for_eager_calls():
 
 
 def test_compiled_code_scales_rows_of_features_and_not_edges_in_each_call():
-    class Kept(Roofline):  # scaled edges, which are kept, save more than they cost
+    class TensorCache(Roofline):  # scaled edges, which are kept, save more than they cost
         def many(self, primitives):
             return [{"scale_rows": 2.0, "spmm": 5.0, "spmm_weighted": 5.5}.get(p.name, 1.0)
                     for p in primitives]  # fmt: skip
 
-    cost = Kept(Roofline.of("cpu").machine, "")
+    cost = TensorCache(Roofline.of("cpu").machine, "")
     x, edge_index = next(batches())
     fast = optimize(nn.GCNConv(F, F), x, edge_index, cost=cost)
     (decision,) = (d for m in fast.modules() if isinstance(m, Associated) for d in m.decisions)

@@ -22,10 +22,10 @@ from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.cuda.rest import can_share
 from pyg_accel.backends.dtypes import DTYPES, Tolerance
 from pyg_accel.backends.spec import OpSpec, shapes_of
+from pyg_accel.column_reuse import reuse_of
 from pyg_accel.formula import Formula, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cuda_unavailable_reasons
-from pyg_accel.sharing import sharing_of
 
 __all__ = ["CUDA"]
 
@@ -146,7 +146,7 @@ def _launch(csr: CSR, x: Tensor, *, dot: bool) -> tuple[Launch, bool]:
     """How to launch a product of features [N, F], and whether it must be exact."""
     exact = torch.get_float32_matmul_precision() == "highest"
     launch = choose_launch(
-        x.dtype, x.size(1), csr.num_cols, sharing_of(csr),
+        x.dtype, x.size(1), csr.num_cols, reuse_of(csr),
         mean=csr.col.numel() / max(csr.num_rows, 1), rounded=not exact, dot=dot,
         alone=not can_share(x.dtype),
     )  # fmt: skip

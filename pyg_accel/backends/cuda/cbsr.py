@@ -13,8 +13,8 @@ from pyg_accel.backends.cuda.plan import in_32_bits
 from pyg_accel.backends.cuda.spmm import reordered
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.spec import OpSpec
+from pyg_accel.cache import TensorCache
 from pyg_accel.graph import CSR
-from pyg_accel.kept import Kept
 from pyg_accel.machine import INTERPRETED, gpu_of
 from pyg_accel.native import cuda_library
 from pyg_accel.settings import settings
@@ -70,7 +70,7 @@ class Layout:
     shift: int
 
 
-_plans: Kept[Plan] = Kept()
+_plans: TensorCache[Plan] = TensorCache()
 
 
 def cost(spec: OpSpec) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from pyg_accel.sharing import HEIGHTS, Shared, per_column
+from pyg_accel.column_reuse import HEIGHTS, Shared, per_column
 
 __all__ = [
     "FILE",

@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import TensorCache
 from pyg_accel.graph import CSR, ptr2index
-from pyg_accel.kept import Kept
 from pyg_accel.tiles import tiles_of
 
 __all__ = ["TILE", "Plan", "in_32_bits", "plan_of"]
@@ -61,8 +61,8 @@ class Plan:
         return masks.index_add_(0, place, bits)  # slots are distinct: to add is to set
 
 
-_copies: Kept[CSR] = Kept()
-_plans: Kept[Plan] = Kept()
+_copies: TensorCache[CSR] = TensorCache()
+_plans: TensorCache[Plan] = TensorCache()
 
 
 def in_32_bits(csr: CSR) -> CSR:

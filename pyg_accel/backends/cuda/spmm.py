@@ -5,14 +5,14 @@ from torch import Tensor
 
 from pyg_accel.backends.cuda import rest
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
+from pyg_accel.cache import TensorCache
 from pyg_accel.graph import CSR
-from pyg_accel.kept import Kept
 from pyg_accel.native import cuda_library
 
 __all__ = ["aligned", "reordered", "run"]
 
-_used: Kept[bool] = Kept(trusting=False)
-_values: Kept[Tensor] = Kept(trusting=False)
+_used: TensorCache[bool] = TensorCache(trusting=False)
+_values: TensorCache[Tensor] = TensorCache(trusting=False)
 
 
 def run(

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from pyg_accel.formula import Operand, operands_of
 from pyg_accel.patching.edge_tensors import name_of, plain_shape, replaced
-from pyg_accel.patching.lazy import NOTHING, LazyTensor, Unrecognised
+from pyg_accel.patching.edge_type_matmul import Matrices
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Unrecognised
 from pyg_accel.patching.networks import has_network, is_of_edges
 from pyg_accel.patching.rules import concatenation, products, rowwise, shapes  # noqa: F401 - for their rules
-from pyg_accel.patching.rules.common import NARROW, RULES, Args, Declined, Kwargs
+from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
 from pyg_accel.patching.rules.rowwise import lazies_in, record
 from pyg_accel.patching.rules.scatter import reduce_over_targets
 from pyg_accel.patching.trace import Trace
-from pyg_accel.patching.typed import Matrices
 
 __all__ = ["apply", "intercept", "record", "reduce_over_targets"]
 
@@ -153,7 +153,9 @@ def _write_out(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 def _is_wide(lazy: LazyTensor) -> bool:
     shape = plain_shape(lazy)
-    return shape[: lazy.edge_dim].numel() * shape[lazy.edge_dim + 1 :].numel() > NARROW
+    return (
+        shape[: lazy.edge_dim].numel() * shape[lazy.edge_dim + 1 :].numel() > MAX_MATERIALIZED_WIDTH
+    )
 
 
 def _computed(lazy: LazyTensor, name: str) -> Tensor:
@@ -167,6 +169,6 @@ def _computed(lazy: LazyTensor, name: str) -> Tensor:
     out = lazy.tracer.compute(lazy)
     # From here on the tensor is what was written out: views of it may be changed in place.
     number = lazy.tracer.add_operand("e", out.movedim(lazy.edge_dim, 0))
-    lazy.formula, lazy.parts, lazy.later = Operand("e", number), None, NOTHING
+    lazy.formula, lazy.parts, lazy.later = Operand("e", number), None, IDENTITY
     lazy.summed = False
     return out

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
-from pyg_accel.patching.edge_tensors import Waiting, plain_shape
-from pyg_accel.patching.lazy import NOTHING, LazyTensor, is_single_side
+from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, is_single_side
 
 __all__ = [
-    "NARROW",
+    "MAX_MATERIALIZED_WIDTH",
     "RULES",
     "Args",
     "Declined",
@@ -35,7 +35,7 @@ Rule = Callable[[Callable[..., Any], Args, Kwargs], Any]
 RULES: dict[str, Rule] = {}
 
 # Elements an edge up to which a tensor may be written out: attention scores of that many heads.
-NARROW = 16
+MAX_MATERIALIZED_WIDTH = 16
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -65,7 +65,7 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
     operand = lazy.formula
     assert isinstance(operand, Operand)
     given = trace.operands[operand.index]
-    if isinstance(given, Waiting):
+    if isinstance(given, DeferredOperand):
         result = given.hoisted(func, args, kwargs)
     else:
         result = trace.apply(func, given, *args, **kwargs)
@@ -134,7 +134,7 @@ def need_formula(lazy: Any, *, later: bool = False, summed: bool = False) -> Laz
         raise Declined
     if not summed and lazy.summed:
         raise Declined
-    if not later and lazy.later is not NOTHING:
+    if not later and lazy.later is not IDENTITY:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         if not lazy.dtype.is_floating_point:

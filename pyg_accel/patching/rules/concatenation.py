@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operands_of
 from pyg_accel.ops.layout import Layout
-from pyg_accel.patching.edge_tensors import Waiting, plain_shape, real
-from pyg_accel.patching.lazy import NOTHING, Later, LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, PostReduce, Unrecognised, is_single_side
 from pyg_accel.patching.networks import has_network, reasons_against
 from pyg_accel.patching.rules.common import (
-    NARROW,
+    MAX_MATERIALIZED_WIDTH,
     Args,
     Declined,
     Kwargs,
@@ -43,7 +43,7 @@ def _linear(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         try:
             return _narrow_linear(need_formula(lazy), weight, bias)
         except Declined:
-            if weight.size(0) <= NARROW:
+            if weight.size(0) <= MAX_MATERIALIZED_WIDTH:
                 raise
         return record(func, (lazy, weight, bias), {})
     if lazy.parts is None:
@@ -126,7 +126,7 @@ def _difference(part: Any) -> tuple[LazyTensor, LazyTensor] | None:
         if not isinstance(end, Operand) or trace.repeated[end.index]:
             return None
         operand = trace.operands[end.index]
-        if operand.shape[1:] != shape[1:] or isinstance(operand, Waiting):
+        if operand.shape[1:] != shape[1:] or isinstance(operand, DeferredOperand):
             return None
         ends.append(trace.leaf(end.side, operand, shape, 0))
     return (ends[0], ends[1]) if part.formula.op == "sub" else None
@@ -145,7 +145,7 @@ def _check_linear(lazy: LazyTensor, weight: Any, bias: Any) -> None:
         raise Declined
     if weight.size(1) != shape[-1]:
         raise Unrecognised(
-            f"a weight of {list(weight.shape)} for features of {shape[-1]}", sticky=False
+            f"a weight of {list(weight.shape)} for features of {shape[-1]}", permanent=False
         )
 
 
@@ -164,12 +164,12 @@ def _narrow_linear(lazy: LazyTensor, weight: Tensor, bias: Tensor | None) -> Ten
     Moving the layer to the nodes, term by term, would be faster but subtract large numbers where
     the message is a small difference.
     """
-    most = NARROW if reasons_against(lazy.tracer) else FEW_DOTS
+    most = MAX_MATERIALIZED_WIDTH if reasons_against(lazy.tracer) else FEW_DOTS
     if has_network(lazy) or weight.size(0) > most:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         alike = weight.dtype == lazy.dtype and not torch.is_autocast_enabled(lazy.device.type)
-        if lazy.dim() != 2 or lazy.size(1) <= NARROW or not alike:
+        if lazy.dim() != 2 or lazy.size(1) <= MAX_MATERIALIZED_WIDTH or not alike:
             raise Declined
     trace = lazy.tracer
     shape = torch.Size((trace.num_edges, *weight.shape))
@@ -203,12 +203,12 @@ def concatenate(tensors: list[Any]) -> LazyTensor:
     joined = any(isinstance(t, LazyTensor) and not is_single_side(t) for t in parts)
     if joined and (
         reasons_against(lead.tracer)
-        or any(t.later is not NOTHING or t.summed for t in parts if isinstance(t, LazyTensor))
+        or any(t.later is not IDENTITY or t.summed for t in parts if isinstance(t, LazyTensor))
     ):
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         if any(t.shape[:-1] != lead.shape[:-1] for t in parts):
-            raise Unrecognised("a concatenation of shapes that do not fit", sticky=False)
+            raise Unrecognised("a concatenation of shapes that do not fit", permanent=False)
         dtypes = {t.dtype for t in parts}
         cast = torch.is_autocast_enabled(lead.device.type) and dtypes <= _AUTOCAST
         if len(dtypes) > 1 and not cast:  # the widest would be that of all parts
@@ -276,11 +276,11 @@ def _sum(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if place % rank == rank - 1:  # scores: they wait for what comes after
         shape = plain_shape(lazy)
         layout = Layout(tuple(shape[1:]), rank - 2)
-        folded = map_operands_of(lazy, lambda t: layout.fold(real(t)), shape)
+        folded = map_operands_of(lazy, lambda t: layout.fold(materialize(t)), shape)
         formula = Sum(folded.formula)
         return LazyTensor(lazy.tracer, formula, shape[:-1], 0, lazy.dtype, summed=True)
     place %= rank
     with torch._C.DisableTorchFunctionSubclass():
         shape = lazy.shape[:place] + (1,) * keepdim + lazy.shape[place + 1 :]
-        later = Later(lambda t: t.sum(place, keepdim=keepdim), ("sum", "mean"))
+        later = PostReduce(lambda t: t.sum(place, keepdim=keepdim), ("sum", "mean"))
         return LazyTensor(lazy.tracer, lazy.formula, shape, 0, lazy.dtype, None, later)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.ops.layout import Layout, broadcast
-from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape, real
+from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.networks import Network
 from pyg_accel.patching.rules.common import (
@@ -60,7 +60,7 @@ def _unary(build: Callable[..., Formula], *, steep: bool = False) -> Rule:
             operand = first_operand(lazy)
             if isinstance(operand, Network):
                 return record(func, args, kwargs)
-            waits = isinstance(operand, Waiting) and not operand.of_nodes
+            waits = isinstance(operand, DeferredOperand) and not operand.of_nodes
             if not waits and not (steep and is_of_nodes(lazy)):
                 return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
@@ -178,7 +178,7 @@ def _combine(op: str, left: Any, right: Any) -> LazyTensor:
     try:
         shape = torch.Size(broadcast(*shapes))
     except RuntimeError:
-        raise Unrecognised("shapes that do not broadcast", sticky=False) from None
+        raise Unrecognised("shapes that do not broadcast", permanent=False) from None
     edge_dim = len(shape) - (len(plain_shape(lead)) - lead.edge_dim)
     hoisted = _combine_on_nodes(op, a, b, shape, edge_dim)
     if hoisted is not None:
@@ -203,7 +203,7 @@ def _beside_sums(value: "LazyTensor | float", shape: torch.Size) -> "LazyTensor 
     if value.edge_dim != 0 or len(shape) > 2:
         raise Declined
     layout = Layout(tuple(shape[1:]), len(shape) - 1)
-    return map_operands_of(value, lambda t: layout.fold(real(t)), plain_shape(value))
+    return map_operands_of(value, lambda t: layout.fold(materialize(t)), plain_shape(value))
 
 
 def _formula(value: "LazyTensor | float") -> Formula:
@@ -219,7 +219,7 @@ def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float"
     if isinstance(value, LazyTensor):
         lazy = need_formula(value, summed=True)
         if len(plain_shape(lazy)) - lazy.edge_dim != len(plain_shape(lead)) - lead.edge_dim:
-            raise Unrecognised("edge dimensions that do not meet", sticky=False)
+            raise Unrecognised("edge dimensions that do not meet", permanent=False)
         return lazy
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
@@ -233,7 +233,7 @@ def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float"
     if place >= 0 and value.size(place) == trace.num_edges:  # one row an edge
         return trace.leaf("e", value.movedim(place, 0) if place else value, value.shape, place)
     if place >= 0 and value.size(place) != 1:
-        raise Unrecognised("shapes that do not broadcast", sticky=False)
+        raise Unrecognised("shapes that do not broadcast", permanent=False)
     # The same for every edge: one row that all targets share.
     if place < 0:
         value = value.reshape((1,) * -place + tuple(value.shape))
@@ -267,7 +267,7 @@ def _combine_on_nodes(
     lazies = [t for t in (a, b) if isinstance(t, LazyTensor)]
     if edge_dim != 0 or not all(is_single_side(t) and t.edge_dim == 0 for t in lazies):
         return None
-    if any(isinstance(first_operand(t), Waiting) for t in lazies):
+    if any(isinstance(first_operand(t), DeferredOperand) for t in lazies):
         return None
     trace = lazies[0].tracer
     operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]

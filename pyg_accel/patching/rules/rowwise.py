@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.patching.edge_tensors import name_of, plain_shape
-from pyg_accel.patching.lazy import NOTHING, LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.networks import Network, Node, Product, Step, leaf, node_of, reasons_against
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, first_operand
 from pyg_accel.patching.trace import Trace
@@ -44,7 +44,7 @@ def record(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lead = next(iter(lazies_in(args)), None)
     if lead is None or not lead.tracer.runs_networks:
         raise Declined
-    if any(lazy.later is not NOTHING or lazy.summed for lazy in lazies_in(args)):
+    if any(lazy.later is not IDENTITY or lazy.summed for lazy in lazies_in(args)):
         raise Declined
     if lead.edge_dim != 0 or kwargs.get("inplace") or (name[-1] == "_" and name[-2:] != "__"):
         raise Declined
@@ -216,7 +216,7 @@ def product(left: Any, right: Any) -> LazyTensor:
     """Multiply [E, 1, I] by matrices [E, I, O] that a linear layer makes of others: [E, 1, O]."""
     if isinstance(left, LazyTensor) and type(right) is Tensor:
         for reason in reasons_against(left.tracer):  # or it would be a lazy one
-            raise Unrecognised(reason, sticky=False)
+            raise Unrecognised(reason, permanent=False)
     if not (isinstance(left, LazyTensor) and isinstance(right, LazyTensor)):
         raise Declined
     shape, of_matrix = plain_shape(left), plain_shape(right)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pyg_accel.formula import Operand
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import Waiting, name_of, plain_shape, real
-from pyg_accel.patching.lazy import Later, LazyTensor, is_single_side
+from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
+from pyg_accel.patching.lazy import LazyTensor, PostReduce, is_single_side
 from pyg_accel.patching.networks import has_network
 from pyg_accel.patching.rules.common import (
     Args,
@@ -39,7 +39,7 @@ def _detach(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = need_formula(args[0])
     if has_network(lazy):
         raise Declined
-    return share(lazy, map_operands_of(lazy, lambda t: real(t).detach(), plain_shape(lazy)))
+    return share(lazy, map_operands_of(lazy, lambda t: materialize(t).detach(), plain_shape(lazy)))
 
 
 @rule("to", "type_as", "float", "double", "half", "bfloat16")
@@ -82,7 +82,7 @@ def _reshape(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
                 need_formula(lazy), lambda t: _reshape_rows(t, old[1:], tuple(new[1:])), new
             )
         except Declined:  # operands that broadcast in what is merged: the reduced messages will do
-            later = lazy.later.then(Later(lambda t: t.reshape(t.size(0), *new[1:])))
+            later = lazy.later.then(PostReduce(lambda t: t.reshape(t.size(0), *new[1:])))
             result = LazyTensor(lazy.tracer, lazy.formula, new, 0, lazy.dtype, None, later)
     return share(lazy, result)
 
@@ -103,7 +103,7 @@ def _reshape_rows(operand: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -
 
 
 def _reshaped(operand: Tensor, *shape: int) -> Tensor:
-    if isinstance(operand, Waiting):
+    if isinstance(operand, DeferredOperand):
         result: Tensor = operand.hoisted(torch.Tensor.reshape, shape, {})
         return result
     return operand.reshape(shape)

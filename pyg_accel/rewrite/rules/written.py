@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_accel.patching.randomness import random_state, restore
+from pyg_accel.patching.rng_state import random_state, restore
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.record import Record
 from pyg_accel.rewrite.running import Run

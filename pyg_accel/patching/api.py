@@ -10,29 +10,29 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import (
-    accelerate,
     embedding,
     hetero,
     layers,
+    overrides,
+    propagate,
     readouts,
     reasons,
     relations,
-    seam,
 )
 from pyg_accel.patching.reductions import aggregate
 
-__all__ = ["HookHandle", "PatchHandle", "patch", "patched", "unpatch"]
+__all__ = ["OverrideHandle", "PatchHandle", "patch", "patched", "unpatch"]
 
 _HOOKS: dict[str, Callable[..., Any]] = {
-    "call": accelerate.call,
-    "bypassed": accelerate.bypassed,
+    "call": propagate.call,
+    "bypassed": propagate.bypassed,
     "aggregate": aggregate,
     "layer": layers.layer,
     "memoise": layers.memoise,
-    "softmax": accelerate.softmax,
-    "spmm": accelerate.spmm,
-    "set_sparse_value": accelerate.set_sparse_value,
-    "remember": accelerate._pyg_accel_read,
+    "softmax": propagate.softmax,
+    "spmm": propagate.spmm,
+    "set_sparse_value": propagate.set_sparse_value,
+    "remember": propagate._pyg_accel_read,
     "relations": relations.forward,
     "hetero": hetero.forward,
     "embedding": embedding.forward,
@@ -41,25 +41,25 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 }
 _ACCELERATED = (MessagePassing, torch.nn.Embedding)
 _handles: "list[PatchHandle]" = []
-_hook_handles: "list[HookHandle]" = []
+_hook_handles: "list[OverrideHandle]" = []
 
 
 def _install() -> None:
     """Install the hooks, with those that stand in front of them, in place of what is there."""
-    seam.uninstall()
+    overrides.uninstall()
     hooks = dict(_HOOKS)
     for handle in _hook_handles:
         hooks |= handle.hooks
-    seam.install(seam.Hooks(**hooks))
+    overrides.install(overrides.Overrides(**hooks))
 
 
-class HookHandle:
-    """Hooks that stand in front of those of ``patch()`` and call them.
+class OverrideHandle:
+    """Overrides that stand in front of those of ``patch()`` and call them.
 
     They are there whether or not anything is patched; what they call asks that itself.
 
     Args:
-        hooks: by the names of :class:`~pyg_accel.patching.seam.Hooks`.
+        hooks: by the names of :class:`~pyg_accel.patching.overrides.Overrides`.
     """
 
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
@@ -74,7 +74,7 @@ class HookHandle:
             if _handles or _hook_handles:
                 _install()
             else:
-                seam.uninstall()
+                overrides.uninstall()
 
 
 class PatchHandle:
@@ -88,7 +88,7 @@ class PatchHandle:
         self._everything = model is None
         self._removed = False
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
-        if not seam.installed():
+        if not overrides.installed():
             _install()
         if self._everything:
             reasons.switch(1)
@@ -110,10 +110,11 @@ class PatchHandle:
                 setattr(module, reasons.MARK, count)
             elif count == 0:
                 delattr(module, reasons.MARK)
+        layers.forget()
         if not _handles:
             if not _hook_handles:
-                seam.uninstall()
-            accelerate.forget()
+                overrides.uninstall()
+            propagate.forget()
 
     def __enter__(self) -> "PatchHandle":
         return self

@@ -16,12 +16,12 @@ from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import TypedNodes, typed_matmul, typed_nodes
-from pyg_accel.patching.edge_tensors import Waiting, plain_shape
+from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
 
 __all__ = ["Matrices", "Products", "multiply", "with_pairs_as_sources"]
 
 
-class Matrices(Waiting):
+class Matrices(DeferredOperand):
     """``weight[edge_type]``: a matrix for every edge.
 
     Attributes:
@@ -43,11 +43,11 @@ class Matrices(Waiting):
         return made
 
     def ordinary(self) -> Tensor:
-        """See :meth:`Waiting.ordinary`."""
+        """See :meth:`DeferredOperand.ordinary`."""
         return self.weight.index_select(0, self.edge_type)
 
     def differentiable(self) -> bool:
-        """See :meth:`Waiting.differentiable`."""
+        """See :meth:`DeferredOperand.differentiable`."""
         return self.weight.requires_grad
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ class Matrices(Waiting):
         return None
 
 
-class Products(Waiting):
+class Products(DeferredOperand):
     """Products [E, ...] of features with the matrix of the edge's relation.
 
     Attributes:
@@ -79,11 +79,11 @@ class Products(Waiting):
         return made
 
     def ordinary(self) -> Tensor:
-        """See :meth:`Waiting.ordinary`."""
+        """See :meth:`DeferredOperand.ordinary`."""
         return self.rows.index_select(0, self.nodes.pair)
 
     def differentiable(self) -> bool:
-        """See :meth:`Waiting.differentiable`."""
+        """See :meth:`DeferredOperand.differentiable`."""
         return self.rows.requires_grad
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -91,7 +91,7 @@ class Products(Waiting):
         return None
 
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See :meth:`Waiting.hoisted`."""
+        """See :meth:`DeferredOperand.hoisted`."""
         if func is torch.Tensor.reshape:
             args = (self.rows.size(0), *args[1:])
         result = func(self.rows, *args, **kwargs)

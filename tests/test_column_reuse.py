@@ -7,8 +7,15 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph
+from pyg_accel.column_reuse import (
+    HEIGHTS,
+    LEAST,
+    Shared,
+    per_column,
+    reuse_of,
+    typical_column_reuse,
+)
 from pyg_accel.graph import CSR
-from pyg_accel.sharing import HEIGHTS, LEAST, Shared, per_column, sharing_of, usual_sharing
 from pyg_accel.testing import zoo
 
 CASES = {case.name: case for case in zoo(hub=600)}
@@ -32,29 +39,29 @@ def by_definition(csr: CSR) -> Iterator[Shared]:
 @pytest.mark.parametrize("name", ["one-edge", "directed", "empty-rows", "bipartite", "duplicates"])
 def test_what_rows_share_is_told_as_it_is_defined(name):
     csr = graph_of(name).csr()
-    for found, right in zip(sharing_of(csr), by_definition(csr), strict=True):
+    for found, right in zip(reuse_of(csr), by_definition(csr), strict=True):
         assert found == pytest.approx(right, abs=6e-4)
 
 
 def test_entries_a_column_are_told_by_height():
-    found = per_column(sharing_of(graph_of("directed").csr()))
+    found = per_column(reuse_of(graph_of("directed").csr()))
     assert len(found) == len(HEIGHTS)
     assert 1 <= found[0] < found[1] < found[2]
     assert per_column(()) == ()
     many = Graph.from_edge_index(torch.zeros(2, 5000, dtype=torch.long))  # copies of one edge
-    assert per_column(sharing_of(many.csr())) == (1000.0,) * 3
+    assert per_column(reuse_of(many.csr())) == (1000.0,) * 3
 
 
 @pytest.mark.parametrize("name", ["no-edges", "empty"])
 def test_a_graph_without_edges_shares_nothing(name):
-    for shared in sharing_of(graph_of(name).csr()):
+    for shared in reuse_of(graph_of(name).csr()):
         assert shared[2:] == ((1.0, 1.0) if shared.least == 1 else (0.0, 0.0))
 
 
 def test_windows_that_happen_to_have_no_edges_share_nothing():
     edges = torch.tensor([[0, 1], [64 * 3, 64 * 3 + 1]])  # not among the windows that are sampled
     graph = Graph.from_edge_index(edges, (64 * 10_000, 64 * 10_000))
-    assert sharing_of(graph.csr())[1] == Shared(16, 2, 0.0, 0.0)
+    assert reuse_of(graph.csr())[1] == Shared(16, 2, 0.0, 0.0)
 
 
 def test_an_estimate_from_some_windows_is_close():
@@ -64,16 +71,16 @@ def test_an_estimate_from_some_windows_is_close():
     source = block.repeat_interleave(8) + within
     target = torch.arange(block.numel()).repeat_interleave(8)
     csr = Graph.from_edge_index(torch.stack([source, target])).csr()
-    for found, right in zip(sharing_of(csr), by_definition(csr), strict=True):
+    for found, right in zip(reuse_of(csr), by_definition(csr), strict=True):
         assert found == pytest.approx(right, rel=0.05)
 
 
 def test_what_rows_share_is_told_of_graphs_that_are_used_again_and_again():
     csr = graph_of("directed").csr()
-    told = [usual_sharing(csr) for _ in range(44)]
-    assert told == [()] * 40 + [sharing_of(csr)] * 4
+    told = [typical_column_reuse(csr) for _ in range(44)]
+    assert told == [()] * 40 + [reuse_of(csr)] * 4
     torch.use_deterministic_algorithms(True)
     try:
-        assert usual_sharing(csr) == ()
+        assert typical_column_reuse(csr) == ()
     finally:
         torch.use_deterministic_algorithms(False)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.kept import version_of
+from pyg_accel.cache import version_of
+from pyg_accel.patching.overrides import HOOK_DICTS
 from pyg_accel.patching.reasons import modules_in
-from pyg_accel.patching.seam import HOOK_DICTS
 
 __all__ = ["RandomState", "random_state", "restore", "tensors_of"]
 

@@ -11,7 +11,15 @@ import torch
 from pyg_accel.facts import Kind, facts_of
 from pyg_accel.graph import CSR
 
-__all__ = ["HEIGHTS", "LEAST", "Shared", "kind_of", "per_column", "sharing_of", "usual_sharing"]
+__all__ = [
+    "HEIGHTS",
+    "LEAST",
+    "Shared",
+    "kind_of",
+    "per_column",
+    "reuse_of",
+    "typical_column_reuse",
+]
 
 # Windows that kernels are written for, and the fewest entries of a column that is worth a tile.
 HEIGHTS = (16, 32, 64)
@@ -46,7 +54,7 @@ def per_column(sharing: tuple[Shared, ...]) -> tuple[float, ...]:
 _NOTHING = tuple(Shared(h, m, float(m == 1), float(m == 1)) for h in HEIGHTS for m in LEAST)
 
 
-def sharing_of(csr: CSR) -> tuple[Shared, ...]:
+def reuse_of(csr: CSR) -> tuple[Shared, ...]:
     """Return what rows share, for windows of each of :data:`HEIGHTS` and each of :data:`LEAST`.
 
     Estimated from some of the windows; waits for the device when it is first asked of a graph.
@@ -60,7 +68,7 @@ def sharing_of(csr: CSR) -> tuple[Shared, ...]:
 def kind_of(csr: CSR) -> Kind:
     """Return the kind of a graph that a kernel is about to run on, and count that use.
 
-    It tells what rows share (:func:`sharing_of`) of a graph on a GPU that is used again and again.
+    It tells what rows share (:func:`reuse_of`) of a graph on a GPU that is used again and again.
     Sampled batches are gone before tiles could pay. While a CUDA graph is captured nothing can be
     estimated, and what was not known stays unknown. Nor is anything told to those who asked torch
     for deterministic algorithms: another kernel after a while means other roundings.
@@ -70,7 +78,7 @@ def kind_of(csr: CSR) -> Kind:
     return _known_kind(csr) if csr.col.is_cuda else facts.kind
 
 
-def usual_sharing(csr: CSR) -> tuple[Shared, ...]:
+def typical_column_reuse(csr: CSR) -> tuple[Shared, ...]:
     """Return what :func:`kind_of` would tell on a GPU, and count a use."""
     facts_of(csr.rowptr, csr.col, csr.num_cols).uses += 1
     return _known_kind(csr).sharing
@@ -85,7 +93,7 @@ def _known_kind(csr: CSR) -> Kind:
     if facts.shared_kind is None:
         if csr.col.is_cuda and torch.cuda.is_current_stream_capturing():
             return facts.kind
-        sharing_of(csr)
+        reuse_of(csr)
     assert facts.shared_kind is not None
     return facts.shared_kind
 

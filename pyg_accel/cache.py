@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Glimpses", "Kept", "Snapshot", "holding", "memory_of", "saved_tensors_are_hooked",
-           "version_of"]  # fmt: skip
+__all__ = [
+    "RecentlySeen",
+    "Snapshot",
+    "TensorCache",
+    "holding",
+    "memory_of",
+    "saved_tensors_are_hooked",
+    "version_of",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -76,7 +83,7 @@ class Snapshot:
         )
 
 
-class Glimpses:
+class RecentlySeen:
     """Which tensors were seen before, by whom; those of long ago are forgotten.
 
     Args:
@@ -112,7 +119,7 @@ class Glimpses:
             self._seen.clear()
 
 
-class Kept(Generic[T]):
+class TensorCache(Generic[T]):
     """Values by the identity and version of tensors, their owners, and a key.
 
     An owner that was changed in place is another one. A value goes with the first of its owners;

@@ -11,20 +11,21 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.calls import record
+from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.call_report import record
 from pyg_accel.formula import Operand
-from pyg_accel.kept import saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import plain_shape, real
+from pyg_accel.patching.edge_tensors import materialize, plain_shape
 from pyg_accel.patching.kinds import Key, kind_of_call
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
 from pyg_accel.patching.networks import hooked_inside
-from pyg_accel.patching.randomness import random_state, restore, tensors_of
+from pyg_accel.patching.overrides import hook_reasons, template
 from pyg_accel.patching.reasons import (
     RECORDED,
     SEEN,
@@ -33,17 +34,17 @@ from pyg_accel.patching.reasons import (
     device_of,
     is_active,
     kind_reasons,
+    new_graph_reasons,
     num_edges,
     size_reasons,
     torch_records,
     transform_reasons,
     width_of,
 )
-from pyg_accel.patching.rules.common import NARROW
+from pyg_accel.patching.rng_state import random_state, restore, tensors_of
+from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.sampling import in_force, refuse_training
-from pyg_accel.patching.seam import hook_reasons, template
-from pyg_accel.patching.small import running
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
@@ -79,8 +80,6 @@ def call(
     original: Callable[..., Any], self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for a rendered ``propagate`` or ``edge_updater``."""
-    if not torch.compiler.is_dynamo_compiling() and running.small:
-        return original(self, edge_index, *args, **kwargs)
     if not is_active(self):
         return original(self, edge_index, *args, **kwargs)
     if torch_records():
@@ -101,13 +100,15 @@ def call(
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
-            small = kind_reasons(kind, edges, edge_index, (id(self), original), width)
+            small = kind_reasons(kind, edges, edge_index.device.type, width)
+            by_size = bool(small)
+            small = small or new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
             if small:
                 layers.declined[self] = edges
     if by_size:
-        running.reason = small[0]
+        layer_call.reason = small[0]
     else:
-        running.others = True
+        layer_call.others = True
     if small:  # and nothing else matters: it must cost next to nothing
         out = original(self, edge_index, *args, **kwargs)
         record(layer, "", "PyG", small[0], time.perf_counter() - start)
@@ -129,7 +130,10 @@ def call(
         if found.reason:
             reasons = [found.reason]
         elif sized:
-            reasons = kind_reasons(found.kind, edges, edge_index, (id(self), original), width)
+            reasons = kind_reasons(found.kind, edges, edge_index.device.type, width)
+            reasons = reasons or new_graph_reasons(
+                found.kind, edges, edge_index, (id(self), original), width
+            )
     if not reasons:
         # A message that turns out not to be a formula, today, runs twice: from the same state.
         state = random_state(device_of(edge_index), self)
@@ -137,7 +141,7 @@ def call(
             out, trace, names = _attempt(original, self, edge_index, args, kwargs)
         except Unrecognised as reason:
             reasons = [str(reason)]
-            if reason.sticky:
+            if reason.permanent:
                 _found.setdefault(self, {})[key] = _Found(str(reason), "")
             restore(state)
         else:
@@ -148,7 +152,7 @@ def call(
             learner.learn(self, plain, kwargs, trace, out)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
-                record(layer, formulas, "+".join(names) or "later", "", seconds)
+                record(layer, formulas, "+".join(names) or "deferred", "", seconds)
             else:
                 record(layer, "", "PyG", "no reduction that could be fused", seconds)
             return out
@@ -192,7 +196,7 @@ def _planned(
     seconds = time.perf_counter() - start
     if state is not None:
         verify(original, self, edge_index, (), kwargs, out, state)
-    record(type(self).__name__, plan.text, "+".join(names) or "later", "", seconds)
+    record(type(self).__name__, plan.text, "+".join(names) or "deferred", "", seconds)
     return out
 
 
@@ -211,7 +215,7 @@ def _tried(
             _, trace, _ = _attempt(original, self, edge_index, args, kwargs)
     except Unrecognised as reason:
         found = _Found(str(reason), "")
-        if not reason.sticky:
+        if not reason.permanent:
             return found
     else:
         found = _Found("", trace.kind())
@@ -236,7 +240,7 @@ def _attempt(
     if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
-            raise Unrecognised(reason, sticky=False)
+            raise Unrecognised(reason, permanent=False)
     trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
     kwargs = named
     with record_choices() as names, trace:
@@ -260,7 +264,7 @@ def softmax(
     function: Callable[..., Any], src: Any, index: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Stand in for ``torch_geometric.utils.softmax`` where the scores are those of our messages."""
-    if torch.compiler.is_dynamo_compiling() or running.small:
+    if torch.compiler.is_dynamo_compiling():
         return function(src, index, *args, **kwargs)
     trace = Trace.active()
     if not isinstance(trace, Trace) or trace.row_of(index) != trace.target:
@@ -271,7 +275,7 @@ def softmax(
         given.get("ptr") is not None
         or len(shape) not in (1, 2)
         or shape[0] != trace.num_edges
-        or shape[1:].numel() > NARROW
+        or shape[1:].numel() > MAX_MATERIALIZED_WIDTH
         or given.get("dim", 0) != 0
         or not src.dtype.is_floating_point
     ):
@@ -288,7 +292,7 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
 
 def set_sparse_value(function: Callable[..., Any], adj: Any, value: Tensor) -> Any:
     """Stand in for the function by which layers return attention weights as a sparse matrix."""
-    return function(adj, real(value))
+    return function(adj, materialize(value))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -366,7 +370,7 @@ def _ordinary(value: Any) -> Any:
 
 def _written(value: Any) -> Any:
     """Write out a lazy tensor, attention weights too."""
-    return real(_ordinary(value))
+    return materialize(_ordinary(value))
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

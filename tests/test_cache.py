@@ -9,8 +9,8 @@ import torch
 from pyg_accel import Graph, sharing, tiles
 from pyg_accel.backends import schedule
 from pyg_accel.backends.cuda import cbsr, plan, spmm
+from pyg_accel.cache import Snapshot, TensorCache, holding, version_of
 from pyg_accel.graph import CSR
-from pyg_accel.kept import Kept, Snapshot, holding, version_of
 from pyg_accel.ops.csr import GRAPHS, graph_of
 from pyg_accel.settings import settings
 
@@ -29,7 +29,7 @@ def test_a_snapshot_fits_the_same_unchanged_tensors():
 
 
 def test_a_value_is_found_by_its_owners_and_key_only():
-    kept, a, b = Kept(), torch.zeros(3), torch.zeros(3)
+    kept, a, b = TensorCache(), torch.zeros(3), torch.zeros(3)
     assert kept.get((a, b), "key", lambda: 1) == kept.get((a, b), "key", lambda: 2) == 1
     for owners, key in (((b, a), "key"), ((a,), "key"), ((a, b), "other"), ((a, b[:]), "key")):
         assert kept.find(owners, key) is None
@@ -42,7 +42,7 @@ def test_a_value_is_found_by_its_owners_and_key_only():
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_change_of_any_owner_in_place_is_noticed(which):
-    kept, owners = Kept(), (torch.zeros(3), torch.zeros(3))
+    kept, owners = TensorCache(), (torch.zeros(3), torch.zeros(3))
     kept.put(owners, (), 1)
     owners[which].add_(0)
     assert kept.find(owners, ()) is None
@@ -51,7 +51,7 @@ def test_a_change_of_any_owner_in_place_is_noticed(which):
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_value_goes_with_the_first_of_its_owners(which):
-    kept, owners, value = Kept(), [torch.zeros(3), torch.zeros(3)], torch.ones(2)
+    kept, owners, value = TensorCache(), [torch.zeros(3), torch.zeros(3)], torch.ones(2)
     kept.put(owners, (), value)
     dead = weakref.ref(value)
     del owners[which], value
@@ -60,7 +60,7 @@ def test_a_value_goes_with_the_first_of_its_owners(which):
 
 
 def test_the_least_recently_used_value_goes_first():
-    kept, (a, b, c) = Kept(lambda: 2), torch.zeros(3, 2).unbind()
+    kept, (a, b, c) = TensorCache(lambda: 2), torch.zeros(3, 2).unbind()
     kept.put((a,), (), "a")
     kept.put((b,), (), "b")
     kept.find((a,), ())
@@ -70,7 +70,7 @@ def test_the_least_recently_used_value_goes_first():
 
 @pytest.mark.parametrize("trusting", [True, False])
 def test_tensors_of_inference_mode_are_a_matter_of_trust(trusting):
-    kept = Kept(trusting=trusting)
+    kept = TensorCache(trusting=trusting)
     with torch.inference_mode():
         owner = torch.zeros(3)
     kept.put((owner,), (), 1)
@@ -104,8 +104,8 @@ MAKERS = {
     "32 bits": plan.in_32_bits,
     "cbsr": cbsr.plan_of,
     "tiles": lambda csr: tiles.tiles_of(csr, 16, 8),
-    "sharing": sharing.sharing_of,
-    "usual sharing": sharing.usual_sharing,
+    "sharing": sharing.reuse_of,
+    "usual sharing": sharing.typical_column_reuse,
     "schedule": lambda csr: schedule.schedule_of(csr, 8, 4, ordered=True),
 }
 
@@ -148,7 +148,7 @@ def test_weights_brought_in_order_go_with_the_order(monkeypatch):
 
 
 def test_whoever_holds_gets_what_was_found_and_what_was_put_away():
-    kept, a, b = Kept(), torch.zeros(3), torch.zeros(3)
+    kept, a, b = TensorCache(), torch.zeros(3), torch.zeros(3)
     kept.put((a,), "key", "before")
     with holding() as one, holding() as two:
         kept.get((a,), "key", lambda: "other")

@@ -22,8 +22,8 @@ class Row:
         formula: what was computed, e.g. ``mean_j u0``, or by a rewritten layer its association,
             e.g. ``(A·(X·W))``; empty if PyG computed it.
         backend: backend, or ``PyG``; of models and steps ``CUDA graph`` or ``eager``;
-            ``later`` for attention weights that the sum after them takes; ``torch`` for rewritten
-            layers that multiply by a backend's kernel nothing.
+            ``deferred`` for attention weights that are computed inside the sum after them;
+            ``torch`` for rewritten layers without a kernel of a backend.
         reason: why PyG's own path was taken.
         calls: number of forward calls.
         seconds: time spent in them.
@@ -35,6 +35,17 @@ class Row:
     reason: str
     calls: int = 0
     seconds: float = 0.0
+
+    def _key(self) -> tuple[str, str, str, str]:
+        return self.layer, self.formula, self.backend, self.reason
+
+    def add(self, seconds: float) -> None:
+        """Count one call; whoever keeps a row may do so after :func:`reset_report` too."""
+        if _counted.get():
+            with _lock:
+                row = self if self.calls else _rows.setdefault(self._key(), self)
+                row.calls += 1
+                row.seconds += seconds
 
 
 @dataclass
@@ -84,18 +95,20 @@ _counted: ContextVar[bool] = ContextVar("pyg_accel_counted", default=True)
 
 def record(layer: str, formula: str, backend: str, reason: str, seconds: float) -> None:
     """Count one call."""
-    if not _counted.get():
-        return
+    if _counted.get():
+        row_of(layer, formula, backend, reason).add(seconds)
+
+
+def row_of(layer: str, formula: str, backend: str, reason: str) -> Row:
+    """Return the row of a kind of call."""
     key = (layer, formula, backend, reason)
-    with _lock:
-        row = _rows.get(key)
-        if row is None:
-            if len(_rows) >= _MOST_ROWS:
-                backend = "" if formula else "PyG"
-                key = ("(others)", _OTHERS if formula else "", backend, "" if formula else _OTHERS)
-            row = _rows.setdefault(key, Row(*key))
-        row.calls += 1
-        row.seconds += seconds
+    row = _rows.get(key)
+    if row is not None:
+        return row
+    if len(_rows) >= _MOST_ROWS:
+        backend = "" if formula else "PyG"
+        key = ("(others)", _OTHERS if formula else "", backend, "" if formula else _OTHERS)
+    return _rows.get(key) or Row(*key)
 
 
 @contextmanager
@@ -130,4 +143,6 @@ def report(file: TextIO | None = None) -> Report:
 def reset_report() -> None:
     """Forget all calls so far."""
     with _lock:
+        for row in _rows.values():
+            row.calls, row.seconds = 0, 0.0
         _rows.clear()

@@ -35,8 +35,10 @@ from torch.nn import Embedding, Module
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation
 
+from pyg_accel.patching.layer_call import layer_call
+
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
+    "HOOK_DICTS", "Overrides", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -72,7 +74,7 @@ _lock = threading.RLock()
 _recorded: list[tuple[Any, str, Any]] = []
 
 
-class Hooks:
+class Overrides:
     """What the accelerated side provides. Every function gets the original first."""
 
     def __init__(
@@ -108,7 +110,7 @@ def installed() -> bool:
     return bool(_recorded)
 
 
-def install(hooks: Hooks) -> None:
+def install(hooks: Overrides) -> None:
     """Replace what the docstring of this module lists; does nothing the second time."""
     with _lock:
         if _recorded:
@@ -123,13 +125,22 @@ def install(hooks: Hooks) -> None:
                 if _recorded:
                     _wrap_class(type(self), hooks)
 
+        around = functools.partial(_wrapped, inside=False)
         _replace(MessagePassing, "_set_jittable_templates", rendered)
-        _replace(MessagePassing, "_collect", _wrapped(MessagePassing._collect, hooks.bypassed))
-        _replace(MessagePassing, "_call_impl", _unread(_wrapped(Module._call_impl, hooks.layer)))
+        _replace(
+            MessagePassing,
+            "_collect",
+            around(MessagePassing._collect, hooks.bypassed),
+        )
+        _replace(
+            MessagePassing,
+            "_call_impl",
+            _unread(around(Module._call_impl, hooks.layer)),
+        )
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
-        _replace(HeteroConv, "forward", _wrapped(HeteroConv.forward, hooks.hetero))
-        _replace(Embedding, "forward", _wrapped(Embedding.forward, hooks.embedding))
+        _replace(HeteroConv, "forward", around(HeteroConv.forward, hooks.hetero))
+        _replace(Embedding, "forward", around(Embedding.forward, hooks.embedding))
         _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
@@ -152,16 +163,28 @@ def _replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(
+    original: Callable[..., Any], hook: Callable[..., Any], *, inside: bool = True
+) -> Callable[..., Any]:
     """A function that hands the original and its arguments to a hook.
+
+    One that is called inside of layers runs the original if the layer's call is known to be small.
 
     It keeps ``__module__``, by which PyG recognises its own templates. TorchScript reads the
     original's source through it and looks names up in the wrapper's globals: they are those of the
     original. Dynamo, which counts recompilations by code, finds code of its own.
     """
+    compiles, call = torch.compiler.is_dynamo_compiling, layer_call  # no globals: see above
+    if inside:
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return hook(original, *args, **kwargs)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not compiles() and call.small:
+                return original(*args, **kwargs)
+            return hook(original, *args, **kwargs)
+    else:
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return hook(original, *args, **kwargs)
 
     names = getattr(original, "__globals__", globals())
     code = wrapper.__code__.replace(co_name=original.__name__)
@@ -187,12 +210,12 @@ def _subclasses(cls: type) -> Iterator[type]:
         yield from _subclasses(child)
 
 
-def _wrap_classes(hooks: Hooks) -> None:
+def _wrap_classes(hooks: Overrides) -> None:
     for cls in dict.fromkeys(_subclasses(MessagePassing)):
         _wrap_class(cls, hooks)
 
 
-def _wrap_class(cls: type, hooks: Hooks) -> None:
+def _wrap_class(cls: type, hooks: Overrides) -> None:
     own = vars(cls)
     for name, rendered in _RENDERED.items():
         bypass = f"_orig_{name}"
@@ -208,7 +231,7 @@ def _wrap_class(cls: type, hooks: Hooks) -> None:
         _replace(cls, rendered, wrapper)
 
 
-def _replace_functions(hooks: Hooks) -> None:
+def _replace_functions(hooks: Overrides) -> None:
     wrappers: dict[Any, Any] = {}
     users = {cls.__module__ for cls in _subclasses(MessagePassing)}  # import softmax by name
     for module_name, module in list(sys.modules.items()):
@@ -219,7 +242,9 @@ def _replace_functions(hooks: Hooks) -> None:
             if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
                 continue
             if original not in wrappers:
-                wrappers[original] = _unread(_wrapped(original, hook))
+                # A small call on a known graph too gets from memory what was derived from it.
+                wrapper = _wrapped(original, hook, inside=name not in _MEMOISED)
+                wrappers[original] = _unread(wrapper)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])
 

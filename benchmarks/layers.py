@@ -1,0 +1,190 @@
+"""Every layer of torch_geometric.nn.conv, stock and patched, at default settings.
+
+    python -m benchmarks.layers [--device cpu] [--quick] [--layers GATConv ...] [--edges 10000 ...]
+
+A row per layer, option, size, width and pass: the least time of either variant, in turns, after
+their outputs and gradients were compared; what `report()` says of the patched call; and whether it
+makes a tensor of E x F numbers. With OMP_NUM_THREADS=1 the clock of a CPU is that of the processor,
+for machines that others use. Rows are written as they are measured, and those that exist are
+skipped, so that an interrupted run goes on: delete the CSV file to begin anew.
+"""
+
+import argparse
+import copy
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from tqdm import tqdm
+
+import pyg_accel
+from benchmarks import gpu_machine, machine, results
+from benchmarks.layer_cases import CASES, Case, Inputs, inputs
+from benchmarks.sizes import clock_of, stock_pyg, synchronize
+
+NAME = "layers"
+EDGES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+WIDTHS = (16, 64, 256)
+ROUNDS = 5  # turns of the two variants
+DEGREE = 10  # edges per node
+MOST = 2**31  # numbers of a message tensor: larger cases would measure the lack of memory
+TOLERANCE = 2e-3  # of the largest element: fp32 sums in another order
+CASE = ["layer", "option", "edges", "width", "pass"]
+Step = Callable[[], list[Tensor]]
+
+
+class Largest(TorchDispatchMode):
+    """Looks for tensors with a row of features per edge."""
+
+    def __init__(self, edges: int, width: int) -> None:
+        super().__init__()
+        self.numbers, self.found = edges * width, False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for made in tree_leaves(out):
+            if isinstance(made, Tensor) and made.is_floating_point():
+                self.found |= made.numel() >= self.numbers
+        return out
+
+
+def step_of(case: Case, model: torch.nn.Module, graph: Inputs, *, train: bool) -> Step:
+    """A call, and its gradients if it is to train: outputs, then gradients."""
+    args = case.call(graph)
+
+    def step() -> list[Tensor]:
+        with torch.set_grad_enabled(train):
+            outs = [t for t in tree_leaves(model(*args)) if isinstance(t, Tensor)]
+        if not train:
+            return outs
+        model.zero_grad()
+        graph.x.grad = None
+        sum((t.square().mean() for t in outs), torch.zeros(())).backward()
+        grads = [p.grad for p in (graph.x, *model.parameters()) if p.grad is not None]
+        return [t.detach() for t in (*outs, *grads)]
+
+    return step
+
+
+def largest_error(ours: Sequence[Tensor], stock: Sequence[Tensor]) -> float:
+    """The largest difference, as a part of the largest element of its tensor."""
+    return max(
+        (float((a - b).abs().max() / b.abs().max().clamp(min=1e-3))
+         for a, b in zip(ours, stock, strict=True) if b.numel()), default=0.0,
+    )  # fmt: skip
+
+
+def measure(
+    case: Case, graph: Inputs, width: int, device: str, *, train: bool, seconds: float
+) -> dict[str, Any]:
+    """The figures of a row."""
+    torch.manual_seed(0)
+    model = case.make(width).to(device)
+    ours = step_of(case, model, graph, train=train)
+    theirs = step_of(case, copy.deepcopy(model), graph, train=train)
+
+    with stock_pyg():
+        torch.manual_seed(1)
+        wanted = theirs()
+    for _ in range(2):  # the second call knows the graph, and may take another path
+        torch.manual_seed(1)
+        error = largest_error(ours(), wanted)
+        if not error <= TOLERANCE:
+            raise AssertionError(f"off by {error:.2g} of the largest element")
+    pyg_accel.reset_report()
+    with Largest(graph.edge_index.size(1), width) as seen:
+        ours()
+    with open(os.devnull, "w") as nowhere:
+        report = pyg_accel.report(nowhere).rows
+    least = {"stock": math.inf, "patched": math.inf}
+    for _ in range(ROUNDS):
+        with stock_pyg():
+            least["stock"] = min(least["stock"], *laps(theirs, device, seconds / ROUNDS))
+        least["patched"] = min(least["patched"], *laps(ours, device, seconds / ROUNDS))
+    return {
+        "stock_ms": 1e3 * least["stock"],
+        "patched_ms": 1e3 * least["patched"],
+        "ratio": least["stock"] / least["patched"],
+        "error": error,
+        "formula": "; ".join(dict.fromkeys(r.formula for r in report if r.formula)),
+        "backend": "+".join(dict.fromkeys(r.backend for r in report)),
+        "reason": "; ".join(dict.fromkeys(r.reason for r in report if r.reason)),
+        "edge_tensor": seen.found,
+    }
+
+
+def laps(step: Step, device: str, seconds: float) -> Iterator[float]:
+    """Seconds of each of two calls or more, in so many seconds."""
+    clock = clock_of(device)
+    begin = clock()
+    for number in itertools.count():
+        synchronize(device)
+        start = clock()
+        if number > 1 and start - begin > seconds:
+            return
+        step()
+        synchronize(device)
+        yield clock() - start
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true", help="10,000 edges of 16 features")
+    parser.add_argument("--layers", nargs="+", choices=sorted({layer for layer, _ in CASES}))
+    parser.add_argument("--edges", nargs="+", type=int, default=EDGES)
+    parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS)
+    parser.add_argument("--passes", nargs="+", default=("forward", "training"))
+    parser.add_argument("--seconds", type=float, default=0.3, help="per variant of a case")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.edges, options.widths, options.seconds = (10_000,), (16,), 0.05
+    folder = results.QUICK if options.quick else results.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{NAME}_{options.device}.csv"
+    facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
+    rows = results.read(path).to_dict("records") if path.exists() and not options.quick else []
+    done = {tuple("" if pd.isna(row[k]) else row[k] for k in CASE) for row in rows}
+    cases = [
+        (key, edges, width)
+        for edges, width, key in itertools.product(options.edges, options.widths, CASES)
+        if (options.layers is None or key[0] in options.layers)
+        and width <= CASES[key].largest and edges * width <= MOST
+    ]  # fmt: skip
+    with pyg_accel.patched():
+        for (layer, option), edges, width in (progress := tqdm(cases, unit="case")):
+            progress.set_postfix_str(f"{layer} {option}, E = {edges}, F = {width}")
+            graph = inputs(max(edges // DEGREE, 2), edges, width, options.device)
+            graph.x.requires_grad_()
+            for name in options.passes:
+                row: dict[str, Any] = dict(
+                    zip(CASE, (layer, option, edges, width, name), strict=True)
+                )
+                if tuple(row.values()) in done:
+                    continue
+                try:
+                    row |= measure(CASES[layer, option], graph, width, options.device,
+                                   train=name == "training", seconds=options.seconds)  # fmt: skip
+                except torch.OutOfMemoryError:
+                    row |= {"reason": "out of memory"}
+                except AssertionError as problem:
+                    raise AssertionError(f"{row}: {problem}") from problem
+                rows.append(row | facts)
+            pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
+    frame = pd.DataFrame(rows)
+    for _, row in frame[frame["ratio"] < 0.98].sort_values("ratio").iterrows():
+        print(f"{row['ratio']:.2f}  {', '.join(str(row[k]) for k in CASE)}  {row['backend']}")
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

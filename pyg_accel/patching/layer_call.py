@@ -1,0 +1,39 @@
+"""What is known of the layer call in progress, per thread."""
+
+import threading
+
+__all__ = ["layer_call"]
+
+
+class _LayerCall(threading.local):
+    """State of the innermost layer call of a thread.
+
+    Attributes:
+        small: the call is known to be small: wrappers inside it run their originals.
+        again: so was the layer's last call, on the same graph.
+        reason: why a part of it was too small; empty if no part was.
+        others: another part was not, or the reason does not hold for every smaller graph.
+        remembers: it asked for what was derived from its edge_index before.
+    """
+
+    small = False
+    again = False
+    reason = ""
+    others = False
+    remembers = False
+
+    def begin(self) -> tuple[str, bool, bool]:
+        """Begin a nested call and return the state of the outer one for :meth:`end`."""
+        before = self.reason, self.others, self.remembers
+        self.reason, self.others, self.remembers = "", False, False
+        return before
+
+    def end(self, before: tuple[str, bool, bool]) -> None:
+        """Return to the outer call, of which the ended one was a part."""
+        reason, others, remembers = before
+        self.reason = self.reason or reason
+        self.others |= others
+        self.remembers |= remembers
+
+
+layer_call = _LayerCall()
