@@ -1,9 +1,13 @@
 """What every test shares: tiers, seeds, a clean house before and after, runs to compare."""
 
+import ast
+import gc
 import os
 import random
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -36,7 +40,52 @@ def pytest_configure() -> None:
     """
     from torch_geometric.nn import SAGEConv
 
+    make_new_layers_cheap()
     SAGEConv(1, 1)
+
+
+def make_new_layers_cheap() -> None:
+    """Read a file and parse a template once, not for each of the hundreds of classes of the tests.
+
+    The first instance of a class of layers renders PyG's template and looks for its own source, for
+    which Python up to 3.12 parses the whole file.
+    """
+    from jinja2 import Environment, FileSystemLoader
+    from torch_geometric import inspector, template
+
+    environment = cache(lambda folder: Environment(loader=FileSystemLoader(folder)))
+    template.Environment = lambda loader: environment(*loader.searchpath)
+    search = inspector.Inspector.get_source
+
+    def get_source(self: Any, cls: type | None = None) -> str:
+        cls = cls or self._cls
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        found = sources_of_classes(file).get(cls.__qualname__) if file else None
+        return search(self, cls) if found is None else found
+
+    inspector.Inspector.get_source = get_source
+
+
+@cache
+def sources_of_classes(file: str) -> dict[str, str]:
+    """The text of each class of a file by its qualified name; of several the first."""
+    found: dict[str, str] = {}
+    lines = Path(file).read_text().splitlines(keepends=True)
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = prefix
+            if isinstance(child, ast.ClassDef):
+                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                text = "".join(lines[first - 1 : child.end_lineno])
+                found.setdefault(prefix + child.name, text)
+                inner = f"{prefix}{child.name}."
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inner = f"{prefix}{child.name}.<locals>."
+            visit(child, inner)
+
+    visit(ast.parse("".join(lines)), "")
+    return found
 
 
 def all_pairs(rows: Sequence[tuple[Hashable, ...]]) -> list[int]:
@@ -81,6 +130,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for i, item in enumerate(product):
             if i not in chosen:
                 item.add_marker(pytest.mark.full)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector away from thousands of tests, torch and PyG.
+
+    Tests and torch's compiler ask for a full collection hundreds of times.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
