@@ -88,16 +88,19 @@ def sources_of_classes(file: str) -> dict[str, str]:
     return found
 
 
-def all_pairs(rows: Sequence[tuple[Hashable, ...]]) -> list[int]:
-    """Choose rows of a table in which every two values of two columns meet that meet in any row.
+def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> list[int]:
+    """Choose rows of a table in which every value occurs that occurs in any row.
+
+    With a `strength` of 2, every two values of two columns that meet in any row.
 
     Greedy: always the row that adds most, and among equals any, so that no value is met more often
-    than need be. The choice is the same each time, and about as long as the product of the two
-    longest columns.
+    than need be. The choice is the same each time, and about as long as the longest column, or the
+    product of the two longest.
     """
     order = random.Random(0).sample(range(len(rows)), len(rows))
     meetings = [
-        frozenset(combinations(enumerate(row), 2)) or frozenset(enumerate(row)) for row in rows
+        frozenset(combinations(enumerate(row), strength)) or frozenset(enumerate(row))
+        for row in rows
     ]
     missing = set().union(*meetings)
     chosen = []
@@ -113,20 +116,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark cases as ``full`` by their parameters.
 
     ``pairs``: those that a table of all pairs leaves out. ``pairs("triton")`` looks only at cases
-    with that parameter. ``heavy("triton", 577)``: those that have both parameters.
+    with that parameter. ``each`` and ``each("triton")``: those that a table leaves out in which
+    every value occurs. ``heavy("triton", 577)``: those that have both parameters.
     """
-    products: dict[tuple[Hashable, ...], list[Any]] = {}
+    products: dict[tuple[Any, str, int, Any], list[Any]] = {}
     for item in (item for item in items if hasattr(item, "callspec")):
         values = list(item.callspec.params.values())
         if any(all(v in values for v in heavy.args) for heavy in item.iter_markers("heavy")):
             item.add_marker(pytest.mark.full)
-        elif marker := item.get_closest_marker("pairs"):
-            some = tuple(v for v in marker.args if v in values)
-            if some or not marker.args:
-                products.setdefault((item.parent, item.originalname, some), []).append(item)
-    for product in products.values():
+        else:
+            for strength, name in enumerate(("each", "pairs"), 1):
+                if marker := item.get_closest_marker(name):
+                    some = tuple(v for v in marker.args if v in values)
+                    if some or not marker.args:
+                        key = (item.parent, item.originalname, strength, some)
+                        products.setdefault(key, []).append(item)
+    for (_, _, strength, _), product in products.items():
         rows = [tuple(item.callspec.params.values()) for item in product]
-        chosen = set(all_pairs(rows))
+        chosen = set(covering(rows, strength))
         for i, item in enumerate(product):
             if i not in chosen:
                 item.add_marker(pytest.mark.full)
