@@ -78,7 +78,9 @@ def truth(graph: Graph, x: Tensor, weight: Tensor | None, sampling: Sampling, se
         elif sampling.rescale == "row":
             factor *= d / max(taken, 1)
         elif sampling.rescale == "gcn":
-            theirs = [max(degree[i], 1) / max(min(degree[i], sampling.width), 1) for i in j.tolist()]
+            theirs = [
+                max(degree[i], 1) / max(min(degree[i], sampling.width), 1) for i in j.tolist()
+            ]
             factor = (d / max(taken, 1) * torch.tensor(theirs, dtype=torch.float64)).sqrt()
         terms = (factor * x[j].double().movedim(0, -1)).movedim(-1, 0)
         if weight is not None:
