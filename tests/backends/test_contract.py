@@ -518,6 +518,7 @@ def cpu_variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
     library.configure("", 0, 0)
 
 
+@pytest.mark.each("hub")
 @each_cpu_variant
 @pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "quotient", "attention-score"])
 @pytest.mark.parametrize("case", ["directed", "empty-rows", "bipartite", "duplicates", "hub"])
