@@ -20,6 +20,11 @@ class GraphCase:
     num_sources: int
     num_targets: int
 
+    def part(self, of: int) -> "GraphCase":
+        """Return a graph of one node and one edge in `of`, with rows about as long."""
+        rows, cols = (-(-count // of) for count in (self.num_sources, self.num_targets))
+        return GraphCase(self.name, self.edge_index[:, ::of] // of, rows, cols)
+
 
 def zoo(*, hub: int = 20_000, index_dtype: torch.dtype = torch.int64) -> Iterator[GraphCase]:
     """Yield the graphs that break things: empty, unsorted, duplicated, bipartite, hubs.

@@ -1,9 +1,13 @@
 """What every test shares: tiers, seeds, a clean house before and after, runs to compare."""
 
+import ast
+import gc
 import os
 import random
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -36,19 +40,67 @@ def pytest_configure() -> None:
     """
     from torch_geometric.nn import SAGEConv
 
+    make_new_layers_cheap()
     SAGEConv(1, 1)
 
 
-def all_pairs(rows: Sequence[tuple[Hashable, ...]]) -> list[int]:
-    """Choose rows of a table in which every two values of two columns meet that meet in any row.
+def make_new_layers_cheap() -> None:
+    """Read a file and parse a template once, not for each of the hundreds of classes of the tests.
+
+    The first instance of a class of layers renders PyG's template and looks for its own source, for
+    which Python up to 3.12 parses the whole file.
+    """
+    from jinja2 import Environment, FileSystemLoader
+    from torch_geometric import inspector, template
+
+    environment = cache(lambda folder: Environment(loader=FileSystemLoader(folder)))
+    template.Environment = lambda loader: environment(*loader.searchpath)
+    search = inspector.Inspector.get_source
+
+    def get_source(self: Any, cls: type | None = None) -> str:
+        cls = cls or self._cls
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        found = sources_of_classes(file).get(cls.__qualname__) if file else None
+        return search(self, cls) if found is None else found
+
+    inspector.Inspector.get_source = get_source
+
+
+@cache
+def sources_of_classes(file: str) -> dict[str, str]:
+    """The text of each class of a file by its qualified name; of several the first."""
+    found: dict[str, str] = {}
+    lines = Path(file).read_text().splitlines(keepends=True)
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = prefix
+            if isinstance(child, ast.ClassDef):
+                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                text = "".join(lines[first - 1 : child.end_lineno])
+                found.setdefault(prefix + child.name, text)
+                inner = f"{prefix}{child.name}."
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inner = f"{prefix}{child.name}.<locals>."
+            visit(child, inner)
+
+    visit(ast.parse("".join(lines)), "")
+    return found
+
+
+def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> list[int]:
+    """Choose rows of a table in which every value occurs that occurs in any row.
+
+    With a `strength` of 2, every two values of two columns that meet in any row.
 
     Greedy: always the row that adds most, and among equals any, so that no value is met more often
-    than need be. The choice is the same each time, and about as long as the product of the two
-    longest columns.
+    than need be. The choice is the same each time, and about as long as the longest column, or the
+    product of the two longest.
     """
     order = random.Random(0).sample(range(len(rows)), len(rows))
     meetings = [
-        frozenset(combinations(enumerate(row), 2)) or frozenset(enumerate(row)) for row in rows
+        frozenset(combinations(enumerate(row), strength)) or frozenset(enumerate(row))
+        for row in rows
     ]
     missing = set().union(*meetings)
     chosen = []
@@ -64,23 +116,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark cases as ``full`` by their parameters.
 
     ``pairs``: those that a table of all pairs leaves out. ``pairs("triton")`` looks only at cases
-    with that parameter. ``heavy("triton", 577)``: those that have both parameters.
+    with that parameter. ``each`` and ``each("triton")``: those that a table leaves out in which
+    every value occurs. ``heavy("triton", 577)``: those that have both parameters.
     """
-    products: dict[tuple[Hashable, ...], list[Any]] = {}
+    products: dict[tuple[Any, str, int, Any], list[Any]] = {}
     for item in (item for item in items if hasattr(item, "callspec")):
         values = list(item.callspec.params.values())
         if any(all(v in values for v in heavy.args) for heavy in item.iter_markers("heavy")):
             item.add_marker(pytest.mark.full)
-        elif marker := item.get_closest_marker("pairs"):
-            some = tuple(v for v in marker.args if v in values)
-            if some or not marker.args:
-                products.setdefault((item.parent, item.originalname, some), []).append(item)
-    for product in products.values():
+        else:
+            for strength, name in enumerate(("each", "pairs"), 1):
+                if marker := item.get_closest_marker(name):
+                    some = tuple(v for v in marker.args if v in values)
+                    if some or not marker.args:
+                        key = (item.parent, item.originalname, strength, some)
+                        products.setdefault(key, []).append(item)
+    for (_, _, strength, _), product in products.items():
         rows = [tuple(item.callspec.params.values()) for item in product]
-        chosen = set(all_pairs(rows))
+        chosen = set(covering(rows, strength))
         for i, item in enumerate(product):
             if i not in chosen:
                 item.add_marker(pytest.mark.full)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector away from thousands of tests, torch and PyG.
+
+    Tests and torch's compiler ask for a full collection hundreds of times.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -356,6 +356,7 @@ def test_every_page_of_the_site_is_in_its_table_of_contents():
     assert listed == every
 
 
+@pytest.mark.full
 def test_the_listing_of_doctor_has_the_lines_of_doctor():
     """Those that the README shows, in their order, whatever the machine has."""
     listing = TEXT["README.md"].partition("$ python -m pyg_accel doctor")[2].partition("```")[0]

@@ -37,7 +37,7 @@ Wrong = Backend("wrong", {"gspmm": Kernel(gspmm, lambda spec: 1.0)})
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_doctor_survives_backends_that_crash_fail_or_err(tmp_path, capfd, monkeypatch):
     (tmp_path / "crashing_backends.py").write_text(CRASHING)
     facts = tmp_path / "crashing_backends-1.0.dist-info"

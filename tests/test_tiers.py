@@ -49,13 +49,33 @@ def pairs(rows: list[tuple[Any, ...]]) -> set[Any]:
 @pytest.mark.parametrize("sizes", [(1,), (5,), (3, 4), (2, 2, 2), (9, 16, 7, 3)], ids=str)
 def test_every_two_values_meet_in_a_table_that_is_not_long(tiers, sizes):
     every = [row for row in product(*map(range, sizes)) if sum(row) % 5 != 4]
-    chosen = [every[i] for i in tiers.all_pairs(every)]
+    chosen = [every[i] for i in tiers.covering(every, 2)]
     assert pairs(chosen) == pairs(every)
     assert {item for row in chosen for item in enumerate(row)} == {
         item for row in every for item in enumerate(row)
     }
     longest = sorted(sizes)[-2:]
     assert len(chosen) <= 1.25 * longest[0] * longest[-1] if len(sizes) > 1 else sizes[0]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (5,), (3, 4), (2, 2, 2), (9, 16, 7, 3)], ids=str)
+def test_every_value_occurs_in_a_table_that_is_as_short_as_can_be(tiers, sizes):
+    every = list(product(*map(range, sizes)))
+    chosen = [every[i] for i in tiers.covering(every, 1)]
+    assert {item for row in chosen for item in enumerate(row)} == {
+        item for row in every for item in enumerate(row)
+    }
+    assert len(chosen) == max(sizes)
+
+
+def test_cases_with_values_that_occur_elsewhere_are_full(tiers):
+    every = list(product(("triton", "cpu"), "cd", "efg"))
+    found = quick(tiers, [Case(dict(enumerate(row)), pytest.mark.each) for row in every])
+    assert {value for row in found for value in row} == set("cdefg") | {"triton", "cpu"}
+    assert len(found) == 3
+    found = quick(tiers, [Case(dict(enumerate(row)), pytest.mark.each("triton")) for row in every])
+    assert [row for row in found if row[0] == "cpu"] == [row for row in every if row[0] == "cpu"]
+    assert len([row for row in found if row[0] == "triton"]) == 3
 
 
 def test_cases_beyond_all_pairs_are_full(tiers):

@@ -1,7 +1,8 @@
 """One suite for every backend: each graph of the zoo, each formula and reduction, all gradients."""
 
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import pytest
@@ -16,9 +17,19 @@ from pyg_accel.testing import GraphCase, truth, zoo
 
 HUB = 17_000  # above 16384 the CPU kernels cut a row up
 CASES = {case.name: case for case in zoo(hub=HUB)}
-GRAPHS = {
-    name: Graph.from_edge_index(case.edge_index, (case.num_sources, case.num_targets))
-    for name, case in CASES.items()
+
+
+@cache
+def graph_of(case: GraphCase) -> Graph:
+    return Graph.from_edge_index(case.edge_index, (case.num_sources, case.num_targets))
+
+
+GRAPHS = {name: graph_of(case) for name, case in CASES.items()}
+# For kernels that are interpreted, edge by edge.
+SMALL = {
+    case.name: case.part(3)
+    for case in zoo(hub=120)
+    if case.name in ("directed", "empty-rows", "bipartite", "hub")
 }
 DIFFERENTIABLE = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 
@@ -63,11 +74,19 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     found = get_backend(request.param)
     if reasons := found.unavailable_reasons():
         pytest.skip("; ".join(reasons))
-    if found.name == "triton":  # interpreted, edge by edge: a hub that is cut up there is enough
-        small = next(case for case in zoo(hub=400) if case.name == "hub")
-        graph = Graph.from_edge_index(small.edge_index, (small.num_sources, small.num_targets))
-        monkeypatch.setitem(CASES, "hub", small)
-        monkeypatch.setitem(GRAPHS, "hub", graph)
+    if found.name != "cpu":  # no other has threads that a row of 17000 is cut up for
+        small = SMALL if found.name == "triton" else {"hub": SMALL["hub"]}
+        for name, case in small.items():
+            monkeypatch.setitem(CASES, name, case)
+            monkeypatch.setitem(GRAPHS, name, graph_of(case))
+    if found.name == "triton":
+        from pyg_accel.backends.triton import plan
+
+        choose = plan.choose_tile
+        cut = lambda *call: replace(choose(*call), split=32, piece=16)  # noqa: E731
+        monkeypatch.setattr(plan, "choose_tile", cut)
+        plan.make_plan.cache_clear()
+        request.addfinalizer(plan.make_plan.cache_clear)
     with use_backend(found.name):
         yield found
 
@@ -499,6 +518,7 @@ def cpu_variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
     library.configure("", 0, 0)
 
 
+@pytest.mark.each("hub")
 @each_cpu_variant
 @pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "quotient", "attention-score"])
 @pytest.mark.parametrize("case", ["directed", "empty-rows", "bipartite", "duplicates", "hub"])

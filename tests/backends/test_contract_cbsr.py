@@ -13,9 +13,13 @@ from pyg_accel.cbsr import index_dtype
 from pyg_accel.settings import settings
 from pyg_accel.testing import GraphCase, zoo
 
-INTERPRETED_HUB = 120
 CASES = {case.name: case for case in zoo(hub=17_000)}
-SMALL_HUB = next(case for case in zoo(hub=INTERPRETED_HUB) if case.name == "hub")
+# For kernels that are interpreted, edge by edge.
+SMALL = {
+    case.name: case.part(3)
+    for case in zoo(hub=120)
+    if case.name in ("directed", "empty-rows", "bipartite", "hub")
+}
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 OPS = ("maxk", "cbsr_spmm", "sspmm", "cbsr_dot")
 IDS = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -39,8 +43,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def case_for(backend: Backend, name: str) -> GraphCase:
-    """Interpreted kernels go edge by edge: they get a smaller hub."""
-    return SMALL_HUB if name == "hub" and backend.name == "triton" else CASES[name]
+    return SMALL.get(name, CASES[name]) if backend.name == "triton" else CASES[name]
 
 
 def graph_of(case: GraphCase) -> Graph:
@@ -207,16 +210,16 @@ def check(
         assert not bool((~(error <= 0)).any()), f"{what} is off by {float(error.max()):.2e}"
 
 
+@pytest.mark.pairs("triton")
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("case", CASES)
 def test_results_and_gradients_equal_the_truth(backend, case, reduce, weighted):
-    if backend.name == "triton" and case == "hub" and weighted == (reduce == "sum"):
-        pytest.skip("interpreted, one of each is enough")
     for dtype in (torch.float32, torch.float64):
         check(backend, case_for(backend, case), 33, 8, dtype, reduce, weighted)
 
 
+@pytest.mark.each("triton")
 @pytest.mark.parametrize("dtype", FLOATS[2:], ids=["bf16", "f16"])
 @pytest.mark.parametrize("case", ["directed", "bipartite", "hub", "empty-rows"])
 def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, dtype):
@@ -228,15 +231,15 @@ def test_narrower_dtypes_stay_within_the_backends_tolerance(backend, case, dtype
 @pytest.mark.parametrize(("width", "k"), [*SHAPES, (1030, 70), (5000, 300), (64, 64)])
 def test_every_width_and_k_equals_the_truth(backend, width, k):
     check(backend, CASES["duplicates"], width, k, torch.float32, "sum", False)
-    check(backend, CASES["bipartite"], width, k, torch.float32, "mean", True)
+    check(backend, case_for(backend, "bipartite"), width, k, torch.float32, "mean", True)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_whole_numbers_add_up_exactly(backend, case):
     """Nothing is rounded, so no lost edge can hide in a tolerance."""
-    graph, edges = case_for(backend, case), CASES[case].edge_index.size(1)
+    graph = case_for(backend, case)
     dense = torch.randint(1, 4, (graph.num_sources, 19)).float() * (torch.rand(19) < 0.4)
-    weight = torch.randint(-2, 3, (edges,)).float()[: graph.edge_index.size(1)]
+    weight = torch.randint(-2, 3, graph.edge_index.shape[1:]).float()
     cbsr = CBSR.from_dense(dense)
     found = ops.cbsr_spmm(graph_of(graph), cbsr, weight, edge_order=True)
     expected = adjacency(graph, weight.double(), "sum") @ dense.double()
@@ -300,7 +303,7 @@ def test_every_gradient_can_be_differentiated_again(backend):
 
 def test_the_same_bits_come_out_every_time(backend):
     graph = graph_of(case_for(backend, "hub"))
-    cbsr = ops.maxk(torch.randn(97, 64), 16)
+    cbsr = ops.maxk(torch.randn(graph.num_cols, 64), 16)
     answers = []
     for threads in (1, 2, 2):
         torch.set_num_threads(threads)
@@ -313,7 +316,7 @@ def test_the_same_bits_come_out_every_time(backend):
 
 def test_atomic_additions_equal_the_truth_where_they_are_allowed(backend):
     graph = graph_of(case_for(backend, "hub"))
-    x, weight = torch.randn(97, 40), torch.randn(graph.num_edges)
+    x, weight = torch.randn(graph.num_cols, 40), torch.randn(graph.num_edges)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         for atomics in (False, True):

@@ -72,9 +72,10 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     plan.make_plan.cache_clear()
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod", "sqsum", "none"])
 def test_every_tile_gives_the_same_results_and_gradients(tile, reduce):
-    graph = make_graph([0, 1, 5, 6, 7, 10, 0, 2, 3])
+    graph = make_graph([0, 1, 5, 6, 7, 0, 2])
     x = torch.randn(13, 2, 9, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(graph.num_edges, 2, 1, dtype=torch.float64, requires_grad=True)
     answers = []
@@ -87,11 +88,12 @@ def test_every_tile_gives_the_same_results_and_gradients(tile, reduce):
 
 
 @pytest.mark.heavy(70)
+@pytest.mark.each
 @pytest.mark.parametrize(("heads", "width"), [(1, 9), (3, 4), (1, 35), (2, 70)])
 def test_every_tile_gives_the_same_dots(tile, heads, width):
-    graph = make_graph([0, 1, 5, 6, 7, 10, 0, 2, 3])
+    graph = make_graph([0, 1, 5, 6, 7, 0, 2])
     x = torch.randn(13, heads, width, dtype=torch.float64, requires_grad=True)
-    y = torch.randn(9, heads, width, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(7, heads, width, dtype=torch.float64, requires_grad=True)
     answers = []
     for backend in ("triton", "reference"):
         with use_backend(backend):
@@ -101,7 +103,7 @@ def test_every_tile_gives_the_same_dots(tile, heads, width):
 
 
 def test_nan_and_infinities_travel_like_the_reference(tile):
-    graph = make_graph([1, 5, 6, 7, 20, 2])
+    graph = make_graph([1, 6, 10, 2])
     x = torch.randn(13, 1, 5)
     x[3, 0, 0], x[4, 0, 1], x[5, 0, 2], x[:, 0, 3] = float("nan"), torch.inf, -torch.inf, -torch.inf
     for reduce in ("sum", "mean", "max", "min"):
@@ -135,7 +137,7 @@ SUMS = ["mul(sum(mul(u0,v1)),u0)", "sum(mul(sum(mul(u0,v1)),v1))", "mul(exp(sum(
 
 @pytest.mark.parametrize("text", SUMS)
 def test_sums_anywhere_in_a_formula(text):
-    graph = make_graph([0, 1, 5, 40, 2])
+    graph = make_graph([0, 1, 5, 12, 2])
     x = torch.randn(13, 2, 7, dtype=torch.float64).mul_(0.3).requires_grad_()
     y = torch.randn(5, 2, 7, dtype=torch.float64).mul_(0.3).requires_grad_()
     for reduce in ("sum", "max", "none"):
@@ -235,7 +237,7 @@ def test_dots_take_the_whole_width_unless_slices_save_more_traffic_than_they_cau
     assert width(1000, 5000, columns=602, itemsize=8) == 128
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("text", ["u0", "add(u0,v1)", "sum(mul(u0,v1))"])
 @pytest.mark.parametrize("reduce", ["sum", "max", "mean max min sqsum", "none"])
 @pytest.mark.parametrize("degrees", [(0, 0, 0), (0, 3, 0), (2, 0, 0, 9, 0)], ids=str)

@@ -72,8 +72,7 @@ def test_thirty_steps_in_float32_end_where_stock_ends(name):
     assert abs(ours["accuracy"] - stock["accuracy"]) <= 1 / 60
 
 
-@pytest.mark.slow
-@pytest.mark.heavy("facebook-pages")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gcn", "sage"])
 @pytest.mark.parametrize("data", ["Cora", "facebook-pages"])
 def test_real_graphs_are_learnt_as_by_stock(name, data, data_root, report_of, monkeypatch):

@@ -23,6 +23,7 @@ def started(*command: str, ranks: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_the_example_on_two_ranks_learns_like_one_process():
     alone = started("examples/distributed.py")
     both = started("examples/distributed.py", ranks=2)

@@ -351,7 +351,8 @@ def die_saving(device: torch.device, path: str, how: str) -> None:
     distributed.save_checkpoint(path, {"epoch": 2})
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("full", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["killed", "full"])
 def test_a_checkpoint_is_whole_or_the_one_before(fresh, tmp_path, how):
     path = str(tmp_path / "state.pt")
     torch.save({"epoch": 1}, path)
@@ -399,7 +400,8 @@ def without_loss(device: torch.device, late: str) -> None:
             out.square().sum().backward()
 
 
-@pytest.mark.parametrize("late", ["the loss", pytest.param("the rest", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("late", ["the loss", "the rest"])
 def test_a_rank_whose_loss_does_not_depend_on_the_model_is_named(fresh, late):
     start = time.monotonic()
     errors = fresh(2).errors(without_loss, late=late)

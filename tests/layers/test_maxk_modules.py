@@ -160,7 +160,7 @@ print("same")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_processes_share_their_gradients(tmp_path):
     command = [sys.executable, "-c", ONE_OF_TWO_PROCESSES]
     processes = [

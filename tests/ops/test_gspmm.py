@@ -312,6 +312,7 @@ def test_bad_input_is_a_value_error_that_names_the_argument(graph, case):
         call(graph, torch.randn(4, 2))
 
 
+@pytest.mark.full
 def test_integer_features_beside_floating_ones_are_refused_by_name():
     """In a process of its own: kernels that trust such an operand read beyond its end."""
     code = """

@@ -62,6 +62,10 @@ def results(run: Callable[..., Tensor], model: torch.nn.Module, x: Tensor, edges
     return out, *torch.autograd.grad(out.sin().sum(), [x, *model.parameters()])
 
 
+@pytest.mark.heavy("sage")
+@pytest.mark.heavy("gin")
+@pytest.mark.heavy("gatv2")
+@pytest.mark.heavy("transformer")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_model_is_accelerated_whole_and_equals_stock(name, report_of):
     model = MODELS[name]()
@@ -80,7 +84,9 @@ def test_a_compiled_model_is_accelerated_whole_and_equals_stock(name, report_of)
     assert all(row.formula for row in rows)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) for name in ("gcn", "gat")] + ["sage"]
+)
 def test_fifty_sizes_of_batches_take_two_compilations_at_most(name):
     model, counter = MODELS[name](), CompileCounterWithBackend("aot_eager")
     with pyg_accel.patched():
@@ -311,7 +317,10 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
     return x, edges
 
 
+@pytest.mark.heavy("gcn")
+@pytest.mark.heavy("sage")
 @pytest.mark.heavy("sage-max")
+@pytest.mark.heavy("gin")
 @pytest.mark.heavy("gatv2")
 @pytest.mark.heavy("transformer")
 @pytest.mark.heavy("gen")
@@ -319,6 +328,7 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
 @pytest.mark.heavy("hetero")
 @pytest.mark.heavy("to-hetero")
 @pytest.mark.heavy("static")
+@pytest.mark.each
 @pytest.mark.heavy("dynamic", False)
 @pytest.mark.heavy("automatic", True)
 @pytest.mark.parametrize("whole", [True, False])
@@ -393,6 +403,7 @@ def graphs_of(model: torch.nn.Module, sizes: list[tuple[int, int]]) -> int:
 
 @pytest.mark.heavy("gat")
 @pytest.mark.heavy("gin")
+@pytest.mark.heavy("sage")
 @pytest.mark.parametrize("name", ["deep", "gat", "gin", "sage"])
 def test_a_batch_of_another_size_compiles_nothing_that_stock_does_not(name):
     settings.always = False
@@ -482,15 +493,16 @@ def test_an_object_that_a_message_changes_is_changed_once(report_of):
     assert {row.reason for row in report_of()} == {"torch.compile: a message that changes objects"}
 
 
-@pytest.mark.parametrize("aggregators", [["max", "std"], ["mean", "var", "min"]])
-@pytest.mark.parametrize("options", [{}, {"fullgraph": True}])
-def test_several_aggregators_equal_stock_with_and_without_graph_breaks(aggregators, options):
+@pytest.mark.each
+@pytest.mark.parametrize("aggregators", [("max", "std"), ("mean", "var", "min")])
+@pytest.mark.parametrize("whole", [False, True])
+def test_several_aggregators_equal_stock_with_and_without_graph_breaks(aggregators, whole):
     settings.always = False
-    layer = pyg.EGConv(8, 8, num_heads=2, num_bases=2, aggregators=aggregators)
+    layer = pyg.EGConv(8, 8, num_heads=2, num_bases=2, aggregators=[*aggregators])
     x, edges = torch.randn(600, 8), torch.randint(0, 600, (2, 82_000))
     expected = layer(x, edges)
     with pyg_accel.patched():
-        compiled = torch.compile(layer, backend="aot_eager", **options)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=whole)
         torch.testing.assert_close(compiled(x, edges), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -578,7 +590,9 @@ def test_a_tensor_that_is_no_state_of_the_layer_is_read_anew():
             torch.testing.assert_close(compiled(x, edges), layer(x, edges))
 
 
-@pytest.mark.parametrize("kind", [pyg.GATConv, pyg.TransformerConv])
+@pytest.mark.parametrize(
+    "kind", [pyg.GATConv, pytest.param(pyg.TransformerConv, marks=pytest.mark.full)]
+)
 def test_dropout_in_a_message_draws_the_numbers_of_stock(kind, report_of):
     layer = kind(F, 4, heads=2, dropout=0.5)
     x, edges = torch.randn(20, F), torch.randint(0, 20, (2, 60))

@@ -57,6 +57,7 @@ def _train(rank: int, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.full
 def test_distributed_data_parallel_averages_the_gradients_of_patched_models(tmp_path):
     mp.spawn(_train, (tmp_path,), nprocs=2)
     expected = []

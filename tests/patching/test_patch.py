@@ -621,6 +621,7 @@ def test_scripting_under_patch_neither_needs_nor_leaves_anything(x, edge_index):
             torch.testing.assert_close(torch.jit.script(copied)(x, edge_index), expected)
 
 
+@pytest.mark.full
 def test_overloads_first_scripted_under_patch_are_there_after_it():
     """In a process of its own: torch compiles the overloads of a function once."""
     code = """

@@ -1,5 +1,6 @@
 """Layers over many relations: a hundred, of very different sizes, some of them empty."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,36 +118,60 @@ def test_edge_types_without_edges_in_a_call_take_no_part(same_as_stock, report_o
     assert f"{len(some)} relations" in report_of()[0].formula
 
 
-def unlike(edges: dict[Any, torch.Tensor]) -> dict[str, HeteroConv]:
-    shared = SAGEConv(WIDTH, 4, normalize=True)
-    hooked = hetero(edges, ALIKE["SAGE"])
-    next(iter(hooked.convs.values())).lin_l.register_forward_hook(lambda *_: None)
-    watched, own = hetero(edges, ALIKE["SAGE"]), hetero(edges, ALIKE["SAGE"])
-    next(iter(watched.convs.values())).aggr_module.register_forward_hook(lambda *a: 2 * a[-1])
-    layer = next(iter(own.convs.values()))
-    layer.forward = lambda *args, forward=layer.forward: 2 * forward(*args)
-    replaced = hetero(edges, ALIKE["SAGE"])
-    for conv in replaced.convs.values():
+def changed(edges: Any, change: Callable[[Any], Any]) -> HeteroConv:
+    layer = hetero(edges, ALIKE["SAGE"])
+    change(layer)
+    return layer
+
+
+def first(layer: HeteroConv) -> Any:
+    return next(iter(layer.convs.values()))
+
+
+def own_forward(layer: HeteroConv) -> None:
+    conv = first(layer)
+    conv.forward = lambda *args, forward=conv.forward: 2 * forward(*args)
+
+
+def new_roots(layer: HeteroConv) -> None:
+    for conv in layer.convs.values():
         conv.lin_r = Linear(WIDTH, 4).double()
+
+
+def shared(edges: Any) -> HeteroConv:
+    conv = SAGEConv(WIDTH, 4, normalize=True)
+    return hetero(edges, lambda: conv)
+
+
+def of_widths(edges: Any) -> HeteroConv:
     widths = iter([5] + [4] * len(edges))
-    return {
-        "aggr": hetero(edges, ALIKE["SAGE"], aggr="max"),
-        "cat": hetero(edges, ALIKE["SAGE"], aggr="cat"),
-        "one layer for all": hetero(edges, lambda: shared),
-        "projected": hetero(edges, lambda: SAGEConv(WIDTH, 4, project=True)),
-        "hooks": hooked,
-        "hooks of an aggregation": watched,
-        "a forward of its own": own,
-        "a bias of the root": replaced,
-        "several aggregations": hetero(edges, lambda: SAGEConv(WIDTH, 4, aggr=["max", "mean"])),
-        "widths": hetero(edges, lambda: SAGEConv(WIDTH, next(widths)), aggr="cat"),
-    }
+    return hetero(edges, lambda: SAGEConv(WIDTH, next(widths)), aggr="cat")
 
 
-@pytest.mark.parametrize("name", unlike({("a", "to", "a"): None}))
+UNLIKE: dict[str, Callable[[Any], HeteroConv]] = {
+    "aggr": lambda edges: hetero(edges, ALIKE["SAGE"], aggr="max"),
+    "cat": lambda edges: hetero(edges, ALIKE["SAGE"], aggr="cat"),
+    "one layer for all": shared,
+    "projected": lambda edges: hetero(edges, lambda: SAGEConv(WIDTH, 4, project=True)),
+    "hooks": lambda edges: changed(
+        edges, lambda layer: first(layer).lin_l.register_forward_hook(lambda *_: None)
+    ),
+    "hooks of an aggregation": lambda edges: changed(
+        edges, lambda layer: first(layer).aggr_module.register_forward_hook(lambda *a: 2 * a[-1])
+    ),
+    "a forward of its own": lambda edges: changed(edges, own_forward),
+    "a bias of the root": lambda edges: changed(edges, new_roots),
+    "several aggregations": lambda edges: hetero(
+        edges, lambda: SAGEConv(WIDTH, 4, aggr=["max", "mean"])
+    ),
+    "widths": of_widths,
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
 def test_layers_that_cannot_be_stacked_are_calls_of_their_own(same_as_stock, report_of, name):
     x, edges = typed_graph()
-    same_as_stock(unlike(edges)[name], x, edges)
+    same_as_stock(UNLIKE[name](edges), x, edges)
     assert "HeteroConv" not in {row.layer for row in report_of()}
 
 

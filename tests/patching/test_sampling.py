@@ -362,8 +362,7 @@ def test_calibration_refuses_what_does_not_fit():
         pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, widths=(0,), progress=False)
 
 
-@pytest.mark.slow
-@pytest.mark.heavy("facebook-pages")
+@pytest.mark.full
 @pytest.mark.parametrize("conv", [GCNConv, SAGEConv])
 @pytest.mark.parametrize("name", ["Cora", "facebook-pages"])
 def test_a_calibrated_width_keeps_the_accuracy_of_trained_models(name, conv, data_root):

@@ -65,6 +65,7 @@ def whole(fast, **kwargs):
     return torch.compile(fast, backend="aot_eager", fullgraph=True, dynamic=True, **kwargs)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_model_is_one_graph_for_all_sizes(name, train):
@@ -82,6 +83,7 @@ def test_a_compiled_model_is_one_graph_for_all_sizes(name, train):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.heavy("sage")
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
 def test_a_graph_without_edges(name):
     model = MODELS[name]()
@@ -90,6 +92,7 @@ def test_a_graph_without_edges(name):
     torch.testing.assert_close(results(compiled, model, *batch), results(model, model, *batch))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("tree", ["((D·(A·(D·(X·W)))) + b)", "(((D·A·D)·(X·W)) + b)"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_every_way_to_normalise(tree, weighted):
