@@ -31,9 +31,9 @@ from benchmarks import gpu_machine, graphs, machine, results
 from pyg_accel.rewrite import matrices
 from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.cost import cost_model, features
-from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.lift import bind
+from pyg_accel.rewrite.select import Options
 
 ALLOWED = 2e-3  # of the largest output: fp32 sums in another order
 HELD_OUT = ("rmat-held-12k", "rmat-held-90k", "rmat-held-1m")

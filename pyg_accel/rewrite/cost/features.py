@@ -69,6 +69,12 @@ class GraphFeatures:
         return self.num_entries / max(self.num_rows * self.num_cols, 1)
 
     @classmethod
+    def sizes_of(cls, graph: Graph, *, transposed: bool = False) -> "GraphFeatures":
+        """Return the sizes of a graph, without looking at its edges; else like :meth:`of`."""
+        rows, cols = graph.num_rows, graph.num_cols
+        return cls(*((cols, rows) if transposed else (rows, cols)), graph.num_edges)
+
+    @classmethod
     def of(cls, graph: Graph, *, transposed: bool = False) -> "GraphFeatures":
         """Measure a graph once; the result is kept for as long as the graph lives.
 
