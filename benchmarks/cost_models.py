@@ -42,7 +42,7 @@ FEATURES = results.FOLDER / "graph_features.csv"
 MEASUREMENTS = results.FOLDER / "cost_measurements"
 # Machine, the kind of device, and its measured trees.
 MACHINES = {
-    "amd_epyc_avx2_1_threads": ("cpu", "association_cpu_epyc.csv"),
+    "amd_epyc_avx2_1_threads": ("cpu", "epyc/association_cpu.csv"),
     "amd_epyc_avx512_2_threads": ("cpu", None),
     "intel_xeon_avx512_2_threads": ("cpu", "association_cpu.csv"),
     "nvidia_h100_80gb_hbm3": ("cuda", "association_cuda_h100.csv"),

@@ -3,6 +3,7 @@
 import weakref
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -131,5 +132,9 @@ def _stretches(col: Tensor, length: int, count: int) -> tuple[Tensor, int]:
 
 def _distinct(columns: Tensor) -> Tensor:
     """Distinct values of each row of [count, length], over its length; the mean of the rows."""
-    changes = columns.sort(dim=1)[0].diff(dim=1) != 0
+    if columns.is_cuda:
+        ordered = columns.sort(dim=1)[0]
+    else:  # numpy sorts integers with vector instructions: 0.1 ms instead of 1.7
+        ordered = torch.from_numpy(np.sort(columns.numpy(), axis=1))
+    changes = ordered.diff(dim=1) != 0
     return (changes.sum(dtype=torch.float64) + columns.size(0)) / columns.numel()
