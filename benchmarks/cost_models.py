@@ -29,14 +29,14 @@ from torch_geometric.utils import add_self_loops
 from benchmarks import association, results
 from pyg_accel import Graph
 from pyg_accel.rewrite.algebra import Call
-from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Learned, Roofline
+from pyg_accel.rewrite.cost import GraphFeatures, Learned, Roofline
 from pyg_accel.rewrite.cost.collect import read_rows
 from pyg_accel.rewrite.cost.roofline import machine_like
 from pyg_accel.rewrite.cost.train import boosted, device_of, factors_of, primitive_of
 from pyg_accel.rewrite.cost.vector import vectors
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.lift import bind
-from pyg_accel.rewrite.select import Decision, Options, decide
+from pyg_accel.rewrite.select import QUICK, Decision, Options, decide
 
 FEATURES = results.FOLDER / "graph_features.csv"
 MEASUREMENTS = results.FOLDER / "cost_measurements"
@@ -88,7 +88,7 @@ def learned(machine: str, on: Sequence[str]) -> Learned:
     return Learned(booster, samples(machine).roofline, known, "")
 
 
-def models(machine: str) -> Iterator[tuple[str, CostModel]]:
+def models(machine: str) -> Iterator[tuple[str, Learned | Roofline]]:
     kind = MACHINES[machine][0]
     measured = [name for name in MACHINES if (MEASUREMENTS / f"{name}.csv").exists()]
     device = device_of(read_rows(MEASUREMENTS / f"{machine}.csv")[0])
@@ -118,7 +118,7 @@ def features_of(kind: str, graph: str, loops: bool) -> GraphFeatures:
     return GraphFeatures(*map(int, values[:3]), *map(float, values[3:]))
 
 
-def choices(machine: str, model: CostModel) -> Iterator[dict[str, object]]:
+def choices(machine: str, model: Learned | Roofline) -> Iterator[dict[str, object]]:
     """A row a case: the time of the fastest tree over that of the chosen one."""
     kind, source = MACHINES[machine]
     known = set(pd.read_csv(FEATURES).query("kind == @kind").graph)
@@ -131,7 +131,10 @@ def choices(machine: str, model: CostModel) -> Iterator[dict[str, object]]:
         decision = layer(name, n_in, n_out, mode == "training")
         facts = features_of(kind, graph, name in LOOPS)
         sizes = {**decision.sizes, "N": facts.num_rows, "M": facts.num_cols}
-        found = decide(decision.pruned, sizes, lambda *_, f=facts: f, model)
+        outline = GraphFeatures(facts.num_rows, facts.num_cols, facts.num_entries)
+        found = decide(decision.pruned, sizes, lambda *_, f=outline: f, model.roofline)
+        if min(found.seconds.values(), default=0) > QUICK:  # as `make_decision` does
+            found = decide(decision.pruned, sizes, lambda *_, f=facts: f, model)
         yield {"graph": graph, "layer": name, "in": n_in, "out": n_out, "mode": mode,
                "chosen": str(found.tree), "fastest": times.idxmin(),
                "ratio": times.min() / times.get(str(found.tree), np.nan)}  # fmt: skip
@@ -147,6 +150,17 @@ def add_features(kind: str, graphs: Sequence[str]) -> None:
             found = GraphFeatures.of(Graph.from_edge_index(given, size=(nodes, nodes)))
             rows.append({"kind": kind, "graph": name, "loops": loops, **asdict(found)})
     pd.DataFrame(rows).to_csv(FEATURES, index=False, float_format="%.6g")
+
+
+def table(frame: pd.DataFrame) -> list[str]:
+    """The table of docs/explanation/cost_models.md: the fastest time over the chosen one's."""
+    every = frame[frame.layer == "all"]
+    names = list(dict.fromkeys(every.model))
+    lines = [f"| measured on | cases | {' | '.join(names)} |", "|---|--:|" + "--:|" * len(names)]
+    for machine, group in every.groupby("machine", sort=False):
+        cells = [f"{row['mean']:.3f}, {row.worst:.2f}" for _, row in group.iterrows()]
+        lines.append(f"| {machine} | {group.cases.iloc[0]} | {' | '.join(cells)} |")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -171,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                              "cases": len(group), "mean": np.exp(np.log(group.ratio).mean()),
                              "worst": group.ratio.min()})  # fmt: skip
     frame = results.write(rows, "cost_models", quick=False)
-    print(frame[frame.layer == "all"].to_string())
+    print("\n".join(table(frame)))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def machine_of(device: torch.device | str) -> tuple[Machine, str]:
         units = torch.cuda.get_device_properties(device).multi_processor_count
         return _scaled(H200, units / H200_UNITS), f"an H200's figures for {units} multiprocessors"
     threads = torch.get_num_threads()
-    return _scaled(CORE, threads), f"one measured core's figures for {threads} threads"
+    return _scaled(CORE, threads), f"one core's figures for {threads} threads"
 
 
 def machine_like(device: Device) -> Machine:
