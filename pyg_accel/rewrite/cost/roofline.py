@@ -54,8 +54,8 @@ class Machine:
     link: float = 1e9
 
 
-# Fitted by `python -m benchmarks.cost_models --fit` to measurements of one H200, and of two
-# processors (an EPYC and a Xeon, two threads each) for one core.
+# Fitted to benchmarks/results/cost_measurements: those of one H200, and for one core those of two
+# processors with AVX-512 (an EPYC and a Xeon, two threads each).
 H200 = Machine(flops=33e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
                slice_bytes=256, sector=32, edge=0.0, row=0.0, call=12e-6, sparse_call=90e-6,
                shared=0.3, overlaps=True, link=290e9)  # fmt: skip
