@@ -2,6 +2,7 @@
 
     python -m benchmarks.association [--device cuda] [--quick] [--models ...] [--minutes 5]
     python -m benchmarks.association --choose       # with new cost models, the same times
+    OMP_NUM_THREADS=1 python -m benchmarks.association --cpu-time   # on a machine in use
 
 One layer, as in the paper (SENSEi, section 6), forward or forward and backward, with our kernels
 under every order: what is compared is the choice alone. In training the features have gradients,
@@ -31,9 +32,9 @@ from benchmarks import gpu_machine, graphs, machine, results
 from pyg_accel.rewrite import matrices
 from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.cost import cost_model, features
-from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.lift import bind
+from pyg_accel.rewrite.select import Options
 
 ALLOWED = 2e-3  # of the largest output: fp32 sums in another order
 HELD_OUT = ("rmat-held-12k", "rmat-held-90k", "rmat-held-1m")
@@ -53,6 +54,7 @@ SIZES = {
     "GATv2": ((32, 256), (256, 1024)),
     "GraphSAGE": ((32, 256), (256, 32), (602, 256), (1024, 32)),
 }  # fmt: skip
+clock = time.perf_counter
 CPU_WIDEST = 1024  # of a size: two cores take minutes for what is wider
 
 
@@ -150,8 +152,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--choose", action="store_true", help="ask again what to choose for the rows that are there"
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="stop; run again to go on")
+    parser.add_argument(
+        "--cpu-time", action="store_true",
+        help="time of the processor instead of the clock: for one thread on a machine in use",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     device = options.device
+    if options.cpu_time:
+        if device != "cpu" or torch.get_num_threads() > 1:
+            parser.error("--cpu-time is for --device cpu and one thread (OMP_NUM_THREADS=1)")
+        global clock
+        clock = time.process_time
     names = options.graphs or (("arxiv-like@0.05", "rmat-held-12k") if options.quick
                                else GRAPHS_OF[device])  # fmt: skip
     folder = options.out or Path(__file__).parent / "results" / ("quick" if options.quick else "")
@@ -288,11 +299,11 @@ def lap(run: Callable[[], Any], device: str) -> float:
     """Milliseconds of one call, waited for."""
     if device == "cuda":
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = clock()
     run()
     if device == "cuda":
         torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start)
+    return 1e3 * (clock() - start)
 
 
 def laps_of(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, tuple[float, int]]:

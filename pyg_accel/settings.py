@@ -88,7 +88,7 @@ class Settings:
         True, "allow float atomics where faster: last bits of sums vary from run to run"
     )
     backend = Setting("auto", "the only backend to use, by name; `auto` chooses")
-    cost_models = Setting("", "a folder of cost models to use before the shipped ones")
+    cost_models = Setting("", "a folder of cost models to use in place of the roofline")
     disable = Setting("", "comma-separated names of backends that must not be chosen")
     graph_cache = Setting(64, "how many graphs are kept, each only while its edge_index lives")
     isa = Setting("", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest")

@@ -372,12 +372,14 @@ def test_figures_are_those_of_the_measurements():
     pytest.importorskip("pandas", reason="the tables are made by pandas, of the extra `bench`")
     sys.path.insert(0, str(ROOT))
     try:
-        from benchmarks import decision, tables
+        from benchmarks import cost_models, decision, results, tables
     finally:
         sys.path.remove(str(ROOT))
     assert TEXT["docs/results.md"] == tables.page()
     assert TEXT["docs/is_it_for_me.md"] == decision.page(TEXT["docs/is_it_for_me.md"])
     assert "\n".join([tables.BEGIN, *tables.headline(), tables.END]) in TEXT["README.md"]
+    measured = cost_models.table(results.read(results.FOLDER / "cost_models.csv"))
+    assert "\n".join(measured) in TEXT["docs/explanation/cost_models.md"]
 
 
 def test_thresholds_in_the_text_are_those_of_the_file():

@@ -4,8 +4,7 @@ from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.associations import associations
 from pyg_accel.rewrite.explanation import explain
 from pyg_accel.rewrite.model import optimize
-from pyg_accel.rewrite.planning import plan
-from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan
+from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan, plan
 from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.recorded import record
 

@@ -6,10 +6,10 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.rewrite.algebra import Call, NotLifted
-from pyg_accel.rewrite.decision import Options, given_of
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.lift import bind, is_written, lift
 from pyg_accel.rewrite.prune import Associations
+from pyg_accel.rewrite.select import Options, assumptions_of
 
 __all__ = ["associations"]
 
@@ -54,5 +54,5 @@ def associations(
         algebra = lift(conv, call)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotLifted(f"its code does not run on such arguments: {error}") from error
-    given = given_of(algebra, call, Options(train, static, upstream))
+    given = assumptions_of(algebra, call, Options(train, static, upstream))
     return associations_of(algebra.expr, algebra.also, given)

@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.forms import forms
 from pyg_accel.rewrite.ir import (
     Attend,
@@ -25,6 +24,7 @@ from pyg_accel.rewrite.ir import (
 from pyg_accel.rewrite.prune import Associations, prune
 from pyg_accel.rewrite.simplification import merge, simplify
 from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse
+from pyg_accel.rewrite.tree_cost import Assumptions
 
 __all__ = ["associations_of", "enumerate_trees"]
 
@@ -33,7 +33,7 @@ MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its 
 
 
 @lru_cache(maxsize=64)
-def associations_of(expr: Expr, also: tuple[Expr, ...], given: Given) -> Associations:
+def associations_of(expr: Expr, also: tuple[Expr, ...], given: Assumptions) -> Associations:
     """Enumerate and prune; layers that compute the same share the result."""
     trees = enumerate_trees(expr, also)
     if given.sampled:  # a mean is over the sample: its kernel counts what it takes
@@ -112,7 +112,11 @@ def _behind_a_barrier(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
         return trees
     weights = {leaf.name for tree in trees for leaf in _leaves(tree) if leaf.kind == "weight"}
     data = {leaf.name for tree in trees for leaf in _leaves(tree) if leaf.kind == "data"}
-    givens = (Given(), Given(True, frozenset(weights)), Given(True, frozenset(weights | data)))
+    givens = (
+        Assumptions(),
+        Assumptions(True, frozenset(weights)),
+        Assumptions(True, frozenset(weights | data)),
+    )
     promoted = [set(prune(trees, given).promoted) for given in givens]
     return tuple(t for t in trees if any(t in p for p in promoted))
 

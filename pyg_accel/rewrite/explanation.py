@@ -9,8 +9,7 @@ from typing import Any, TextIO
 import torch
 
 from pyg_accel.rewrite.drawing import as_svg
-from pyg_accel.rewrite.planning import plan
-from pyg_accel.rewrite.plans import HEAD, ModelPlan, facts, legend, row, title, unread
+from pyg_accel.rewrite.plans import HEAD, ModelPlan, facts, legend, plan, row, title, unread
 
 __all__ = ["FORMATS", "as_markdown", "explain"]
 

@@ -18,12 +18,12 @@ from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.beyond import BEYOND
 from pyg_accel.rewrite.copies import Twins
-from pyg_accel.rewrite.decision import Decision, Options, make_decision, sort_of, widths_of
 from pyg_accel.rewrite.guards import identity_of, reasons_now, state_of
 from pyg_accel.rewrite.lift import bind, is_written, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.rules import written
 from pyg_accel.rewrite.running import Run
+from pyg_accel.rewrite.select import Decision, Options, make_decision, sort_of, widths_of
 from pyg_accel.rewrite.together import Together, spread_reasons
 
 __all__ = ["Associated"]

@@ -14,12 +14,11 @@ from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_laz
 from pyg_accel.errors import VerificationError
 from pyg_accel.layers.reading import FAILURES
 from pyg_accel.rewrite.beyond import SPREAD
-from pyg_accel.rewrite.choice import Choose
 from pyg_accel.rewrite.copies import Embedding, Twins, stray
 from pyg_accel.rewrite.cost import CostModel
-from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.module import Rewritten
+from pyg_accel.rewrite.select import Choose, Options
 from pyg_accel.rewrite.trace import Unreadable, holds_layers, read
 from pyg_accel.rewrite.tree import Tree
 from pyg_accel.rewrite.verify import Outcome, differences, evaluated

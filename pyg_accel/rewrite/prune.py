@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyg_accel.rewrite.bill import Bill, Given, Work, bill_of
 from pyg_accel.rewrite.tree import Tree
+from pyg_accel.rewrite.tree_cost import Assumptions, PrimitiveCall, TreeCost, tree_cost
 
 __all__ = ["SCENARIOS", "Associations", "dominates", "prune"]
 
@@ -38,7 +38,7 @@ class Associations:
     promoted: tuple[Tree, ...]
     scenarios: dict[Tree, tuple[str, ...]]
     reasons: dict[Tree, dict[str, str]]
-    bills: dict[Tree, Bill]
+    bills: dict[Tree, TreeCost]
 
     def candidates(self, num_in: int, num_out: int) -> tuple[Tree, ...]:
         """Return the promoted trees that may win for these sizes: the condition on sizes alone."""
@@ -48,9 +48,9 @@ class Associations:
         return tuple(t for t in self.promoted if scenario in self.scenarios[t])
 
 
-def prune(trees: Sequence[Tree], given: Given) -> Associations:
+def prune(trees: Sequence[Tree], given: Assumptions) -> Associations:
     """Sort trees into promoted and pruned ones."""
-    bills = {tree: bill_of(tree, given) for tree in trees}
+    bills = {tree: tree_cost(tree, given) for tree in trees}
     reasons: dict[Tree, dict[str, str]] = {tree: {} for tree in trees}
     for scenario in SCENARIOS:
         # A tree that dominates comes before what it dominates; that it is dominated itself makes
@@ -70,14 +70,14 @@ def prune(trees: Sequence[Tree], given: Given) -> Associations:
                   {t: r for t, r in reasons.items() if t not in scenarios}, bills)  # fmt: skip
 
 
-def _weight(bill: Bill, scenario: str) -> tuple[int, int, int, int]:
+def _weight(bill: TreeCost, scenario: str) -> tuple[int, int, int, int]:
     works = bill.all
     weighted = sum(w.name == "spmm_weighted" for w in works)
     sizes = sum(sum(_rank(w, scenario)) for w in works)
     return len(works), sizes, weighted, -sum(w.once for w in works)
 
 
-def dominates(rival: Bill, bill: Bill, scenario: str) -> bool:
+def dominates(rival: TreeCost, bill: TreeCost, scenario: str) -> bool:
     """Whether every primitive of ``rival`` has one of its own in ``bill`` that is no cheaper."""
     if _counts(rival) - _counts(bill):
         return False
@@ -90,12 +90,12 @@ def dominates(rival: Bill, bill: Bill, scenario: str) -> bool:
     return True
 
 
-def _counts(bill: Bill) -> Counter[str]:
+def _counts(bill: TreeCost) -> Counter[str]:
     """How many primitives there are of each sort; of the two products with edges together."""
     return Counter(w.name.removesuffix("_weighted") for w in bill.all)
 
 
-def _rank(work: Work, scenario: str) -> tuple[int, ...]:
+def _rank(work: PrimitiveCall, scenario: str) -> tuple[int, ...]:
     return (*(_size(s, scenario) for s in (work.cols, work.inner, work.rows)), work.heads)
 
 
@@ -105,7 +105,7 @@ def _size(symbol: str, scenario: str) -> int:
     return 0
 
 
-def _no_dearer(a: Work, b: Work, scenario: str) -> bool:
+def _no_dearer(a: PrimitiveCall, b: PrimitiveCall, scenario: str) -> bool:
     """Whether primitive ``a`` never takes longer than ``b``."""
     kinds = a.name == b.name or (a.name, b.name) == ("spmm", "spmm_weighted")
     if not kinds or (a.graph, a.transposed) != (b.graph, b.transposed) or a.heads > b.heads:

@@ -4,13 +4,13 @@ import pytest
 from torch_geometric.nn import GATConv
 
 from pyg_accel.rewrite import associations
-from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.enumerate import enumerate_trees
 from pyg_accel.rewrite.forms import forms
 from pyg_accel.rewrite.ir import Attend, Broadcast, Leaf, Map, Product, Sum, verify
 from pyg_accel.rewrite.prune import prune
 from pyg_accel.rewrite.simplification import simplify
 from pyg_accel.rewrite.tree import nodes_of
+from pyg_accel.rewrite.tree_cost import Assumptions
 
 A = Leaf("A", "N", "N", "sparse")
 D = Leaf("D", "N", "N", "diagonal")
@@ -54,7 +54,7 @@ def test_gcn_has_twelve_associations_of_the_kinds_that_the_paper_names():
 
 @pytest.mark.parametrize("train", [False, True])
 def test_eight_of_gcns_associations_are_pruned_and_two_sets_of_two_promoted(train):
-    found = prune(enumerate_trees(GCN), Given(train, frozenset("XW"), frozenset("DA")))
+    found = prune(enumerate_trees(GCN), Assumptions(train, frozenset("XW"), frozenset("DA")))
     assert len(found.promoted) == 4
     assert len(found.reasons) == 8
     small_first = {"((D·(A·(D·X)))·W)", "(((D·A·D)·X)·W)"}
@@ -67,7 +67,7 @@ def test_eight_of_gcns_associations_are_pruned_and_two_sets_of_two_promoted(trai
 def test_gat_reuses_or_recomputes():
     theta = X @ W
     trees = enumerate_trees(Attend("attention", A, (theta,)) @ X @ W)
-    found = prune(trees, Given())
+    found = prune(trees, Assumptions())
     assert len(trees) == 2
     assert set(map(str, found.candidates(32, 256))) == set(map(str, trees))
     reuse = "(attention(A, (X·W))·(X·W))"
@@ -77,8 +77,8 @@ def test_gat_reuses_or_recomputes():
 
 def test_a_feature_matrix_without_gradient_spares_the_product_with_the_transpose():
     trees = {str(t): t for t in enumerate_trees(A @ X @ W)}
-    hidden = prune(tuple(trees.values()), Given(True, frozenset("XW"), frozenset("A")))
-    first = prune(tuple(trees.values()), Given(True, frozenset("W"), frozenset("A")))
+    hidden = prune(tuple(trees.values()), Assumptions(True, frozenset("XW"), frozenset("A")))
+    first = prune(tuple(trees.values()), Assumptions(True, frozenset("W"), frozenset("A")))
 
     def transposed(found, text):
         return [w.cols for w in found.bills[trees[text]].backward if w.transposed]
@@ -94,7 +94,7 @@ def test_a_feature_matrix_without_gradient_spares_the_product_with_the_transpose
 
 def test_what_is_aggregated_of_static_features_is_computed_once():
     trees = {str(t): t for t in enumerate_trees(A @ X @ W)}
-    given = Given(True, frozenset("W"), frozenset("AX"))
+    given = Assumptions(True, frozenset("W"), frozenset("AX"))
     bill = prune(tuple(trees.values()), given).bills[trees["((A·X)·W)"]]
     assert [(w.name, w.once) for w in bill.forward] == [("spmm", True), ("gemm", False)]
 
@@ -103,7 +103,7 @@ def test_means_are_taken_by_the_kernel():
     mean = Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A")
     trees = enumerate_trees(Broadcast(mean, A @ X) @ W + X @ Leaf("V", "F", "H", "weight") + B)
     assert len(trees) == 5
-    found = prune(trees, Given())
+    found = prune(trees, Assumptions())
     assert set(map(str, found.promoted)) == {
         "((mean(A·X)·W) + (X·V) + b)",
         "(mean(A·(X·W)) + (X·V) + b)",

@@ -8,8 +8,8 @@ from torch_geometric import nn
 from pyg_accel import layers
 from pyg_accel.native import cpu_unavailable_reasons
 from pyg_accel.rewrite.associations import associations
-from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.select import Options
 
 SOURCES, TARGETS, EDGES = 40, 40, 260
 

@@ -8,8 +8,8 @@ from torch_geometric.utils import degree
 from pyg_accel import optimize, plan
 from pyg_accel.layers import to_maxk
 from pyg_accel.rewrite import NotLifted, associations, lifts, record
-from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.select import Options
 
 N, E = 40, 300
 pytestmark = pytest.mark.usefixtures("always")  # the graphs are small

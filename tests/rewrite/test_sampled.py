@@ -7,8 +7,8 @@ from torch_geometric import nn
 import pyg_accel
 from pyg_accel import layers
 from pyg_accel.rewrite import associations, optimize
-from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.select import Options
 
 N, E, WIDTH = 60, 1500, 4
 pytestmark = pytest.mark.usefixtures("always")

@@ -16,10 +16,10 @@ from torch_geometric.utils import softmax
 
 from pyg_accel import ops, optimize, plan
 from pyg_accel.rewrite import associations, lifts
-from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.ir import Attend, Broadcast, Map
 from pyg_accel.rewrite.layer import Associated
 from pyg_accel.rewrite.rules.common import Parts, edges, inverse_count
+from pyg_accel.rewrite.select import Options
 from pyg_accel.settings import settings
 
 N, E = 40, 300

@@ -19,7 +19,7 @@ class Primitive:
             diagonal times a dense [rows, cols], ``elementwise`` a map of one [rows, cols],
             ``exchange`` receives [rows, cols] of other processes, and sends about as many.
             Sparse, on ``graph``: ``spmm`` and ``spmm_weighted`` with [num_cols, cols] features,
-            ``sddmm`` one dot product of ``cols`` features an edge, ``scale_edges`` a diagonal (or
+            ``sddmm`` one dot product of ``cols`` features per edge, ``scale_edges`` a diagonal (or
             two) times the matrix, ``edge_softmax``; ``sampled_spmm``, which takes ``inner`` entries
             of a row. Of features of which ``inner`` columns are kept: ``maxk`` (dense) selects,
             ``cbsr_spmm`` sums them up, ``sspmm`` is its gradient, and ``cbsr_mm`` multiplies them
@@ -54,8 +54,5 @@ class CostModel(Protocol):
     def learned(self) -> Collection[str]:
         """Names of the primitives whose times were measured; others have a roofline's."""
 
-    def seconds(self, primitive: Primitive) -> float:
-        """Return the expected time of one call."""
-
     def many(self, primitives: Iterable[Primitive]) -> list[float]:
-        """Return the expected time of each call; cheaper than one at a time."""
+        """Return the expected time of each call; all calls of a layer are asked for at once."""

@@ -3,6 +3,7 @@
 import weakref
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,6 +70,12 @@ class GraphFeatures:
         return self.num_entries / max(self.num_rows * self.num_cols, 1)
 
     @classmethod
+    def sizes_of(cls, graph: Graph, *, transposed: bool = False) -> "GraphFeatures":
+        """Return the sizes of a graph, without looking at its edges; else like :meth:`of`."""
+        rows, cols = graph.num_rows, graph.num_cols
+        return cls(*((cols, rows) if transposed else (rows, cols)), graph.num_edges)
+
+    @classmethod
     def of(cls, graph: Graph, *, transposed: bool = False) -> "GraphFeatures":
         """Measure a graph once; the result is kept for as long as the graph lives.
 
@@ -125,5 +132,9 @@ def _stretches(col: Tensor, length: int, count: int) -> tuple[Tensor, int]:
 
 def _distinct(columns: Tensor) -> Tensor:
     """Distinct values of each row of [count, length], over its length; the mean of the rows."""
-    changes = columns.sort(dim=1)[0].diff(dim=1) != 0
+    if columns.is_cuda:
+        ordered = columns.sort(dim=1)[0]
+    else:  # numpy sorts integers with vector instructions: 0.1 ms instead of 1.7
+        ordered = torch.from_numpy(np.sort(columns.numpy(), axis=1))
+    changes = ordered.diff(dim=1) != 0
     return (changes.sum(dtype=torch.float64) + columns.size(0)) / columns.numel()

@@ -1,4 +1,4 @@
-"""Times from learned models: what profiling a machine taught, as factors of the roofline."""
+"""Times from a learned model: what profiling a machine taught, as factors of the roofline."""
 
 import json
 import math
@@ -14,36 +14,27 @@ from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.roofline import Machine, Roofline
 from pyg_accel.rewrite.cost.vector import NAMES, vectors
 
-__all__ = ["ABOUT", "FORMAT", "SHIPPED", "Learned", "read", "unusable"]
+__all__ = ["ABOUT", "ENSEMBLE", "FORMAT", "Learned", "read", "unusable"]
 
-FORMAT = 1
-ABOUT = "about.json"
-SHIPPED = Path(__file__).with_name("models")
+FORMAT = 2
+ABOUT, ENSEMBLE = "about.json", "residuals.json"
 # Seconds of Python around a call of a rewritten model, which profiling, where one call is repeated,
 # does not see. It decides where graphs are small.
-AROUND = 15e-6
-MOST_KEPT = 1 << 16  # predictions
+AROUND = 40e-6
 
 
 class Learned:
-    """Predicts with one boosted ensemble a primitive, trained on one machine.
+    """Predicts with one boosted ensemble for all primitives, as factors of a roofline.
 
-    The ensembles know by what factor a call differs from the roofline; a primitive without one is
-    left to the roofline. Predictions are kept, and made for many primitives at once.
+    A primitive that was not measured is left to the roofline.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
-        """Take a folder whose ``about.json`` :func:`read` has checked."""
-        self.device = Device(**about["device"])
-        self._folder = folder
-        self._roofline = Roofline(Machine(**about["machine"]), "")
-        self._parts: dict[str, dict[str, float]] = about["primitives"]
-        self._boosters: dict[str, Any] = {}
-        self._known: dict[Primitive, float] = {}
-        rows = sum(part["rows"] for part in self._parts.values())
-        self._source = (
-            f"models learned on {self.device} from {rows:,} measurements of {about['measured']}"
-        )
+    def __init__(
+        self, booster: Any, roofline: Roofline, learned: Collection[str], source: str
+    ) -> None:
+        """Take an ensemble, and the roofline and the primitives that it was trained on."""
+        self.roofline = roofline
+        self._booster, self._learned, self._source = booster, learned, source
 
     @property
     def source(self) -> str:
@@ -52,40 +43,19 @@ class Learned:
 
     @property
     def learned(self) -> Collection[str]:
-        """The primitives that have an ensemble."""
-        return self._parts
-
-    def seconds(self, primitive: Primitive) -> float:
-        """Return the expected time of one call."""
-        return self.many([primitive])[0]
+        """The primitives that were measured."""
+        return self._learned
 
     def many(self, primitives: Iterable[Primitive]) -> list[float]:
-        """Return the expected time of each call, predicting those of one kind together."""
+        """Return the expected time of each call."""
         asked = list(primitives)
-        if len(self._known) > MOST_KEPT:
-            self._known.clear()
-        new: dict[str, dict[Primitive, None]] = {}
-        for primitive in asked:
-            if primitive not in self._known:
-                new.setdefault(primitive.name, {})[primitive] = None
-        for name, several in new.items():
-            self._known |= self._predict(name, list(several))
-        return [self._known[primitive] + AROUND for primitive in asked]
-
-    def _predict(self, name: str, primitives: list[Primitive]) -> dict[Primitive, float]:
-        base = self._roofline.many(primitives)
-        if name not in self._parts:
-            return dict(zip(primitives, base, strict=True))
-        factors = self._booster(name).inplace_predict(vectors(primitives))
-        return {
-            primitive: seconds * math.exp(float(factor))
-            for primitive, seconds, factor in zip(primitives, base, factors, strict=True)
-        }
-
-    def _booster(self, name: str) -> Any:
-        if name not in self._boosters:
-            self._boosters[name] = _load(self._folder / f"{name}.json")
-        return self._boosters[name]
+        found = dict(zip(asked, self.roofline.many(asked), strict=True))
+        known = [primitive for primitive in found if primitive.name in self._learned]
+        if known:
+            factors = self._booster.inplace_predict(vectors(known, self.roofline.machine))
+            for primitive, factor in zip(known, factors, strict=True):
+                found[primitive] *= math.exp(float(factor))
+        return [found[primitive] + AROUND for primitive in asked]
 
 
 # What importing a package raises that lacks a library, or was built for another numpy.
@@ -111,6 +81,39 @@ def unusable() -> str:
     return ""
 
 
+@lru_cache(maxsize=16)
+def read(folder: Path, device: Device) -> Learned:
+    """Read the model of a device.
+
+    Raises:
+        ValueError: naming the file and what is wrong with it.
+    """
+    path = folder / ABOUT
+    try:
+        about = json.loads(path.read_text())
+        _check(about)
+        measured_on, machine = Device(**about["device"]), Machine(**about["machine"])
+        rows = sum(part["rows"] for part in about["primitives"].values())
+        source = f"a model learned on {device} from {rows:,} measurements of {about['measured']}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"expected cost models in '{path}': {error!r}") from error
+    if measured_on != device:
+        raise ValueError(f"the cost models in '{folder}' are of {measured_on}, not of {device}")
+    booster = _load(folder / ENSEMBLE)
+    roofline = Roofline(machine, f"roofline of {device}: the layer takes less time than measuring")
+    return Learned(booster, roofline, frozenset(about["primitives"]), source)
+
+
+def _check(about: Any) -> None:
+    """Raise for contents that are not of this version."""
+    if not isinstance(about, dict) or "format" not in about:
+        raise ValueError("no 'format', so it is not from `python -m pyg_accel profile`")
+    if about["format"] != FORMAT:
+        raise ValueError(f"format {about['format']!r}, but this version reads {FORMAT}: retrain")
+    if tuple(about["features"]) != NAMES:
+        raise ValueError("it was trained on other features: retrain")
+
+
 def _load(path: Path) -> Any:
     import xgboost
 
@@ -126,36 +129,3 @@ def _load(path: Path) -> Any:
         )
     booster.set_param({"nthread": 1})  # a few rows: threads would cost more than they save
     return booster
-
-
-@lru_cache(maxsize=16)
-def read(folder: Path) -> Learned:
-    """Read the models of one device.
-
-    Raises:
-        ValueError: naming the file and what is wrong with it.
-    """
-    path = folder / ABOUT
-    try:
-        about = json.loads(path.read_text())
-        _check(about, folder)
-        return Learned(folder, about)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"expected cost models in '{path}': {error!r}") from error
-
-
-def _check(about: Any, folder: Path) -> None:
-    """Raise for contents that :class:`Learned` could not use, before something is predicted."""
-    if not isinstance(about, dict) or "format" not in about:
-        raise ValueError("no 'format', so it is not from `python -m pyg_accel profile`")
-    if about["format"] != FORMAT:
-        raise ValueError(f"format {about['format']!r}, but this version reads {FORMAT}: retrain")
-    if tuple(about["features"]) != NAMES:
-        raise ValueError("it was trained on other features: retrain")
-    if not isinstance(about["measured"], str) or not about["primitives"]:
-        raise ValueError("no date or no primitives")
-    for name, part in about["primitives"].items():
-        if not all(isinstance(part[key], int | float) for key in ("rows", "error_median")):
-            raise TypeError(f"numbers of '{name}' are missing")
-        if not (folder / f"{name}.json").is_file():
-            raise ValueError(f"no file '{name}.json' beside it")

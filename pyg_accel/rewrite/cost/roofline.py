@@ -12,7 +12,7 @@ from pyg_accel.rewrite.cost.features import GraphFeatures
 
 __all__ = ["Machine", "Roofline", "machine_like", "machine_of"]
 
-VALUE, INDEX = 4, 4  # bytes: the models are for float32 and 32-bit ids
+VALUE = 4  # bytes: of float32, and of 32-bit ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +20,21 @@ class Machine:
     """What bounds a kernel.
 
     Attributes:
-        flops: multiplications and additions of a large matrix product, a second.
-        memory: bytes a second, read and written in order.
-        gather: bytes a second of rows gathered from memory, where the cache does not hold them.
-        cache: bytes a second of rows gathered from the cache.
-        cache_bytes: what the cache holds.
-        slice_bytes: how wide the piece of a row is that the sparse kernels work on at a time.
-        sector: bytes that move when one number is read at a place of its own.
-        scattered: bytes that move, in effect, when one is written there.
-        call: seconds that a dense call takes whatever its size.
+        flops: multiplications and additions of a large matrix product, per second.
+        memory: bytes per second, read and written in order.
+        gather: bytes per second of rows gathered from memory, where the cache does not hold them.
+        cache: bytes per second from the cache.
+        cache_bytes: capacity of the cache.
+        slice_bytes: width of the piece of a row that the sparse kernels process at a time.
+        sector: bytes that move when one number is read or written at a place of its own.
+        edge: seconds of arithmetic per edge and head, where each edge has a result of its own.
+        row: seconds per row of a sparse result.
+        call: seconds that a dense call takes whatever its size, its Python code included.
         sparse_call: the same for a sparse one.
+        shared: time of a weighted sum where all heads weigh the same features, over one where not.
         overlaps: calls are queued: the next is prepared while the last one runs.
         entry: columns of a dense row that one stored entry of CBSR costs as much as.
-        link: bytes a second that come from other processes.
+        link: bytes per second that come from other processes.
     """
 
     flops: float
@@ -42,22 +44,27 @@ class Machine:
     cache_bytes: float
     slice_bytes: float
     sector: float
-    scattered: float
+    edge: float
+    row: float
     call: float
     sparse_call: float
+    shared: float
     overlaps: bool
     entry: float = 4.0
     link: float = 1e9
 
 
-# Fitted to the measurements that the shipped models were trained on.
-H200 = Machine(flops=47e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
-               slice_bytes=256, sector=32, scattered=280, call=12e-6, sparse_call=90e-6,
-               overlaps=True, link=290e9)  # fmt: skip
-CORE = Machine(flops=73e9, memory=8e9, gather=7e9, cache=60e9, cache_bytes=8e6,
-               slice_bytes=1024, sector=16, scattered=16, call=3e-6, sparse_call=50e-6,
-               overlaps=False, entry=6.0)  # fmt: skip
+# Fitted to benchmarks/results/cost_measurements: those of one H200, and for one core those of two
+# processors with AVX-512 (an EPYC and a Xeon, two threads each).
+H200 = Machine(flops=33e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_bytes=30e6,
+               slice_bytes=256, sector=32, edge=0.0, row=0.0, call=12e-6, sparse_call=90e-6,
+               shared=0.3, overlaps=True, link=290e9)  # fmt: skip
+CORE = Machine(flops=80e9, memory=8.7e9, gather=6.7e9, cache=25e9, cache_bytes=8.5e6,
+               slice_bytes=1024, sector=70, edge=6.4e-9, row=26e-9, call=60e-6, sparse_call=90e-6,
+               shared=3.5, overlaps=False, entry=6.0)  # fmt: skip
 H200_UNITS = 132  # multiprocessors
+RATES = ("flops", "memory", "gather", "cache", "cache_bytes")  # grow with the number of units
+TIMES = ("edge", "row")  # shrink with it
 
 
 def machine_of(device: torch.device | str) -> tuple[Machine, str]:
@@ -71,7 +78,7 @@ def machine_of(device: torch.device | str) -> tuple[Machine, str]:
         units = torch.cuda.get_device_properties(device).multi_processor_count
         return _scaled(H200, units / H200_UNITS), f"an H200's figures for {units} multiprocessors"
     threads = torch.get_num_threads()
-    return _scaled(CORE, threads), f"one measured core's figures for {threads} threads"
+    return _scaled(CORE, threads), f"one core's figures for {threads} threads"
 
 
 def machine_like(device: Device) -> Machine:
@@ -80,11 +87,8 @@ def machine_like(device: Device) -> Machine:
 
 
 def _scaled(machine: Machine, by: float) -> Machine:
-    return replace(
-        machine,
-        **{name: getattr(machine, name) * by
-           for name in ("flops", "memory", "gather", "cache", "cache_bytes")},
-    )  # fmt: skip
+    scaled = {name: getattr(machine, name) * by for name in RATES}
+    return replace(machine, **scaled, **{name: getattr(machine, name) / by for name in TIMES})
 
 
 class Roofline:
@@ -99,6 +103,7 @@ class Roofline:
     def __init__(self, machine: Machine, source: str) -> None:
         """Take figures, and the words that tell users where they come from."""
         self.machine = machine
+        self.roofline = self  # as a learned model has one
         self._source = source
 
     @classmethod
@@ -128,9 +133,9 @@ class Roofline:
         if p.name in ("gemm", "gemm_tn"):
             moved = p.rows * p.inner + p.inner * p.cols + p.rows * p.cols
             work = 2 * p.rows * p.inner * p.cols
-            return self._with_call(max(work / m.flops, VALUE * moved / m.memory), m.call)
+            return self._with_call(max(work / m.flops, self._stream(moved)), m.call)
         if p.name in ("scale_rows", "elementwise"):
-            return self._with_call(2 * VALUE * p.rows * p.cols / m.memory, m.call)
+            return self._with_call(self._stream(2 * p.rows * p.cols), m.call)
         if p.name == "exchange":
             return self._with_call(VALUE * p.rows * p.cols / m.link, m.sparse_call)
         if p.name == "cbsr_mm":  # an entry's products take twice as long as those of a dense row
@@ -141,48 +146,53 @@ class Roofline:
             raise ValueError(f"expected features of a graph for '{p.name}'")
         return self._with_call(self._sparse(p, p.graph), m.sparse_call)
 
+    def many(self, primitives: Iterable[Primitive]) -> list[float]:
+        """Return the expected time of each call."""
+        return [self.seconds(primitive) for primitive in primitives]
+
     def _with_call(self, seconds: float, call: float) -> float:
         if self.machine.overlaps:
             return math.sqrt(math.hypot(seconds**2, call**2))  # the longer one, without a corner
         return seconds + call
 
-    def many(self, primitives: Iterable[Primitive]) -> list[float]:
-        """Return the expected time of each call."""
-        return [self.seconds(primitive) for primitive in primitives]
-
-    def _sparse(self, p: Primitive, graph: GraphFeatures) -> float:
-        m, entries = self.machine, graph.num_entries
-        out = VALUE * graph.num_rows * p.cols
-        # What is read or written through a permutation, for want of locality, one by one.
-        apart = entries * graph.far if p.permuted else 0.0
-        edges = entries * VALUE * p.heads
+    def _sparse(self, p: Primitive, g: GraphFeatures) -> float:
+        m, entries = self.machine, g.num_entries
+        numbers = entries * p.heads  # one per edge and head
+        # Edge values that are read or written through a permutation move one by one.
+        apart = self._gather(entries, max(m.sector / VALUE, p.heads), entries, g.far)
+        apart *= p.permuted
+        result = g.num_rows * p.cols
         if p.name in ("spmm", "spmm_weighted"):
-            moved: float = entries * INDEX + out
-            if p.name == "spmm_weighted":
-                moved += edges + apart * m.sector
-            read = p.cols / p.heads if p.shared else p.cols
-            return self._gather(graph, read) + moved / m.memory
+            values = numbers if p.name == "spmm_weighted" and not p.permuted else 0
+            rows = self._rows(g, p.cols) * (m.shared if p.shared else 1)
+            return rows + self._stream(entries + values + result) + apart
         if p.name == "sddmm":
-            moved = entries * INDEX + edges + out + apart * m.scattered
-            return self._gather(graph, p.cols) + moved / m.memory
+            moved = self._stream(entries + numbers + result)
+            return self._rows(g, p.cols) + moved + numbers * m.edge + apart
         if p.name == "scale_edges":
-            moved = entries * INDEX + edges + apart * m.scattered
-            return self._gather(graph, max(p.heads, m.sector / VALUE)) + moved / m.memory
-        if p.name == "edge_softmax":  # read twice, written once
-            return (3 * edges + apart * (m.sector + m.scattered)) / m.memory
+            return self._stream(entries + 2 * numbers) + numbers * m.edge + apart
+        if p.name == "edge_softmax":
+            return self._stream(3 * numbers) + 2 * (numbers * m.edge + apart)
         if p.name in ("cbsr_spmm", "sspmm"):
             width = min(p.inner * m.entry, p.cols)  # beyond, kernels add up dense rows
-            return self._gather(graph, width) + (entries * INDEX + out) / m.memory
+            return self._rows(g, width) + self._stream(entries + result)
         if p.name == "sampled_spmm":
-            kept = min(p.inner / max(graph.degree_mean, 1e-9), 1.0)
-            sparse = self._gather(graph, p.cols) + entries * INDEX / m.memory
-            return kept * sparse + out / m.memory
+            kept = min(p.inner / max(g.degree_mean, 1e-9), 1.0)
+            return kept * (self._rows(g, p.cols) + self._stream(entries)) + self._stream(result)
         raise ValueError(f"no primitive is called '{p.name}'")
 
-    def _gather(self, graph: GraphFeatures, width: float) -> float:
-        """Seconds to fetch a row of ``width`` features for every entry."""
+    def _rows(self, g: GraphFeatures, width: float) -> float:
+        """Seconds to add up a row of ``width`` features for every entry."""
+        return self._gather(g.num_entries, width, g.num_cols, g.far) + g.num_rows * self.machine.row
+
+    def _gather(self, count: int, width: float, table: int, far: float) -> float:
+        """Seconds to fetch ``count`` rows of ``width`` numbers from a table of that many rows."""
         m = self.machine
-        piece = graph.num_cols * min(width * VALUE, m.slice_bytes)
-        fits = min(1.0, m.cache_bytes / max(piece, 1.0))
-        hits = 1 - (1 - fits) * graph.far
-        return graph.num_entries * width * VALUE * (hits / m.cache + (1 - hits) / m.gather)
+        fits = min(1.0, m.cache_bytes / max(table * min(width * VALUE, m.slice_bytes), 1.0))
+        missed = (1 - fits) * far
+        return count * width * VALUE * ((1 - missed) / m.cache + missed / m.gather)
+
+    def _stream(self, numbers: float) -> float:
+        """Seconds to move numbers in order."""
+        m, moved = self.machine, VALUE * numbers
+        return moved / (m.cache if moved < m.cache_bytes else m.memory)

@@ -1,4 +1,4 @@
-"""A primitive as the numbers that a learned model reads."""
+"""A primitive on a machine, as the numbers that a learned model reads."""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyg_accel.rewrite.cost.base import Primitive
+from pyg_accel.rewrite.cost.roofline import Machine
+from pyg_accel.rewrite.cost.workload import DENSE, SPARSE
 
 __all__ = ["NAMES", "vectors"]
 
+PRIMITIVES = (*DENSE, *SPARSE)
+MACHINE = ("flops", "memory", "gather", "cache", "cache_bytes", "sparse_call", "overlaps")
 NAMES = (
+    *PRIMITIVES, *MACHINE,
     "rows", "inner", "cols", "heads", "width", "columns", "entries", "permuted", "shared",
     "degree_mean", "degree_deviation", "degree_median", "degree_90", "degree_99", "degree_max",
     "density", "near", "far", "row_gap", "col_gap",
@@ -19,9 +24,12 @@ NAMES = (
 )  # fmt: skip
 
 
-def vectors(primitives: Sequence[Primitive]) -> NDArray[np.float32]:
+def vectors(primitives: Sequence[Primitive], machine: Machine) -> NDArray[np.float32]:
     """Return [number of primitives, len(NAMES)]: sizes as logarithms, the rest as it is."""
-    return np.array([_vector(primitive) for primitive in primitives], dtype=np.float32)
+    here = [math.log2(float(getattr(machine, name)) + 1e-6) for name in MACHINE]
+    rows = [[*(float(p.name == name) for name in PRIMITIVES), *here, *_vector(p)]
+            for p in primitives]  # fmt: skip
+    return np.array(rows, dtype=np.float32)
 
 
 def _log(value: float) -> float:

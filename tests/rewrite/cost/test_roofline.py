@@ -2,8 +2,9 @@ import sys
 
 import pytest
 
-from pyg_accel.rewrite import cost
+from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost import GraphFeatures, Primitive, Roofline, cost_model, learned
+from pyg_accel.settings import settings
 
 GRAPH = GraphFeatures(100_000, 100_000, 2_000_000)
 SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr_spmm",
@@ -81,7 +82,8 @@ def test_a_broken_xgboost_leaves_the_roofline(code, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for name in [n for n in sys.modules if n.partition(".")[0] == "xgboost"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(cost, "_folder_of", lambda device: tmp_path)
+    (tmp_path / Device.of("cpu").slug).mkdir()
+    settings.cost_models = str(tmp_path)
     learned.unusable.cache_clear()
     try:
         source = cost_model("cpu").source

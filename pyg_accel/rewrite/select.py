@@ -1,6 +1,6 @@
-"""What a layer does with calls of some kind and size, and why."""
+"""Which tree a layer runs for calls of some kind and size, and why (paper, section 3.4)."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,20 +9,120 @@ from torch import Tensor
 
 from pyg_accel.backends.sampling import Sampling
 from pyg_accel.rewrite.algebra import Algebra, Call
-from pyg_accel.rewrite.bill import Given
-from pyg_accel.rewrite.choice import Choice, Choose, decide, seconds_of, source_for
-from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Primitive, cost_model
+from pyg_accel.rewrite.cost import (
+    CostModel,
+    GraphFeatures,
+    Learned,
+    Primitive,
+    Roofline,
+    cost_model,
+)
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.ir import Expr, leaves_of
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.matrices import Matrix
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.simplification import merge, simplify
-from pyg_accel.rewrite.tree import is_sparse
+from pyg_accel.rewrite.tree import Tree, is_sparse
+from pyg_accel.rewrite.tree_cost import Assumptions, Features
 
-__all__ = ["Decision", "Options", "given_of", "make_decision", "sort_of", "widths_of"]
+__all__ = ["Choice", "Choose", "Decision", "Options", "assumptions_of", "decide", "make_decision",
+           "sort_of", "widths_of"]  # fmt: skip
 
+# Names a tree, picks one, or takes the promoted trees and returns one of them.
+Choose = str | Tree | Callable[[Sequence[Tree]], Tree]
+
+CALLS = 100  # over which what is computed once a graph is spread (paper, section 6.3)
+EQUAL = 1.02  # of two predictions that are as close as this, the one that keeps less memory
 DRIFT = 2  # a decision holds while no size has changed by more than this factor (section 6.4)
+# Seconds that measuring a graph and asking a learned model may take. Where the roofline expects the
+# layer to take less, on the sizes of the graph alone, it decides.
+QUICK = 3e-3
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tree, and why.
+
+    Attributes:
+        tree: what runs.
+        by: what decided: ``"the only one"``, ``"sizes"``, ``"cost"`` or ``"forced"``.
+        source: the cost model, if it was asked.
+        seconds: predictions for the trees that it compared.
+    """
+
+    tree: Tree
+    by: str
+    source: str
+    seconds: Mapping[Tree, float]
+
+
+def decide(
+    pruned: Associations,
+    sizes: Mapping[str, int],
+    graphs: Features,
+    model: CostModel,
+    *,
+    fresh: bool = False,
+    choose: Choose | None = None,
+    slowest: Callable[[Sequence[float]], list[float]] | None = None,
+    price_all: bool = False,
+) -> Choice:
+    """Choose a tree: by the sizes if they suffice, else by the cost model.
+
+    Args:
+        pruned: the trees.
+        sizes: by symbol.
+        graphs: features of a matrix of edges by name, or of its transpose; asked for only if the
+            cost model is.
+        model: the cost model.
+        fresh: every call has a graph of its own, so nothing is computed once for many.
+        choose: decides in place of all that.
+        slowest: makes of predictions those of all processes, which have to choose the same.
+        price_all: predict the time of every tree, also where sizes suffice.
+
+    Raises:
+        ValueError: if ``choose`` names no tree of this layer.
+    """
+    candidates = pruned.candidates(sizes.get("F", 0), sizes.get("H", 0))
+    if choose is not None:
+        candidates, by = (forced(pruned, choose),), "forced"
+    elif len(candidates) > 1:
+        by = "cost"
+    else:
+        by = "sizes" if len(pruned.promoted) > 1 else "the only one"
+    if by != "cost" and not price_all:
+        return Choice(candidates[0], by, "", {})
+    trees = pruned.all if price_all else candidates
+    works = dict.fromkeys(work for tree in trees for work in pruned.bills[tree].all)
+    times = dict(zip(works, model.many([w.primitive(sizes, graphs) for w in works]), strict=True))
+    calls = 1 if fresh else CALLS
+    seconds = {
+        tree: sum(times[w] / (calls if w.once else 1) for w in pruned.bills[tree].all)
+        for tree in trees
+    }
+    rest = sorted({work.name for work in works} - set(model.learned)) if model.learned else []
+    source = model.source + (f"; a roofline for {', '.join(rest)}" if rest else "")
+    if slowest is not None:
+        seconds = dict(zip(seconds, slowest(list(seconds.values())), strict=True))
+        best = min(candidates, key=seconds.__getitem__)
+    else:
+        fastest = min(seconds[tree] for tree in candidates)
+        close = [tree for tree in candidates if seconds[tree] <= fastest * EQUAL]
+        best = min(close, key=lambda t: (pruned.bills[t].bytes_kept(sizes), seconds[t]))
+    return Choice(best, by, source, seconds)
+
+
+def forced(pruned: Associations, choose: Choose) -> Tree:
+    """Return the tree that a user asks for."""
+    if callable(choose):
+        tree = choose(pruned.promoted)
+    else:
+        tree = next((t for t in pruned.all if choose in (t, str(t))), None)  # type: ignore[assignment]
+    if tree not in pruned.all:
+        known = "\n  ".join(map(str, pruned.all))
+        raise ValueError(f"no association '{choose}'; there are\n  {known}")
+    return tree
 
 
 @dataclass(frozen=True)
@@ -68,7 +168,7 @@ class Decision:
 
     algebra: Algebra
     pruned: Associations
-    given: Given
+    given: Assumptions
     sizes: Mapping[str, int]
     entries: int
     fresh: bool
@@ -105,17 +205,7 @@ class _Fused:
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
-
-    @property
-    def source(self) -> str:
-        return self._model.source
-
-    @property
-    def learned(self) -> Collection[str]:
-        return self._model.learned
-
-    def seconds(self, primitive: Primitive) -> float:
-        return self.many([primitive])[0]
+        self.source, self.learned = model.source, model.learned
 
     def many(self, primitives: Iterable[Primitive]) -> list[float]:
         asked = list(primitives)
@@ -133,38 +223,46 @@ def make_decision(
     fresh: bool = False,
     sampling: Sampling | None = None,
 ) -> Decision:
-    """Choose a tree for a call."""
-    given = given_of(algebra, call, options)
+    """Choose a tree for a call.
+
+    A roofline on the sizes of the graph decides first. Where it expects the layer to take longer
+    than measuring the graph would, the graph is measured and the cost model decides.
+    """
+    given = assumptions_of(algebra, call, options)
     if sampling is not None:
         given = replace(given, sampled=True, static=given.static - {"X", "Y"})
     pruned = associations_of(algebra.expr, algebra.also, given)
-    model = options.cost or cost_model(call.x.device)
-
-    features: dict[tuple[str, bool], GraphFeatures] = {}
-
-    def graphs(name: str, transposed: bool) -> GraphFeatures:
-        if (name, transposed) not in features:
-            matrix = algebra.values[name](call)
-            assert isinstance(matrix, Matrix)
-            features[name, transposed] = GraphFeatures.of(matrix.graph, transposed=transposed)
-        return features[name, transposed]
-
     slowest = None if call.halos is None else call.halos.slowest
-    choice = decide(pruned, sizes, graphs, model, fresh=fresh, choose=options.choose,
-                    slowest=slowest)  # fmt: skip
-    if options.price_all:
-        prices = {
-            tree: seconds_of(bill, sizes, graphs, model, fresh=fresh)
-            for tree, bill in pruned.bills.items()
-        }
-        choice = replace(choice, seconds=prices, source=source_for(prices, pruned, model))
+
+    def chosen(
+        model: CostModel, measure: Callable[..., GraphFeatures]
+    ) -> tuple[Choice, CostModel, dict[tuple[str, bool], GraphFeatures]]:
+        features: dict[tuple[str, bool], GraphFeatures] = {}
+
+        def graphs(name: str, transposed: bool) -> GraphFeatures:
+            if (name, transposed) not in features:
+                matrix = algebra.values[name](call)
+                assert isinstance(matrix, Matrix)
+                features[name, transposed] = measure(matrix.graph, transposed=transposed)
+            return features[name, transposed]
+
+        choice = decide(pruned, sizes, graphs, model, fresh=fresh, choose=options.choose,
+                        slowest=slowest, price_all=options.price_all)  # fmt: skip
+        return choice, model, features
+
+    model, found = options.cost or cost_model(call.x.device), None
+    if isinstance(model, Learned | Roofline):
+        found = chosen(model.roofline, GraphFeatures.sizes_of)
+    if found is None or min(found[0].seconds.values(), default=0) > QUICK:
+        found = chosen(model, GraphFeatures.of)
+    choice, model, features = found
     program = Program(choice.tree, algebra, given.static, sampled=sampling is not None)
     return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, sampling,
                     choice, program, " ".join(map(sort_of, call.given.values())), model,
                     features)  # fmt: skip
 
 
-def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
+def assumptions_of(algebra: Algebra, call: Call, options: Options) -> Assumptions:
     """Return which leaves learn and which stay the same."""
     upstream = options.upstream
     if upstream is None:  # without gradients every tensor looks like one that has none
@@ -191,7 +289,7 @@ def given_of(algebra: Algebra, call: Call, options: Options) -> Given:
                     learned.add(leaf.name)
             elif value.requires_grad:
                 learned.add(leaf.name)
-    return Given(
+    return Assumptions(
         options.train, frozenset(learned), frozenset(static), spread=call.halos is not None
     )
 

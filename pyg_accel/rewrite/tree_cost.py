@@ -1,7 +1,7 @@
 """What a tree costs: its primitives, forward and backward, and the activations that it keeps.
 
 Symbols stand for sizes here, so that trees can be compared before any input is seen
-(:mod:`.prune`); :meth:`Work.primitive` puts numbers in for a cost model.
+(:mod:`.prune`); :meth:`PrimitiveCall.primitive` puts numbers in for a cost model.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,13 +12,13 @@ from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.ir import Leaf
 from pyg_accel.rewrite.tree import Node, Tree, folded_nodes, nodes_of, static_nodes
 
-__all__ = ["Bill", "Features", "Given", "Work", "bill_of"]
+__all__ = ["Assumptions", "Features", "PrimitiveCall", "TreeCost", "tree_cost"]
 
 Features = Callable[[str, bool], GraphFeatures]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Assumptions:
     """What is known of the leaves of a tree.
 
     Attributes:
@@ -38,7 +38,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PrimitiveCall:
     """One primitive with symbolic sizes.
 
     Attributes:
@@ -89,7 +89,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Bill:
+class TreeCost:
     """The primitives of a tree.
 
     Attributes:
@@ -98,12 +98,12 @@ class Bill:
         kept: (rows, cols, heads) of the activations that the backward pass needs.
     """
 
-    forward: tuple[Work, ...]
-    backward: tuple[Work, ...]
+    forward: tuple[PrimitiveCall, ...]
+    backward: tuple[PrimitiveCall, ...]
     kept: tuple[tuple[str, str, int], ...]
 
     @property
-    def all(self) -> tuple[Work, ...]:
+    def all(self) -> tuple[PrimitiveCall, ...]:
         """Forward and backward."""
         return self.forward + self.backward
 
@@ -112,10 +112,10 @@ class Bill:
         return sum(sizes[rows] * sizes[cols] * heads * itemsize for rows, cols, heads in self.kept)
 
 
-def bill_of(tree: Tree, given: Given) -> Bill:
+def tree_cost(tree: Tree, given: Assumptions) -> TreeCost:
     """Return what a tree costs; equal nodes are paid for once."""
-    forward: list[Work] = []
-    backward: list[Work] = []
+    forward: list[PrimitiveCall] = []
+    backward: list[PrimitiveCall] = []
     kept: dict[object, tuple[str, str, int]] = {}
     learned: dict[Tree, bool] = {}
 
@@ -133,7 +133,7 @@ def bill_of(tree: Tree, given: Given) -> Bill:
         learned[node] = any(map(needs, node.args))
         if node in folded:
             learned[node] = True
-            forward += [Work("gemm", node.rows, node.args[0].cols, "1", 2 * node.heads)]  # type: ignore[union-attr]
+            forward += [PrimitiveCall("gemm", node.rows, node.args[0].cols, "1", 2 * node.heads)]  # type: ignore[union-attr]
             if given.train:
                 backward += _gemm_gradients(node, needs, scores=True)
             continue
@@ -143,7 +143,9 @@ def bill_of(tree: Tree, given: Given) -> Bill:
         data = node.args[-1]
         if given.spread and node.op == "spmm" and data is not None and data not in sent:
             sent.add(data)  # once, however many matrices read it
-            rows = Work("exchange", "h", "", "k" if data.kind == "cbsr" else data.cols, data.heads)
+            rows = PrimitiveCall(
+                "exchange", "h", "", "k" if data.kind == "cbsr" else data.cols, data.heads
+            )
             ahead = [rows, *ahead]
             backward += [rows] if needs(data) else []
         forward += [replace(w, once=True) for w in ahead] if node in static else ahead
@@ -156,7 +158,7 @@ def bill_of(tree: Tree, given: Given) -> Bill:
                 data_ = node.args[1]
                 if isinstance(data_, Node):
                     kept[data_] = (data_.rows, data_.cols, data_.heads)
-    return Bill(tuple(forward), tuple(backward), tuple(kept.values()))
+    return TreeCost(tuple(forward), tuple(backward), tuple(kept.values()))
 
 
 def _addends(node: Node) -> list[Tree]:
@@ -165,36 +167,38 @@ def _addends(node: Node) -> list[Tree]:
     return [a for a in gemms if a.args[0] is not None and a.args[0].kind != "cbsr"]
 
 
-def _forward(node: Node, *, sampled: bool = False) -> list[Work]:
+def _forward(node: Node, *, sampled: bool = False) -> list[PrimitiveCall]:
     a = node.args
     rows, cols, heads = node.rows, node.cols, node.heads
     match node.op:
         case "gemm":
             assert a[0] is not None
             if a[0].kind == "cbsr":
-                return [Work("cbsr_mm", rows, "k", cols, heads)]
-            return [Work("gemm", rows, a[0].cols, cols, heads)]
+                return [PrimitiveCall("cbsr_mm", rows, "k", cols, heads)]
+            return [PrimitiveCall("gemm", rows, a[0].cols, cols, heads)]
         case "spmm":
             return [_spmm(node, sampled=sampled)]
         case "select":
-            return [Work("maxk", rows, "k", cols)]
+            return [PrimitiveCall("maxk", rows, "k", cols)]
         case "scale_rows":
-            return [Work("scale_rows", rows, "", "k" if node.kind == "cbsr" else cols, heads)]
+            return [
+                PrimitiveCall("scale_rows", rows, "", "k" if node.kind == "cbsr" else cols, heads)
+            ]
         case "scale_edges":
-            return [Work("scale_edges", rows, "", "1", heads, _graph(a[1]))]
+            return [PrimitiveCall("scale_edges", rows, "", "1", heads, _graph(a[1]))]
         case "add":
             others = [x for x in a if x is not None and x.kind != "bias"]
             additions = len(others) - max(len(_addends(node)), 1)
             biases = len(a) - len(others) if not _addends(node) else 0
-            return [Work("elementwise", rows, "", cols, heads)] * (additions + biases)
+            return [PrimitiveCall("elementwise", rows, "", cols, heads)] * (additions + biases)
         case "map":
-            return [] if node.free else [Work("elementwise", rows, "", cols, heads)]
+            return [] if node.free else [PrimitiveCall("elementwise", rows, "", cols, heads)]
     graph = _graph(a[0])
-    return [Work("sddmm", rows, "", "1" if node.folds else a[1].cols, heads, graph),  # type: ignore[union-attr]
-            Work("edge_softmax", rows, "", "1", heads, graph)]  # fmt: skip
+    return [PrimitiveCall("sddmm", rows, "", "1" if node.folds else a[1].cols, heads, graph),  # type: ignore[union-attr]
+            PrimitiveCall("edge_softmax", rows, "", "1", heads, graph)]  # fmt: skip
 
 
-def _spmm(node: Node, *, turned: bool = False, sampled: bool = False) -> Work:
+def _spmm(node: Node, *, turned: bool = False, sampled: bool = False) -> PrimitiveCall:
     """The product of a matrix of edges with features, or its gradient for the features."""
     matrix, data = node.args
     assert matrix is not None and data is not None
@@ -207,7 +211,9 @@ def _spmm(node: Node, *, turned: bool = False, sampled: bool = False) -> Work:
         name = "spmm_weighted" if matrix.kind == "weighted" else "spmm"
         inner = matrix.rows if turned else matrix.cols
     shared = data.heads < node.heads and not turned and name == "spmm_weighted"
-    return Work(name, rows, inner, node.cols, node.heads, _graph(matrix), turned, shared=shared)
+    return PrimitiveCall(
+        name, rows, inner, node.cols, node.heads, _graph(matrix), turned, shared=shared
+    )
 
 
 def _graph(tree: Tree | None) -> str:
@@ -220,7 +226,7 @@ def _graph(tree: Tree | None) -> str:
 
 def _backward(
     node: Node, needs: Callable[[Tree | None], bool], *, sampled: bool = False
-) -> list[Work]:
+) -> list[PrimitiveCall]:
     a = node.args
     rows, cols, heads = node.rows, node.cols, node.heads
     match node.op:
@@ -234,27 +240,27 @@ def _backward(
                 work.append(_spmm(node, turned=True, sampled=sampled))
             if needs(matrix):
                 read = "k" if data.kind == "cbsr" else cols
-                work.append(Work("sddmm", rows, "", read, heads, _graph(matrix)))
+                work.append(PrimitiveCall("sddmm", rows, "", read, heads, _graph(matrix)))
             return work
         case "scale_rows":
             return _forward(node) if needs(a[1]) else []
         case "select":  # a scatter of what came back
-            return [Work("elementwise", rows, "", cols)] if needs(a[0]) else []
+            return [PrimitiveCall("elementwise", rows, "", cols)] if needs(a[0]) else []
         case "scale_edges":
-            return [Work("scale_edges", rows, "", "1", heads, _graph(a[1]))]
+            return [PrimitiveCall("scale_edges", rows, "", "1", heads, _graph(a[1]))]
         case "map":
             return _forward(node)
         case "attend":
             graph = _graph(a[0])
             features = "1" if node.folds else a[1].cols  # type: ignore[union-attr]
-            return [Work("edge_softmax", rows, "", "1", heads, graph),
-                    Work("sddmm", rows, "", features, heads, graph)]  # fmt: skip
+            return [PrimitiveCall("edge_softmax", rows, "", "1", heads, graph),
+                    PrimitiveCall("sddmm", rows, "", features, heads, graph)]  # fmt: skip
     return []
 
 
 def _gemm_gradients(
     node: Node, needs: Callable[[Tree | None], bool], *, scores: bool = False
-) -> list[Work]:
+) -> list[PrimitiveCall]:
     data, weight = node.args
     assert data is not None
     cols, heads = ("1", 2 * node.heads) if scores else (node.cols, node.heads)
@@ -262,7 +268,7 @@ def _gemm_gradients(
         return _forward(node) * (needs(weight) + needs(data))
     work = []
     if needs(weight):
-        work.append(Work("gemm_tn", data.cols, data.rows, cols, heads))
+        work.append(PrimitiveCall("gemm_tn", data.cols, data.rows, cols, heads))
     if needs(data):
-        work.append(Work("gemm", data.rows, cols, data.cols, heads))
+        work.append(PrimitiveCall("gemm", data.rows, cols, data.cols, heads))
     return work
