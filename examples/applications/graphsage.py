@@ -38,7 +38,7 @@ def arguments(data: Data) -> tuple[Tensor, Tensor]:
 
 
 class Sampler:
-    """Batches of training nodes, as PyG's NeighborLoader with pyg-lib or torch-sparse draws them."""
+    """Batches of training nodes, as NeighborLoader with pyg-lib or torch-sparse draws them."""
 
     def __init__(self, data: Data, size: int) -> None:
         target, order = index_sort(data.edge_index[1], data.num_nodes)

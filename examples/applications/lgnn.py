@@ -2,10 +2,9 @@
 
     python examples/applications/lgnn.py [--batch-size 1] [--device cuda]
 
-Chen, Li and Bruna's network. Every layer adds up over 1, 2 and 4 steps in the graph, and in the
-graph of its directed edges, where u -> v leads to v -> w but never back to u: the non-backtracking
-operator. Both halves read the other one through the incidence of nodes and edges. Communities have
-no names, so that the loss is the smaller one of both ways to name them.
+Chen, Li and Bruna's network: sums over 1, 2 and 4 steps in a graph and in that of its directed
+edges, where u -> v leads to v -> w but never back to u (the non-backtracking operator); both read
+each other. Communities have no names: the loss is the smaller one of both ways to name them.
 """
 
 import argparse
@@ -24,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is n
 from benchmarks import tasks
 from benchmarks.tasks import batches
 
-DATA = ("block-models",)
-STATIC = ()
+DATA, STATIC = ("block-models",), ()
 
 
 class Half(torch.nn.Module):
@@ -35,18 +33,16 @@ class Half(torch.nn.Module):
         super().__init__()
         self.own = torch.nn.Linear(5 * features + 2 * others, 2 * hidden)
         self.norm = torch.nn.BatchNorm1d(2 * hidden)
-        self.neighbours, self.ends = SimpleConv(aggr="sum"), SimpleConv(aggr="sum")
+        self.sum = SimpleConv(aggr="sum")
 
     def forward(self, x: Tensor, edge_index: Tensor, other: Tensor, ends: Tensor, sign: Tensor,
-                number: Tensor) -> Tensor:  # fmt: skip
-        near = self.neighbours(x, edge_index)
-        two = self.neighbours(near, edge_index)
-        four = self.neighbours(self.neighbours(two, edge_index), edge_index)
+                degree: Tensor) -> Tensor:  # fmt: skip
+        two = self.sum(near := self.sum(x, edge_index), edge_index)
+        four = self.sum(self.sum(two, edge_index), edge_index)
         size = (other.size(0), x.size(0))
-        across = [self.ends((other, x), ends, size=size), self.ends((other, x), ends, sign, size)]
-        out = self.norm(self.own(torch.cat([x, number * x, near, two, four, *across], dim=1)))
-        linear, other_half = out.chunk(2, dim=1)
-        return torch.cat([linear, other_half.relu()], dim=1)
+        across = [self.sum((other, x), ends, size=size), self.sum((other, x), ends, sign, size)]
+        out = self.norm(self.own(torch.cat([x, degree * x, near, two, four, *across], dim=1)))
+        return torch.cat([out[:, ::2], out[:, 1::2].relu()], dim=1)
 
 
 class Net(torch.nn.Module):
@@ -54,17 +50,17 @@ class Net(torch.nn.Module):
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
-        widths = [1] + [2 * hidden] * layers
-        self.nodes = torch.nn.ModuleList(Half(w, w, hidden) for w in widths[:-1])
-        self.edges = torch.nn.ModuleList(Half(w, 2 * hidden, hidden) for w in widths[:-1])
+        widths = [1] + [2 * hidden] * (layers - 1)
+        self.nodes = torch.nn.ModuleList(Half(w, w, hidden) for w in widths)
+        self.edges = torch.nn.ModuleList(Half(w, 2 * hidden, hidden) for w in widths)
         self.out = torch.nn.Linear(2 * hidden, 2)
 
     def forward(self, edge_index: Tensor, line: Tensor, ends: Tensor, sign: Tensor,
                 node_degree: Tensor, edge_degree: Tensor) -> Tensor:  # fmt: skip
-        x, e = node_degree / node_degree.mean(), edge_degree / edge_degree.mean()
+        x, e, back = node_degree, edge_degree, ends.flip(0)
         for nodes, edges in zip(self.nodes, self.edges, strict=True):
             x = nodes(x, edge_index, e, ends, sign, node_degree)
-            e = edges(e, line, x, ends.flip(0), sign, edge_degree)
+            e = edges(e, line, x, back, sign, edge_degree)
         return self.out(x)
 
 
@@ -74,8 +70,8 @@ def build(data: Batch) -> Net:
 
 def arguments(data: Batch) -> tuple[Tensor, ...]:
     """What the model is called with: both graphs, ends of edges with signs, degrees in both."""
-    graphs = (data.edge_index, data.line_index, data.end_index)
-    return *graphs, data.sign, data.node_degree, data.edge_degree
+    names = ("edge_index", "line_index", "end_index", "sign", "node_degree", "edge_degree")
+    return tuple(data[name] for name in names)
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
