@@ -60,7 +60,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch
     loss = F.binary_cross_entropy_with_logits(model.train()(*arguments(batch)), batch.y)
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 @torch.no_grad()

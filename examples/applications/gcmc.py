@@ -62,7 +62,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Data) 
     loss = F.cross_entropy(model(*arguments(data)), data.y)
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 @torch.no_grad()

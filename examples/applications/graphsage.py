@@ -1,6 +1,6 @@
 """GraphSAGE on a whole graph, or on batches of sampled neighbours.
 
-    python examples/applications/graphsage.py [--batch-size 1024] [--data products-like@0.02]
+    python examples/applications/graphsage.py [--batch-size 1024] [--data products-like@0.01]
 
 On a graph of college friends (gender from year, dorm and studies) where PYG_ACCEL_DATA names its
 folder, and on a generated graph like ogbn-products otherwise.
@@ -23,7 +23,7 @@ from tqdm import trange
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
 from benchmarks import tasks
 
-DATA = ("cornell5", "products-like@0.02")
+DATA = ("cornell5", "products-like@0.01")
 STATIC = ("x",)
 FAN_OUTS = (15, 10)
 
@@ -83,7 +83,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Data)
     loss = F.cross_entropy(out, batch.y[batch.train_mask])
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 @torch.no_grad()

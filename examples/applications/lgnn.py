@@ -82,7 +82,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch
     loss = global_mean_pool(torch.stack(both, dim=1), batch.batch).min(dim=1).values.mean()
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Data) 
     loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 @torch.no_grad()

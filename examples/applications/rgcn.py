@@ -1,6 +1,6 @@
 """R-GCN: classes of the entities of a typed graph, which have no features.
 
-    python examples/applications/rgcn.py [--data bgs-like@0.25] [--device cuda]
+    python examples/applications/rgcn.py [--data bgs-like@0.1] [--device cuda]
 
 Schlichtkrull's network for BGS: a learned vector of 16 numbers an entity, two layers with a matrix
 each of the 103 relations and their inverses, made of 40 bases. The graph is generated, and of BGS's
@@ -22,7 +22,7 @@ from tqdm import trange
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
 from benchmarks import tasks
 
-DATA = ("bgs-like@0.25",)
+DATA = ("bgs-like@0.1",)
 STATIC = ()
 
 
@@ -59,7 +59,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Data) 
     loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
     loss.backward()
     optimizer.step()
-    return float(loss)
+    return loss.item()
 
 
 @torch.no_grad()
