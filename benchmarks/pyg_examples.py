@@ -40,7 +40,7 @@ ALLOWED = 2e-3  # of a loss: sums in another order, through the steps of Adam
 VARIANTS = ("stock", "patched")
 EXAMPLES = (
     "agnn ar_link_pred argva_node_clustering arma autoencoder colors_topk_pool dir_gnn dna "
-    "faust film gat gcn gcn2_cora gcn2_ppi geniepath glnn graph_gps graph_unet "
+    "film gat gcn gcn2_cora gcn2_ppi geniepath glnn graph_gps graph_unet "
     "infomax_transductive lightgcn link_pred linkx mem_pool mixhop mutag_gin ogc "
     "pmlp pna ppi proteins_diff_pool proteins_dmon_pool proteins_gmt proteins_mincut_pool "
     "proteins_topk_pool qm9_nn_conv rect renet rgat rgcn rgcn_link_pred seal_link_pred sgc sign "
