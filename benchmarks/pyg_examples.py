@@ -7,7 +7,8 @@ themselves and once by `python -m pyg_accel run`. Data that they would download 
 generated ones of their shapes (`stand_ins.py`). Each run ends after some training steps. What is
 compared is the loss of every step; what is timed is from the first to the last step, evaluation
 between them included, by the clock of the processor if OMP_NUM_THREADS=1. An example that cannot
-run here has the reason in its row.
+run here has the reason in its row. With PYG_ACCEL_ALWAYS=1 and a small share it checks results
+quickly; ratios then say nothing.
 """
 
 import argparse
@@ -34,6 +35,7 @@ import pyg_accel
 from benchmarks import machine, results, stand_ins
 from benchmarks.machine import clock_of
 from pyg_accel.__main__ import run_script
+from pyg_accel.settings import settings
 
 NAME = "pyg_examples"
 ALLOWED = 2e-3  # of a loss: sums in another order, through the steps of Adam
@@ -186,7 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a run")
     parser.add_argument("--quick", action="store_true", help="write into results/quick")
     options = parser.parse_args(arguments)
-    facts = machine.facts() | {"clock": clock_of("cpu").__name__}
+    how = {"share": options.share, "always": settings.always, "clock": clock_of("cpu").__name__}
+    facts = machine.facts() | how
     rows: list[dict[str, Any]] = []
     for name in (progress := tqdm(options.examples, unit="example")):
         progress.set_postfix_str(name)
