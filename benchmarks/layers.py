@@ -27,7 +27,8 @@ from tqdm import tqdm
 import pyg_accel
 from benchmarks import gpu_machine, machine, results
 from benchmarks.layer_cases import CASES, Case, Inputs, inputs
-from benchmarks.sizes import clock_of, stock_pyg, synchronize
+from benchmarks.machine import clock_of
+from benchmarks.sizes import stock_pyg, synchronize
 
 NAME = "layers"
 EDGES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)

@@ -67,6 +67,12 @@ def copy_bandwidth(mib: int = 256) -> float:
     return 2 * source.nbytes / median / 1e6
 
 
+def clock_of(device: str) -> Callable[[], float]:
+    """A clock in seconds: for one thread of a CPU that of the processor, as others may share it."""
+    alone = device == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if alone else time.perf_counter
+
+
 def timed(fn: Timed, repeats: int = 9, min_time: float = 0.02) -> Quantiles:
     """Median, 20 and 80% quantile over `repeats` laps of at least `min_time` seconds each."""
     return side_by_side({"": fn}, repeats, min_time=min_time)[""]

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.patches
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from benchmarks import cpu_epochs, cpu_kernels, results
+from benchmarks import applications, cpu_epochs, cpu_kernels, results
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -28,6 +29,7 @@ GPU_COLOURS = {
     "torch CSR": "#6f8fb3",
     "patched": WON,
 }
+APPLICATION_COLOURS = {"large pages": PAGES, "patched": WON, "optimized": "#6f8fb3"}
 RANK_COLOURS = {
     "all-gather": STOCK,
     "halo, torch CSR, DDP": "#6f8fb3",
@@ -176,6 +178,37 @@ def draw_gpu_epochs(frame: pd.DataFrame) -> Figure:
     return figure
 
 
+def draw_applications(frame: pd.DataFrame) -> Figure:
+    """A bar an application, data set and variant: times faster than stock PyG, and its memory."""
+    wide = applications.side_by_side(frame)
+    names = [f"{app}, {data}" + (f", batches of {size}" if size else "")
+             for app, data, size in wide.index]  # fmt: skip
+    figure, axes = plt.subplots(1, 2, sharey=True, figsize=(11, 1 + 0.42 * len(names)))
+    for axis, figures, label in zip(
+        axes, ("epoch_ms", "peak_mib"), ("epochs: times faster", "times less memory"), strict=True
+    ):
+        ratios = wide[figures].rdiv(wide[figures]["stock"], axis=0)
+        for place, (variant, colour) in enumerate(APPLICATION_COLOURS.items()):
+            if variant in ratios:
+                at = [row + 0.27 * (place - 1) for row in range(len(names))]
+                lost = ratios[variant] < applications.LOST
+                colours = [LOST if low and variant != "large pages" else colour for low in lost]
+                bars = axis.barh(at, ratios[variant], 0.27, color=colours, label=variant)
+                axis.bar_label(bars, fmt="%.2g", fontsize=6, padding=2)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set(xscale="log", title=label, yticks=range(len(names)), yticklabels=names)
+        axis.xaxis.set_major_locator(LogLocator(base=2))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.xaxis.set_major_formatter("{x:g}")
+    axes[0].invert_yaxis()
+    handles = [matplotlib.patches.Patch(color=colour, label=variant)
+               for variant, colour in APPLICATION_COLOURS.items()]  # fmt: skip
+    figure.legend(handles=handles, loc="lower center", ncols=3, fontsize="small")
+    figure.suptitle(f"Seven applications on {machine_of(frame)}", fontsize="medium")
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    return figure
+
+
 def draw_distributed(frame: pd.DataFrame) -> Figure:
     """A row a graph, a column a model: time of an epoch by number of GPUs; our efficiency."""
     names, models = (list(dict.fromkeys(frame[key])) for key in ("graph", "model"))
@@ -249,6 +282,8 @@ FIGURES = {
     "gpu_kernels": draw_gpu_kernels,
     "gpu_epochs": draw_gpu_epochs,
     "distributed": draw_distributed,
+    "applications": draw_applications,
+    "applications_cuda": draw_applications,
 }
 
 

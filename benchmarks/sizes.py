@@ -15,7 +15,6 @@ the processor, for machines that others use. Losing cases are rows like others, 
 import argparse
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from tqdm import tqdm
 
 import pyg_accel
 from benchmarks import gpu_machine, machine, plot, results
-from benchmarks.machine import quantiles
+from benchmarks.machine import clock_of, quantiles
 from pyg_accel.patching import overrides
 from pyg_accel.settings import settings
 
@@ -214,12 +213,6 @@ def mode_of(variant: str) -> AbstractContextManager[None]:
 def synchronize(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def clock_of(device: str) -> Callable[[], float]:
-    """A clock in seconds: for one thread of a CPU that of the processor, as others may share it."""
-    alone = device == "cpu" and torch.get_num_threads() == 1
-    return time.thread_time if alone else time.perf_counter
 
 
 def laps(run: Run, device: str) -> Iterator[float]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from benchmarks import cpu_epochs, cpu_kernels, gpu_epochs
+from benchmarks import applications, cpu_epochs, cpu_kernels, gpu_epochs
 
 Make = Callable[[pd.DataFrame], list[str]]
 NONE = "—"  # not measured, or nothing to compare with
@@ -24,6 +24,45 @@ def epochs(frame: pd.DataFrame) -> list[str]:
         figures += [f"{peaks[backend]:.0f}" for backend in ("stock", "patched")]
         figures += [f"{peaks['stock'] / peaks['patched']:.2f}x"]
         lines.append(f"| {dataset} | {model} | {' | '.join(figures)} |")
+    return lines
+
+
+def applied(frame: pd.DataFrame) -> list[str]:
+    """A row an application and data set; geometric means over the applications."""
+    wide = applications.side_by_side(frame)
+    variants = [v for v in applications.VARIANTS if v in wide["epoch_ms"]]
+    ours = [v for v in variants if v in ("patched", "optimized")]
+    lines = [
+        f"| application | data | batch | epoch ms, {' | '.join(variants)} | "
+        f"ratio, {' | '.join(ours)} | peak MiB, stock | {' | '.join(ours)} |",
+        "|---|---|--:|" + "--:|" * (len(variants) + 2 * len(ours) + 1),
+    ]
+    for (application, data, size), row in wide.iterrows():
+        times, peaks = row["epoch_ms"], row["peak_mib"]
+        figures = [NONE if pd.isna(times[v]) else f"{times[v]:.4g}" for v in variants]
+        figures += [f"{times['stock'] / times[v]:.2f}x" for v in ours]
+        figures += [NONE if pd.isna(peaks[v]) else f"{peaks[v]:.0f}" for v in ("stock", *ours)]
+        lines.append(f"| {application} | {data} | {size or NONE} | {' | '.join(figures)} |")
+    means = applications.means(frame)
+    shown = ", ".join(f"{variant} {means[variant]:.2f}x" for variant in ours)
+    names = frame[frame["batch"] == 0]["application"].unique()
+    lines += ["", f"Geometric means over {', '.join(names)}, without batches: {shown}."]
+    return lines
+
+
+def beside_aggregation(frame: pd.DataFrame) -> list[str]:
+    """BatchNorm and Embedding: a row a size."""
+    lines = ["| op | rows | width | ids | drawn | torch | bound or ours | ratio |",
+             "|---|--:|--:|--:|---|--:|--:|--:|"]  # fmt: skip
+    pairs = {"BatchNorm1d": ("torch", "copies of the same bytes"),
+             "Embedding backward": ("step", "step, patched")}  # fmt: skip
+    keys = ["op", "rows", "width", "ids", "drawn"]
+    times = frame.fillna({"drawn": NONE}).pivot_table("ms", keys, "backend", sort=False)
+    for (op, *size), row in times.iterrows():
+        first, second = (row[name] for name in pairs[op])
+        name = op.removesuffix(" backward")
+        shown = " | ".join(map(str, (name, *size)))
+        lines.append(f"| {shown} | {first:.4g} | {second:.4g} | {first / second:.2f}x |")
     return lines
 
 

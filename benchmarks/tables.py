@@ -28,6 +28,23 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         table_lines.epochs,
     ),
     (
+        "The seven applications of the DGL paper",
+        "applications",
+        "Training epochs of the [examples](examples.md#applications), one thread, milliseconds of "
+        "the processor: other programs ran beside. `large pages` as above. The paper's own work "
+        "makes DGL 0.4.3 on 28 cores 1.5 to 13 times faster; it gives no number for each.",
+        table_lines.applied,
+    ),
+    (
+        "BatchNorm and Embedding on a CPU",
+        "cpu_batchnorm_embedding",
+        "Milliseconds, forward and backward, of what the DGL paper rewrites beside aggregation. "
+        "torch's BatchNorm1d is held against copies of the bytes that it has to move; of Embedding "
+        "(rows: words) a step with ids that are new in each, as torch and as `patch()` runs it, "
+        "whatever the size.",
+        table_lines.beside_aggregation,
+    ),
+    (
         "Kernels on a CPU",
         "cpu_kernels",
         "Forward: time of the best peer of each case (MKL, torch, DGL 1.1.3, torch-sparse, PyG) "
