@@ -87,8 +87,8 @@ class Reading(Trace):
 
 
 @lru_cache(maxsize=256)
-def _parameters(message: Any) -> tuple[Parameter, ...]:
-    return tuple(signature(message).parameters.values())[1:]
+def _parameters(method: Any) -> tuple[Parameter, ...]:
+    return tuple(signature(method).parameters.values())[1:]
 
 
 class Recorder(Features):
@@ -114,16 +114,25 @@ class Recorder(Features):
             raise NotLifted(f"{name} calls propagate in an unusual way")
         if not self.steady():
             raise NotLifted(f"{name} changes the mode of autograd or autocast")
-        trace = Reading(call.edge_index, call.conv.flow)
+        return *self.traced("message", kwargs), mean
+
+    def traced(self, name: str, kwargs: dict[str, Any]) -> tuple[Reading, Any]:
+        """Run a method of the layer that PyG collects arguments for."""
+        trace = Reading(self.call.edge_index, self.call.conv.flow)
         with trace:
-            given = self._arguments(trace, kwargs)
-            message = self.layer.message(**given)
+            given = self._arguments(trace, kwargs, name)
+            result = self.method(name)(**given)
         trace.made.clear()  # for plans, of which there are none; they refer to the trace
         trace.gathered.clear()
-        return trace, message, mean
+        return trace, result
 
-    def _arguments(self, trace: Reading, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of ``message``, as PyG collects them."""
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return a method of the layer."""
+        found: Callable[..., Any] = getattr(self.layer, name)
+        return found
+
+    def _arguments(self, trace: Reading, kwargs: dict[str, Any], method: str) -> dict[str, Any]:
+        """The arguments of a method, as PyG collects them."""
         call, target = self.call, trace.target
         entries, rows = call.edge_index, call.num_rows
         size = kwargs.get("size")
@@ -137,13 +146,13 @@ class Recorder(Features):
             "size_j": lambda: call.num_cols,
         }  # fmt: skip
         given: dict[str, Any] = {}
-        for parameter in _parameters(type(call.conv).message):
+        for parameter in _parameters(getattr(type(call.conv), method)):
             key = parameter.name
             base, row = key[:-2], target if key.endswith("_i") else 1 - target
             if key in known:
                 given[key] = known[key]()
             elif parameter.kind is not Parameter.POSITIONAL_OR_KEYWORD:
-                raise NotLifted(f"the message of {self._name} takes any arguments")
+                raise NotLifted(f"the {method} of {self._name} takes any arguments")
             elif key.endswith(("_i", "_j")) and base in kwargs:
                 value = kwargs[base]
                 if isinstance(value, (tuple, list)):
@@ -153,14 +162,14 @@ class Recorder(Features):
                 given[key] = value
                 if isinstance(value, Tensor):
                     nodes = rows if row == target else call.num_cols
-                    dims = (1, 2) if call.conv.node_dim == 0 else (2,)
+                    dims = (1, 2, 3) if call.conv.node_dim == 0 else (2,)
                     if value.dim() not in dims or value.size(0) != nodes:
                         raise NotLifted(f"{self._name} gathers what is not one row per node")
                     given[key] = trace.gather(self.opened(value), 0, row)
             elif key in kwargs:
                 given[key] = kwargs[key]
             elif parameter.default is Parameter.empty:
-                raise NotLifted(f"the message of {self._name} takes {key}")
+                raise NotLifted(f"the {method} of {self._name} takes {key}")
         trace.sizes[target] = rows
         return given
 

@@ -15,10 +15,11 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 from pyg_accel import ops, optimize, plan
-from pyg_accel.rewrite import associations, lifts
+from pyg_accel.rewrite import NotLifted, associations, lifts, record
 from pyg_accel.rewrite.decision import Options
 from pyg_accel.rewrite.ir import Attend, Broadcast, Map
 from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.registry import rule_of
 from pyg_accel.rewrite.rules.common import Parts, edges, inverse_count
 from pyg_accel.settings import settings
 
@@ -188,6 +189,59 @@ def test_attention_of_ones_own_is_lifted_by_a_rule():
     for tree in found.all:
         fast = optimize(conv, x, edge_index, choose=tree)
         torch.testing.assert_close(outcome(fast, x, edge_index), outcome(conv, x, edge_index))
+
+
+class GatedAgain(Gated):
+    """Recorded, with dropout of its weights."""
+
+    def message(self, query_i, key_j, value_j, index, size_i):
+        alpha = softmax((query_i * key_j).sum(-1) / 2, index, num_nodes=size_i)
+        alpha = torch.nn.functional.dropout(alpha, 0.5, self.training)
+        return alpha.unsqueeze(-1) * value_j
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_of_ones_own_is_recorded_where_its_author_says_so(heads):
+    if rule_of(GatedAgain) is not record:
+        lifts(GatedAgain)(record)
+    conv, (x, edge_index) = GatedAgain(6, 4, heads).double().eval(), inputs()
+    found = associations(conv, x, edge_index)
+    assert len(found.promoted) == 2  # reuse and recompute
+    for tree in found.all:
+        fast = optimize(conv, x, edge_index, choose=tree)
+        torch.testing.assert_close(outcome(fast, x, edge_index), outcome(conv, x, edge_index))
+        fast.train()
+        assert not torch.equal(fast(x, edge_index), fast(x, edge_index))
+
+
+class Sharpened(Gated):
+    """Its weights are no factor of what is summed up."""
+
+    def message(self, query_i, key_j, value_j, index, size_i):
+        alpha = softmax((query_i * key_j).sum(-1), index, num_nodes=size_i)
+        return alpha.square().unsqueeze(-1) * value_j
+
+
+class Ahead(Gated):
+    """Its scores are of two features at once."""
+
+    def forward(self, x, edge_index):
+        query, key = (f(x).view(-1, self.heads, self.out) for f in (self.query, self.key))
+        out = self.propagate(edge_index, query=query + key, key=key, value=key)
+        return out.flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"), [(Sharpened, "otherwise too"), (Ahead, "several features at once")]
+)
+def test_attention_that_no_expression_says_runs_as_it_is_and_says_why(layer, reason):
+    if rule_of(layer) is not record:
+        lifts(layer)(record)
+    conv, (x, edge_index) = layer(6, 4, 2).double(), inputs()
+    with pytest.raises(NotLifted, match=reason):
+        associations(conv, x, edge_index)
+    fast = optimize(conv, x, edge_index)
+    torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
 
 
 def test_a_rule_for_a_layer_of_ones_own_is_registered_by_class():

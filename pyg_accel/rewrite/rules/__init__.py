@@ -2,7 +2,6 @@
 
 from pyg_accel.rewrite.rules import (  # noqa: F401 - they register themselves
     arma,
-    attention,
     chebyshev,
     recorded,
     relations,
