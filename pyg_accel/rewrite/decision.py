@@ -13,11 +13,11 @@ from pyg_accel.rewrite.bill import Given
 from pyg_accel.rewrite.choice import Choice, Choose, decide, seconds_of, source_for
 from pyg_accel.rewrite.cost import CostModel, GraphFeatures, Primitive, cost_model
 from pyg_accel.rewrite.enumerate import associations_of
+from pyg_accel.rewrite.equivalents import merge, simplify
 from pyg_accel.rewrite.ir import Expr, leaves_of
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.matrices import Matrix
 from pyg_accel.rewrite.prune import Associations
-from pyg_accel.rewrite.simplification import merge, simplify
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["Decision", "Options", "given_of", "make_decision", "sort_of", "widths_of"]

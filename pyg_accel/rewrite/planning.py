@@ -7,9 +7,9 @@ import torch
 
 from pyg_accel.rewrite.decision import Decision
 from pyg_accel.rewrite.ir import leaves_of
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.model import optimize
-from pyg_accel.rewrite.module import Rewritten
+from pyg_accel.rewrite.module import RewrittenModule
 from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan
 from pyg_accel.rewrite.tree import Tree
 
@@ -33,7 +33,7 @@ def plan(
     Raises:
         ValueError: what ``optimize`` raises.
     """
-    if isinstance(model, Rewritten):
+    if isinstance(model, RewrittenModule):
         if example_inputs or options or train:
             raise ValueError(
                 "expected no examples and no options with a model that is rewritten: its plan is "
@@ -41,22 +41,22 @@ def plan(
             )
         return plan_of(model)
     fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
-    assert isinstance(fast, Rewritten)
+    assert isinstance(fast, RewrittenModule)
     return plan_of(fast)
 
 
-def plan_of(fast: Rewritten) -> ModelPlan:
+def plan_of(fast: RewrittenModule) -> ModelPlan:
     """Return what a rewritten model has decided so far."""
     found = []
     for path, module in fast.named_modules():
-        if isinstance(module, Associated):
+        if isinstance(module, RewrittenLayer):
             found.append(_layer(path, module))
-    train = any(m.options.train for m in fast.modules() if isinstance(m, Associated))
+    train = any(m.options.train for m in fast.modules() if isinstance(m, RewrittenLayer))
     return ModelPlan(type(fast).__name__, train, tuple(found),
                      dict(fast.unread))  # fmt: skip
 
 
-def _layer(path: str, layer: Associated) -> LayerPlan:
+def _layer(path: str, layer: RewrittenLayer) -> LayerPlan:
     empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", tuple(layer.reasons))
     if not layer.decisions:
         return empty

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from textwrap import wrap
 
 from pyg_accel.rewrite.ir import Leaf
-from pyg_accel.rewrite.tree import Tree
+from pyg_accel.rewrite.tree import Tree, leaves_in
 
 __all__ = [
     "HEAD",
@@ -133,13 +133,13 @@ def legend(layer: LayerPlan) -> Iterator[str]:
     """Yield what the symbols of a layer's associations stand for, in a line."""
     if not layer.trees:
         return
-    leaves = {leaf.name: leaf for tree in layer.trees for leaf in _leaves(tree.root)}
+    leaves = {leaf.name: leaf for tree in layer.trees for leaf in leaves_in(tree.root)}
     kinds: dict[str, list[str]] = {}
     for leaf in leaves.values():
         kinds.setdefault(_meaning(leaf), []).append(leaf.name)
     found = [f"{', '.join(sorted(names))}: {meaning}" for meaning, names in kinds.items()]
     found += [f"{leaf} = {' '.join([leaf.name] * leaf.power)}"
-              for leaf in {str(x): x for t in layer.trees for x in _leaves(t.root)}.values()
+              for leaf in {str(x): x for t in layer.trees for x in leaves_in(t.root)}.values()
               if leaf.power > 1]  # fmt: skip
     works = " ".join(w for t in layer.trees for w in (*t.forward, *t.backward, *t.once))
     if "ᵀ" in works:
@@ -150,15 +150,6 @@ def legend(layer: LayerPlan) -> Iterator[str]:
         a, b, c = size.groups()
         found.append(f"{size[0]}: a matrix product [{a}, {b}] times [{b}, {c}]")
     yield "symbols: " + "; ".join(found)
-
-
-def _leaves(tree: Tree) -> Iterator[Leaf]:
-    if isinstance(tree, Leaf):
-        yield tree
-    else:
-        for arg in tree.args:
-            if arg is not None:
-                yield from _leaves(arg)
 
 
 def _meaning(leaf: Leaf) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyg_accel.rewrite.algebra import Algebra, Call, Value
 from pyg_accel.rewrite.features import Entry, Features
-from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf, Map, Product, Sum, leaves_of
+from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf, Map, Sum, leaves_of, map_children
 
 __all__ = ["Record", "record_of"]
 
@@ -107,18 +107,17 @@ def _named(
     table = tuple((leaf.name, names[leaf.name], leaf) for leaf in leaves)
 
     def mapped(expr: Expr) -> Expr:
-        match expr:
-            case Product(factors=parts):
-                return Product(tuple(map(mapped, parts)))
-            case Sum(terms=parts):
-                return Sum(tuple(map(mapped, parts)))
-            case Broadcast(vector=vector, arg=arg):
-                return Broadcast(renamed(vector), mapped(arg))
-            case Map(arg=arg, cols_out=cols):
-                return replace(expr, arg=mapped(arg), cols_out=cols and symbols[root(cols)])
-            case Attend(matrix=matrix, args=args):
-                return replace(expr, matrix=renamed(matrix), args=tuple(map(mapped, args)))
-        return renamed(expr)
+        match map_children(expr, mapped):
+            case Leaf() as leaf:
+                return renamed(leaf)
+            case Broadcast(vector=vector) as found:
+                return replace(found, vector=renamed(vector))
+            case Map(cols_out=cols) as found:
+                return replace(found, cols_out=cols and symbols[root(cols)])
+            case Attend(matrix=matrix) as found:
+                return replace(found, matrix=renamed(matrix))
+            case found:
+                return found
 
     return mapped(expr), table, sizes
 

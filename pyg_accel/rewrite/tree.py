@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 from pyg_accel.rewrite.ir import Leaf
 
-__all__ = ["WRITTEN", "Node", "Tree", "folded_nodes", "is_sparse", "nodes_of", "static_nodes"]
+__all__ = [
+    "WRITTEN",
+    "Node",
+    "Tree",
+    "folded_nodes",
+    "is_sparse",
+    "leaves_in",
+    "nodes_of",
+    "static_nodes",
+]
 
 WRITTEN = "dense"  # name of the map that writes the zeros of a selection
 
@@ -61,6 +70,15 @@ Tree = Node | Leaf
 def is_sparse(tree: Tree) -> bool:
     """Whether it is a matrix of edges."""
     return tree.kind in ("sparse", "weighted")
+
+
+def leaves_in(tree: Tree | None) -> Iterator[Leaf]:
+    """Yield every leaf, in the order of reading; one used twice comes twice."""
+    if isinstance(tree, Leaf):
+        yield tree
+    elif tree is not None:
+        for arg in tree.args:
+            yield from leaves_in(arg)
 
 
 def nodes_of(tree: Tree) -> Iterator[Node]:

@@ -8,7 +8,7 @@ import pyg_accel
 from pyg_accel import layers
 from pyg_accel.rewrite import associations, optimize
 from pyg_accel.rewrite.decision import Options
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 
 N, E, WIDTH = 60, 1500, 4
 pytestmark = pytest.mark.usefixtures("always")
@@ -51,7 +51,7 @@ def test_every_tree_takes_the_sample_of_patched_layers(name, strategy, rescale):
         right = conv(x, edge_index)
         ran = 0
         for tree in found.all:
-            layer = Associated(conv, Options(choose=tree))
+            layer = RewrittenLayer(conv, Options(choose=tree))
             try:
                 out = layer(x, edge_index)
             except ValueError:  # counts the entries of whole rows

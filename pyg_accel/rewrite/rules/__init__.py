@@ -6,6 +6,3 @@ from pyg_accel.rewrite.rules import (  # noqa: F401 - they register themselves
     recorded,
     relations,
 )
-from pyg_accel.rewrite.rules.written import written
-
-__all__ = ["written"]

@@ -36,16 +36,16 @@ from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.patching.edge_tensors import name_of
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
-from pyg_accel.rewrite.copies import clone
 from pyg_accel.rewrite.deferred import ABOUT, Deferred, Unfit
 from pyg_accel.rewrite.features import Entry
-from pyg_accel.rewrite.following import followed
+from pyg_accel.rewrite.guards import with_propagate
 from pyg_accel.rewrite.ir import Expr, Map
 from pyg_accel.rewrite.record import record_of
 from pyg_accel.rewrite.recorder import Scaled
 from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.attention import AttentionRecorder
 from pyg_accel.rewrite.rules.common import cached, symmetric
+from pyg_accel.rewrite.shadow import clone
 
 __all__ = ["record"]
 
@@ -86,7 +86,7 @@ class _Recording(AttentionRecorder):
         given = {**call.given, call.features: self._features(call)}
         if "edge_attr" in given:
             given["edge_attr"] = self.edge_attributes(given["edge_attr"])
-        layer = self.layer = followed(call.conv, self.propagate, alone=True)
+        layer = self.layer = with_propagate(call.conv, self.propagate, alone=True)
         before: dict[str, Any] = {name: None if name.startswith("_cached") else value
                                   for name, value in vars(layer).items()}  # fmt: skip
         vars(layer).update(before)
