@@ -342,8 +342,8 @@ def gradient(
         case Unary(op=op, arg=arg, value=value):
             parts = [part(arg, g) for g in _gradients(op, value, seed, formula, arg)]
         case Binary(op=op, left=left, right=right):
-            found = _gradients(op, 0.0, seed, formula, left, right)
-            parts = [part(child, g) for child, g in zip((left, right), found, strict=True)]
+            both = _gradients(op, 0.0, seed, formula, left, right)
+            parts = [part(child, g) for child, g in zip((left, right), both, strict=True)]
     total: Formula | None = None
     for each in parts:
         total = total if each is None else _add(each, total)

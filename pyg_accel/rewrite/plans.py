@@ -9,7 +9,7 @@ from itertools import zip_longest
 from textwrap import wrap
 
 from pyg_accel.rewrite.ir import Leaf
-from pyg_accel.rewrite.tree import Tree, leaves_in
+from pyg_accel.rewrite.tree import Tree, composition_of, leaves_in
 
 __all__ = [
     "HEAD",
@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 WIDTH = 100  # of text
+MOST = 24  # associations of a layer in a table of text
 COLUMNS = (36, 32, 10, 16)  # of a table in it
 HEAD = ("association", "primitives", "predicted", "verdict")
 
@@ -53,6 +54,11 @@ class TreePlan:
     verdict: str
     chosen: bool
     root: Tree
+
+    @property
+    def composition(self) -> str:
+        """Its name in the paper: dynamic or precompute, reuse or recompute."""
+        return composition_of(self.root)
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,10 @@ class ModelPlan:
             for fact in (*facts(layer), *legend(layer)):
                 lines += wrap(fact, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
             if layer.trees:
-                rows = [row(tree) for tree in layer.trees]
+                rows = [row(tree) for tree in layer.trees[:MOST]]
                 lines.append(_rich_table(rows) if find_spec("rich") else _plain_table(rows))
+                if len(layer.trees) > MOST:
+                    lines.append(f"and {len(layer.trees) - MOST} more, which format='md' lists")
         return "\n".join([*lines, *unread(self)])
 
 
@@ -180,7 +188,8 @@ def row(tree: TreePlan) -> tuple[str, ...]:
     if tree.bytes_kept:
         parts.append(f"keeps {tree.bytes_kept / 2**20:,.1f} MiB")
     time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3f} ms"
-    return (("▶ " if tree.chosen else "") + tree.tree, " · ".join(parts), time, tree.verdict)
+    verdict = "; ".join(filter(None, (tree.composition, tree.verdict)))
+    return (("▶ " if tree.chosen else "") + tree.tree, " · ".join(parts), time, verdict)
 
 
 def _counted(works: tuple[str, ...]) -> Iterator[str]:

@@ -177,7 +177,7 @@ def _where(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lead = need_formula(args[1] if isinstance(args[1], LazyTensor) else args[2], summed=True)
     with torch._C.DisableTorchFunctionSubclass():
         dtype = lead.dtype
-    sides = []
+    sides: list[Tensor] = []
     for condition, value in ((args[0], args[1]), (~args[0], args[2])):
         if isinstance(value, LazyTensor):
             sides.append(_combine("keep", value, condition.to(dtype)))
