@@ -4,6 +4,7 @@ import builtins
 import io
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 import torch
