@@ -35,6 +35,11 @@ _OWN = frozenset((
     "training", "options", "decisions", "reasons", "_shadows", "_algebras", "_left", "_compiled",
     "_defaults", "_recent", "_dtypes", "_unseen", "_seen", "_spread", *vars(torch.nn.Module()),
 ))  # fmt: skip
+# What a copy of it finds again: functions that belong to this very layer.
+_LOST = frozenset((
+    "_algebras", "_left", "_compiled", "_defaults", "_recent", "_spread", "_unseen", "_seen",
+    "_shadows",
+))  # fmt: skip
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
     "arguments are of another kind than any that it was called with outside of the compiler"
@@ -137,19 +142,7 @@ class RewrittenLayer(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be found again: functions that belong to this very layer."""
-        state = dict(vars(self))
-        for name in (
-            "_algebras",
-            "_left",
-            "_compiled",
-            "_defaults",
-            "_recent",
-            "_spread",
-            "_unseen",
-            "_seen",
-            "_shadows",
-        ):
-            state.pop(name)
+        state = {name: value for name, value in vars(self).items() if name not in _LOST}
         return state | {"decisions": [], "reasons": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

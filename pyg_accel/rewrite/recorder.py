@@ -8,7 +8,7 @@ is linear in the features. A layer whose code does the same in every call of a k
 from collections.abc import Callable
 from functools import lru_cache
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,32 +34,37 @@ from pyg_accel.rewrite.rules.common import (
 )
 from pyg_accel.rewrite.terms import MOST, Term, terms_of
 
-__all__ = ["Recorder", "Scaled"]
+__all__ = ["EdgeFactor", "Reading", "Recorder", "Scaled"]
 
 _FIXED = ("aggregate", "update")  # methods that have to be PyG's own
 
 
-class Scaled(Waiting):
-    """The weights of a normalised adjacency, which no code but a message may ask for.
+_Factor = TypeVar("_Factor", bound="EdgeFactor")
+
+
+class EdgeFactor(Waiting):
+    """Factors of messages [E] or [E, heads], which no code but a message may ask for.
 
     Attributes:
-        hop: multiplies an expression with the adjacency.
+        facts: what they are.
     """
 
-    hop: Callable[[Expr], Expr]
+    what = "normalised edge weights"
+    facts: Any
 
     @classmethod
-    def of(cls, hop: Callable[[Expr], Expr], shape: tuple[int, ...], like: Tensor) -> "Scaled":
-        """Make one like features."""
-        made: Scaled = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=like.dtype, device=like.device
-        )
-        made.hop = hop
+    def of(cls: type[_Factor], like: Tensor, shape: tuple[int, ...], facts: Any) -> _Factor:
+        """Make some of the dtype and device of another tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            made: _Factor = Tensor._make_wrapper_subclass(
+                cls, shape, dtype=like.dtype, device=like.device
+            )
+        made.facts = facts
         return made
 
     def ordinary(self) -> Tensor:
         """See :meth:`Waiting.ordinary`."""
-        raise NotLifted("normalised edge weights that the layer uses otherwise too")
+        raise NotLifted(f"{self.what} that the layer uses otherwise too")
 
     def differentiable(self) -> bool:
         """See :meth:`Waiting.differentiable`."""
@@ -67,10 +72,17 @@ class Scaled(Waiting):
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See :meth:`Waiting.after`."""
-        if name in ("view", "reshape", "unsqueeze") and args in ((-1, 1), (1,), (-1,)):
-            size = plain_shape(self)[0]
-            return self.of(self.hop, (size,) if args == (-1,) else (size, 1), self)
-        return None
+        if name not in ("view", "reshape", "unsqueeze"):
+            return None
+        old = torch.empty(plain_shape(self), device="meta")
+        with torch._C.DisableTorchFunction():
+            new = func(old, *args, **kwargs)
+        same = [n for n in new.shape if n != 1] == [n for n in old.shape if n != 1]
+        return self.of(self, tuple(new.shape), self.facts) if same else None
+
+
+class Scaled(EdgeFactor):
+    """The weights of a normalised adjacency; the facts: what multiplies an expression with it."""
 
 
 class Reading(Trace):
@@ -238,7 +250,7 @@ class Recorder(Features):
         if len(weights) == 1 and isinstance(weights[0][0], Scaled):
             if weights[0][1] or mean:
                 return None
-            out = weights[0][0].hop(out)
+            out = weights[0][0].facts(out)
         elif any(isinstance(t, Scaled) for t, _ in weights):
             return None
         else:

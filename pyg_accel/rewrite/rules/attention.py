@@ -14,12 +14,12 @@ from torch import Tensor
 from torch_geometric import utils
 
 from pyg_accel.formula import Operand
-from pyg_accel.patching.edge_tensors import Waiting, plain_shape
+from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.lazy import NOTHING, LazyTensor, running
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf
 from pyg_accel.rewrite.matrices import Matrix, Scores, derived, looped
-from pyg_accel.rewrite.recorder import Reading
+from pyg_accel.rewrite.recorder import EdgeFactor, Reading
 from pyg_accel.rewrite.rules.replay import Replay, ReplayRecorder
 from pyg_accel.rewrite.terms import Term, terms_of
 
@@ -112,47 +112,18 @@ def edge_attributes(call: Call, matrix: Matrix, loops: Any) -> Tensor:
     return derived(matrix.graph, ("edge_attr", str(loops)), (given,), stored)
 
 
-class AttentionWeights(Waiting):
-    """Softmax weights, which no code but a message may ask for.
+class AttentionWeights(EdgeFactor):
+    """Softmax weights; the facts: the expression that they are, and how scores are computed."""
 
-    Attributes:
-        attend: what they are.
-        attention: how their scores are computed.
-    """
-
-    attend: Attend
-    attention: Attention
-
-    @classmethod
-    def of(
-        cls, attend: Attend, attention: Attention, shape: tuple[int, ...], like: Tensor
-    ) -> "AttentionWeights":
-        """Make them of the dtype and device of another tensor."""
-        with torch._C.DisableTorchFunctionSubclass():
-            made: AttentionWeights = Tensor._make_wrapper_subclass(
-                cls, shape, dtype=like.dtype, device=like.device
-            )
-        made.attend, made.attention = attend, attention
-        return made
-
-    def ordinary(self) -> Tensor:
-        """See :meth:`Waiting.ordinary`."""
-        raise NotLifted("attention weights that the layer uses otherwise too")
-
-    def differentiable(self) -> bool:
-        """See :meth:`Waiting.differentiable`."""
-        return False
+    what = "attention weights"
+    facts: tuple[Attend, Attention]
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See :meth:`Waiting.after`."""
-        attention, shape = self.attention, tuple(plain_shape(self))
-        if name == "dropout":
-            rate = args[0] if args else kwargs.get("p", 0.5)
-            return self.of(self.attend, replace(attention, rate=rate), shape, self)
-        if name in ("view", "reshape", "unsqueeze"):
-            shape = tuple(func(torch.empty(shape, device="meta"), *args, **kwargs).shape)
-            return self.of(self.attend, attention, shape, self)
-        return None
+        """See :meth:`Waiting.after`; dropout is drawn in every call."""
+        if name != "dropout":
+            return super().after(name, func, args, kwargs)
+        (attend, attention), rate = self.facts, args[0] if args else kwargs.get("p", 0.5)
+        return self.of(self, tuple(plain_shape(self)), (attend, replace(attention, rate=rate)))
 
 
 class AttentionRecorder(ReplayRecorder):
@@ -211,10 +182,10 @@ class AttentionRecorder(ReplayRecorder):
             return None
         if plain_shape(weights)[1:] != (features.size(1), 1):
             return None
-        known = self.parts.scores.setdefault(weights.attend.name, weights.attention)
-        if known is not weights.attention:
+        attend, attention = weights.facts
+        if self.parts.scores.setdefault(attend.name, attention) is not attention:
             raise NotLifted(f"{self._name} has attention weights of two kinds")
-        return weights.attend @ self.exprs[id(features)]
+        return attend @ self.exprs[id(features)]
 
     def _softmax(
         self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None, dim: int = 0
@@ -247,7 +218,7 @@ class AttentionRecorder(ReplayRecorder):
         args = tuple(self.exprs[key] for key in places)
         attend = Attend("softmax", self._edges(), args, heads, folds)
         attention = Attention(str(formula), tuple(operands), heads, self._loops)
-        return AttentionWeights.of(attend, attention, shape, src)
+        return AttentionWeights.of(src, shape, (attend, attention))
 
     def _edges(self) -> Leaf:
         if self._loops is None:

@@ -235,7 +235,7 @@ class _Recording(AttentionRecorder):
         hop = cached(self.parts, conv, call)
         if hop is None:
             hop = symmetric(self.parts, call, loops=add_self_loops, fill=fill)
-        return edge_index, Scaled.of(hop, (edge_index.size(1),), call.x)
+        return edge_index, Scaled.of(call.x, (edge_index.size(1),), hop)
 
     def propagate(self, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for the layer's ``propagate``."""
