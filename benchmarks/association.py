@@ -32,7 +32,7 @@ from benchmarks import gpu_machine, graphs, machine, results
 from pyg_accel.rewrite import matrices
 from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.cost import cost_model, features
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.lift import bind
 from pyg_accel.rewrite.select import Options
 
@@ -223,7 +223,7 @@ def measure(
     rows: dict[str, dict[str, Any]] = {}
     truth: Tensor | None = None
     for tree in trees:
-        layer = Associated(conv, Options(train=train, choose=tree))
+        layer = RewrittenLayer(conv, Options(train=train, choose=tree))
         run = step(layer, x, edge_index, seed)
         rows[tree] = {
             "tree": tree, "default": tree == default, "chosen": tree == chosen,
@@ -268,10 +268,10 @@ def choose(rows: list[dict[str, Any]], edge_index: Tensor, nodes: int) -> None:
 
 def decide(conv: Module, call: Call, train: bool) -> tuple[float, str, dict[str, float]]:
     """Milliseconds that choosing takes for a graph never seen, the tree, and all predictions."""
-    warm = Associated(conv, Options(train=train))
+    warm = RewrittenLayer(conv, Options(train=train))
     warm.decision(call)  # loads the models, builds the graph and its transpose
     features._known.clear()
-    milliseconds = lap(lambda: Associated(conv, Options(train=train)).decision(call),
+    milliseconds = lap(lambda: RewrittenLayer(conv, Options(train=train)).decision(call),
                        call.x.device.type)  # fmt: skip
     choice = warm.decision(call).choice
     predicted = {str(tree): 1e3 * seconds for tree, seconds in choice.seconds.items()}

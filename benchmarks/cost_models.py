@@ -34,7 +34,7 @@ from pyg_accel.rewrite.cost.collect import read_rows
 from pyg_accel.rewrite.cost.roofline import machine_like
 from pyg_accel.rewrite.cost.train import boosted, device_of, factors_of, primitive_of
 from pyg_accel.rewrite.cost.vector import vectors
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.lift import bind
 from pyg_accel.rewrite.select import QUICK, Decision, Options, decide
 
@@ -107,7 +107,7 @@ def layer(name: str, n_in: int, n_out: int, train: bool) -> Decision:
     conv = association.MODELS[name].make(n_in, n_out)
     x, ring = torch.randn(6, n_in, requires_grad=train), torch.arange(6)
     call = Call(conv, bind(conv, (x, torch.stack([ring, (ring + 1) % 6])), {}))
-    return Associated(conv, Options(train=train)).decision(call)
+    return RewrittenLayer(conv, Options(train=train)).decision(call)
 
 
 @cache

@@ -10,10 +10,13 @@ Every operand is seen as ``[rows, heads | 1, width | 1]``; values of different s
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import copysign
+
+from pyg_accel.functions import BINARY, FUNCTIONS, PARAMETRIC, UNARY
 
 __all__ = [
     "BINARY",
@@ -38,29 +41,10 @@ __all__ = [
     "swap_sides",
     "times",
     "weighted_source",
+    "where",
 ]
 
 SIDES = ("u", "v", "e")
-BINARY = ("add", "sub", "mul", "div", "sel")
-# Those with a parameter carry it as `value`: leaky_relu's slope, pow's exponent.
-UNARY = [
-    "neg",
-    "abs",
-    "exp",
-    "log",
-    "sqrt",
-    "relu",
-    "leaky_relu",
-    "sigmoid",
-    "tanh",
-    "softplus",
-    "pow",
-    "step",
-    "sign",
-    "iszero",
-    "nonzero",
-]
-PARAMETRIC = ("leaky_relu", "pow")
 
 
 class _Tree:
@@ -188,6 +172,8 @@ def _from_syntax(node: ast.expr, text: str) -> Formula:
             return Sum(_from_syntax(arg, text))
         case ast.Call(func=ast.Name(id=op), args=[arg], keywords=[]) if op not in PARAMETRIC:
             return Unary(op, _from_syntax(arg, text))
+        case ast.Call(func=ast.Name(id="where"), args=[condition, left, right], keywords=[]):
+            return where(*(_from_syntax(arg, text) for arg in (condition, left, right)))
         case ast.Call(func=ast.Name(id=op), args=[left, right], keywords=[]):
             first, second = _from_syntax(left, text), _from_syntax(right, text)
             if op in PARAMETRIC and isinstance(second, Const):
@@ -325,6 +311,12 @@ def times(a: Formula, b: Formula) -> Formula:
     return a if b == Const(1.0) else Binary("mul", a, b)
 
 
+def where(condition: Formula, left: Formula, right: Formula) -> Formula:
+    """Return ``left`` where the condition is not 0, else ``right``."""
+    kept = Binary("keep", left, condition), Binary("keep", right, Unary("iszero", condition))
+    return Binary("add", *kept)
+
+
 def gradient(
     formula: Formula, index: int, seed: Formula, shapes: dict[int, Shape] | None = None
 ) -> Formula | None:
@@ -341,8 +333,8 @@ def gradient(
             for them; without, a gradient that may be of one column already is summed once more.
     """
 
-    def part(child: Formula, child_seed: Formula) -> Formula | None:
-        return gradient(child, index, child_seed, shapes)
+    def part(child: Formula, child_seed: Formula | None) -> Formula | None:
+        return None if child_seed is None else gradient(child, index, child_seed, shapes)
 
     match formula:
         case Operand(index=found):
@@ -353,57 +345,46 @@ def gradient(
             # The sum was repeated over the columns that the seed has.
             one = shapes is not None and shape_of(seed, shapes)[1] == 1
             return part(arg, seed if one else Sum(seed))
-        case Unary(op="step" | "sign" | "iszero"):
-            return None  # constant almost everywhere
-        case Unary():
-            return part(formula.arg, _mul_derivative(formula, seed))
-        case Binary(op="add", left=left, right=right):
-            parts = [part(left, seed), part(right, seed)]
-        case Binary(op="sub", left=left, right=right):
-            parts = [part(left, seed), part(right, Unary("neg", seed))]
-        case Binary(op="mul", left=left, right=right):
-            parts = [part(left, times(seed, right)), part(right, times(seed, left))]
-        case Binary(op="div", left=left, right=right):
-            quotient = Unary("neg", Binary("div", times(seed, formula), right))
-            parts = [part(left, Binary("div", seed, right)), part(right, quotient)]
-        case Binary(op="sel", left=left, right=right):
-            parts = [part(left, Binary("sel", seed, right))]
+        case Unary(op=op, arg=arg, value=value):
+            parts = [part(arg, g) for g in _gradients(op, value, seed, formula, arg)]
+        case Binary(op=op, left=left, right=right):
+            both = _gradients(op, 0.0, seed, formula, left, right)
+            parts = [part(child, g) for child, g in zip((left, right), both, strict=True)]
     total: Formula | None = None
     for each in parts:
         total = total if each is None else _add(each, total)
     return total
 
 
-def _mul_derivative(formula: Unary, seed: Formula) -> Formula:
-    """Seed times the derivative of one elementwise function."""
-    x, y = formula.arg, formula
-    one = Const(1.0)
-    match formula.op:
-        case "neg":
-            return Unary("neg", seed)
-        case "abs":
-            return times(seed, Unary("sign", x))
-        case "exp":
-            return times(seed, y)
-        case "log":
-            return Binary("div", seed, x)
-        case "sqrt":
-            return Binary("div", times(seed, Const(0.5)), y)
-        case "relu":
-            return times(seed, Unary("step", x))
-        case "leaky_relu":  # slope + (1 - slope) * step(x)
-            rise = times(Const(1.0 - formula.value), Unary("step", x))
-            return times(seed, Binary("add", Const(formula.value), rise))
-        case "sigmoid":
-            return times(seed, times(y, Binary("sub", one, y)))
-        case "tanh":
-            return times(seed, Binary("sub", one, times(y, y)))
-        case "softplus":
-            return times(seed, Unary("sigmoid", x))
-        case "pow" if formula.value == 0.0:  # x ** -1 may be infinite
-            return times(seed, Const(0.0))
-        case "pow":
-            power = Unary("pow", x, formula.value - 1.0)
-            return times(seed, times(Const(formula.value), power))
-    # nonzero: x, but 1 where x is 0
-    return times(seed, Binary("sub", one, Unary("iszero", x)))
+_ARGUMENTS = {name: Operand("e", place) for place, name in enumerate("xyfg")}
+
+
+@lru_cache(maxsize=256)
+def _gradient_of(text: str) -> Formula:
+    """Return a gradient of the table of functions, with operands e0, e1, ... for its names."""
+    numbered = re.sub(r"\b[xyfg]\b", lambda name: str(_ARGUMENTS[name[0]]), text)
+    return parse(numbered)
+
+
+def _gradients(
+    op: str, value: float, seed: Formula, formula: Formula, *args: Formula
+) -> list[Formula | None]:
+    """Return the gradients of the arguments of a function: None where it is constant."""
+    texts = FUNCTIONS[op].gradients
+    texts = (texts(value),) if callable(texts) else texts
+    names = dict(zip("xy", args, strict=False)) | {"f": formula, "g": seed}
+    given = {_ARGUMENTS[name]: value for name, value in names.items()}
+
+    def put(node: Formula) -> Formula:
+        match node:
+            case Operand():
+                return given[node]
+            case Unary(op=op, arg=arg, value=value):
+                return Unary(op, put(arg), value)
+            case Binary(op="mul", left=left, right=right):
+                return times(put(left), put(right))
+            case Binary(op=op, left=left, right=right):
+                return Binary(op, put(left), put(right))
+        return node
+
+    return [put(_gradient_of(text)) if text else None for text in texts]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, parse, shape_of
+from pyg_accel.functions import FUNCTIONS
 
 __all__ = ["GraphCase", "truth", "zoo"]
 
@@ -107,8 +108,9 @@ def _reduced(messages: Tensor, reduce: str) -> Tensor:
 
 def _message(formula: Formula, operands: list[Tensor], source: Tensor, target: Tensor) -> Tensor:
     """The same as text in Python: an evaluator that is not the reference backend's."""
+    names: dict[str, object] = {name: function.torch for name, function in FUNCTIONS.items()}
     plain = "add sub mul div neg abs exp log sqrt relu sigmoid tanh sign pow"
-    names: dict[str, object] = {name: getattr(torch, name) for name in plain.split()}
+    names |= {name: getattr(torch, name) for name in plain.split()}
     names["leaky_relu"] = torch.nn.functional.leaky_relu
     names["softplus"] = torch.nn.functional.softplus
     names["step"] = lambda x: (x > 0).double()

@@ -31,10 +31,10 @@ void set_instructions(ProgramArgs& args, const int64_t* code, int64_t fields) {
                     field[4] != 0 && args.width > 1, field[5] != 0};
     // Arguments of functions without one are 0; only the second of `select` may be an index.
     const Op op = args.instructions[i].op;
-    const bool binary = op <= Op::kSelect;
+    const bool binary = static_cast<int>(op) < kBinaryOps;
     auto is_index = [&](int64_t r) { return r < args.num_operands && args.operands[r].index; };
     STD_TORCH_CHECK((op == Op::kConst || !is_index(field[1])) &&
-                        (!binary || is_index(field[2]) == (op == Op::kSelect)),
+                        (!binary || is_index(field[2]) == (op == Op::kSel)),
                     "an operand of indices may only stand second in 'sel'");
     for (const int64_t input : {field[1], field[2]})
       STD_TORCH_CHECK(input >= 0 && input < args.num_operands + std::max(i, 1),

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "functions.h"
 #include "types.h"
 
 namespace pyg_accel {
@@ -79,34 +80,6 @@ struct Operand {
   bool per_head;  // else one value or row shared by all heads
   bool wide;      // `width` columns, else one
   bool index;     // holds arg indices instead of features
-};
-
-enum class Op : int {
-  // binary
-  kAdd = 0,
-  kSub,
-  kMul,
-  kDiv,
-  kSelect,
-  // unary
-  kNeg,
-  kAbs,
-  kExp,
-  kLog,
-  kSqrt,
-  kRelu,
-  kLeakyRelu,
-  kSigmoid,
-  kTanh,
-  kSoftplus,
-  kPow,
-  // piecewise constants that derivatives need
-  kStep,
-  kSign,
-  kIsZero,
-  kNonZero,
-  // no input
-  kConst,
 };
 
 // A message formula as straight-line code over registers. Registers 0..num_operands-1 are the

@@ -306,65 +306,20 @@ class Machine {
       const A* a = registers_[in.a];
       const A value = static_cast<A>(in.value);
       switch (in.op) {
-        case Op::kAdd:
-          binary(to, in, [](V x, V y) { return x + y; });
-          break;
-        case Op::kSub:
-          binary(to, in, [](V x, V y) { return x - y; });
-          break;
-        case Op::kMul:
-          binary(to, in, [](V x, V y) { return x * y; });
-          break;
-        case Op::kDiv:
-          binary(to, in, [](V x, V y) { return x / y; });
-          break;
-        case Op::kSelect:
+#define PYG_ACCEL_CASE(name, ...)                          \
+  case Op::name:                                           \
+    binary(to, in, [&](V x, V y) { return __VA_ARGS__; }); \
+    break;
+        PYG_ACCEL_BINARY(PYG_ACCEL_CASE)
+#undef PYG_ACCEL_CASE
+#define PYG_ACCEL_CASE(name, ...)                   \
+  case Op::name:                                    \
+    unary(to, a, [&](V x) { return __VA_ARGS__; }); \
+    break;
+        PYG_ACCEL_UNARY(PYG_ACCEL_CASE)
+#undef PYG_ACCEL_CASE
+        case Op::kSel:
           select(to, in);
-          break;
-        case Op::kNeg:
-          unary(to, a, [](V x) { return -x; });
-          break;
-        case Op::kAbs:
-          unary(to, a, [](V x) { return x < 0 ? -x : x; });
-          break;
-        case Op::kExp:
-          unary(to, a, [](V x) { return vexp(x); });
-          break;
-        case Op::kLog:
-          unary(to, a, [](V x) { return vlog(x); });
-          break;
-        case Op::kSqrt:
-          unary(to, a, [](V x) { return vsqrt<A>(x); });
-          break;
-        case Op::kRelu:  // the comparison is written so that NaN passes through
-          unary(to, a, [](V x) { return x <= 0 ? V{} : x; });
-          break;
-        case Op::kLeakyRelu:
-          unary(to, a, [&](V x) { return x > 0 ? x : x * value; });
-          break;
-        case Op::kSigmoid:
-          unary(to, a, [](V x) { return vsigmoid(x); });
-          break;
-        case Op::kTanh:
-          unary(to, a, [](V x) { return vtanh(x); });
-          break;
-        case Op::kSoftplus:
-          unary(to, a, [](V x) { return vsoftplus(x); });
-          break;
-        case Op::kPow:
-          unary(to, a, [&](V x) { return vpow<A>(x, value); });
-          break;
-        case Op::kStep:
-          unary(to, a, [](V x) { return x > 0 ? splat<A>(1) : V{}; });
-          break;
-        case Op::kSign:
-          unary(to, a, [](V x) { return x > 0 ? splat<A>(1) : x < 0 ? splat<A>(-1) : V{}; });
-          break;
-        case Op::kIsZero:
-          unary(to, a, [](V x) { return x == 0 ? splat<A>(1) : V{}; });
-          break;
-        case Op::kNonZero:
-          unary(to, a, [](V x) { return x == 0 ? splat<A>(1) : x; });
           break;
         case Op::kConst:
           for (int j = 0; j < count_; ++j)

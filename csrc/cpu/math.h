@@ -121,6 +121,11 @@ inline vec_t<A> vsqrt(vec_t<A> x) {
 }
 
 template <class A>
+inline vec_t<A> verf(vec_t<A> x) {
+  return each_lane<A>(x, [](A v) { return std::erf(v); });
+}
+
+template <class A>
 inline vec_t<A> vpow(vec_t<A> x, A exponent) {
   return each_lane<A>(x, [exponent](A v) { return std::pow(v, exponent); });
 }

@@ -26,8 +26,8 @@ from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.layers.aggregation import BEYOND
 from pyg_accel.patching.api import OverrideHandle
-from pyg_accel.rewrite import beyond
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite import halos
+from pyg_accel.rewrite.layer import RewrittenLayer
 
 __all__ = ["distribute"]
 
@@ -94,11 +94,11 @@ def distribute(
         share = cut_data(wire, data, types, rows, narrow)
     _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
-    beyond.SPREAD.add(result)
+    halos.DISTRIBUTED.add(result)
     hooks = OverrideHandle(HOOKS)
     if pools.enter(1) == 1:
         BEYOND.append(_HALOS)
-        beyond.BEYOND.append(look)
+        halos.HALO_LOOKUPS.append(look)
     weakref.finalize(result, _leave, hooks)
     return result, share
 
@@ -110,13 +110,13 @@ def _leave(hooks: OverrideHandle) -> None:
     hooks.remove()
     if not pools.enter(-1):
         BEYOND.remove(_HALOS)
-        beyond.BEYOND.remove(look)
+        halos.HALO_LOOKUPS.remove(look)
 
 
 def _prepare(model: torch.nn.Module) -> None:
     """Let norms and layers take the nodes of all ranks; drop what they kept of the whole graph."""
     for module in model.modules():
-        layers = [module.source, module.conv] if type(module) is Associated else [module]
+        layers = [module.source, module.conv] if type(module) is RewrittenLayer else [module]
         for layer in layers:
             kind: type[torch.nn.Module] = type(layer)
             layer.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.rewrite.beyond import halos_of
+from pyg_accel.rewrite.halos import halos_of
 from pyg_accel.rewrite.ir import Expr
 from pyg_accel.rewrite.matrices import Matrix, Scores
 

@@ -1,17 +1,21 @@
 """Features that a layer's code computes, as an expression: data are made when somebody asks."""
 
 import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from pyg_accel.patching.edge_tensors import DeferredOperand
 from pyg_accel.patching.lazy import LazyTensor
 from pyg_accel.rewrite.ir import Expr
 
-__all__ = ["ABOUT", "Deferred", "Unfit", "settled"]
+__all__ = ["ABOUT", "Deferred", "Unfit", "settle_items", "settled"]
+
+_CONTAINERS = (list, dict, OrderedDict, defaultdict, deque)
 
 # What a tensor without data can be asked for.
 ABOUT = {
@@ -145,3 +149,14 @@ def settled(value: Any) -> Any:
     if type(value) is dict:
         return {key: settled(v) for key, v in value.items()}
     return value
+
+
+def settle_items(values: Any, depth: int = 3) -> None:
+    """Replace what was put off by its data, in containers that stay the same objects."""
+    for key, value in list(values.items() if isinstance(values, dict) else enumerate(values)):
+        if type(value) in _CONTAINERS and depth:
+            settle_items(value, depth - 1)
+        elif (data := settled(value)) is not value and (
+            isinstance(value, Deferred) or any(isinstance(v, Deferred) for v in tree_leaves(value))
+        ):
+            values[key] = data

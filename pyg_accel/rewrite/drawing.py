@@ -8,7 +8,7 @@ from pyg_accel.rewrite.tree import Node, Tree
 
 __all__ = ["as_svg"]
 
-STEP, LEVEL, MARGIN, CHARACTER = 58, 52, 24, 7
+LEVEL, MARGIN, CHARACTER, GAP = 52, 24, 8, 14
 MOST = 4  # trees of a layer that are drawn: the chosen one and the best of the others
 WIDTH = 1200  # of a row of trees; a single tree may be wider
 COLOURS = {"chosen": "#1a7f37", "promoted": "#0969da", "pruned": "#8c959f"}
@@ -43,17 +43,17 @@ def _layer(layer: LayerPlan, top: int, parts: list[str]) -> tuple[int, int]:
         colour = COLOURS["chosen" if tree.chosen else tree.verdict.partition(":")[0].split()[0]]
         span = _span(tree.root)
         label = _label(tree)
-        wide = max(span * STEP, CHARACTER * len(label) + 12)
+        wide = max(span, CHARACTER * len(label) + GAP)
         if left > MARGIN and left + wide + MARGIN > WIDTH:
             left, top, lowest = MARGIN, top + lowest + MARGIN, 0
         parts.append(_text(left + wide // 2, top, label, colour, weight="bold"))
-        _draw(tree.root, left + (wide - span * STEP) // 2, top + 26, colour, parts)
+        _draw(tree.root, left + (wide - span) // 2, top + 26, colour, parts)
         left += wide + MARGIN
         width = max(width, left)
         lowest = max(lowest, 26 + LEVEL * _depth(tree.root) + 16)
     top += lowest
     if len(layer.trees) > MOST:
-        rest = f"and {len(layer.trees) - MOST} more, which format='text' lists"
+        rest = f"and {len(layer.trees) - MOST} more, which format='md' lists"
         parts.append(_text(MARGIN, top, rest, COLOURS["pruned"], anchor="start"))
         top += 20
     return top - start, width
@@ -61,7 +61,8 @@ def _layer(layer: LayerPlan, top: int, parts: list[str]) -> tuple[int, int]:
 
 def _label(tree: TreePlan) -> str:
     time = "" if tree.seconds is None else f" {1e3 * tree.seconds:.3g} ms"
-    return ("chosen" if tree.chosen else tree.verdict.partition(":")[0]) + time
+    verdict = "chosen" if tree.chosen else tree.verdict.partition(":")[0]
+    return ", ".join(filter(None, (verdict, tree.composition))) + time
 
 
 def _args(tree: Tree) -> list[Tree]:
@@ -69,7 +70,14 @@ def _args(tree: Tree) -> list[Tree]:
 
 
 def _span(tree: Tree) -> int:
-    return sum(map(_span, _args(tree))) or 1
+    """The width of a drawing, in which no name touches the next."""
+    return max(sum(map(_span, _args(tree))), CHARACTER * len(_name(tree)) + GAP)
+
+
+def _name(tree: Tree) -> str:
+    if isinstance(tree, Node):
+        return tree.name or ("mean " if tree.mean else "") + tree.op
+    return str(tree)
 
 
 def _depth(tree: Tree) -> int:
@@ -78,19 +86,16 @@ def _depth(tree: Tree) -> int:
 
 def _draw(tree: Tree, left: int, top: int, colour: str, parts: list[str]) -> int:
     """Draw a tree and return where its middle is."""
-    middle = left + _span(tree) * STEP // 2
-    at = left
+    middle = left + _span(tree) // 2
+    at = left + (_span(tree) - sum(map(_span, _args(tree)))) // 2
     for arg in _args(tree):
         below = _draw(arg, at, top + LEVEL, colour, parts)
         parts.append(
             f'<line x1="{middle}" y1="{top + 6}" x2="{below}" y2="{top + LEVEL - 14}" '
             f'stroke="{colour}"/>'
         )
-        at += _span(arg) * STEP
-    name = str(tree)
-    if isinstance(tree, Node):
-        name = tree.name or ("mean " if tree.mean else "") + tree.op
-    parts.append(_text(middle, top, name, colour if _args(tree) else "#1f2328"))
+        at += _span(arg)
+    parts.append(_text(middle, top, _name(tree), colour if _args(tree) else "#1f2328"))
     return middle
 
 

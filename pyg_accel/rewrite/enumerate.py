@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from pyg_accel.rewrite.forms import forms
+from pyg_accel.rewrite.equivalents import equivalents, merge, simplify
 from pyg_accel.rewrite.ir import (
     Attend,
     Expr,
@@ -22,8 +22,7 @@ from pyg_accel.rewrite.ir import (
     leaves_of,
 )
 from pyg_accel.rewrite.prune import Associations, prune
-from pyg_accel.rewrite.simplification import merge, simplify
-from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse
+from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse, leaves_in
 from pyg_accel.rewrite.tree_cost import Assumptions
 
 __all__ = ["associations_of", "enumerate_trees"]
@@ -37,7 +36,7 @@ def associations_of(expr: Expr, also: tuple[Expr, ...], given: Assumptions) -> A
     """Enumerate and prune; layers that compute the same share the result."""
     trees = enumerate_trees(expr, also)
     if given.sampled:  # a mean is over the sample: its kernel counts what it takes
-        trees = tuple(t for t in trees if not any(leaf.mean_of for leaf in _leaves(t)))
+        trees = tuple(t for t in trees if not any(leaf.mean_of for leaf in leaves_in(t)))
     return prune(trees, given)
 
 
@@ -53,7 +52,7 @@ def enumerate_trees(expr: Expr, also: tuple[Expr, ...] = ()) -> tuple[Tree, ...]
         also: the forms that it has beside its own; by default they are looked for.
     """
     found: dict[Tree, None] = {}
-    all_forms = tuple(merge(simplify(e)) for e in (expr, *also)) if also else forms(expr)
+    all_forms = tuple(merge(simplify(e)) for e in (expr, *also)) if also else equivalents(expr)
     for form in all_forms:
         for scaling in _scalings(form):
             for tree in _trees(form, scaling):
@@ -110,8 +109,8 @@ def _behind_a_barrier(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
     """Leave out what never pays, before the trees of several layers are combined."""
     if len(trees) <= FEW:
         return trees
-    weights = {leaf.name for tree in trees for leaf in _leaves(tree) if leaf.kind == "weight"}
-    data = {leaf.name for tree in trees for leaf in _leaves(tree) if leaf.kind == "data"}
+    weights = {leaf.name for tree in trees for leaf in leaves_in(tree) if leaf.kind == "weight"}
+    data = {leaf.name for tree in trees for leaf in leaves_in(tree) if leaf.kind == "data"}
     givens = (
         Assumptions(),
         Assumptions(True, frozenset(weights)),
@@ -119,14 +118,6 @@ def _behind_a_barrier(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
     )
     promoted = [set(prune(trees, given).promoted) for given in givens]
     return tuple(t for t in trees if any(t in p for p in promoted))
-
-
-def _leaves(tree: Tree | None) -> Iterator[Leaf]:
-    if isinstance(tree, Leaf):
-        yield tree
-    elif tree is not None:
-        for arg in tree.args:
-            yield from _leaves(arg)
 
 
 def _combinations(terms: tuple[Expr, ...], scaling: str) -> Iterator[tuple[Tree, ...]]:

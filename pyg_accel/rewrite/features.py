@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from pyg_accel.cache import memory_of
 from pyg_accel.rewrite.algebra import Call, Value
 from pyg_accel.rewrite.deferred import Deferred, settled
-from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Sum
-from pyg_accel.rewrite.rules.common import Parts, ones_of
+from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Sum, is_bias
+from pyg_accel.rewrite.rules.common import ExprBuilder, ones_of
 
 __all__ = ["Entry", "Features", "is_same"]
 
@@ -70,7 +70,7 @@ class Features(TorchFunctionMode):
         self.call: Call = call
         self.layer: Any = call.conv
         self.entries: dict[Any, Entry] = {}
-        self.parts = Parts()
+        self.parts = ExprBuilder()
         self.widths: dict[str, int] = {}
         self.same: dict[str, str] = {}
         self.pending: list[weakref.ref[Deferred]] = []
@@ -286,11 +286,6 @@ class Features(TorchFunctionMode):
         """Return the one dtype of tensors."""
         dtypes = {v.dtype for v in values if isinstance(v, Tensor)}
         return next(iter(dtypes)) if len(dtypes) == 1 else None
-
-
-def is_bias(expr: Expr) -> bool:
-    """Return whether an expression is a row that is added to every row."""
-    return isinstance(expr, Leaf) and expr.kind == "bias"
 
 
 def _is_open(value: Any) -> bool:

@@ -5,8 +5,8 @@ broadcasts with vectors become diagonal factors (:mod:`.simplification`), so tha
 between the factors of a product but what really is a barrier: an elementwise map, or attention.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = [
@@ -20,7 +20,11 @@ __all__ = [
     "Product",
     "Sum",
     "children",
+    "is_bias",
     "leaves_of",
+    "map_children",
+    "product_of",
+    "sum_of",
     "verify",
 ]
 
@@ -224,6 +228,32 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     return ()
 
 
+def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """Return an expression with other parts, one level down; vectors and matrices stay."""
+    match expr:
+        case Product(factors=parts):
+            return Product(tuple(map(change, parts)))
+        case Sum(terms=parts):
+            return Sum(tuple(map(change, parts)))
+        case Map(arg=arg) | Broadcast(arg=arg):
+            return replace(expr, arg=change(arg))
+        case Attend(args=args):
+            return replace(expr, args=tuple(map(change, args)))
+    return expr
+
+
+def product_of(factors: Iterable[Expr]) -> Expr:
+    """Return a product without products in it; a single factor is itself."""
+    flat = tuple(g for f in factors for g in (f.factors if isinstance(f, Product) else (f,)))
+    return Product(flat) if len(flat) > 1 else flat[0]
+
+
+def sum_of(terms: Iterable[Expr]) -> Expr:
+    """Return a sum without sums in it; a single term is itself."""
+    flat = tuple(u for t in terms for u in (t.terms if isinstance(t, Sum) else (t,)))
+    return Sum(flat) if len(flat) > 1 else flat[0]
+
+
 def leaves_of(expr: Expr) -> Iterator[Leaf]:
     """Yield every leaf, in the order of reading; one used twice comes twice."""
     if isinstance(expr, Leaf):
@@ -250,7 +280,7 @@ def verify(expr: Expr) -> None:
         if any(isinstance(f, Product) for f in expr.factors):
             raise ValueError(f"a product within the product {expr}")
     if isinstance(expr, Sum):
-        shapes = {(t.rows, t.cols) for t in expr.terms if not _is_bias(t)}
+        shapes = {(t.rows, t.cols) for t in expr.terms if not is_bias(t)}
         if len(shapes) > 1 or any(t.cols != expr.cols for t in expr.terms):
             raise ValueError(f"terms of different sizes in {expr}")
         if any(isinstance(t, Sum) for t in expr.terms):
@@ -261,5 +291,6 @@ def verify(expr: Expr) -> None:
         raise ValueError(f"{expr.vector} has not as many elements as {expr.arg} has rows")
 
 
-def _is_bias(expr: Expr) -> bool:
+def is_bias(expr: Expr) -> bool:
+    """Whether an expression is a row that is added to every row."""
     return isinstance(expr, Leaf) and expr.kind == "bias"

@@ -16,25 +16,29 @@ from pyg_accel.patching.reasons import data_reasons, is_active, size_reasons
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
-from pyg_accel.rewrite.beyond import BEYOND
-from pyg_accel.rewrite.copies import Twins
+from pyg_accel.rewrite.consensus import SharedDecisions, spread_reasons
 from pyg_accel.rewrite.guards import identity_of, reasons_now, state_of
-from pyg_accel.rewrite.lift import bind, is_written, lift, parameters_of
+from pyg_accel.rewrite.halos import HALO_LOOKUPS
+from pyg_accel.rewrite.lift import bind, is_user_layer, lift, parameters_of
 from pyg_accel.rewrite.lower import Program
-from pyg_accel.rewrite.rules import written
-from pyg_accel.rewrite.running import Run
 from pyg_accel.rewrite.select import Decision, Options, make_decision, sort_of, widths_of
-from pyg_accel.rewrite.together import Together, spread_reasons
+from pyg_accel.rewrite.shadow import ShadowModules
+from pyg_accel.rewrite.user_layers import UserLayerRun, lift_user_layer
 
-__all__ = ["Associated"]
+__all__ = ["RewrittenLayer"]
 
-MOST = 16  # decisions a layer keeps, and kinds of calls that a written one may fail at
+MOST = 16  # decisions a layer keeps, and kinds of calls that a user layer may fail at
 KINDS = 64  # of calls that it knows
 RECENT = 8  # graphs that a layer knows again
 # What is its own; all else that is read or assigned is the layer's.
 _OWN = frozenset((
-    "training", "options", "decisions", "reasons", "_twins", "_algebras", "_left", "_compiled",
+    "training", "options", "decisions", "reasons", "_shadows", "_algebras", "_left", "_compiled",
     "_defaults", "_recent", "_dtypes", "_unseen", "_seen", "_spread", *vars(torch.nn.Module()),
+))  # fmt: skip
+# What a copy of it finds again: functions that belong to this very layer.
+_LOST = frozenset((
+    "_algebras", "_left", "_compiled", "_defaults", "_recent", "_spread", "_unseen", "_seen",
+    "_shadows",
 ))  # fmt: skip
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
@@ -42,7 +46,7 @@ OUTSIDE = (
 )
 
 
-class Associated(torch.nn.Module):
+class RewrittenLayer(torch.nn.Module):
     """Stands in for a layer of a model, with the layer's own parameters.
 
     A call that cannot be lifted is made by the layer itself. It passes for the layer: for an
@@ -51,7 +55,7 @@ class Associated(torch.nn.Module):
 
     Attributes:
         source: the layer.
-        conv: its twin, which differs in its mode alone.
+        conv: its shadow, which differs in its mode alone.
         decisions: what was decided so far, the latest last.
         reasons: why calls were left to the layer.
     """
@@ -62,12 +66,12 @@ class Associated(torch.nn.Module):
     def __init__(self, conv: MessagePassing, options: Options) -> None:
         """Share everything with the layer, so that either changes with the other."""
         super().__init__()
-        own, twins = vars(self), Twins()
+        own, shadows = vars(self), ShadowModules()
         own["_parameters"], own["_buffers"] = conv._parameters, conv._buffers
         own["_non_persistent_buffers_set"] = conv._non_persistent_buffers_set
-        own["source"], own["conv"] = conv, twins(conv)  # no children: names stay what they are
+        own["source"], own["conv"] = conv, shadows(conv)  # no children: names stay what they are
         own["_modules"] = self.conv._modules
-        self._twins = twins
+        self._shadows = shadows
         self.training = conv.training
         self.options = options
         self.decisions: list[Decision] = []
@@ -76,11 +80,11 @@ class Associated(torch.nn.Module):
 
     def _start(self) -> None:
         self._algebras: dict[Any, tuple[Algebra, dict[str, int]] | str] = {}
-        self._left: dict[Any, str] = {}  # calls of written layers that PyG makes, and why
+        self._left: dict[Any, str] = {}  # calls of user layers that PyG makes, and why
         self._compiled: dict[str, Program] = {}
         self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
-        self._spread = Together()
+        self._spread = SharedDecisions()
         self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
         self._unseen = 0
         self._seen: tuple[int, ...] = ()
@@ -89,7 +93,7 @@ class Associated(torch.nn.Module):
     def __class__(self) -> type:
         """What it passes for."""
         conv = vars(self).get("conv")
-        return Associated if conv is None else type(conv)
+        return RewrittenLayer if conv is None else type(conv)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the layer has under a name."""
@@ -121,14 +125,14 @@ class Associated(torch.nn.Module):
         self.conv._load_from_state_dict(*args)
 
     def _update(self) -> None:
-        """Bring the twin up to date."""
+        """Bring the shadow up to date."""
         seen = identity_of(self.source)
         if seen != self._seen:
-            self._twins(self.source)
+            self._shadows(self.source)
             self._seen = seen
 
     def _look(self) -> list[str]:
-        """Bring the twin up to date; return why it has to be called itself."""
+        """Bring the shadow up to date; return why it has to be called itself."""
         self._update()
         return reasons_now(self.conv)
 
@@ -138,29 +142,17 @@ class Associated(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be found again: functions that belong to this very layer."""
-        state = dict(vars(self))
-        for name in (
-            "_algebras",
-            "_left",
-            "_compiled",
-            "_defaults",
-            "_recent",
-            "_spread",
-            "_unseen",
-            "_seen",
-            "_twins",
-        ):
-            state.pop(name)
+        state = {name: value for name, value in vars(self).items() if name not in _LOST}
         return state | {"decisions": [], "reasons": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start with the same layer and no decisions."""
         vars(self).update(state)
-        self._twins = Twins.of(self.source, self.conv)
+        self._shadows = ShadowModules.of(self.source, self.conv)
         self._start()
 
-    def train(self, mode: bool = True) -> "Associated":
-        """Set the mode of the twin, the way that a layer of its class does it."""
+    def train(self, mode: bool = True) -> "RewrittenLayer":
+        """Set the mode of the shadow, the way that a layer of its class does it."""
         self.conv.train(mode)
         self.training = self.conv.training
         return self
@@ -198,7 +190,7 @@ class Associated(torch.nn.Module):
         They have no sizes of their own, so the latest decision serves. It is made anew on what was
         learned of its graph, since compiled code keeps nothing from one call to the next.
         """
-        if BEYOND:  # rows of other processes are exchanged where a compiler does not look
+        if HALO_LOOKUPS:  # rows of other processes are exchanged where a compiler does not look
             return ""
         if sampled or self._look() or not self.decisions:
             return "layer"
@@ -234,7 +226,7 @@ class Associated(torch.nn.Module):
         try:
             self._update()
             call = Call(self.conv, bind(self.conv, args, kwargs))
-            own = is_written(type(self.conv))
+            own = is_user_layer(type(self.conv))
             reasons = data_reasons(call.edge_index) if own else []
             if call.halos is not None:
                 reasons += spread_reasons(own=own, precisions=len(_precision(call)))
@@ -243,7 +235,7 @@ class Associated(torch.nn.Module):
             if reasons := reasons or reasons_now(self.conv):
                 raise NotLifted("; ".join(reasons))
             if own:
-                out, left = self._written(call, run, args, kwargs)
+                out, left = self._user_layer(call, run, args, kwargs)
             else:
                 out = self._cast(run(call), call)
         except NotLifted as reason:  # a rule may find out when it looks at values
@@ -251,11 +243,11 @@ class Associated(torch.nn.Module):
             trees.clear()
             self.reasons[left] = self.reasons.get(left, 0) + 1
             out = self.conv(*args, **kwargs)
-        if self._twins.give_back(self.source):  # what the layer caches, say
+        if self._shadows.sync_back(self.source):  # what the layer caches, say
             self._seen = identity_of(self.source)
         return out, trees, left
 
-    def _written(
+    def _user_layer(
         self,
         call: Call,
         product: Callable[[Call], Any],
@@ -274,7 +266,7 @@ class Associated(torch.nn.Module):
             raise NotLifted(next(reversed(self._left.values())))
         if kinds in self._left:
             raise NotLifted(self._left[kinds])
-        run = Run(call, product)
+        run = UserLayerRun(call, product)
         out = run(args, kwargs)
         if run.left:
             self._left[kinds] = run.left
@@ -329,7 +321,7 @@ class Associated(torch.nn.Module):
         found = self._algebras.get(kinds)
         if found is None:
             try:
-                algebra = written(self.conv, call) if record else lift(self.conv, call)
+                algebra = lift_user_layer(self.conv, call) if record else lift(self.conv, call)
                 found = algebra, widths_of(algebra, call)
             except NotLifted as reason:
                 found = str(reason)
@@ -350,8 +342,8 @@ class Associated(torch.nn.Module):
         return self._unseen > 2
 
 
-def _blank() -> Associated:
-    made: Associated = Associated.__new__(Associated)
+def _blank() -> RewrittenLayer:
+    made: RewrittenLayer = RewrittenLayer.__new__(RewrittenLayer)
     return made
 
 

@@ -10,14 +10,19 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any
 
+import torch
 from torch_geometric.nn import MessagePassing
 
+import pyg_accel.rewrite.rules  # noqa: F401 - they register themselves
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
+from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.guards import reasons_now
+from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.registry import rule_of
-from pyg_accel.rewrite.rules import written
+from pyg_accel.rewrite.select import Options, assumptions_of
+from pyg_accel.rewrite.user_layers import lift_user_layer
 
-__all__ = ["bind", "is_written", "lift", "parameters_of"]
+__all__ = ["associations", "bind", "is_user_layer", "lift", "parameters_of"]
 
 
 @lru_cache(maxsize=256)
@@ -44,9 +49,53 @@ def lift(conv: MessagePassing, call: Call) -> Algebra:
     """
     if reasons := reasons_now(conv):
         raise NotLifted("; ".join(reasons))
-    return (rule_of(type(conv)) or written)(conv, call)  # type: ignore[arg-type]
+    return (rule_of(type(conv)) or lift_user_layer)(conv, call)  # type: ignore[arg-type]
 
 
-def is_written(cls: type) -> bool:
-    """Return whether a layer is without a rule: its code is run as it is, in every call."""
+def is_user_layer(cls: type) -> bool:
+    """Whether a layer has no rule: its code is run as it is, in every call."""
     return rule_of(cls) is None
+
+
+def associations(
+    conv: MessagePassing,
+    *example_inputs: Any,
+    train: bool = False,
+    static: bool = False,
+    upstream: bool = True,
+    **example_kwargs: Any,
+) -> Associations:
+    """Return every association of a layer's matrix products, and those that may be the fastest.
+
+    Args:
+        conv: the layer.
+        example_inputs: arguments that it is called with; by default features and an edge_index.
+        train: the backward pass counts too.
+        static: the features are the same in every call.
+        upstream: the features have gradients, as those of a hidden layer have.
+        example_kwargs: arguments by name.
+
+    Returns:
+        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each.
+
+    Raises:
+        NotLifted: with the reason, for a layer that is left as it is.
+    """
+    if not example_inputs and not example_kwargs:
+        inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of a network's first layer
+        channels = getattr(conv, "in_channels", None) or next(inner, 8)
+        width = max(channels if isinstance(channels, int) else 8, 1)
+        device = torch.device("meta")
+        if is_user_layer(type(conv)):  # its code runs, which takes data
+            device = next((p.device for p in conv.parameters()), torch.device("cpu"))
+        x = torch.ones(4, width, device=device)
+        if not isinstance(channels, int):
+            x = tuple(torch.ones(4, max(c, 1), device=device) for c in channels)  # type: ignore[assignment]
+        example_inputs = (x, torch.zeros(2, 4, dtype=torch.long, device=device))
+    call = Call(conv, bind(conv, example_inputs, example_kwargs))
+    try:
+        algebra = lift(conv, call)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise NotLifted(f"its code does not run on such arguments: {error}") from error
+    given = assumptions_of(algebra, call, Options(train, static, upstream))
+    return associations_of(algebra.expr, algebra.also, given)

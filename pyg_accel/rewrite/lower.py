@@ -22,6 +22,7 @@ from pyg_accel.rewrite.tree import (
     Tree,
     folded_nodes,
     is_sparse,
+    leaves_in,
     nodes_of,
     static_nodes,
 )
@@ -107,12 +108,13 @@ class _Run:
     def keep(self, number: int, node: Node) -> Any:
         """Compute what is the same for every call with this graph, once."""
         matrix: Matrix = self.value(self.program._matrix)
-        given, names = self.call.given, self.program._algebra.owners
-        owners = [given[n] for n in names if isinstance(given.get(n), Tensor)]
-        if _reads(node, "X"):
-            owners.append(self.call.x)
-        if _reads(node, "Y") and self.call.x_dst is not None:
-            owners.append(self.call.x_dst)
+        given = self.call.given
+        owners = [
+            given[n] for n in self.program._algebra.owners if isinstance(given.get(n), Tensor)
+        ]
+        features = {"X": self.call.x, "Y": self.call.x_dst}
+        names = {leaf.name for leaf in leaves_in(node)}
+        owners += [t for name, t in features.items() if name in names and t is not None]
         numbers = [self.value(n) for n in self.program._numbers[number]]
         owners += [n for n in numbers if isinstance(n, Tensor)]  # an expression names them only
         plain = tuple(n for n in numbers if not isinstance(n, Tensor))
@@ -220,14 +222,7 @@ class _Run:
 
 def _numbers(tree: Tree, items: Mapping[Tree, int]) -> tuple[int, ...]:
     """The numbers that a tree multiplies with, by their own number."""
-    leaves = [a for node in nodes_of(tree) for a in node.args if isinstance(a, Leaf) and a.number]
-    return tuple(items[leaf] for leaf in dict.fromkeys(leaves))
-
-
-def _reads(tree: Tree | None, name: str) -> bool:
-    if isinstance(tree, Node):
-        return any(_reads(a, name) for a in tree.args)
-    return tree is not None and tree.name == name
+    return tuple(items[leaf] for leaf in dict.fromkeys(leaves_in(tree)) if leaf.number)
 
 
 def gemm(data: Tensor | CBSR, weight: Tensor, heads: int = 1) -> Tensor:
@@ -268,12 +263,7 @@ def spmm(
     if matrix.weight is None:
         plain: Tensor = ops.spmm(matrix.graph, data, reduce=reduce)
         return matrix.rows(plain)
-    weight = matrix.weight
-    if weight.dim() == 2 and weight.size(1) == 1:
-        weight = weight.squeeze(1)
-    if weight.dim() == 2 and data.dim() == 2:
-        data = data.unsqueeze(1)  # every head weighs the same features
-    weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
+    data, weight = _beside(matrix.weight, data)
     if weight.dtype != data.dtype and not weight.requires_grad:
         weight = weight.to(data.dtype)
     operands = [data, weight]
@@ -283,18 +273,26 @@ def spmm(
     return matrix.rows(weighted)
 
 
+def _beside(weight: Tensor, data: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and weights of edges in as many dimensions."""
+    if weight.dim() == 2 and weight.size(1) == 1:
+        weight = weight.squeeze(1)
+    if weight.dim() == 2 and data.dim() == 2:
+        data = data.unsqueeze(1)  # every head weighs the same features
+    return data, weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
+
+
 def _sampled_spmm(matrix: Matrix, data: Tensor, reduce: str) -> Tensor:
     """The product over a sample of each row, as ``sampled()`` asks for it."""
-    graph, weight = matrix.graph, matrix.weight
     formula, operands = "u0", [data]
-    if weight is not None:
-        if weight.dim() == 2 and weight.size(1) == 1:
-            weight = weight.squeeze(1)
-        if weight.dim() == 2 and data.dim() == 2:
-            data = data.unsqueeze(1).expand(-1, weight.size(1), -1)
-        weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
+    if matrix.weight is not None:
+        data, weight = _beside(matrix.weight, data)
+        if weight.dim() == 3 and data.size(1) == 1:
+            data = data.expand(-1, weight.size(1), -1)
         formula, operands = "mul(u0,e1)", [data, weight]
-    outs, _ = aggregate(graph, parse(formula), operands, [reduce], edge_order=matrix.edge_order)
+    outs, _ = aggregate(
+        matrix.graph, parse(formula), operands, [reduce], edge_order=matrix.edge_order
+    )
     return outs[0]
 
 

@@ -13,12 +13,12 @@ from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_laz
 
 from pyg_accel.errors import VerificationError
 from pyg_accel.layers.reading import FAILURES
-from pyg_accel.rewrite.beyond import SPREAD
-from pyg_accel.rewrite.copies import Embedding, Twins, stray
 from pyg_accel.rewrite.cost import CostModel
-from pyg_accel.rewrite.layer import Associated
-from pyg_accel.rewrite.module import Rewritten
+from pyg_accel.rewrite.halos import DISTRIBUTED
+from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.module import RewrittenModule
 from pyg_accel.rewrite.select import Choose, Options
+from pyg_accel.rewrite.shadow import Embedding, ShadowModules, stray
 from pyg_accel.rewrite.trace import Unreadable, holds_layers, read
 from pyg_accel.rewrite.tree import Tree
 from pyg_accel.rewrite.verify import Outcome, differences, evaluated
@@ -58,7 +58,7 @@ def optimize(
             the features of a fixed graph: what a layer aggregates of them is computed once. A
             change of the tensor is noticed.
         choose: an association to use in place of the choice: its text, a tree of
-            :func:`~pyg_accel.rewrite.associations`, or a function that picks one of those it is
+            :func:`~pyg_accel.rewrite.lift`, or a function that picks one of those it is
             given; for experiments.
         cost: a cost model in place of that of the device.
         price_all: predict the time of every association, also where sizes suffice to choose: what
@@ -75,9 +75,9 @@ def optimize(
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
-    if any(isinstance(m, Associated) for m in model.modules()):
+    if any(isinstance(m, RewrittenLayer) for m in model.modules()):
         raise ValueError("expected a model that is not rewritten yet: optimize the original again")
-    if any(m in SPREAD for m in model.modules()):
+    if any(m in DISTRIBUTED for m in model.modules()):
         raise ValueError("expected a model before distribute(): optimize() it, then distribute it")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):
         raise ValueError(f"{type(model).__name__} has no message passing layer to rewrite")
@@ -90,21 +90,23 @@ def optimize(
     copied = _copied(model, options)
     if held := stray(_by_path(copied), {id(m) for m in model.modules()}):
         why = f"'{held}' holds the model that it is a part of: nothing is rewritten"
-        return Rewritten.of(model, None, {"": why}, name)
+        return RewrittenModule.of(model, None, {"": why}, name)
     graph, unread = _read(copied, given)
     _tell(copied, graph, given, static)
-    if static and not any(isinstance(m, Associated) and m.options.static for m in _within(copied)):
+    if static and not any(
+        isinstance(m, RewrittenLayer) and m.options.static for m in _within(copied)
+    ):
         warnings.warn(
             f"static={list(static)} has no effect: no layer gets {' or '.join(static)} as it is"
             + "".join(f"; {path or 'the model'} is not read: {why}"
                       for path, why in unread.items()), stacklevel=2,
         )  # fmt: skip
     expected = evaluated(copied, example_inputs, example_kwargs)
-    fast = Rewritten.of(copied, graph, unread, name)
+    fast = RewrittenModule.of(copied, graph, unread, name)
     if graph is not None:
         wrong = _misread(copied, fast, example_inputs, example_kwargs, expected, train)
         if wrong:
-            fast = Rewritten.of(copied, None, unread | {"": wrong}, name)
+            fast = RewrittenModule.of(copied, None, unread | {"": wrong}, name)
     if settings.verify:
         stock, mine = (
             evaluated(m, example_inputs, example_kwargs, gradients=train) for m in (model, fast)
@@ -142,7 +144,7 @@ def _short(value: Any) -> str:
 
 def _misread(
     copied: torch.nn.Module,
-    fast: Rewritten,
+    fast: RewrittenModule,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     expected: Outcome,
@@ -183,9 +185,9 @@ def _copied(model: torch.nn.Module, options: Options) -> torch.nn.Module:
     """A copy of the model with rewritten layers, and modes of its own."""
 
     def stand_in(module: torch.nn.Module) -> torch.nn.Module | None:
-        return Associated(module, options) if isinstance(module, MessagePassing) else None
+        return RewrittenLayer(module, options) if isinstance(module, MessagePassing) else None
 
-    copied = Twins(stand_in)(model)
+    copied = ShadowModules(stand_in)(model)
     for module in _within(copied):
         if type(module) is torch.nn.Embedding:
             module.__class__ = Embedding
@@ -193,8 +195,8 @@ def _copied(model: torch.nn.Module, options: Options) -> torch.nn.Module:
 
 
 def _by_path(module: torch.nn.Module, path: str = "") -> dict[str, torch.nn.Module]:
-    """The copies of modules, by path: those outside of layers, and of a layer the twin."""
-    if isinstance(module, Associated):
+    """The copies of modules, by path: those outside of layers, and of a layer its shadow."""
+    if isinstance(module, RewrittenLayer):
         return {path: module.conv}
     found = {path: module}
     for name, child in module._modules.items():
@@ -206,7 +208,7 @@ def _by_path(module: torch.nn.Module, path: str = "") -> dict[str, torch.nn.Modu
 def _within(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """A module and those inside, but for what is inside of layers."""
     yield module
-    if not isinstance(module, Associated):
+    if not isinstance(module, RewrittenLayer):
         for child in module.children():
             yield from _within(child)
 
@@ -231,7 +233,7 @@ def _tell(
     static: Sequence[str],
 ) -> None:
     """Tell every layer that the graph calls what is known of its features."""
-    if isinstance(copied, Associated):
+    if isinstance(copied, RewrittenLayer):
         learn = _requires_grad(given.get("x"))
         copied.options = replace(copied.options, static="x" in static, upstream=learn)
     if graph is None:
@@ -246,7 +248,7 @@ def _tell(
             learns[node] = _requires_grad(_attribute(copied, node.target))
         elif node.op == "call_module":
             layer = copied.get_submodule(node.target)
-            if isinstance(layer, Associated):
+            if isinstance(layer, RewrittenLayer):
                 sources = _nodes_in(node.args[0] if node.args else node.kwargs.get("x"))
                 fixed = bool(sources) and all(_names_one_of(n, static) for n in sources)
                 learn = any(learns[n] for n in sources)

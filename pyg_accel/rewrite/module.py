@@ -10,10 +10,10 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.layers.recorded import MODEL, Recorded
 
-__all__ = ["Rewritten"]
+__all__ = ["RewrittenModule"]
 
 
-class Rewritten(Recorded):
+class RewrittenModule(Recorded):
     """A rewritten model.
 
     Attributes:
@@ -26,7 +26,7 @@ class Rewritten(Recorded):
     @classmethod
     def of(
         cls, model: torch.nn.Module, graph: fx.Graph | None, unread: dict[str, str], name: str
-    ) -> "Rewritten":
+    ) -> "RewrittenModule":
         """Make one.
 
         Args:
@@ -79,7 +79,7 @@ def _whole(model: torch.nn.Module) -> fx.Graph:
 def _forward_of(model: torch.nn.Module) -> Callable[..., Any]:
     """A ``forward`` that hands all arguments on, whatever their kinds and defaults."""
 
-    def forward(self: Rewritten, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: RewrittenModule, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[MODEL](*args, **kwargs)
 
     given = signature(model.forward)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from pyg_accel.rewrite.ir import Leaf, leaves_of
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.model import optimize
-from pyg_accel.rewrite.module import Rewritten
+from pyg_accel.rewrite.module import RewrittenModule
 from pyg_accel.rewrite.select import Decision
-from pyg_accel.rewrite.tree import Tree
+from pyg_accel.rewrite.tree import Tree, composition_of, leaves_in
 
 __all__ = [
     "HEAD",
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 WIDTH = 100  # of text
+MOST = 24  # associations of a layer in a table of text
 COLUMNS = (36, 32, 10, 16)  # of a table in it
 HEAD = ("association", "primitives", "predicted", "verdict")
 
@@ -61,6 +62,11 @@ class TreePlan:
     verdict: str
     chosen: bool
     root: Tree
+
+    @property
+    def composition(self) -> str:
+        """Its name in the paper: dynamic or precompute, reuse or recompute."""
+        return composition_of(self.root)
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,10 @@ class ModelPlan:
             for fact in (*facts(layer), *legend(layer)):
                 lines += wrap(fact, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
             if layer.trees:
-                rows = [row(tree) for tree in layer.trees]
+                rows = [row(tree) for tree in layer.trees[:MOST]]
                 lines.append(_rich_table(rows) if find_spec("rich") else _plain_table(rows))
+                if len(layer.trees) > MOST:
+                    lines.append(f"and {len(layer.trees) - MOST} more, which format='md' lists")
         return "\n".join([*lines, *unread(self)])
 
 
@@ -134,7 +142,7 @@ def plan(
     Raises:
         ValueError: what ``optimize`` raises.
     """
-    if isinstance(model, Rewritten):
+    if isinstance(model, RewrittenModule):
         if example_inputs or options or train:
             raise ValueError(
                 "expected no examples and no options with a model that is rewritten: its plan is "
@@ -142,22 +150,22 @@ def plan(
             )
         return plan_of(model)
     fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
-    assert isinstance(fast, Rewritten)
+    assert isinstance(fast, RewrittenModule)
     return plan_of(fast)
 
 
-def plan_of(fast: Rewritten) -> ModelPlan:
+def plan_of(fast: RewrittenModule) -> ModelPlan:
     """Return what a rewritten model has decided so far."""
     found = []
     for path, module in fast.named_modules():
-        if isinstance(module, Associated):
+        if isinstance(module, RewrittenLayer):
             found.append(_layer(path, module))
-    train = any(m.options.train for m in fast.modules() if isinstance(m, Associated))
+    train = any(m.options.train for m in fast.modules() if isinstance(m, RewrittenLayer))
     return ModelPlan(type(fast).__name__, train, tuple(found),
                      dict(fast.unread))  # fmt: skip
 
 
-def _layer(path: str, layer: Associated) -> LayerPlan:
+def _layer(path: str, layer: RewrittenLayer) -> LayerPlan:
     empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", tuple(layer.reasons))
     if not layer.decisions:
         return empty
@@ -230,13 +238,13 @@ def legend(layer: LayerPlan) -> Iterator[str]:
     """Yield what the symbols of a layer's associations stand for, in a line."""
     if not layer.trees:
         return
-    leaves = {leaf.name: leaf for tree in layer.trees for leaf in _leaves(tree.root)}
+    leaves = {leaf.name: leaf for tree in layer.trees for leaf in leaves_in(tree.root)}
     kinds: dict[str, list[str]] = {}
     for leaf in leaves.values():
         kinds.setdefault(_meaning(leaf), []).append(leaf.name)
     found = [f"{', '.join(sorted(names))}: {meaning}" for meaning, names in kinds.items()]
     found += [f"{leaf} = {' '.join([leaf.name] * leaf.power)}"
-              for leaf in {str(x): x for t in layer.trees for x in _leaves(t.root)}.values()
+              for leaf in {str(x): x for t in layer.trees for x in leaves_in(t.root)}.values()
               if leaf.power > 1]  # fmt: skip
     works = " ".join(w for t in layer.trees for w in (*t.forward, *t.backward, *t.once))
     if "ᵀ" in works:
@@ -247,15 +255,6 @@ def legend(layer: LayerPlan) -> Iterator[str]:
         a, b, c = size.groups()
         found.append(f"{size[0]}: a matrix product [{a}, {b}] times [{b}, {c}]")
     yield "symbols: " + "; ".join(found)
-
-
-def _leaves(tree: Tree) -> Iterator[Leaf]:
-    if isinstance(tree, Leaf):
-        yield tree
-    else:
-        for arg in tree.args:
-            if arg is not None:
-                yield from _leaves(arg)
 
 
 def _meaning(leaf: Leaf) -> str:
@@ -286,7 +285,8 @@ def row(tree: TreePlan) -> tuple[str, ...]:
     if tree.bytes_kept:
         parts.append(f"keeps {tree.bytes_kept / 2**20:,.1f} MiB")
     time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3f} ms"
-    return (("▶ " if tree.chosen else "") + tree.tree, " · ".join(parts), time, tree.verdict)
+    verdict = "; ".join(filter(None, (tree.composition, tree.verdict)))
+    return (("▶ " if tree.chosen else "") + tree.tree, " · ".join(parts), time, verdict)
 
 
 def _counted(works: tuple[str, ...]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyg_accel.rewrite.algebra import Algebra, Call, Value
 from pyg_accel.rewrite.features import Entry, Features
-from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Map, Product, Sum, leaves_of
+from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf, Map, Sum, leaves_of, map_children
 
 __all__ = ["Record", "record_of"]
 
@@ -40,9 +40,9 @@ class Record:
         """Return what a layer computes; ``values`` says how those of the leaves are found."""
         constants = tuple(name for name, e in self.entries.items() if e.leaf.name[0] == "e")
         parts = made.parts
-        return Algebra(self.expr, values, parts.maps, constants=constants,
-                       sizes=self.sizes | parts.sizes, facts=parts.facts, sampled=parts.sampled,
-                       **more)  # fmt: skip
+        return Algebra(self.expr, values, parts.maps, parts.scores, constants=constants,
+                       sizes=self.sizes | parts.sizes, calls=parts.calls, facts=parts.facts,
+                       sampled=parts.sampled, **more)  # fmt: skip
 
 
 def record_of(made: Features, expr: Expr) -> Record:
@@ -83,7 +83,8 @@ def _named(
         for leaf in leaves:
             if leaf.name[0] == base:
                 name(leaf.cols, letter)
-    name(expr.cols, "H")
+    name(_in_heads(expr).cols, "H")
+    name(expr.cols, "O")
     weights = [leaf for leaf in leaves if leaf.name[0] == "W"]
     names: dict[str, str] = {}
     counts: Counter[str] = Counter()
@@ -104,20 +105,28 @@ def _named(
 
     sizes = tuple((symbols[root(s)], n) for s, n in widths if root(s) in symbols)
     table = tuple((leaf.name, names[leaf.name], leaf) for leaf in leaves)
-    return _mapped(expr, renamed), table, sizes
+
+    def mapped(expr: Expr) -> Expr:
+        match map_children(expr, mapped):
+            case Leaf() as leaf:
+                return renamed(leaf)
+            case Broadcast(vector=vector) as found:
+                return replace(found, vector=renamed(vector))
+            case Map(cols_out=cols) as found:
+                return replace(found, cols_out=cols and symbols[root(cols)])
+            case Attend(matrix=matrix) as found:
+                return replace(found, matrix=renamed(matrix))
+            case found:
+                return found
+
+    return mapped(expr), table, sizes
 
 
-def _mapped(expr: Expr, change: Callable[[Leaf], Leaf]) -> Expr:
-    """Return an expression with other leaves."""
+def _in_heads(expr: Expr) -> Expr:
+    """What heads are made one matrix of, in an expression that is."""
     match expr:
-        case Leaf():
-            return change(expr)
-        case Product(factors=parts):
-            return Product(tuple(_mapped(p, change) for p in parts))
-        case Sum(terms=parts):
-            return Sum(tuple(_mapped(p, change) for p in parts))
-        case Broadcast(vector=vector, arg=arg):
-            return Broadcast(change(vector), _mapped(arg, change))
-        case Map(arg=arg):
-            return replace(expr, arg=_mapped(arg, change))
-    raise ValueError(f"{expr} is not recorded")
+        case Map(arg=arg, cols_out=cols):
+            return arg if cols else _in_heads(arg)
+        case Sum(terms=(first, *_)):
+            return _in_heads(first)
+    return expr

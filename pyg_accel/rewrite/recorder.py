@@ -8,7 +8,7 @@ is linear in the features. A layer whose code does the same in every call of a k
 from collections.abc import Callable
 from functools import lru_cache
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,32 +34,37 @@ from pyg_accel.rewrite.rules.common import (
 )
 from pyg_accel.rewrite.terms import MOST, Term, terms_of
 
-__all__ = ["Recorder", "Scaled"]
+__all__ = ["EdgeFactor", "Reading", "Recorder", "Scaled"]
 
 _FIXED = ("aggregate", "update")  # methods that have to be PyG's own
 
 
-class Scaled(DeferredOperand):
-    """The weights of a normalised adjacency, which no code but a message may ask for.
+_Factor = TypeVar("_Factor", bound="EdgeFactor")
+
+
+class EdgeFactor(DeferredOperand):
+    """Factors of messages [E] or [E, heads], which no code but a message may ask for.
 
     Attributes:
-        hop: multiplies an expression with the adjacency.
+        facts: what they are.
     """
 
-    hop: Callable[[Expr], Expr]
+    what = "normalised edge weights"
+    facts: Any
 
     @classmethod
-    def of(cls, hop: Callable[[Expr], Expr], shape: tuple[int, ...], like: Tensor) -> "Scaled":
-        """Make one like features."""
-        made: Scaled = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=like.dtype, device=like.device
-        )
-        made.hop = hop
+    def of(cls: type[_Factor], like: Tensor, shape: tuple[int, ...], facts: Any) -> _Factor:
+        """Make some of the dtype and device of another tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            made: _Factor = Tensor._make_wrapper_subclass(
+                cls, shape, dtype=like.dtype, device=like.device
+            )
+        made.facts = facts
         return made
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
-        raise NotLifted("normalised edge weights that the layer uses otherwise too")
+        raise NotLifted(f"{self.what} that the layer uses otherwise too")
 
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
@@ -67,10 +72,17 @@ class Scaled(DeferredOperand):
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See :meth:`DeferredOperand.after`."""
-        if name in ("view", "reshape", "unsqueeze") and args in ((-1, 1), (1,), (-1,)):
-            size = plain_shape(self)[0]
-            return self.of(self.hop, (size,) if args == (-1,) else (size, 1), self)
-        return None
+        if name not in ("view", "reshape", "unsqueeze"):
+            return None
+        old = torch.empty(plain_shape(self), device="meta")
+        with torch._C.DisableTorchFunction():
+            new = func(old, *args, **kwargs)
+        same = [n for n in new.shape if n != 1] == [n for n in old.shape if n != 1]
+        return self.of(self, tuple(new.shape), self.facts) if same else None
+
+
+class Scaled(EdgeFactor):
+    """The weights of a normalised adjacency; the facts: what multiplies an expression with it."""
 
 
 class Reading(Trace):
@@ -87,8 +99,8 @@ class Reading(Trace):
 
 
 @lru_cache(maxsize=256)
-def _parameters(message: Any) -> tuple[Parameter, ...]:
-    return tuple(signature(message).parameters.values())[1:]
+def _parameters(method: Any) -> tuple[Parameter, ...]:
+    return tuple(signature(method).parameters.values())[1:]
 
 
 class Recorder(Features):
@@ -114,16 +126,25 @@ class Recorder(Features):
             raise NotLifted(f"{name} calls propagate in an unusual way")
         if not self.steady():
             raise NotLifted(f"{name} changes the mode of autograd or autocast")
-        trace = Reading(call.edge_index, call.conv.flow)
+        return *self.traced("message", kwargs), mean
+
+    def traced(self, name: str, kwargs: dict[str, Any]) -> tuple[Reading, Any]:
+        """Run a method of the layer that PyG collects arguments for."""
+        trace = Reading(self.call.edge_index, self.call.conv.flow)
         with trace:
-            given = self._arguments(trace, kwargs)
-            message = self.layer.message(**given)
+            given = self._arguments(trace, kwargs, name)
+            result = self.method(name)(**given)
         trace.made.clear()  # for plans, of which there are none; they refer to the trace
         trace.gathered.clear()
-        return trace, message, mean
+        return trace, result
 
-    def _arguments(self, trace: Reading, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of ``message``, as PyG collects them."""
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return a method of the layer."""
+        found: Callable[..., Any] = getattr(self.layer, name)
+        return found
+
+    def _arguments(self, trace: Reading, kwargs: dict[str, Any], method: str) -> dict[str, Any]:
+        """The arguments of a method, as PyG collects them."""
         call, target = self.call, trace.target
         entries, rows = call.edge_index, call.num_rows
         size = kwargs.get("size")
@@ -137,13 +158,13 @@ class Recorder(Features):
             "size_j": lambda: call.num_cols,
         }  # fmt: skip
         given: dict[str, Any] = {}
-        for parameter in _parameters(type(call.conv).message):
+        for parameter in _parameters(getattr(type(call.conv), method)):
             key = parameter.name
             base, row = key[:-2], target if key.endswith("_i") else 1 - target
             if key in known:
                 given[key] = known[key]()
             elif parameter.kind is not Parameter.POSITIONAL_OR_KEYWORD:
-                raise NotLifted(f"the message of {self._name} takes any arguments")
+                raise NotLifted(f"the {method} of {self._name} takes any arguments")
             elif key.endswith(("_i", "_j")) and base in kwargs:
                 value = kwargs[base]
                 if isinstance(value, (tuple, list)):
@@ -153,14 +174,14 @@ class Recorder(Features):
                 given[key] = value
                 if isinstance(value, Tensor):
                     nodes = rows if row == target else call.num_cols
-                    dims = (1, 2) if call.conv.node_dim == 0 else (2,)
+                    dims = (1, 2, 3) if call.conv.node_dim == 0 else (2,)
                     if value.dim() not in dims or value.size(0) != nodes:
                         raise NotLifted(f"{self._name} gathers what is not one row per node")
                     given[key] = trace.gather(self.opened(value), 0, row)
             elif key in kwargs:
                 given[key] = kwargs[key]
             elif parameter.default is Parameter.empty:
-                raise NotLifted(f"the message of {self._name} takes {key}")
+                raise NotLifted(f"the {method} of {self._name} takes {key}")
         trace.sizes[target] = rows
         return given
 
@@ -229,7 +250,7 @@ class Recorder(Features):
         if len(weights) == 1 and isinstance(weights[0][0], Scaled):
             if weights[0][1] or mean:
                 return None
-            out = weights[0][0].hop(out)
+            out = weights[0][0].facts(out)
         elif any(isinstance(t, Scaled) for t, _ in weights):
             return None
         else:

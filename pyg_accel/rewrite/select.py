@@ -18,11 +18,11 @@ from pyg_accel.rewrite.cost import (
     cost_model,
 )
 from pyg_accel.rewrite.enumerate import associations_of
+from pyg_accel.rewrite.equivalents import merge, simplify
 from pyg_accel.rewrite.ir import Expr, leaves_of
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.matrices import Matrix
 from pyg_accel.rewrite.prune import Associations
-from pyg_accel.rewrite.simplification import merge, simplify
 from pyg_accel.rewrite.tree import Tree, is_sparse
 from pyg_accel.rewrite.tree_cost import Assumptions, Features
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from pyg_accel.rewrite.ir import Leaf
 
-__all__ = ["WRITTEN", "Node", "Tree", "folded_nodes", "is_sparse", "nodes_of", "static_nodes"]
+__all__ = [
+    "WRITTEN",
+    "Node",
+    "Tree",
+    "composition_of",
+    "folded_nodes",
+    "is_sparse",
+    "leaves_in",
+    "nodes_of",
+    "static_nodes",
+]
 
 WRITTEN = "dense"  # name of the map that writes the zeros of a selection
 
@@ -63,6 +73,15 @@ def is_sparse(tree: Tree) -> bool:
     return tree.kind in ("sparse", "weighted")
 
 
+def leaves_in(tree: Tree | None) -> Iterator[Leaf]:
+    """Yield every leaf, in the order of reading; one used twice comes twice."""
+    if isinstance(tree, Leaf):
+        yield tree
+    elif tree is not None:
+        for arg in tree.args:
+            yield from leaves_in(arg)
+
+
 def nodes_of(tree: Tree) -> Iterator[Node]:
     """Yield every distinct node once, arguments before what uses them."""
     seen: set[Node] = set()
@@ -111,3 +130,24 @@ def folded_nodes(tree: Tree) -> set[Node]:
         for product, users in readers.items()
         if all(user.op == "attend" and user.folds for user in users)
     }
+
+
+def composition_of(tree: Tree) -> str:
+    """Return what the paper calls a composition (section 5), or nothing where it has no name.
+
+    Normalisation is ``dynamic`` where the rows of features are scaled, ``precompute`` where the
+    entries of the matrix are, once a graph. Attention is ``reuse`` where it weighs a product that
+    its scores are made of, ``recompute`` where it weighs the features before that product.
+    """
+    nodes = [*nodes_of(tree)]
+    if weighed := [n for n in nodes if n.op == "spmm" and getattr(n.args[0], "op", "") == "attend"]:
+        mixed = any(isinstance(n.args[1], Leaf) and n.args[1].name[0] in "XYZ" for n in weighed)
+        return "recompute" if mixed else "reuse"
+    scaled = {n.op for n in nodes
+              if n.op == "scale_edges" or (n.op == "scale_rows" and not _by_number(n))}  # fmt: skip
+    names = {"scale_edges": "precompute", "scale_rows": "dynamic"}
+    return names[scaled.pop()] if len(scaled) == 1 else "partly precompute" if scaled else ""
+
+
+def _by_number(node: Node) -> bool:
+    return isinstance(node.args[0], Leaf) and node.args[0].number

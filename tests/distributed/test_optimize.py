@@ -12,7 +12,7 @@ from torch_geometric import nn
 from torch_geometric.data import Data
 
 import pyg_accel
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 
 
 def shared(name: str) -> Any:
@@ -101,7 +101,7 @@ def compare(
         fast = pyg_accel.optimize(many, *given, train=True)
         spread, share = pyg_accel.distribute(fast, graph(device), **(options or {}))
         given = arguments(layer, share)
-        conv = next(m for m in spread.modules() if type(m) is Associated)
+        conv = next(m for m in spread.modules() if type(m) is RewrittenLayer)
         conv.decisions.clear()
         received = []
         for wanted in expected:  # what is kept of the first call must serve the second
@@ -189,7 +189,7 @@ def steps(device: torch.device, compiled: bool) -> str:
         expected = MODELS.trained(alone, MODELS.graph().to(device), MODELS.loss_of)
         spread, share = pyg_accel.distribute(fast, data)
         for module in spread.modules():
-            if type(module) is Associated:
+            if type(module) is RewrittenLayer:
                 module.decisions.clear()
         run = torch.compile(spread, backend="eager") if compiled else spread
         found = MODELS.trained(run, share, MODELS.loss_of)
@@ -198,7 +198,7 @@ def steps(device: torch.device, compiled: bool) -> str:
         plan = str(pyg_accel.plan(fast))
         assert "exchange hx" in plan and "h = " in plan
         return "; ".join(str(m.decisions[-1].choice.tree) for m in spread.modules()
-                         if type(m) is Associated)  # fmt: skip
+                         if type(m) is RewrittenLayer)  # fmt: skip
     finally:
         torch.set_default_dtype(torch.float32)
 

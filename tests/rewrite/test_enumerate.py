@@ -5,10 +5,9 @@ from torch_geometric.nn import GATConv
 
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.enumerate import enumerate_trees
-from pyg_accel.rewrite.forms import forms
+from pyg_accel.rewrite.equivalents import equivalents, simplify
 from pyg_accel.rewrite.ir import Attend, Broadcast, Leaf, Map, Product, Sum, verify
 from pyg_accel.rewrite.prune import prune
-from pyg_accel.rewrite.simplification import simplify
 from pyg_accel.rewrite.tree import nodes_of
 from pyg_accel.rewrite.tree_cost import Assumptions
 
@@ -34,7 +33,7 @@ def test_a_broadcast_with_a_vector_of_another_length_stays_a_barrier():
 
 
 def test_neighbouring_equal_diagonals_are_multiplied():
-    (form,) = forms(Broadcast(D, A @ Broadcast(D, Broadcast(D, A @ Broadcast(D, X)))))
+    (form,) = equivalents(Broadcast(D, A @ Broadcast(D, Broadcast(D, A @ Broadcast(D, X)))))
     assert str(form) == "D A D² A D X"
 
 

@@ -4,6 +4,7 @@ import builtins
 import io
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 import torch
@@ -129,6 +130,41 @@ def test_the_drawing_of_many_trees_is_legible_and_says_how_many_more_there_are(t
     assert int(root.get("width")) <= 1700
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert any(f"and {len(found.layers[0].trees) - 4} more" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("conv", "chosen", "name"),
+    [
+        (nn.GCNConv(12, 4), "((D·(A·(D·(X·W)))) + b)", "dynamic"),
+        (nn.GCNConv(12, 4), "(((D·A·D)·(X·W)) + b)", "precompute"),
+        (nn.GCNConv(12, 4), "((D·((A·D)·(X·W))) + b)", "partly precompute"),
+        (nn.GATConv(12, 4, bias=False), "concat((softmax(A, (X·W))·(X·W)))", "reuse"),
+        (nn.GATConv(12, 4, bias=False), "concat(((softmax(A, (X·W))·X)·W))", "recompute"),
+        (nn.SAGEConv(12, 4), "(mean(A·(X·W)) + (X·V) + b)", ""),
+    ],
+)
+def test_compositions_have_the_names_of_the_paper(conv, chosen, name):
+    (layer,) = pyg_accel.plan(conv, *inputs(), choose=chosen, cost=Flops()).layers
+    assert layer.trees[0].chosen and layer.trees[0].composition == name
+    assert f"{name}; chosen by forced".removeprefix("; ") in " ".join(plans.row(layer.trees[0]))
+
+
+def test_no_names_of_a_drawing_touch():
+    out = io.StringIO()
+    conv = nn.GATConv(12, 4, heads=2, concat=False)
+    pyg_accel.explain(conv, *inputs(), format="svg", train=True, cost=Flops(), file=out)
+    root = ElementTree.fromstring(out.getvalue())
+    lines: dict[int, list[tuple[float, float]]] = {}
+    for e in root.iter("{http://www.w3.org/2000/svg}text"):
+        if e.get("text-anchor") == "middle":
+            half = 7.3 * len(e.text) / 2  # of a monospaced font of 12 pixels
+            x = int(e.get("x"))
+            lines.setdefault(int(e.get("y")), []).append((x - half, x + half))
+    assert len(lines) > 4
+    for spans in lines.values():
+        spans.sort()
+        assert all(a[1] < b[0] for a, b in pairwise(spans))
+        assert spans[0][0] > 0 and spans[-1][1] < int(root.get("width"))
 
 
 def test_an_unknown_format_is_refused():

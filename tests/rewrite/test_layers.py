@@ -7,8 +7,8 @@ from torch_geometric import nn
 
 from pyg_accel import layers
 from pyg_accel.native import cpu_unavailable_reasons
-from pyg_accel.rewrite.associations import associations
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.lift import associations
 from pyg_accel.rewrite.select import Options
 
 SOURCES, TARGETS, EDGES = 40, 40, 260
@@ -62,11 +62,11 @@ def check(conv, *args, trees=None, promoted=None):
         assert (len(found.all), len(found.promoted)) == (trees, promoted)
     parameters = list(conv.parameters())
     expected = run(conv, args, parameters)
-    priced = Associated(conv, Options(train=True, price_all=True))
+    priced = RewrittenLayer(conv, Options(train=True, price_all=True))
     run(priced, args, parameters)
     assert all(seconds > 0 for seconds in priced.decisions[-1].choice.seconds.values())
     for tree in found.all:
-        layer = Associated(conv, Options(train=True, choose=tree))
+        layer = RewrittenLayer(conv, Options(train=True, choose=tree))
         for _ in range(2):  # what is kept for the graph is used the second time
             for mine, theirs in zip(run(layer, args, parameters), expected, strict=True):
                 if theirs is None:
@@ -142,7 +142,7 @@ def test_graph_conv(aggr, learned):
 )
 def test_what_is_not_covered_runs_as_it_is_and_says_why(conv, args, reason):
     conv = conv.double()
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     x, edge_index = features(), graph()
     assert torch.equal(layer(x, edge_index, *args), conv(x, edge_index, *args))
     assert [reason in text for text in layer.reasons] == [True]
@@ -155,7 +155,7 @@ def test_a_subclass_with_its_own_message_is_left_alone():
             return 2 * super().message(x_j, edge_weight)
 
     conv = Doubled(6, 4).double()
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     x, edge_index = features(), graph()
     assert torch.equal(layer(x, edge_index), conv(x, edge_index))
     assert "Doubled" in next(iter(layer.reasons))
@@ -296,7 +296,7 @@ def test_what_a_layer_caches_is_that_of_its_first_call(make):
     args, later = (features(), graph(), weights()), (features(), graph())
     conv.reset_parameters()
     other.load_state_dict(conv.state_dict())
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     for given in (args, later):
         torch.testing.assert_close(layer(*given), other(*given))
     assert not layer.reasons
@@ -319,7 +319,7 @@ def test_other_attention_has_the_same_choice(layer):
 
 def test_dropout_of_attention_follows_the_mode():
     conv = nn.GATConv(6, 4, dropout=0.5).double()
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     x, edge_index = features(), graph()
     torch.testing.assert_close(layer.eval()(x, edge_index), conv.eval()(x, edge_index))
     outs = [layer.train()(x, edge_index) for _ in range(2)]

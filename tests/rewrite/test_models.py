@@ -15,7 +15,7 @@ from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 import pyg_accel
 from pyg_accel import optimize, plan
 from pyg_accel.patching import reasons
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.settings import settings
 
 N, E = 60, 500
@@ -353,7 +353,7 @@ def test_it_does_what_the_original_does(make, train):
     for mode in (True, False, True):
         expected, found = (outcome(m, mode, *args) for m in (other, fast))
         agree(expected, found, tolerance)
-    layers = [m for m in fast.modules() if isinstance(m, Associated)]
+    layers = [m for m in fast.modules() if isinstance(m, RewrittenLayer)]
     assert layers and all(layer.decisions for layer in layers)
 
 
@@ -492,7 +492,7 @@ def test_explainers_find_its_layers(make):
     torch.testing.assert_close(explained(fast, GNNExplainer(epochs=3), *args), mask)
     assert float(mask.abs().sum()) > 0
     torch.testing.assert_close(fast(*args), model(*args))
-    layers = [m for m in fast.modules() if isinstance(m, Associated)]
+    layers = [m for m in fast.modules() if isinstance(m, RewrittenLayer)]
     assert all(not layer.explain for layer in layers)
 
 

@@ -13,7 +13,7 @@ from pyg_accel import layers as layers_of_maxk
 from pyg_accel import optimize
 from pyg_accel.errors import VerificationError
 from pyg_accel.rewrite import lower
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.settings import settings
 
 N, E = 200, 1500
@@ -74,7 +74,7 @@ def inputs(width=12):
 
 
 def layers(model):
-    return [m for m in model.modules() if isinstance(m, Associated)]
+    return [m for m in model.modules() if isinstance(m, RewrittenLayer)]
 
 
 def same(model, fast, *args, **kwargs):
@@ -140,8 +140,8 @@ def test_only_code_that_cannot_be_read_is_run_as_it_is():
     fast = optimize(Nested(), *inputs())
     assert list(fast.unread) == ["encoder"]
     assert "control flow" in fast.unread["encoder"]
-    assert isinstance(fast.head, Associated)
-    assert isinstance(fast.encoder.first, Associated)
+    assert isinstance(fast.head, RewrittenLayer)
+    assert isinstance(fast.encoder.first, RewrittenLayer)
 
 
 def test_nothing_of_the_original_changes():
@@ -425,7 +425,9 @@ def test_the_report_counts_calls_of_rewritten_layers_and_none_of_optimize_itself
     assert report_of() == []
     for _ in range(3):
         fast(*args)
-    trees = {str(m.decisions[-1].choice.tree) for m in fast.modules() if isinstance(m, Associated)}
+    trees = {
+        str(m.decisions[-1].choice.tree) for m in fast.modules() if isinstance(m, RewrittenLayer)
+    }
     rows = report_of()
     assert {row.formula for row in rows} == trees
     assert [row.calls for row in rows] == [3, 3]

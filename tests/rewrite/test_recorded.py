@@ -8,7 +8,7 @@ from torch_geometric.utils import degree
 from pyg_accel import optimize, plan
 from pyg_accel.layers import to_maxk
 from pyg_accel.rewrite import NotLifted, associations, lifts, record
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.select import Options
 
 N, E = 40, 300
@@ -118,7 +118,7 @@ def test_every_tree_of_a_recorded_layer_computes_what_it_computes(make):
     assert len(trees) > 1
     expected = outcome(conv, *args)
     for tree in trees[:: max(1, len(trees) // 24)]:
-        layer = Associated(conv, Options(train=True, choose=tree))
+        layer = RewrittenLayer(conv, Options(train=True, choose=tree))
         for _ in range(2):
             for mine, theirs in zip(outcome(layer, *args), expected, strict=True):
                 assert (mine is None) == (theirs is None)
@@ -133,7 +133,7 @@ def test_every_tree_of_a_recorded_layer_computes_what_it_computes(make):
 def test_precisions_are_those_of_the_layer(make, dtype):
     conv, args = make(), inputs()
     args = [t.float() if t.is_floating_point() else t for t in args]
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         mine, theirs = layer(*args), conv(*args)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
@@ -154,7 +154,7 @@ class Once(Inside):
 def test_a_layer_is_recorded_once_where_its_author_says_so():
     lifts(Once)(record)
     conv, args = Once().double(), inputs()
-    layer = Associated(conv, Options(train=True))
+    layer = RewrittenLayer(conv, Options(train=True))
     for _ in range(3):
         torch.testing.assert_close(outcome(layer, *args), outcome(conv, *args))
     assert layer.decisions and not layer.reasons
@@ -208,7 +208,7 @@ class Saves(Base):
 @pytest.mark.parametrize("make", [Overwrites, Stays, Saves])
 def test_features_that_are_overwritten_are_read_before(make):
     conv, args = make().double(), inputs()
-    layer = Associated(conv, Options(train=True))
+    layer = RewrittenLayer(conv, Options(train=True))
     for _ in range(2):
         with torch.no_grad():
             torch.testing.assert_close(layer(*args), conv(*args), rtol=1e-9, atol=1e-9)
@@ -238,7 +238,7 @@ def test_layers_of_pyg_without_a_rule_take_part_where_they_are_linear():
 
 def test_arguments_may_have_any_names():
     conv, (x, edge_index, weight) = Renamed().double(), inputs()
-    layer = Associated(conv, Options(train=True))
+    layer = RewrittenLayer(conv, Options(train=True))
     args = edge_index, x, weight
     torch.testing.assert_close(layer(*args), conv(*args))
     assert layer.decisions and not layer.reasons
@@ -246,14 +246,14 @@ def test_arguments_may_have_any_names():
 
 def test_differences_are_taken_edge_by_edge():
     conv, args = Difference().double(), inputs()
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     torch.testing.assert_close(layer(*args), conv(*args))
     assert "is not linear" in next(iter(layer.reasons)) and not layer.decisions
 
 
 def test_sizes_and_values_may_change_between_calls():
     conv, args = Normalised().double(), inputs()
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     for rows in (N, N + 30, 7):
         x, edge_index = torch.randn(rows, 6).double(), torch.randint(rows, (2, 5 * rows))
         torch.testing.assert_close(layer(x, edge_index, None), conv(x, edge_index, None))

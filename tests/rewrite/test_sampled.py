@@ -7,7 +7,7 @@ from torch_geometric import nn
 import pyg_accel
 from pyg_accel import layers
 from pyg_accel.rewrite import associations, optimize
-from pyg_accel.rewrite.layer import Associated
+from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.select import Options
 
 N, E, WIDTH = 60, 1500, 4
@@ -51,7 +51,7 @@ def test_every_tree_takes_the_sample_of_patched_layers(name, strategy, rescale):
         right = conv(x, edge_index)
         ran = 0
         for tree in found.all:
-            layer = Associated(conv, Options(choose=tree))
+            layer = RewrittenLayer(conv, Options(choose=tree))
             try:
                 out = layer(x, edge_index)
             except ValueError:  # counts the entries of whole rows

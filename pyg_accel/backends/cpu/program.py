@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pyg_accel.formula import (
-    BINARY,
     SIDES,
-    UNARY,
     Binary,
     Const,
     Formula,
@@ -20,6 +18,7 @@ from pyg_accel.formula import (
     selects,
     shape_of,
 )
+from pyg_accel.functions import OPS
 
 __all__ = [
     "COMBINE",
@@ -33,7 +32,6 @@ __all__ = [
 ]
 
 # The numbers of csrc/cpu/kernels.h: its enumerations list the same names in the same order.
-OPS = (*BINARY, *UNARY, "const")
 COMBINE = ("mul", "add", "sub", "reverse_sub")
 REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 MAX_OPERANDS = 12

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Const, Formula, Operand, Sum, Unary
+from pyg_accel.functions import FUNCTIONS
 from pyg_accel.graph import CSR, ptr2index
 
 __all__ = ["evaluate", "places_of"]
@@ -27,34 +28,13 @@ def evaluate(formula: Formula, operands: list[Tensor], place: dict[str, Tensor])
         case Sum(arg=arg):
             return evaluate(arg, operands, place).sum(-1, keepdim=True)
         case Unary(op=op, arg=arg, value=value):
-            return _unary(op, evaluate(arg, operands, place), value)
+            args = (evaluate(arg, operands, place), value)
+            function = FUNCTIONS[op]
+            result: Tensor = function.torch(*args[: 1 + function.parameter])
+            return result
     left = evaluate(formula.left, operands, place)
     right = evaluate(formula.right, operands, place)
-    match formula.op:
-        case "add":
-            return left + right
-        case "sub":
-            return left - right
-        case "mul":
-            return left * right
-        case "div":
-            return left / right
-    return torch.where(right == place["e"].view(-1, 1, 1), left, 0)
-
-
-def _unary(op: str, x: Tensor, value: float) -> Tensor:
-    match op:
-        case "neg" | "abs" | "exp" | "log" | "sqrt" | "relu" | "sigmoid" | "tanh" | "sign":
-            result: Tensor = getattr(torch, op)(x)
-            return result
-        case "leaky_relu":
-            return torch.nn.functional.leaky_relu(x, value)
-        case "softplus":
-            return torch.logaddexp(x, torch.zeros_like(x))
-        case "pow":
-            return x.pow(value)
-        case "step":
-            return (x > 0).to(x.dtype)
-        case "iszero":
-            return (x == 0).to(x.dtype)
-    return torch.where(x == 0, 1, x)  # nonzero
+    if formula.op == "sel":
+        return torch.where(right == place["e"].view(-1, 1, 1), left, 0)
+    combined: Tensor = FUNCTIONS[formula.op].torch(left, right)
+    return combined

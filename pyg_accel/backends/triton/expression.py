@@ -4,25 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, operands_of, selects
+from pyg_accel.functions import FUNCTIONS
 
 __all__ = ["Names", "emit", "index_operands", "keeps_zero", "number", "per_target"]
 
-_UNARY = {
-    "neg": "-{x}",
-    "abs": "tl.abs({x})",
-    "exp": "tl.exp({x})",
-    "log": "tl.log({x})",
-    "sqrt": "tl.sqrt({x})",
-    "relu": "tl.where({x} <= 0.0, 0.0, {x})",  # this way round a NaN stays one
-    "sigmoid": "1.0 / (1.0 + tl.exp(-{x}))",
-    "tanh": "tanh({x})",
-    "softplus": "softplus({x})",
-    "step": "({x} > 0.0).to(ACC)",
-    "sign": "({x} > 0.0).to(ACC) - ({x} < 0.0).to(ACC)",
-    "iszero": "({x} == 0.0).to(ACC)",
-    "nonzero": "tl.where({x} == 0.0, 1.0, {x})",
-}
-_BINARY = {"add": "{x} + {y}", "sub": "{x} - {y}", "mul": "{x} * {y}", "div": "{x} / {y}"}
 _LONGEST_PRODUCT = 8  # larger whole powers go through the logarithm
 
 
@@ -66,19 +51,17 @@ def emit(node: Formula, names: Names, edge: str) -> str:
             return names.new(f"tl.full([1, 1], {number(value)}, ACC)", node)
         case Sum(arg=arg) if names.summed:
             return names.new(names.summed.format(x=emit(arg, names, edge)), node)
-        case Unary(op="leaky_relu", arg=arg, value=value):
-            x = emit(arg, names, edge)
-            return names.new(f"tl.where({x} > 0.0, {x}, {x} * {number(value)})", node)
         case Unary(op="pow", arg=arg, value=value):
             return names.new(_power(emit(arg, names, edge), value), node)
-        case Unary(op=op, arg=arg):
-            return names.new(_UNARY[op].format(x=emit(arg, names, edge)), node)
+        case Unary(op=op, arg=arg, value=value):
+            x = emit(arg, names, edge)
+            return names.new(FUNCTIONS[op].triton.format(x=x, v=number(value)), node)
         case Binary(op="sel", left=left, right=right):
             x, winner = emit(left, names, edge), emit(right, names, edge)
             return names.new(f"tl.where({edge} == {winner}, {x}, 0.0)", node)
         case Binary(op=op, left=left, right=right):
             x, y = emit(left, names, edge), emit(right, names, edge)
-            return names.new(_BINARY[op].format(x=x, y=y), node)
+            return names.new(FUNCTIONS[op].triton.format(x=x, y=y), node)
     raise AssertionError(f"{node} should have been prepared for the kernel")
 
 
@@ -121,9 +104,9 @@ def keeps_zero(formula: Formula) -> bool:
     match formula:
         case Operand(side=side):
             return side != "v"
-        case Unary(op="neg" | "abs" | "relu" | "leaky_relu" | "tanh" | "sign", arg=arg):
-            return keeps_zero(arg)
-        case Binary(op="add" | "sub" | "mul", left=left, right=right):
+        case Unary(op=op, arg=arg):
+            return FUNCTIONS[op].keeps_zero and keeps_zero(arg)
+        case Binary(op=op, left=left, right=right) if FUNCTIONS[op].keeps_zero:
             return keeps_zero(left) and keeps_zero(right)
         case Binary(op="sel", left=left):
             return keeps_zero(left)

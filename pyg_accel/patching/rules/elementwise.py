@@ -1,7 +1,6 @@
 """Elementwise functions: part of the formula, or done on the nodes."""
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
+from pyg_accel.functions import FUNCTIONS, PARAMETRIC, UNARY
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
@@ -24,6 +24,7 @@ from pyg_accel.patching.rules.common import (
     is_of_nodes,
     map_operands_of,
     need_formula,
+    rule,
     with_formula,
     without_idle_rows,
 )
@@ -122,12 +123,17 @@ def _at_nodes_alone(x: Formula, *args: Any, **kwargs: Any) -> Formula:
     raise Declined
 
 
-for _op in ("neg", "abs", "sigmoid", "tanh", "exp", "log", "sqrt"):
+def _gelu(x: Formula, approximate: str = "none") -> Formula:
+    if approximate != "none":
+        raise Declined
+    return Unary("gelu", x)
+
+
+for _op in set(UNARY) - {*PARAMETRIC, "step", "iszero", "nonzero"}:
     RULES[_op] = _unary(lambda x, op=_op: Unary(op, x), steep=_op in ("exp", "log", "sqrt"))
 RULES["__neg__"], RULES["__abs__"] = RULES["neg"], RULES["abs"]
-RULES["relu"] = _unary(lambda x: Unary("relu", x))
+RULES["gelu"] = _unary(_gelu)
 RULES["leaky_relu"] = _unary(_leaky_relu)
-RULES["silu"] = _unary(lambda x: Binary("mul", x, Unary("sigmoid", x)))
 RULES["softplus"] = _unary(_softplus)
 RULES["square"] = _unary(lambda x: Binary("mul", x, x))
 RULES["reciprocal"] = _unary(lambda x: Binary("div", Const(1.0), x), steep=True)
@@ -153,12 +159,31 @@ for _op, _names in {
     "sub": ("sub", "subtract", "__sub__", "__isub__"),
     "mul": ("mul", "multiply", "__mul__", "__imul__"),
     "div": ("div", "divide", "true_divide", "__truediv__", "__itruediv__"),
+    "maximum": ("maximum",),
+    "minimum": ("minimum",),
 }.items():
     for _each in _names:
         RULES[_each] = _binary(_op)
 for _op, _each in (("add", "__radd__"), ("sub", "__rsub__"), ("sub", "rsub"), ("mul", "__rmul__"),
                    ("div", "__rdiv__"), ("div", "__rtruediv__")):  # fmt: skip
     RULES[_each] = _binary(_op, swap=True)
+
+
+@rule("where")
+def _where(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Choose between messages by a condition that is no message."""
+    if len(args) != 3 or kwargs or isinstance(args[0], LazyTensor):
+        raise Declined
+    lead = need_formula(args[1] if isinstance(args[1], LazyTensor) else args[2], summed=True)
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = lead.dtype
+    sides: list[Tensor] = []
+    for condition, value in ((args[0], args[1]), (~args[0], args[2])):
+        if isinstance(value, LazyTensor):
+            sides.append(_combine("keep", value, condition.to(dtype)))
+        else:
+            sides.append(torch.where(condition, value, 0.0))
+    return _combine("add", *sides)
 
 
 def _then_assign(inner: Rule) -> Rule:
@@ -244,14 +269,6 @@ def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float"
     return trace.leaf("v", rows_first, shape, place, repeated=True)
 
 
-_OPERATORS = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-}
-
-
 def _node_value(value: "LazyTensor | float") -> Any:
     """The operand behind a lazy tensor of one side; a number is itself."""
     if not isinstance(value, LazyTensor):
@@ -281,7 +298,7 @@ def _combine_on_nodes(
         return None
     left, right = (_node_value(t) for t in (a, b))
     with torch._C.DisableTorchFunctionSubclass():
-        result = _OPERATORS[op](left, right)
+        result = FUNCTIONS[op].torch(left, right)
     side = own.pop() if own else "v"
     repeated = all(trace.repeated[o.index] for o in operands)
     return trace.leaf(side, result, [trace.num_edges, *result.shape[1:]], 0, repeated=repeated)

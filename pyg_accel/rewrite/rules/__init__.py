@@ -2,11 +2,7 @@
 
 from pyg_accel.rewrite.rules import (  # noqa: F401 - they register themselves
     arma,
-    attention,
     chebyshev,
     recorded,
     relations,
 )
-from pyg_accel.rewrite.rules.written import written
-
-__all__ = ["written"]

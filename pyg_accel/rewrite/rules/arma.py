@@ -10,14 +10,14 @@ from torch_geometric.nn import ARMAConv
 from pyg_accel.rewrite.algebra import Algebra, Call
 from pyg_accel.rewrite.ir import Expr, Leaf, Map
 from pyg_accel.rewrite.registry import lifts
-from pyg_accel.rewrite.rules.common import Parts, add, need_sum, symmetric
+from pyg_accel.rewrite.rules.common import ExprBuilder, add, need_sum, symmetric
 
 
 @lifts(ARMAConv)
 def arma(conv: ARMAConv, call: Call) -> Algebra:
     """The mean over stacks of act(D A D X W + drop(X) V + b), layer after layer."""
     need_sum(conv)
-    parts = Parts()
+    parts = ExprBuilder()
     hop = symmetric(parts, call, loops=False)
     x: Expr = parts.sources(call)
     if conv.act is not None:
@@ -29,7 +29,9 @@ def arma(conv: ARMAConv, call: Call) -> Algebra:
     return parts.algebra(Map("mean_stacks", add(*stacks)))
 
 
-def _stack(conv: ARMAConv, parts: Parts, hop: Callable[[Expr], Expr], x: Expr, stack: int) -> Expr:
+def _stack(
+    conv: ARMAConv, parts: ExprBuilder, hop: Callable[[Expr], Expr], x: Expr, stack: int
+) -> Expr:
     """One stack of layers; what they draw for dropout is the same in all."""
     out = x
     own = f".{stack}" if conv.num_stacks > 1 else ""

@@ -1,230 +1,245 @@
-"""Attention: its scores are a barrier, what they weigh is not (paper, section 5.2).
+"""Attention as it is recorded: the softmax of scores is a barrier, what it weighs is not.
 
-``α (X W)`` uses the product that the scores were made of again; ``(α X) W`` aggregates the narrower
-input and multiplies once more.
+Scores are a formula, as ``patch()`` reads it; its operands are made again in every call
+(:mod:`.replay`). Those that are linear in ``X W`` are read from ``X (W a)`` where nothing else
+needs the product (paper, section 5.2).
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
-from torch_geometric.utils import add_self_loops, remove_self_loops
+from torch_geometric import utils
 
-from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
-from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map
+from pyg_accel.formula import Operand
+from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, running
+from pyg_accel.rewrite.algebra import Call, NotLifted
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf
 from pyg_accel.rewrite.matrices import Matrix, Scores, derived, looped
-from pyg_accel.rewrite.registry import lifts
-from pyg_accel.rewrite.rules.common import Parts, add, edges, need_sum
+from pyg_accel.rewrite.recorder import EdgeFactor, Reading
+from pyg_accel.rewrite.rules.replay import Replay, ReplayRecorder
+from pyg_accel.rewrite.terms import Term, terms_of
 
-Projected = Tensor | tuple[Tensor, Tensor]  # features [N, heads, H], or [N, F] and a weight
-
-
-def _matrix(parts: Parts, conv: Any, call: Call) -> Leaf:
-    if call.given.get("return_attention_weights") is not None:
-        raise NotLifted("attention weights that are returned")
-    if not getattr(conv, "add_self_loops", False):
-        return edges(parts, call, "")
-    if call.bipartite or call.given.get("size") is not None:
-        raise NotLifted("self-loops of a bipartite graph")
-    return parts.leaf(
-        Leaf("A", "N", "N", "sparse"),
-        lambda call: looped(call.edge_index, None, call.num_rows, call.target, 1.0),
-    )
+__all__ = ["AttentionRecorder"]
 
 
-def _takes_edge_attr(parts: Parts, conv: Any, call: Call) -> bool:
-    """Whether scores are made of attributes of the edges too."""
-    attr = call.given.get("edge_attr")
-    if attr is None:
-        return False
-    if conv.lin_edge is None:
-        raise NotLifted("edge attributes without edge_dim")
-    if not isinstance(attr, Tensor) or not attr.is_floating_point() or attr.dim() not in (1, 2):
-        raise NotLifted("edge attributes that are not [E, D]")
-    # Those of the loops are means, say, of the others, once the loops that are there are left out.
-    parts.compiles = not conv.add_self_loops
-    return True
+@dataclass(frozen=True)
+class ScoreOperand:
+    """An operand of the formula of scores.
+
+    Attributes:
+        side: of the edge.
+        repeated: one row serves all targets.
+        place: of the features that it is made of, behind the last one for attributes of edges; -1
+            if it is made of parameters alone.
+        make: makes it of these.
+        linear: it is linear in them: made of a weight it may be multiplied with features.
+    """
+
+    side: str
+    repeated: bool
+    place: int
+    make: Replay
+    linear: bool
 
 
-def _edge_attr(call: Call, matrix: Matrix) -> Tensor:
-    """[entries of the matrix, D]: attributes in its order, with those of self-loops."""
-    conv, perm = call.conv, matrix.graph.perm
-    given: Tensor = call.given["edge_attr"]
+@dataclass(frozen=True)
+class Attention:
+    """How scores of edges are computed.
+
+    Attributes:
+        formula: of the scores.
+        operands: of the formula.
+        heads: scores per edge.
+        loops: weight of the self-loops that every node has; None for the edges as they are.
+        rate: of dropout.
+    """
+
+    formula: str
+    operands: tuple[ScoreOperand, ...]
+    heads: int
+    loops: Any = None
+    rate: float = 0.0
+
+    def __call__(self, call: Call, matrix: Matrix, *features: Any) -> Scores:
+        """Return the scores of features [N, heads, H], or of [N, F] and the weight [F, heads H]."""
+        found: dict[int, Tensor] = {}
+        for place, value in enumerate(features):
+            mine = [n for n, operand in enumerate(self.operands) if operand.place == place]
+            data, weight = value if isinstance(value, tuple) else (None, value)
+            parts = [self.operands[n].make(call, self._in_heads(weight)) for n in mine]
+            if data is not None:  # all of them in one product
+                product = data @ torch.cat(parts, dim=1)
+                parts = list(product.split([part.size(1) for part in parts], dim=1))
+            found.update(zip(mine, parts, strict=True))
+        for n, operand in enumerate(self.operands):
+            if operand.place < 0:
+                found[n] = operand.make(call, None)
+            elif operand.place == len(features):
+                attr = edge_attributes(call, matrix, self.loops)
+                eye = torch.eye(attr.size(1), dtype=attr.dtype, device=attr.device)
+                found[n] = operand.make(call, eye if operand.linear else attr)
+                found[n] = attr @ found[n] if operand.linear else found[n]
+            if operand.repeated:
+                found[n] = found[n].expand(matrix.graph.num_rows, *found[n].shape[1:])
+            elif operand.side == "v":
+                found[n] = matrix.targets(found[n])
+        operands = tuple(found[n] for n in range(len(self.operands)))
+        return Scores(self.formula, operands, self.rate, call.conv.training)
+
+    def _in_heads(self, value: Tensor) -> Tensor:
+        if value.dim() == 3:
+            return value
+        return value.reshape(value.size(0), self.heads, value.size(1) // self.heads)
+
+
+def edge_attributes(call: Call, matrix: Matrix, loops: Any) -> Tensor:
+    """Return attributes [entries, D] in the order of a matrix, with those of self-loops."""
+    perm, given = matrix.graph.perm, call.given["edge_attr"]
 
     def stored() -> Tensor:
-        attr = given.view(-1, 1) if given.dim() == 1 else given
-        if conv.add_self_loops:
-            rest, attr = remove_self_loops(call.edge_index, attr)
-            attr = add_self_loops(rest, attr, conv.fill_value, call.num_rows)[1]
+        attr: Tensor = given.view(-1, 1) if given.dim() == 1 else given
+        if loops is not None:  # theirs are means, say, of the others, without those that are there
+            rest, attr = utils.remove_self_loops(call.edge_index, attr)
+            attr = utils.add_self_loops(rest, attr, loops, call.num_rows)[1]
         return attr if perm is None else attr.index_select(0, perm)
 
     if given.requires_grad:
         return stored()
-    key = ("edge_attr", conv.add_self_loops, str(conv.fill_value))
-    return derived(matrix.graph, key, (given,), stored)
+    return derived(matrix.graph, ("edge_attr", str(loops)), (given,), stored)
 
 
-def _finish(parts: Parts, conv: Any, call: Call, out: Expr) -> Expr:
-    """Concatenate or average the heads, add the residual and the bias."""
-    heads = conv.heads
-    if conv.concat:
-        parts.maps["concat"] = lambda t: t.flatten(1)
-        out = Map("concat", out, "O", free=True)
-        parts.sizes["O"] = heads * conv.out_channels
-    else:
-        parts.maps["mean_heads"] = lambda t: t.mean(dim=1) if t.dim() == 3 else t
-        out = Map("mean_heads", out, "O")
-        parts.sizes["O"] = conv.out_channels
-    if getattr(conv, "res", None) is not None and call.x_dst is not None:
-        y = parts.targets(call)
-        out = out + y @ parts.linear("R", conv.res, y.cols, "O")
-    return add(out, *(parts.bias("b", conv, "O") if "bias" in conv._parameters else ()))
+class AttentionWeights(EdgeFactor):
+    """Softmax weights; the facts: the expression that they are, and how scores are computed."""
+
+    what = "attention weights"
+    facts: tuple[Attend, Attention]
+
+    def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See :meth:`DeferredOperand.after`; dropout is drawn in every call."""
+        if name != "dropout":
+            return super().after(name, func, args, kwargs)
+        (attend, attention), rate = self.facts, args[0] if args else kwargs.get("p", 0.5)
+        return self.of(self, tuple(plain_shape(self)), (attend, replace(attention, rate=rate)))
 
 
-@lifts(GATConv)
-def gat(conv: GATConv, call: Call) -> Algebra:
-    """α (X W), α from X W."""
-    need_sum(conv)
-    parts = Parts()
-    a = _matrix(parts, conv, call)
-    x = parts.sources(call)
-    w = parts.linear("W", conv.lin if conv.lin is not None else conv.lin_src, heads=conv.heads)
-    theta = x @ w
-    args: tuple[Expr, ...] = (theta,)
-    if call.bipartite and call.x_dst is None:
-        raise NotLifted("attention without targets")
-    if call.bipartite or conv.lin is None:
-        y = parts.targets(call)
-        if conv.lin is None:
-            v = parts.linear("V", conv.lin_dst, y.cols, heads=conv.heads)
-        else:
-            v = parts.linear("W'", conv.lin, y.cols, heads=conv.heads)
-        args = (theta, y @ v)
-    alpha = Attend("softmax", a, args, conv.heads, folds=True)
-    attributed = conv.lin_edge is not None and _takes_edge_attr(parts, conv, call)
-    parts.scores["softmax"] = _gat_scores_of_edges if attributed else _gat_scores
-    return parts.algebra(_finish(parts, conv, call, alpha @ x @ w))
+class AttentionRecorder(ReplayRecorder):
+    """A recorder of layers whose messages may be weighted by a softmax of scores."""
 
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._removed = False
+        self._loops: Any = None  # weight of the self-loops that the code adds
+        self._attr: Tensor | None = None
 
-def _gat_scores_of_edges(call: Call, matrix: Matrix, *features: Projected) -> Scores:
-    weight = _folded(call.conv.lin_edge.weight.t(), call.conv.att_edge)
-    return _gat_scores(call, matrix, *features, e=_edge_attr(call, matrix) @ weight)
+    def stand_ins(self) -> dict[str, tuple[Any, Callable[..., Any]]]:
+        """Return functions of PyG that code may call, and what takes their place."""
+        return {
+            "softmax": (utils.softmax, self._softmax),
+            "remove_self_loops": (utils.remove_self_loops, self._remove_loops),
+            "add_self_loops": (utils.add_self_loops, self._add_loops),
+        }
 
+    def edge_attributes(self, attr: Any) -> Any:
+        """Return attributes of the edges as the layer is given them."""
+        if not isinstance(attr, Tensor):
+            return attr
+        if not attr.is_floating_point() or attr.dim() not in (1, 2):
+            raise NotLifted("edge attributes that are not [E, D]")
+        self._attr = self.without_data(tuple(attr.shape))
+        return self._attr
 
-def _gat_scores(
-    call: Call,
-    matrix: Matrix,
-    source: Projected,
-    target: Projected | None = None,
-    *,
-    e: Tensor | None = None,
-) -> Scores:
-    """Scores from both ends, and ``e`` from the edge itself."""
-    conv = call.conv
-    if target is None and isinstance(source, tuple):  # both of them in one product
-        x, w = source
-        both = torch.cat([_folded(w, conv.att_src), _folded(w, conv.att_dst)], dim=1)
-        left, right = (x @ both).chunk(2, dim=1)
-    else:
-        left = _scores(source, conv.att_src)
-        right = _scores(source if target is None else target, conv.att_dst)
-    operands = [left, matrix.targets(right), *(() if e is None else (e,))]
-    ends = "add(u0,v1)" if e is None else "add(add(u0,v1),e2)"
-    formula = f"leaky_relu({ends},{float(conv.negative_slope)!r})"
-    return _scored(conv, formula, *operands)
+    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        """Stand in for the layer's ``edge_updater``."""
+        if edge_index is not self.call.edge_index:
+            raise NotLifted(f"{self._name} makes another graph in every call")
+        return self.traced("edge_update", {"size": size, **kwargs})[1]
 
+    def opened(self, value: Tensor) -> Tensor:
+        """See :meth:`Recorder.opened`; what is followed stays as it is."""
+        return value if id(value) in self.followed else super().opened(value)
 
-def _folded(weight: Tensor, att: Tensor) -> Tensor:
-    """The weight times the attention vector of every head, [F, heads]."""
-    return (weight.reshape(weight.size(0), *att.shape[1:]) * att).sum(dim=-1)
+    def aggregated(self, trace: Reading, message: Any, mean: bool) -> Expr | None:
+        """See :meth:`Recorder.aggregated`; attention has messages [E, heads, width]."""
+        if not any(isinstance(t, AttentionWeights) for t in trace.operands):
+            if self._removed:
+                raise NotLifted(f"{self._name} makes another graph in every call")
+            return super().aggregated(trace, message, mean)
+        if any(self._attr is s for t in trace.operands for s in self.sources_of(t)):
+            raise NotLifted("edge attributes that are a part of what is summed up")
+        if not isinstance(message, LazyTensor) or message.later is not IDENTITY or mean:
+            return None
+        match terms_of(message.formula, lambda o: id(trace.operands[o.index]) in self.exprs):
+            case (Term(number=1.0, factors=((Operand(side="e", index=own), False),),
+                       features=Operand(side="u", index=source)),):  # fmt: skip
+                weights, features = trace.operands[own], trace.operands[source]
+            case _:
+                return None
+        if not isinstance(weights, AttentionWeights) or weights.dim() != features.dim():
+            return None
+        if plain_shape(weights)[1:] != (features.size(1), 1):
+            return None
+        attend, attention = weights.facts
+        if self.parts.scores.setdefault(attend.name, attention) is not attention:
+            raise NotLifted(f"{self._name} has attention weights of two kinds")
+        return attend @ self.exprs[id(features)]
 
+    def _softmax(
+        self, src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None, dim: int = 0
+    ) -> AttentionWeights:
+        """Stand in for PyG's ``softmax``."""
+        trace, shape = running.traces[-1] if running.traces else None, tuple(plain_shape(src))
+        if not isinstance(trace, Reading) or not isinstance(src, LazyTensor):
+            raise NotLifted(f"{self._name} normalises what is no score of its edges")
+        if trace.row_of(index) != trace.target or len(shape) not in (1, 2) or dim:
+            raise NotLifted(f"{self._name} normalises scores otherwise than for each target")
+        if self.call.bipartite and self.call.x_dst is None:
+            raise NotLifted("attention without targets")
+        formula, numbers = trace.own_numbers(src)
+        sources = [[*self.sources_of(trace.operands[n])] for n in numbers]
+        features = {id(t): t for found in sources for t in found if id(t) in self.exprs}
+        places = {key: place for place, key in enumerate(features)}
+        operands = []
+        for n, found in zip(numbers, sources, strict=True):
+            if len(found) > 1 or any(id(t) not in places and t is not self._attr for t in found):
+                raise NotLifted(f"{self._name} makes scores of several features at once")
+            tensor, source = trace.operands[n], found[0] if found else None
+            place = -1 if source is None else places.get(id(source), len(places))
+            if source is not None and source is self._attr and self._loops is not None:
+                self.parts.compiles = False  # how many loops there are is known after looking
+            linear = tensor.dim() == 2 and source is not None and self.is_linear(tensor)
+            operands.append(ScoreOperand(trace.sides[n], trace.repeated[n], place,
+                                         self.replay(tensor, source), linear))  # fmt: skip
+        heads = shape[1] if len(shape) == 2 else 1
+        folds = all(o.linear for o in operands if 0 <= o.place < len(places))
+        args = tuple(self.exprs[key] for key in places)
+        attend = Attend("softmax", self._edges(), args, heads, folds)
+        attention = Attention(str(formula), tuple(operands), heads, self._loops)
+        return AttentionWeights.of(src, shape, (attend, attention))
 
-def _scores(features: Projected, att: Tensor) -> Tensor:
-    if isinstance(features, tuple):
-        x, w = features
-        return x @ _folded(w, att)
-    return (features.reshape(features.size(0), *att.shape[1:]) * att).sum(dim=-1)
+    def _edges(self) -> Leaf:
+        if self._loops is None:
+            return self.matrix([])
+        return self.leaf(
+            "loops", "A", "N", "N", "sparse",
+            lambda call: looped(call.edge_index, None, call.num_rows, call.target, 1.0),
+        )  # fmt: skip
 
+    def _remove_loops(self, edge_index: Any, edge_attr: Any = None) -> tuple[Any, Any]:
+        """Stand in for PyG's function."""
+        self._removed = True
+        return edge_index, edge_attr
 
-def _scored(conv: Any, formula: str, *operands: Tensor) -> Scores:
-    return Scores(formula, operands, conv.dropout, conv.training)
-
-
-@lifts(GATv2Conv)
-def gatv2(conv: GATv2Conv, call: Call) -> Algebra:
-    """α (X W + p), α from X W + p and X V + q."""
-    need_sum(conv)
-    parts = Parts()
-    a = _matrix(parts, conv, call)
-    if call.x_dst is None:
-        raise NotLifted("attention without targets")
-    if conv.share_weights and call.bipartite:
-        raise NotLifted("shared weights on a bipartite graph")
-    theta = parts.affine("W", conv.lin_l, parts.sources(call), conv.heads)
-    args: tuple[Expr, ...] = (theta,)
-    if not conv.share_weights:
-        args = (theta, parts.affine("V", conv.lin_r, parts.targets(call), conv.heads))
-    alpha = Attend("softmax", a, args, conv.heads)
-    _takes_edge_attr(parts, conv, call)
-    parts.scores["softmax"] = _gatv2_scores
-    return parts.algebra(_finish(parts, conv, call, alpha @ theta))
-
-
-def _gatv2_scores(
-    call: Call, matrix: Matrix, source: Tensor, target: Tensor | None = None
-) -> Scores:
-    conv, graph = call.conv, matrix.graph
-    shape = conv.att.shape[1:]
-    left = source.reshape(source.size(0), *shape)
-    right = matrix.targets(left if target is None else target.reshape(target.size(0), *shape))
-    operands = [left, right, conv.att.expand(graph.num_rows, *shape)]
-    ends = "add(u0,v1)"
-    if call.given.get("edge_attr") is not None:
-        operands.append(conv.lin_edge(_edge_attr(call, matrix)).view(-1, *shape))
-        ends = "add(add(u0,v1),e3)"
-    formula = f"sum(mul(leaky_relu({ends},{float(conv.negative_slope)!r}),v2))"
-    return _scored(conv, formula, *operands)
-
-
-@lifts(TransformerConv)
-def transformer(conv: TransformerConv, call: Call) -> Algebra:
-    """α (X W + p), α from keys and queries, and a gate behind it: the attention of GaAN."""
-    need_sum(conv)
-    if call.given.get("edge_attr") is not None:
-        raise NotLifted("edge attributes that are a part of what is summed up")
-    if conv.lin_edge is not None:
-        raise NotLifted("edge_dim without edge attributes")
-    if call.x_dst is None:
-        raise NotLifted("attention without targets")
-    parts = Parts()
-    a = _matrix(parts, conv, call)
-    x, y = parts.sources(call), parts.targets(call)
-    keys = parts.affine("K", conv.lin_key, x, conv.heads)
-    queries = parts.affine("Q", conv.lin_query, y, conv.heads)
-    alpha = Attend("softmax", a, (keys, queries), conv.heads)
-    parts.scores["softmax"] = _dot_scores
-    out = _finish(parts, conv, call, alpha @ parts.affine("W", conv.lin_value, x, conv.heads))
-    if conv.lin_beta is not None:
-        parts.calls["gate"] = _gated
-        out = Map("gate", out)
-    elif conv.root_weight:
-        skip = conv.lin_skip
-        out = add(out + y @ parts.linear("S", skip, y.cols, "O"), *parts.bias("s", skip, "O"))
-    return parts.algebra(out)
-
-
-def _gated(call: Call, out: Tensor) -> Tensor:
-    """What comes between the result and the features of the node."""
-    conv, x = call.conv, call.conv.lin_skip(call.x_dst)
-    beta = conv.lin_beta(torch.cat([out, x, out - x], dim=-1)).sigmoid()
-    gated: Tensor = beta * x + (1 - beta) * out
-    return gated
-
-
-def _dot_scores(call: Call, matrix: Matrix, keys: Tensor, queries: Tensor) -> Scores:
-    conv = call.conv
-    shape = (conv.heads, conv.out_channels)
-    left = queries.reshape(queries.size(0), *shape) / conv.out_channels**0.5
-    right = keys.reshape(keys.size(0), *shape)
-    return _scored(conv, "sum(mul(v0,u1))", matrix.targets(left), right)
+    def _add_loops(
+        self, edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
+    ) -> tuple[Any, Any]:
+        """Stand in for PyG's function."""
+        if self.call.bipartite or self.call.given.get("size") is not None:
+            raise NotLifted("self-loops of a bipartite graph")
+        if edge_index is not self.call.edge_index or not self._removed:
+            raise NotLifted(f"{self._name} makes another graph in every call")
+        self._loops = 1.0 if fill_value is None else fill_value
+        return edge_index, edge_attr

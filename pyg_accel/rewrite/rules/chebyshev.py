@@ -11,7 +11,7 @@ from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.ir import Expr, Leaf
 from pyg_accel.rewrite.matrices import Matrix, derived
 from pyg_accel.rewrite.registry import lifts
-from pyg_accel.rewrite.rules.common import Parts, add, check_weight, need_sum
+from pyg_accel.rewrite.rules.common import ExprBuilder, add, check_weight, need_sum
 
 MOST_TERMS = 8  # of a Chebyshev polynomial: its terms are written out
 
@@ -29,7 +29,7 @@ def cheb(conv: ChebConv, call: Call) -> Algebra:
             raise NotLifted("edge weights that are learned, through their normalisation")
     if len(conv.lins) > MOST_TERMS:
         raise NotLifted(f"more than {MOST_TERMS} terms")
-    parts = Parts()
+    parts = ExprBuilder()
     parts.facts = (largest,)
     parts.compiles = False  # the layer's own normalisation looks for self-loops
     a = parts.leaf(Leaf("L", "N", "N", "weighted"), _laplacian)

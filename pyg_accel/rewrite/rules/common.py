@@ -22,6 +22,7 @@ from pyg_accel.rewrite.matrices import (
 )
 
 __all__ = [
+    "ExprBuilder",
     "Parts",
     "add",
     "cached",
@@ -36,7 +37,7 @@ __all__ = [
 Values = dict[str, Callable[[Call], Value]]
 
 
-class Parts:
+class ExprBuilder:
     """Leaves of an expression while a rule builds it, and how their values are found."""
 
     def __init__(self) -> None:
@@ -136,6 +137,9 @@ def _targets(call: Call) -> Tensor:
     return call.x_dst
 
 
+Parts = ExprBuilder  # its former name
+
+
 def ones_of(rows: str) -> Callable[[Call], Value]:
     """Return what makes a column of ones, as many as there are targets (N) or sources (M)."""
 
@@ -169,7 +173,7 @@ def need_sum_or_mean(conv: Any) -> bool:
     return name == "MeanAggregation"
 
 
-def edges(parts: Parts, call: Call, argument: str = "edge_weight") -> Leaf:
+def edges(parts: ExprBuilder, call: Call, argument: str = "edge_weight") -> Leaf:
     """Add the matrix of edges, with the weights of an argument if there are some."""
     weight = call.given.get(argument)
     columns = "M" if call.bipartite else "N"
@@ -205,7 +209,7 @@ def with_weight(call: Call, weight: Tensor) -> Matrix:
     return Matrix(graph, stored)
 
 
-def inverse_count(parts: Parts) -> Leaf:
+def inverse_count(parts: ExprBuilder) -> Leaf:
     """Add the diagonal that makes means of the sums over A."""
     return parts.leaf(Leaf("D⁻¹", "N", "N", "diagonal", mean_of="A"), inverse_count_of)
 
@@ -216,7 +220,7 @@ def inverse_count_of(call: Call) -> Tensor:
     return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
 
 
-def cached(parts: Parts, conv: Any, call: Call) -> Callable[[Expr], Expr] | None:
+def cached(parts: ExprBuilder, conv: Any, call: Call) -> Callable[[Expr], Expr] | None:
     """Add the normalised adjacency that a layer keeps in its own place; None if it keeps none.
 
     As in the layer it is that of the first call, whatever graph comes later.
@@ -246,7 +250,7 @@ def cached(parts: Parts, conv: Any, call: Call) -> Callable[[Expr], Expr] | None
 
 
 def symmetric(
-    parts: Parts, call: Call, *, loops: bool, fill: float = 1.0
+    parts: ExprBuilder, call: Call, *, loops: bool, fill: float = 1.0
 ) -> Callable[[Expr], Expr]:
     """Add GCN's normalised adjacency; return what multiplies an expression with it.
 

@@ -6,6 +6,8 @@ from: an argument, a parameter, or what a function of torch makes of these.
 """
 
 from collections.abc import Callable
+from functools import partial
+from inspect import unwrap
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import (
     APPNP,
+    GATConv,
+    GATv2Conv,
     GCNConv,
     GINConv,
     GraphConv,
@@ -22,34 +26,34 @@ from torch_geometric.nn import (
     SGConv,
     SSGConv,
     TAGConv,
+    TransformerConv,
 )
 from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.models import MLP
 
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.patching.edge_tensors import name_of
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised
-from pyg_accel.patching.reasons import modules_in
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
-from pyg_accel.rewrite.copies import clone
 from pyg_accel.rewrite.deferred import ABOUT, Deferred, Unfit
 from pyg_accel.rewrite.features import Entry
-from pyg_accel.rewrite.following import followed
+from pyg_accel.rewrite.guards import with_propagate
 from pyg_accel.rewrite.ir import Expr, Map
 from pyg_accel.rewrite.record import record_of
-from pyg_accel.rewrite.recorder import Recorder, Scaled
+from pyg_accel.rewrite.recorder import Scaled
 from pyg_accel.rewrite.registry import lifts
+from pyg_accel.rewrite.rules.attention import AttentionRecorder
 from pyg_accel.rewrite.rules.common import cached, symmetric
+from pyg_accel.rewrite.shadow import clone
 
 __all__ = ["record"]
 
 _MAXK = (MaxKGCNConv, MaxKSAGEConv, MaxKGINConv)
-_NORMALISES = "gcn_norm"
-# Functions of parameters that are called again.
-_REPEATED = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 
 
-@lifts(GCNConv, SAGEConv, GraphConv, LGConv, GINConv, SGConv, SSGConv, TAGConv, APPNP, *_MAXK)
+@lifts(GCNConv, SAGEConv, GraphConv, LGConv, GINConv, SGConv, SSGConv, TAGConv, APPNP, GATConv,
+       GATv2Conv, TransformerConv, *_MAXK)  # fmt: skip
 def record(conv: Any, call: Call) -> Algebra:
     """Record the code of a layer, or of the layer of PyG that it is on features through MaxK.
 
@@ -65,47 +69,82 @@ def record(conv: Any, call: Call) -> Algebra:
     return _Recording(call).algebra(cls.forward)
 
 
-class _Recording(Recorder):
+class _Recording(AttentionRecorder):
     """One run of the code of a layer, without data.
 
     Attributes:
-        made: tensors that the code makes of parameters, and how.
         doing: the name of the function that runs.
     """
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
-        self.made: dict[int, tuple[Any, ...]] = {}
         self.doing = ""
 
     def algebra(self, forward: Any) -> Algebra:
         """Return what the code of a layer computes."""
         call = self.call
         given = {**call.given, call.features: self._features(call)}
-        layer = self.layer = followed(call.conv, self.propagate, alone=True)
+        if "edge_attr" in given:
+            given["edge_attr"] = self.edge_attributes(given["edge_attr"])
+        layer = self.layer = with_propagate(call.conv, self.propagate, alone=True)
         before: dict[str, Any] = {name: None if name.startswith("_cached") else value
                                   for name, value in vars(layer).items()}  # fmt: skip
         vars(layer).update(before)
         vars(layer)["_modules"] = {n: self._standing_in(m) for n, m in before["_modules"].items()}
-        names = {_NORMALISES: self.normalised} if _NORMALISES in forward.__globals__ else {}
-        code = FunctionType(forward.__code__, forward.__globals__ | names, forward.__name__,
-                            forward.__defaults__, forward.__closure__)  # fmt: skip
-        code.__kwdefaults__ = forward.__kwdefaults__
+        vars(layer)["edge_updater"] = self.edge_updater
         try:
             with self:
-                out = code(layer, **given)
-        except (Unrecognised, Unfit) as reason:
+                out = self._code(forward)(layer, **given)
+        except (Unrecognised, Unfit, AssertionError, TypeError) as reason:
             raise NotLifted(f"the code of {self._name} cannot be followed: {reason}") from None
         if any(isinstance(vars(layer).get(name), Deferred) for name in before):
             raise NotLifted(f"{self._name} keeps features (cached=True; see static=)")
-        if not isinstance(out, Deferred):
-            raise NotLifted(f"{self._name} does not return features")
-        found = record_of(self, out.expr)
+        expr = self._result(out)
+        found = record_of(self, expr)
         values = {name: self._fetch(entry) for name, entry in found.entries.items()}
         learned = tuple(name for name, entry in found.entries.items()
                         if entry.leaf.kind == "diagonal" and entry.tensors)  # fmt: skip
         return found.algebra(self, values, owners=("edge_weight",), learned=learned,
                              compiles=self.parts.compiles)  # fmt: skip
+
+    def _result(self, out: Any) -> Expr:
+        """What the layer returns: an expression, or functions of the one that is aggregated."""
+        if isinstance(out, Deferred):
+            return out.expr
+        if id(out) not in self.followed:
+            raise NotLifted(f"{self._name} does not return features")
+        sources = {id(t): t for t in self.sources_of(out)}
+        (source,) = sources.values() if len(sources) == 1 else (None,)
+        if source is None or out.dim() != 2 or out.size(0) != source.size(0):
+            raise NotLifted(f"{self._name} combines several sums over its edges")
+        make, heads = self.replay(out, source), source.shape[1:]
+
+        def tail(call: Call, total: Tensor) -> Any:
+            return make(call, total.reshape(total.size(0), *heads))
+
+        self.parts.calls["tail"] = tail
+        expr, symbol = source.expr if isinstance(source, Deferred) else self.exprs[id(source)], ""
+        if out.shape[1:] != heads:
+            self.widths[symbol := f"w{len(self.widths)}"] = out.size(1)
+        return Map("tail", expr, symbol)
+
+    def stand_ins(self) -> dict[str, tuple[Any, Callable[..., Any]]]:
+        """See :meth:`AttentionRecorder.stand_ins`."""
+        return super().stand_ins() | {"gcn_norm": (gcn_norm, self.normalised)}
+
+    def _code(self, function: Any) -> Callable[..., Any]:
+        """A method of the layer with stand-ins for functions that it calls."""
+        known = function.__globals__  # patch() wraps some of them
+        names = {n: mine for n, (theirs, mine) in self.stand_ins().items()
+                 if unwrap(known.get(n)) is unwrap(theirs)}  # fmt: skip
+        code = FunctionType(function.__code__, known | names, function.__name__,
+                            function.__defaults__, function.__closure__)  # fmt: skip
+        code.__kwdefaults__ = function.__kwdefaults__
+        return code
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """See :meth:`Recorder.method`."""
+        return partial(self._code(getattr(type(self.call.conv), name)), self.layer)
 
     def _features(self, call: Call) -> Any:
         """The features without data, as the layer is given them."""
@@ -116,9 +155,10 @@ class _Recording(Recorder):
             expr = self.expr_of(tensor)
             if expr is not None and not getattr(call.conv, "project", False):
                 expr = self.parts.selected(call.conv, call, expr)
-            made = self.defer(expr, tuple(tensor.shape), self._refuse, (tensor,))
+            made = self.defer(expr, tuple(tensor.shape), self.refuse, (tensor,))
             if made is None:
                 raise NotLifted("targets that are not one matrix [N, F]")
+            self.inputs[id(made)] = self.inputs[id(tensor)]
             return made
 
         if not call.bipartite:
@@ -130,12 +170,13 @@ class _Recording(Recorder):
         plain = isinstance(module, (torch.nn.ModuleList, Aggregation)) or _is_linear(module)
         return module if module is None or plain else _Network(self, module)
 
-    def _refuse(self) -> Tensor:
+    def refuse(self) -> Tensor:
+        """Refuse to compute data: there are none."""
         raise NotLifted(f"{self._name} does more than products with its features: '{self.doing}'")
 
     def computed(self, item: Deferred) -> Tensor:
         """Refuse: there are no data."""
-        return self._refuse()
+        return self.refuse()
 
     def dtype_of(self, *values: Any) -> torch.dtype | None:
         """Return that of the features: a call on one node tells what comes out of several."""
@@ -144,19 +185,23 @@ class _Recording(Recorder):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Defer what can be; take a note of what is made of parameters."""
+        """Defer what can be; take a note of everything else."""
         kwargs = kwargs or {}
-        if func not in ABOUT:
-            self.doing = name_of(func)
+        if func is Tensor.numel:  # other calls of the kind have edges, if this one has none
+            return max(args[0].numel(), 1)
+        if func in ABOUT:
+            return func(*args, **kwargs)
+        self.doing = name_of(func)
+        found = None
+        if not any(id(a) in self.followed for a in args):
             found = self.deferred(func, args, kwargs)
-            if found is None and self.doing in ("relu", "normalize") and _is_features(args[:1]):
-                found = self._mapped(self.doing, func, args, kwargs)
-            if found is not None:
-                return found
-        result = func(*args, **kwargs)
-        if func in _REPEATED and type(result) is Tensor:
-            self.made[id(result)] = result, func, args, kwargs
-        return result
+        if found is None and self.doing in ("relu", "normalize") and _is_features(args[:1]):
+            return self._mapped(self.doing, func, args, kwargs)
+        if found is None and (followed := self.follow(func, args, kwargs)) is not None:
+            return followed
+        found = func(*args, **kwargs) if found is None else found
+        self.keep(found, func, args, kwargs)
+        return found
 
     def _mapped(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         features: Deferred = args[0]
@@ -165,7 +210,7 @@ class _Recording(Recorder):
             expr = self.parts.selected(self.call.conv, self.call, expr)
         if expr is features.expr:
             expr = self.map(name, lambda t: func(t, *args[1:], **kwargs), features.expr)
-        return self.defer(expr, tuple(features.shape), self._refuse, (features,))
+        return self.defer(expr, tuple(features.shape), self.refuse, (features,))
 
     def map(self, name: str, function: Callable[[Tensor], Any], expr: Expr) -> Expr:
         """Return a function of features."""
@@ -190,7 +235,7 @@ class _Recording(Recorder):
         hop = cached(self.parts, conv, call)
         if hop is None:
             hop = symmetric(self.parts, call, loops=add_self_loops, fill=fill)
-        return edge_index, Scaled.of(hop, (edge_index.size(1),), call.x)
+        return edge_index, Scaled.of(call.x, (edge_index.size(1),), hop)
 
     def propagate(self, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for the layer's ``propagate``."""
@@ -199,44 +244,17 @@ class _Recording(Recorder):
             expr = self.aggregated(trace, message, mean)
             if expr is None or not isinstance(message, LazyTensor):
                 raise NotLifted(f"the message of {self._name} is not linear in its features")
-            shape = (self.call.num_rows, message.size(1))
-            return self.defer(expr, shape, self._refuse, tuple(trace.operands))
+            shape = (self.call.num_rows, *message.shape[1:])
+            if len(shape) == 3:
+                return self.without_data(shape, expr)
+            return self.defer(expr, shape, self.refuse, tuple(trace.operands))
 
     def _fetch(self, entry: Entry) -> Callable[[Call], Value]:
-        origins = [self._origin(tensor) for tensor in entry.tensors]
+        makers = [self.replay(tensor) for tensor in entry.tensors]
         make = entry.make
-        if not origins:
+        if not makers:
             return lambda call: make(call)
-        if len(origins) > 1:
-            return lambda call: make(call, *[origin(call) for origin in origins])
-        (only,) = origins
-        return lambda call: make(call, only(call))
-
-    def _origin(self, tensor: Any) -> Callable[[Call], Any]:
-        """Where a tensor comes from in any call."""
-        call = self.call
-        if tensor is call.x:
-            return lambda call: call.x
-        if tensor is call.x_dst:
-            return lambda call: call.x_dst
-        for module in modules_in(call.conv):
-            for table in (module._parameters, module._buffers):
-                for name, value in table.items():
-                    if value is tensor:
-                        return _attribute(module, name)
-        if id(tensor) in self.made:
-            _, func, args, kwargs = self.made[id(tensor)]
-            inner = [self._origin(a) if isinstance(a, Tensor) else _constant(a) for a in args]
-            return lambda call: func(*[one(call) for one in inner], **kwargs)
-        raise NotLifted(f"{self._name} multiplies with what is neither parameter nor argument")
-
-
-def _attribute(module: torch.nn.Module, name: str) -> Callable[[Call], Any]:
-    return lambda call: getattr(module, name)
-
-
-def _constant(value: Any) -> Callable[[Call], Any]:
-    return lambda call: value
+        return lambda call: make(call, *[one(call, None) for one in makers])
 
 
 def _is_features(args: tuple[Any, ...]) -> bool:
@@ -265,7 +283,7 @@ class _Network(torch.nn.Module):
             features, name = F.linear(features, first.weight, first.bias), "rest"
         expr = recording.map(name, rest, features.expr)
         shape = tuple(features.shape)
-        return recording.defer(expr, shape, recording._refuse, (features,))
+        return recording.defer(expr, shape, recording.refuse, (features,))
 
 
 def _split(network: Any) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf
 from pyg_accel.rewrite.matrices import Matrix, derived, plain
 from pyg_accel.rewrite.registry import lifts
-from pyg_accel.rewrite.rules.common import Parts, add, need_sum_or_mean
+from pyg_accel.rewrite.rules.common import ExprBuilder, add, need_sum_or_mean
 
 
 @lifts(RGCNConv)
@@ -20,7 +20,7 @@ def rgcn(conv: RGCNConv, call: Call) -> Algebra:
     types = call.given.get("edge_type")
     if not isinstance(types, Tensor) or types.dim() != 1 or types.is_floating_point():
         raise NotLifted("edge types that are not one number an edge")
-    parts = Parts()
+    parts = ExprBuilder()
     parts.compiles = False  # how many edges a relation has is known after looking
     x = parts.sources(call)
     terms: list[Expr] = []

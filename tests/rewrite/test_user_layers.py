@@ -15,10 +15,11 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 from pyg_accel import ops, optimize, plan
-from pyg_accel.rewrite import associations, lifts
+from pyg_accel.rewrite import NotLifted, associations, lifts, record
 from pyg_accel.rewrite.ir import Attend, Broadcast, Map
-from pyg_accel.rewrite.layer import Associated
-from pyg_accel.rewrite.rules.common import Parts, edges, inverse_count
+from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.registry import rule_of
+from pyg_accel.rewrite.rules.common import ExprBuilder, edges, inverse_count
 from pyg_accel.rewrite.select import Options
 from pyg_accel.settings import settings
 
@@ -120,7 +121,7 @@ def test_every_tree_computes_what_the_layer_computes(make, columns, training):
     assert len(found.all) > 1
     expected = outcome(conv, x, edge_index, *args)
     for tree in found.all:
-        layer = Associated(conv, Options(train=True, choose=tree))
+        layer = RewrittenLayer(conv, Options(train=True, choose=tree))
         for mine, theirs in zip(outcome(layer, x, edge_index, *args), expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
         assert not layer.reasons
@@ -134,7 +135,7 @@ def test_every_tree_computes_what_the_layer_computes(make, columns, training):
 )  # fmt: skip
 def test_others_are_left_alone(make, reason):
     conv, (x, edge_index) = make().double(), inputs()
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
     assert reason in next(iter(layer.reasons))
     assert torch.equal(layer(x, edge_index), conv(x, edge_index))
@@ -164,7 +165,7 @@ class Gated(MessagePassing):
 def test_attention_of_ones_own_is_lifted_by_a_rule():
     @lifts(Gated)
     def gated(conv, call):
-        parts = Parts()
+        parts = ExprBuilder()
         x, a = parts.sources(call), edges(parts, call, "")
         keys = parts.affine("K", conv.key, x, conv.heads)
         queries = parts.affine("Q", conv.query, x, conv.heads)
@@ -190,6 +191,59 @@ def test_attention_of_ones_own_is_lifted_by_a_rule():
         torch.testing.assert_close(outcome(fast, x, edge_index), outcome(conv, x, edge_index))
 
 
+class GatedAgain(Gated):
+    """Recorded, with dropout of its weights."""
+
+    def message(self, query_i, key_j, value_j, index, size_i):
+        alpha = softmax((query_i * key_j).sum(-1) / 2, index, num_nodes=size_i)
+        alpha = torch.nn.functional.dropout(alpha, 0.5, self.training)
+        return alpha.unsqueeze(-1) * value_j
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_of_ones_own_is_recorded_where_its_author_says_so(heads):
+    if rule_of(GatedAgain) is not record:
+        lifts(GatedAgain)(record)
+    conv, (x, edge_index) = GatedAgain(6, 4, heads).double().eval(), inputs()
+    found = associations(conv, x, edge_index)
+    assert len(found.promoted) == 2  # reuse and recompute
+    for tree in found.all:
+        fast = optimize(conv, x, edge_index, choose=tree)
+        torch.testing.assert_close(outcome(fast, x, edge_index), outcome(conv, x, edge_index))
+        fast.train()
+        assert not torch.equal(fast(x, edge_index), fast(x, edge_index))
+
+
+class Sharpened(Gated):
+    """Its weights are no factor of what is summed up."""
+
+    def message(self, query_i, key_j, value_j, index, size_i):
+        alpha = softmax((query_i * key_j).sum(-1), index, num_nodes=size_i)
+        return alpha.square().unsqueeze(-1) * value_j
+
+
+class Ahead(Gated):
+    """Its scores are of two features at once."""
+
+    def forward(self, x, edge_index):
+        query, key = (f(x).view(-1, self.heads, self.out) for f in (self.query, self.key))
+        out = self.propagate(edge_index, query=query + key, key=key, value=key)
+        return out.flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"), [(Sharpened, "otherwise too"), (Ahead, "several features at once")]
+)
+def test_attention_that_no_expression_says_runs_as_it_is_and_says_why(layer, reason):
+    if rule_of(layer) is not record:
+        lifts(layer)(record)
+    conv, (x, edge_index) = layer(6, 4, 2).double(), inputs()
+    with pytest.raises(NotLifted, match=reason):
+        associations(conv, x, edge_index)
+    fast = optimize(conv, x, edge_index)
+    torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
+
+
 def test_a_rule_for_a_layer_of_ones_own_is_registered_by_class():
     class Smoothed(MessagePassing):
         def __init__(self, in_channels, out_channels):
@@ -201,7 +255,7 @@ def test_a_rule_for_a_layer_of_ones_own_is_registered_by_class():
 
     @lifts(Smoothed)
     def smoothed(conv, call):
-        parts = Parts()
+        parts = ExprBuilder()
         half = parts.number("½", 0.5)
         x, w = parts.sources(call), parts.linear("W", conv.lin)
         mean = Broadcast(inverse_count(parts), edges(parts, call) @ x)
@@ -249,7 +303,7 @@ GLOBAL = 1.0
 def test_a_message_takes_its_branches_in_every_call(monkeypatch):
     conv, (x, edge_index) = Branching().double().eval(), inputs()
     weight = torch.rand(E, dtype=torch.float64)
-    layer = Associated(conv, Options(train=True))
+    layer = RewrittenLayer(conv, Options(train=True))
 
     def agrees():
         for args in ([], [weight]):
@@ -353,7 +407,7 @@ class Again(Before):
 )  # fmt: skip
 def test_code_that_cannot_wait_for_its_product_gets_what_pyg_computes(make, lifted, reason):
     conv, (x, edge_index) = make().double(), inputs()
-    layer = Associated(conv, Options(train=True))
+    layer = RewrittenLayer(conv, Options(train=True))
     for _ in range(3):
         mine, theirs = outcome(layer, x, edge_index), outcome(conv, x, edge_index)
         for a, b in zip(mine, theirs, strict=True):
@@ -371,7 +425,7 @@ def test_a_tensor_that_is_kept_has_data():
             return {"out": self.last, "twice": [2 * self.last]}
 
     conv, (x, edge_index) = Keeps().double(), inputs()
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     found = layer(x, edge_index)
     assert type(conv.last) is type(found["out"]) is torch.Tensor
     torch.testing.assert_close(found, conv(x, edge_index))
@@ -386,7 +440,7 @@ def test_a_product_is_computed_before_its_operands_are_written_to():
             return out
 
     conv, (x, edge_index) = Writes().double(), inputs()
-    layer, weight = Associated(conv, Options()), torch.rand(E, dtype=torch.float64)
+    layer, weight = RewrittenLayer(conv, Options()), torch.rand(E, dtype=torch.float64)
     with torch.no_grad():
         found = layer(x, edge_index, weight)
         torch.testing.assert_close(found, conv(x, edge_index, weight))
@@ -395,7 +449,7 @@ def test_a_product_is_computed_before_its_operands_are_written_to():
 
 def test_what_is_left_to_the_layer_in_one_mode_is_rewritten_in_another():
     conv, x, edge_index = Before(), torch.randn(N, 6), torch.randint(N, (2, E))
-    layer, weight = Associated(conv, Options()), torch.rand(E)
+    layer, weight = RewrittenLayer(conv, Options()), torch.rand(E)
     with torch.autocast("cpu", torch.bfloat16):  # the weights make messages float32 again
         found = layer(x, edge_index, weight)
         torch.testing.assert_close(found, conv(x, edge_index, weight))
@@ -465,7 +519,7 @@ def state(conv):
 def test_what_a_call_leaves_behind_is_left_once(make, training):
     conv, (x, edge_index) = make().double().train(training), inputs()
     mine = copy.deepcopy(conv)
-    layer, seen = Associated(mine, Options(train=True)), mine.seen
+    layer, seen = RewrittenLayer(mine, Options(train=True)), mine.seen
     for _ in range(3):
         torch.manual_seed(1)
         expected, drawn = conv(x, edge_index), torch.rand(1)
@@ -534,7 +588,7 @@ def test_what_cannot_be_put_back_is_not_changed_by_a_first_attempt(make, reason)
     mine = copy.deepcopy(conv)
     if make is Draws:
         mine.generator = torch.Generator().manual_seed(0)
-    layer = Associated(mine, Options())
+    layer = RewrittenLayer(mine, Options())
     theirs, ours = ((x.clone(), torch.ones(E, dtype=x.dtype)) for _ in range(2))
     for _ in range(3):
         with torch.no_grad():
@@ -564,7 +618,7 @@ def test_what_is_kept_in_containers_has_data():
 
     conv, (x, edge_index) = Keeps().double(), inputs()
     log = conv.log
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     found = layer(x, edge_index)
     assert type(found) is type(conv.last["out"]) is type(log[0][0]) is torch.Tensor
     assert conv.log is log and torch.equal(log[0][0], found)
@@ -590,7 +644,7 @@ def test_small_graphs_are_the_layer_s():
 
 def test_threads_do_not_see_each_other_s_calls():
     conv, (x, edge_index) = Before().double(), inputs()
-    layer, started, done = Associated(conv, Options()), threading.Event(), threading.Event()
+    layer, started, done = RewrittenLayer(conv, Options()), threading.Event(), threading.Event()
     expected = conv(x, edge_index)
 
     class Waits(torch.nn.Module):
@@ -632,7 +686,7 @@ def test_subclasses_that_a_class_hears_of_are_its_users_own():
             known.append(name)
 
     conv, (x, edge_index) = Registered().double(), inputs()
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
     assert layer.decisions and not known
 
@@ -653,7 +707,7 @@ class Named(MessagePassing):
 def test_arguments_come_in_any_order_and_kind():
     conv, (x, edge_index) = Named().double(), inputs()
     weight = torch.rand(E, dtype=x.dtype)
-    layer = Associated(conv, Options())
+    layer = RewrittenLayer(conv, Options())
     for args, kwargs in (
         ((), {"edge_index": edge_index, "x": x}),
         ((x,), {"edge_weight": weight, "scale": 2.0, "edge_index": edge_index}),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_accel.patching import embedding
 
-__all__ = ["Embedding", "Twins", "clone", "stray"]
+__all__ = ["Embedding", "ShadowModules", "clone", "stray"]
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # tables and hooks
 _LEAVES = (Tensor, str, bytes, int, float, type, ModuleType, BuiltinFunctionType)
@@ -36,11 +36,11 @@ class Embedding(torch.nn.Embedding):
         return rows
 
 
-class Twins:
+class ShadowModules:
     """Copies of modules that share all they have with the originals, but for their modes.
 
     Methods, functions and lists that refer to modules refer to their copies. Copying a module again
-    brings its copy up to date; :meth:`give_back` does it the other way.
+    brings its copy up to date; :meth:`sync_back` does it the other way.
 
     Args:
         stand_in: returns what takes the place of a module, or None for a copy.
@@ -56,23 +56,23 @@ class Twins:
         self._bound: dict[int, set[str]] = {}  # names of what refers to copies, by id of the copy
 
     @classmethod
-    def of(cls, module: torch.nn.Module, copied: torch.nn.Module) -> "Twins":
+    def of(cls, module: torch.nn.Module, copied: torch.nn.Module) -> "ShadowModules":
         """Return one that knows a copy that was made."""
         made = cls()
         copies = dict(copied.named_modules(remove_duplicate=False))
         for path, inner in module.named_modules(remove_duplicate=False):
             if path in copies:
                 made._known[id(inner)] = (inner, copies[path])
-        for inner, twin in made._known.values():
-            made._bind(inner, twin)
+        for inner, shadow in made._known.values():
+            made._bind(inner, shadow)
         return made
 
     def __call__(self, module: torch.nn.Module) -> torch.nn.Module:
         """Return the copy of a module; its children are copies too."""
         filled: dict[int, tuple[torch.nn.Module, torch.nn.Module]] = {}
         copied = self._filled(module, filled)
-        for original, twin in filled.values():  # when all copies exist
-            self._bind(original, twin)
+        for original, shadow in filled.values():  # when all copies exist
+            self._bind(original, shadow)
         return copied
 
     def _filled(
@@ -100,14 +100,14 @@ class Twins:
         for name in own.keys() - vars(module).keys():  # never empty: others may be running it
             del own[name]
         own.update(vars(module), training=mode, _modules=children)
-        twins = {n: None if m is None else self._filled(m, filled)
+        shadows = {n: None if m is None else self._filled(m, filled)
                  for n, m in module._modules.items()}  # fmt: skip
-        if list(children.items()) != list(twins.items()):
+        if list(children.items()) != list(shadows.items()):
             children.clear()
-            children.update(twins)
+            children.update(shadows)
         return copied
 
-    def give_back(self, module: torch.nn.Module) -> bool:
+    def sync_back(self, module: torch.nn.Module) -> bool:
         """Give a module what its copy was assigned; return whether there was anything."""
         copied = self._known[id(module)][1]
         own, changed = vars(module), False
@@ -123,29 +123,29 @@ class Twins:
         own, bound = vars(copied), set()
         for name, value in vars(module).items():
             if name not in _OF_MODULES and not name.endswith("_hooks"):
-                found = _rebound(value, self._twin_of, {})
+                found = _rebound(value, self._shadow_of, {})
                 if found is not value:
                     own[name] = found
                     bound.add(name)
         self._bound[id(copied)] = bound
 
-    def _twin_of(self, module: torch.nn.Module) -> torch.nn.Module:
+    def _shadow_of(self, module: torch.nn.Module) -> torch.nn.Module:
         return self._known.get(id(module), (module, module))[1]
 
 
-def _rebound(value: Any, twin_of: _Find, known: dict[int, Any]) -> Any:
+def _rebound(value: Any, shadow_of: _Find, known: dict[int, Any]) -> Any:
     """Return what refers to copies where ``value`` refers to modules; itself if it does not."""
     if isinstance(value, torch.nn.Module):
-        return twin_of(value)
+        return shadow_of(value)
     if id(value) in known:
         return known[id(value)]
 
     def each(values: Any) -> list[Any]:
-        return [_rebound(v, twin_of, known) for v in values]
+        return [_rebound(v, shadow_of, known) for v in values]
 
     found = value
     if isinstance(value, MethodType):
-        owner = _rebound(value.__self__, twin_of, known)
+        owner = _rebound(value.__self__, shadow_of, known)
         found = value if owner is value.__self__ else MethodType(value.__func__, owner)
     elif isinstance(value, FunctionType):
         found = _rebound_function(value, each, known)

@@ -25,15 +25,15 @@ from pyg_accel.patching.edge_tensors import changed_in_place, name_of
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, running
 from pyg_accel.patching.reasons import modules_in
 from pyg_accel.patching.rng_state import random_state, restore, tensors_of
-from pyg_accel.rewrite.algebra import Call, NotLifted
-from pyg_accel.rewrite.deferred import ABOUT, Deferred, Unfit, settled
-from pyg_accel.rewrite.following import asks_types, followed, settle_items
+from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
+from pyg_accel.rewrite.deferred import ABOUT, Deferred, Unfit, settle_items, settled
+from pyg_accel.rewrite.guards import asks_types, with_propagate
 from pyg_accel.rewrite.ir import Leaf, leaves_of
-from pyg_accel.rewrite.record import record_of
+from pyg_accel.rewrite.record import Record, record_of
 from pyg_accel.rewrite.recorder import Reading, Recorder
 from pyg_accel.rewrite.tree import is_sparse
 
-__all__ = ["Run"]
+__all__ = ["UserLayerRun", "lift_user_layer"]
 
 # Functions that leave something behind on a tensor, or in gradients.
 _LASTING = {
@@ -55,7 +55,7 @@ def _context(device: torch.device) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-class Run(Recorder):
+class UserLayerRun(Recorder):
     """One run of a layer's own code.
 
     Attributes:
@@ -85,7 +85,7 @@ class Run(Recorder):
             raise NotLifted(f"the code of {self._name} asks for the types of objects")
         if saved_tensors_are_hooked():  # a checkpoint counts them: they must be the same twice
             raise NotLifted("somebody is told of each tensor that is saved for the backward pass")
-        conv = self.layer = followed(self.call.conv, self.propagate)
+        conv = self.layer = with_propagate(self.call.conv, self.propagate)
         self._given = args, kwargs
         state = random_state(self.call.x.device, self.call.conv)
         try:
@@ -287,3 +287,48 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     if a.layout != torch.strided or b.layout != torch.strided:
         return True
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def lift_user_layer(conv: Any, call: Call) -> Algebra:
+    """Return the product of a call, by default the first one.
+
+    Raises:
+        NotLifted: if the layer computes none.
+    """
+    if "record" not in call.memo:
+        call.memo |= _first(call)
+    record: Record = call.memo["record"]
+    values = {name: _value(name) for name in record.entries}
+    learned = tuple(name for name, entry in record.entries.items()
+                    if entry.leaf.kind in ("weighted", "diagonal") and entry.tensors)  # fmt: skip
+    return record.algebra(call.memo["made"], values, owners=("edge_weight",), learned=learned,
+                          compiles=False)  # fmt: skip
+
+
+def _value(name: str) -> Callable[[Call], Value]:
+    def value(call: Call) -> Value:
+        entry = call.memo["record"].entries[name]
+        return entry.make(call, *entry.tensors)  # type: ignore[no-any-return]
+
+    return value
+
+
+class _Found(Exception):
+    """The first product of a layer."""
+
+
+def _first(call: Call) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    def compute(inner: Call) -> Tensor:
+        found.append(inner.memo)
+        raise _Found
+
+    run = UserLayerRun(call, compute)
+    state = random_state(call.x.device, call.conv)
+    try:
+        run(tuple(call.given.values()), {})
+    except _Found:
+        restore(state)
+        return found[0]
+    raise NotLifted(run.left)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["BEYOND", "SPREAD", "Halos", "halos_of"]
+__all__ = ["DISTRIBUTED", "HALO_LOOKUPS", "Halos", "halos_of"]
 
 
 class Halos(Protocol):
@@ -48,11 +48,11 @@ class Halos(Protocol):
 
 
 # Return what is known of an edge_index; one, while a model is distributed.
-BEYOND: list[Callable[[Tensor], Halos | None]] = []
+HALO_LOOKUPS: list[Callable[[Tensor], Halos | None]] = []
 # Models whose layers read rows of other processes.
-SPREAD: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
+DISTRIBUTED: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
 
 
 def halos_of(edge_index: Tensor) -> Halos | None:
     """Return the rows of other processes that edges read; None if there are no such processes."""
-    return next((found for look in BEYOND if (found := look(edge_index)) is not None), None)
+    return next((found for look in HALO_LOOKUPS if (found := look(edge_index)) is not None), None)

@@ -4,17 +4,17 @@ from collections.abc import Callable, Hashable
 
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
-from pyg_accel.rewrite.beyond import Halos
+from pyg_accel.rewrite.halos import Halos
 from pyg_accel.rewrite.ir import leaves_of
 from pyg_accel.rewrite.select import Decision, Options, make_decision
 from pyg_accel.rewrite.tree import is_sparse
 
-__all__ = ["Together", "spread_reasons"]
+__all__ = ["SharedDecisions", "spread_reasons"]
 
 Lifted = Callable[[Call], tuple[Algebra, dict[str, int]]]
 
 
-class Together:
+class SharedDecisions:
     """The decisions of one layer for calls whose edges read rows of other processes."""
 
     def __init__(self) -> None:

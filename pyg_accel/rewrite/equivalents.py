@@ -1,0 +1,151 @@
+"""Equal forms of an expression: simplified, sums multiplied out, common factors taken out.
+
+Simplified ones have fewer and larger products (paper, section 3.2). A linear layer after a sum can
+be applied to each of its terms, ``(A X + X) W = A (X W) + X W``; and powers of a matrix need not be
+computed one by one, ``P X W1 + P P X W2 = P (X W1 + P (X W2))``, which is Horner's rule. Each form
+has associations that the others do not have.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+from pyg_accel.rewrite.ir import (
+    SPARSE,
+    Broadcast,
+    Expr,
+    Leaf,
+    Map,
+    Product,
+    Sum,
+    is_bias,
+    leaves_of,
+    map_children,
+    product_of,
+    sum_of,
+    verify,
+)
+
+__all__ = ["equivalents", "merge", "simplify"]
+
+
+def equivalents(expr: Expr) -> tuple[Expr, ...]:
+    """Return the expression and those equal to it, simplified and without repetitions."""
+    plain = simplify(expr)
+    if not any(leaf.kind == "weight" for leaf in leaves_of(plain)):
+        return (merge(plain),)  # there is nothing to multiply first
+    out = distribute(plain)
+    return tuple(dict.fromkeys(merge(simplify(e)) for e in (plain, out, factor(out))))
+
+
+def simplify(expr: Expr) -> Expr:
+    """Turn row broadcasts into diagonal factors; leave one level of products and of sums.
+
+    The paper's post-processing (section 3.2): ``d ⊗ (A X)`` is ``D A X``, which any neighbours of
+    ``D`` may be associated with. A vector whose length is no dimension of a sparse matrix of the
+    expression stays a barrier.
+    """
+    matrices = [leaf for leaf in leaves_of(expr) if leaf.kind in SPARSE]
+    nodes = {size for matrix in matrices for size in (matrix.rows, matrix.cols)}
+
+    def simpler(expr: Expr) -> Expr:
+        expr = map_children(expr, simpler)
+        match expr:
+            case Product(factors=factors):
+                flat = product_of(factors)
+                return Product(_numbers_first(flat.factors)) if isinstance(flat, Product) else flat
+            case Sum(terms=terms):
+                return sum_of(terms)
+            case Broadcast(vector=vector, arg=arg) if vector.rows not in nodes:
+                return Map(f"{vector} ⊗ ", arg)
+            case Broadcast(vector=vector, arg=arg):
+                diagonal = replace(vector, cols=vector.rows, kind="diagonal")
+                return simpler(Product((diagonal, arg)))
+        return expr
+
+    result = simpler(expr)
+    verify(result)
+    return result
+
+
+def _numbers_first(factors: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Factors with those that are numbers in front: they commute with all others."""
+    numbers = [f for f in factors if isinstance(f, Leaf) and f.number]
+    if not numbers or len(numbers) == len(factors):
+        return factors
+    others = [f for f in factors if not (isinstance(f, Leaf) and f.number)]
+    rows = others[0].rows
+    return (*(replace(n, rows=rows, cols=rows) for n in numbers), *others)
+
+
+def merge(expr: Expr) -> Expr:
+    """Multiply neighbouring equal diagonals: the D D between two hops of D A D D A D."""
+    expr = map_children(expr, merge)
+    if not isinstance(expr, Product):
+        return expr
+    merged: list[Expr] = []
+    for item in expr.factors:
+        last = merged[-1] if merged else None
+        both = isinstance(item, Leaf) and isinstance(last, Leaf) and item.kind == last.kind
+        if both and item.kind == "diagonal" and item.name == last.name:  # type: ignore[union-attr]
+            merged[-1] = replace(last, power=last.power + item.power)  # type: ignore
+        else:
+            merged.append(item)
+    return product_of(merged)
+
+
+def distribute(expr: Expr) -> Expr:
+    """Multiply sums out; one with a bias stays, which is no matrix of the same size."""
+    expr = map_children(expr, distribute)
+    if isinstance(expr, Product):
+        choices = [f.terms if isinstance(f, Sum) and not any(map(is_bias, f.terms)) else (f,)
+                   for f in expr.factors]  # fmt: skip
+        expr = sum_of(product_of(term) for term in product(*choices))
+    elif isinstance(expr, Sum):
+        expr = sum_of(expr.terms)
+    verify(expr)
+    return expr
+
+
+def factor(expr: Expr) -> Expr:
+    """Take sparse factors that several terms begin with out of a sum, again and again."""
+    if not isinstance(expr, Sum):
+        return expr if isinstance(expr, (Leaf, Product)) else map_children(expr, factor)
+    groups: dict[object, list[Expr]] = {}
+    for number, term in enumerate(expr.terms):
+        groups.setdefault(_head(term) or number, []).append(term)
+    parts: list[Expr] = []
+    for head, members in groups.items():
+        if not isinstance(head, tuple) or len(members) == 1:
+            parts += members
+            continue
+        rests = [product_of(m.factors[len(head) :]) for m in members if isinstance(m, Product)]
+        parts.append(product_of((*head, factor(Sum(tuple(rests))))))
+    result = Sum(tuple(parts)) if len(parts) > 1 else parts[0]
+    verify(result)
+    return result
+
+
+def _head(term: Expr) -> tuple[Expr, ...] | None:
+    """The factors of a term up to its first matrix of edges and the diagonals behind that."""
+    if not isinstance(term, Product):
+        return None
+    end = 0
+    seen = False
+    for item in term.factors:
+        if _is_matrix(item) and not seen:
+            seen = True
+        elif not isinstance(item, Leaf) or item.kind != "diagonal":
+            break
+        end += 1
+    # Behind D A D the next hop begins with a D of its own; so does what follows a bare A.
+    if seen and end < len(term.factors) and _is_matrix(term.factors[end]) and _pair(term, end):
+        end -= 1
+    return term.factors[:end] if seen and end < len(term.factors) else None
+
+
+def _pair(term: Product, end: int) -> bool:
+    return end >= 2 and term.factors[end - 1] == term.factors[end - 2]
+
+
+def _is_matrix(item: Expr) -> bool:
+    return isinstance(item, Leaf) and item.kind in SPARSE
