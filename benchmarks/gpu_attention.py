@@ -18,7 +18,7 @@ from benchmarks import gpu_machine, graphs, results
 from benchmarks.gpu_dot_attention import preferring, within_memory
 from pyg_accel import Graph, ops
 from pyg_accel.column_reuse import reuse_of
-from pyg_accel.ops.attention_parts import unfused
+from pyg_accel.ops.attention_unfused import unfused
 
 NAME = "gpu_attention"
 FORMS = {

@@ -28,7 +28,7 @@ from pyg_accel import Graph, ops
 from pyg_accel.backends import get_backend
 from pyg_accel.backends.dispatch import forget_decisions
 from pyg_accel.column_reuse import per_column, reuse_of
-from pyg_accel.ops.attention_parts import unfused
+from pyg_accel.ops.attention_unfused import unfused
 
 NAME = "gpu_dot_attention"
 SCORE, VALUE = "div(sum(mul(v0,u1)),11.313708498984761)", "u2"

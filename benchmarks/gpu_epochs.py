@@ -157,7 +157,7 @@ def _run(
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a graph and model: epochs and peaks by backend, and the ratio to the better stock."""
+    """A row per graph and model: epochs and peaks by backend, and the ratio to the better stock."""
     table = frame.pivot_table(["epoch_ms", "peak_mib"], ["graph", "model"], "backend", sort=False)
     best = table["epoch_ms"].reindex(columns=BACKENDS[:3]).min(axis=1)
     table["ratio", "best stock / patched"] = best / table["epoch_ms", "patched"]

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a graph, model, shape and case, with its speed-ups."""
+    """A row per graph, model, shape and case, with its speed-ups."""
     keys = ["graph", "model", "shape"]
     table = frame.set_index([*keys, "case"])[["epoch_ms"]].copy()
     for case in ("ReLU, torch CSR", "ReLU, patched"):

@@ -210,7 +210,7 @@ def draw_applications(frame: pd.DataFrame) -> Figure:
 
 
 def draw_distributed(frame: pd.DataFrame) -> Figure:
-    """A row a graph, a column a model: time of an epoch by number of GPUs; our efficiency."""
+    """A row per graph, a column a model: time of an epoch by number of GPUs; our efficiency."""
     names, models = (list(dict.fromkeys(frame[key])) for key in ("graph", "model"))
     size = (1 + 3.2 * len(models), 1 + 2.6 * len(names))
     figure, grid = plt.subplots(len(names), len(models), sharex=True, squeeze=False, figsize=size)

@@ -67,7 +67,7 @@ def beside_aggregation(frame: pd.DataFrame) -> list[str]:
 
 
 def kernels(frame: pd.DataFrame) -> list[str]:
-    """A row a graph and kind of operation: geometric mean of the ratios to the best peer, worst."""
+    """A row per graph and kind of operation: mean ratio to the best peer, and the worst."""
     cases = cpu_kernels.best_peers(frame)
     kind = cases["op"].map({"spmm": "SpMM", "sddmm": "SDDMM"}).fillna("binary-reduce")
     cases["kind"] = kind + cases["weighted"].map({True: ", weighted", False: ""})
@@ -94,7 +94,7 @@ def kernels(frame: pd.DataFrame) -> list[str]:
 
 
 def gpu_models(frame: pd.DataFrame) -> list[str]:
-    """A row a graph and model: stock PyG, compiled, on torch's CSR; patched."""
+    """A row per graph and model: stock PyG, compiled, on torch's CSR; patched."""
     stocks = gpu_epochs.BACKENDS[:3]
     lines = [
         f"| graph | model | epoch ms, {' | '.join(stocks)} | patched | ratio to the best | "
@@ -117,7 +117,7 @@ def gpu_models(frame: pd.DataFrame) -> list[str]:
 
 
 def gpu_kernels(frame: pd.DataFrame) -> list[str]:
-    """Weighted sums: cuSPARSE's time over ours, a row a graph."""
+    """Weighted sums: cuSPARSE's time over ours, a row per graph."""
     sums = frame[frame["op"] == "spmm weighted sum"]
     table = sums.pivot_table("ms", ["graph", "dtype", "F"], "backend", sort=False)
     ratio = (table["cuSPARSE"] / table["pyg_accel"]).unstack(["dtype", "F"])
@@ -199,7 +199,7 @@ def maxk_accuracy(frame: pd.DataFrame) -> list[str]:
 
 
 def sampled(frame: pd.DataFrame) -> list[str]:
-    """A row a graph and width: fastrand, against the full graph and one sampled beforehand."""
+    """A row per graph and width: fastrand, against the full graph and one sampled beforehand."""
     library = "cuSPARSE" if "gpu" in frame else "MKL"
     lines = [
         f"| graph | width | edges | {library} ms, all edges | ours, all edges | sampled | ratio to "
@@ -230,7 +230,7 @@ def sampled(frame: pd.DataFrame) -> list[str]:
 
 
 def sampled_models(frame: pd.DataFrame) -> list[str]:
-    """A row a graph, model, strategy and rescaling: the chosen width, and what it costs."""
+    """A row per graph, model, strategy and rescaling: the chosen width, and what it costs."""
     lines = [
         "| graph | model | strategy | rescale | width | edges | validation, all | sampled | test, "
         "all | sampled |",

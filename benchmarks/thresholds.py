@@ -30,7 +30,7 @@ FEATURES = (8, 32, 128)
 
 
 def measure(device: str) -> list[dict[str, Any]]:
-    """One row a layer, size and kind of graph."""
+    """One row per layer, size and kind of graph."""
     rows: list[dict[str, Any]] = []
     facts = machine.facts() if device == "cpu" else gpu_machine.facts()
     grid = list(product((False, True), (False, True), SIZES[device], FEATURES))

@@ -41,7 +41,7 @@ def holding() -> Iterator[list[Any]]:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; -1 in inference mode, where nobody counts."""
+    """Return how often a tensor was changed in place; -1 in inference mode."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -99,7 +99,7 @@ class RecentlySeen:
         self._lock = threading.Lock()
 
     def is_new(self, by: Hashable, tensor: Tensor) -> bool:
-        """Return whether somebody sees a tensor for the first time, or after it was changed."""
+        """Return whether a tensor is new here, or was changed since it was last seen."""
         place, version = (by, id(tensor)), version_of(tensor)
         with self._lock:
             known = self._seen.get(place)

@@ -40,7 +40,7 @@ class Row:
         return self.layer, self.formula, self.backend, self.reason
 
     def add(self, seconds: float) -> None:
-        """Count one call; whoever keeps a row may do so after :func:`reset_report` too."""
+        """Count one call; valid on a row kept from before :func:`reset_report` too."""
         if _counted.get():
             with _lock:
                 row = self if self.calls else _rows.setdefault(self._key(), self)

@@ -47,7 +47,7 @@ def ptr2index(ptr: Tensor, size: int, dtype: torch.dtype = torch.int64) -> Tenso
 
     Args:
         ptr: [N + 1], where the entries of each row begin.
-        size: how many entries there are, so that nobody needs to wait for the device to say.
+        size: number of entries, known without waiting for the device.
         dtype: of the result, [size].
     """
     ids = torch.arange(ptr.numel() - 1, dtype=dtype, device=ptr.device)

@@ -17,12 +17,12 @@ _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def ask_for_large_pages() -> None:
-    """Set torch's variable, unless somebody has decided already."""
+    """Set torch's variable, unless it is set already."""
     os.environ.setdefault(VARIABLE, "1")
 
 
 def small_pages_reasons() -> list[str]:
-    """Return why large tensors lie on small pages; empty if they do not, or nobody can tell."""
+    """Return why large tensors lie on small pages; empty if they do not, or if that is unknown."""
     if sys.platform != "linux" or not _SYSTEM.exists():
         return []
     system = _SYSTEM.read_text()

@@ -8,7 +8,7 @@ Where that cannot be, because a weight is being learned or a mask is new in ever
 runs; but an edge_index that equals one which came out before is replaced by that one. Comparing is
 far cheaper than sorting, and needs no belief in what the function does.
 
-Tensors that come back are shared, and so none of them may get to where somebody could change it: a
+Tensors that come back are shared, so none of them may get to where it could be changed: a
 layer borrows them while its forward runs (:meth:`Memo.begin`), and leaves copies behind where it
 returns or keeps one.
 """
@@ -33,7 +33,7 @@ class _Remembered(NamedTuple):
     unchanged: Snapshot  # of the tensors in it
 
     def fits(self) -> bool:
-        """Whether nobody has changed the result, or asked for gradients of it."""
+        """Whether the result is unchanged and has no gradients."""
         tensors = tensors_in(self.result)
         return self.unchanged.fits(tensors) and not any(t.requires_grad for t in tensors)
 
@@ -96,7 +96,7 @@ def _key(value: Any) -> Any:
 
 
 class _Running(threading.local):
-    """What a thread is about.
+    """State of a thread.
 
     Attributes:
         on: a function runs whose inner calls need no memory.

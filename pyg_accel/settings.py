@@ -22,7 +22,7 @@ class Setting:
     Attributes:
         name: the attribute of :data:`settings`.
         variable: the environment variable.
-        default: what holds where nobody says otherwise; values have its type.
+        default: the default; values have its type.
         help: a line for people.
     """
 

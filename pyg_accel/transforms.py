@@ -55,7 +55,7 @@ class BuildCSR(BaseTransform):
             ):
                 try:
                     graph = Graph.from_edge_index(edge_index, size, self.flow)
-                except IndexError:  # of nodes that ``x`` does not count; whoever reads it may know
+                except IndexError:  # more nodes than ``x`` has rows
                     continue
                 if self.transpose:
                     graph.transposed(edge_order=True)

@@ -6,8 +6,8 @@ A row of d entries with d <= width is taken whole. Of a longer one, entry number
     position(i) = (start + i * step) mod d
 
 in stored order, with a ``start`` and a ``step`` of the row that depend on the strategy. Steps share
-no factor with d, so positions do not repeat. A kernel needs one addition and one comparison an edge
-and keeps no list; kernels and this file must agree on every position.
+no factor with d, so positions do not repeat. A kernel needs one addition and one comparison per
+edge and keeps no list; kernels and this file must agree on every position.
 
 | strategy | start | step |
 |---|---|---|

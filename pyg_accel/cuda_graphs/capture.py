@@ -220,7 +220,7 @@ class Replay(torch.autograd.Function):
         """
         outs = call.take(call.recording.forward())
         ctx.call, ctx.token = call, call.memory.begin()
-        ctx.save_for_backward(*tensors)  # it is checked that nobody changes them in between
+        ctx.save_for_backward(*tensors)  # autograd checks that they are not changed in between
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *(out for out, has in zip(outs, call.differentiable, strict=True) if not has)

@@ -96,7 +96,7 @@ class Entry:
         self._given = [p for p, t in enumerate(arguments.tensors) if t.requires_grad and modes.grad]
         self.inputs = [self._static[place] for place in self._given]
         self.parameters = [p for p in parameters if p.requires_grad] if modes.grad else []
-        # The node of autograd that belongs to a parameter works on the stream of whoever made it,
+        # Autograd's node of a parameter works on the stream on which it was made,
         # so the recording has parameters of its own, in the same memory.
         own = {p: torch.nn.Parameter(p.detach()) for p in self.parameters}
         self._own = [

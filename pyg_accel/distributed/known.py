@@ -28,7 +28,7 @@ _PER_EDGE: TensorCache[Wire] = TensorCache()  # weights of which a layer may ask
 _TURNED: TensorCache[Tensor] = TensorCache()
 STATIC: TensorCache[bool] = (
     TensorCache()
-)  # tensors that distribute() returned: nobody changes them unseen
+)  # tensors returned by distribute(), whose changes are noticed
 _WHOLE: TensorCache[Tensor] = TensorCache()  # their rows with those of halo nodes
 
 # Functions of a layer whose result has the edges that its argument has.
@@ -36,7 +36,7 @@ _FOLLOWED = frozenset({"clone", "contiguous", "detach", "to", "long", "int"})
 
 
 class _Running(threading.local):
-    """What a thread is about.
+    """State of a thread.
 
     Attributes:
         forward: the wire of the distributed model that runs; None outside of one.
@@ -73,7 +73,7 @@ def backward_ends() -> None:
 
 @contextmanager
 def running(**changes: Any) -> Iterator[None]:
-    """Change what the thread is about, for a while."""
+    """Change the state of the thread inside a block."""
     before = {name: getattr(RUNNING, name) for name in changes}
     for name, value in changes.items():
         setattr(RUNNING, name, value)

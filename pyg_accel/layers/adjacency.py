@@ -51,7 +51,7 @@ def _of_matrix(adj: Any, num_source: int, flow: str) -> tuple[Graph, Tensor | No
         )
     if adj.size(1) != num_source:
         raise ValueError(
-            f"expected a matrix with {num_source} columns, one a source node (got {adj.size(1)})"
+            f"expected a matrix with {num_source} columns, one per source node (got {adj.size(1)})"
         )
     if isinstance(adj, Tensor) and adj.layout == torch.sparse_coo and not adj.is_coalesced():
         adj = adj.coalesce()

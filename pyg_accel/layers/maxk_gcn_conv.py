@@ -73,7 +73,7 @@ class MaxKGCNConv(GCNConv):
         Args:
             x: [N, F], or that as a CBSR.
             edge_index: whatever GCNConv takes.
-            edge_weight: [E], one an edge.
+            edge_weight: [E], one per edge.
 
         Returns:
             [N, H].

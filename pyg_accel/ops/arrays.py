@@ -29,7 +29,7 @@ NO_GRADS = (None,) * 8  # of Arrays
 
 
 class Arrays(NamedTuple):
-    """The arrays of a graph and those of its transpose, None where nobody needs it."""
+    """The arrays of a graph and those of its transpose, None where it is not needed."""
 
     rowptr: Tensor
     col: Tensor

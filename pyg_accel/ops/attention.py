@@ -1,7 +1,7 @@
 """Attention: scores, softmax over a target's edges and the weighted sum, as one operator.
 
-``pyg_accel::attention`` keeps two numbers a target and head beside the result: no E x heads tensor
-is made on the way. How it is differentiated is in :mod:`.attention_backward`. Where no backend has
+``pyg_accel::attention`` keeps two numbers per target and head beside the result: no tensor of
+E x heads is made. How it is differentiated is in :mod:`.attention_backward`. Where no backend has
 the operator, :func:`attention` runs its parts.
 """
 
@@ -21,7 +21,7 @@ from pyg_accel.formula import Formula, operands_of, parse
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.attention_backward import backward, is_backward_fast, setup_context
-from pyg_accel.ops.attention_parts import extent, unfused
+from pyg_accel.ops.attention_unfused import extent, unfused
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.launch import facts_of_operands, kernel_for
@@ -46,11 +46,11 @@ def attention(
 
     Args:
         graph: the graph.
-        score: one number an edge and head, e.g. ``"leaky_relu(add(u1,v2),0.2)"`` or
+        score: one number per edge and head, e.g. ``"leaky_relu(add(u1,v2),0.2)"`` or
             ``"sum(mul(u0,v1))"``. See :mod:`pyg_accel.formula`.
         value: what is added up, e.g. ``"u0"``.
-        operands: of both formulas, by operand index: [rows, H, F], [rows, H] for one number a head
-            or [rows]; H and F may be 1 and broadcast.
+        operands: of both formulas, by operand index: [rows, H, F], [rows, H] (one number per
+            head) or [rows]; H and F may be 1 and broadcast.
         edge_order: edge operands are in the order of the edge list that the graph was built from;
             by default in that of the CSR.
 
@@ -59,7 +59,7 @@ def attention(
 
     Raises:
         ValueError: for operands that do not fit the graph or one another, or scores of more than
-            one number an edge and head.
+            one number per edge and head.
         BackendNotSupported: if no backend can run it.
     """
     check_graph(graph)

@@ -1,12 +1,12 @@
 """The gradient of attention: a pass over the transposed graph, and what is left for its targets.
 
 With ``p`` the weight of an edge and ``g`` the gradient of the result, the gradient of its score is
-``ds = p * (sum(g * value) - delta)``, where ``delta = sum(g * out)`` is one number a target and
+``ds = p * (sum(g * value) - delta)``, where ``delta = sum(g * out)`` is one number per target and
 head: the sum over the target's edges of ``p * sum(g * value)`` never has to be made. The pass
 computes p anew from the scores and the logarithm of their sum, and adds up the gradients of source
 operands. Those of targets are added up in either of two ways, the cheaper one:
 
-* the pass leaves ds (and p, if somebody asks) behind, E x heads, and the other gradients are sums
+* the pass leaves ds (and p, if requested) behind, E x heads, and the other gradients are sums
   of formulas that read them; edge operands have this one alone;
 * a second pass, over the graph itself, computes p once more, and nothing is kept for an edge.
 """
@@ -39,7 +39,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.arrays import BOTH_ARRAYS, NO_GRADS, Arrays
-from pyg_accel.ops.attention_parts import unfused
+from pyg_accel.ops.attention_unfused import unfused
 from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.launch import facts_of_operands
 from pyg_accel.ops.layout import contiguous_rows

@@ -16,7 +16,7 @@ from pyg_accel.ops.operator import each_gradient, is_batch
 
 __all__ = ["Function", "in_blocks"]
 
-# Of a block and the parts of all tensors that belong to it: results with one row a target, or edge.
+# Of a block and the parts of all tensors that belong to it: results per target, or per edge.
 Function = Callable[[Block, list[Tensor]], list[Tensor]]
 
 

@@ -43,7 +43,7 @@ def cbsr_spmm(
     Args:
         graph: the graph.
         cbsr: features of the source nodes, a row each.
-        weight: [E], one an edge.
+        weight: [E], one per edge.
         reduce: ``"sum"`` or ``"mean"``.
         edge_order: weights are in the order of the edge list; by default in that of the CSR.
 

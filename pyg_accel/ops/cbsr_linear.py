@@ -27,7 +27,7 @@ __all__ = ["cbsr_linear", "multiplies_compressed"]
 def cbsr_linear(cbsr: CBSR, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Apply a linear map: ``torch.nn.functional.linear(cbsr.dense(), weight, bias)``.
 
-    What the zeros of MaxK save beyond the aggregation that the MaxK-GNN paper is about.
+    What the zeros of MaxK save beyond the aggregation, the subject of the MaxK-GNN paper.
     Differentiable for the stored values, the weight and the bias.
 
     Args:

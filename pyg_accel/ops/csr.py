@@ -59,7 +59,7 @@ def is_built_ahead(edge_index: Tensor) -> bool:
 def looped_graph_of(edge_index: Tensor, num_nodes: int, target: int) -> Graph:
     """Return a graph with one self-loop at every node, from the cache if it can.
 
-    How many loops there are already is known to nobody who has not looked. So that there are always
+    The number of existing loops is unknown without reading the edges. So that there are always
     E + N entries, they become those of a row of their own behind the others, and all N are added.
 
     Args:

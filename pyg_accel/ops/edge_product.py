@@ -48,7 +48,7 @@ def summed_products(
         hidden: [E, H], of its edges.
         weight: [I * O, H].
         bias: [I * O], or None.
-        of_sources: x has a row a source, not a row an edge.
+        of_sources: x has a row per source, not a row per edge.
     """
     graph, width = block.graph, x.size(1)
     if not graph.num_edges:

@@ -151,7 +151,7 @@ def gradients(
         shapes: (heads, width) of every operand.
     """
     n = len(operands)
-    once = not torch.is_grad_enabled()  # nobody will differentiate this backward pass
+    once = not torch.is_grad_enabled()  # this backward pass will not be differentiated
     if once and reduces == ("mean",) and text == "u0" and arrays.rowptr_t is not None:
         grad = grad_outputs[0]
         return [None if grad is None else _mean_gradient(contiguous_rows(grad), arrays)]
@@ -187,7 +187,7 @@ def gradients(
 
 
 def _mean_gradient(grad: Tensor, arrays: Arrays) -> Tensor:
-    """Return the gradient of a plain mean that nobody will differentiate, [num_cols, H, F]."""
+    """Return the gradient of a plain mean, which has no gradient itself, [num_cols, H, F]."""
     turned = arrays.transposed._replace(eid=None)
     share, text = mean_share(arrays.rowptr, turned, grad.dtype)
     (out,) = call("gspmm", *Arrays.join(turned), [grad, share], text, ["sum"], False)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
 from pyg_accel.ops.derivative import Gradients, derivative_of
 
-__all__ = ["call", "define", "each_gradient", "is_batch", "is_eager", "somebody_listens"]
+__all__ = ["call", "define", "each_gradient", "is_batch", "is_eager", "is_observed"]
 
 _library = torch.library.Library("pyg_accel", "FRAGMENT")
 
@@ -79,7 +79,7 @@ def _where_it_was_asked_for(
     """Differentiate on the backend that was named for the forward pass, where it can.
 
     On a GPU backward passes run in threads of their own, which know nothing of ``use_backend``. And
-    nobody who asked for a backend chose the formulas of gradients: it need not have all of them.
+    a backend that was asked for by name need not have the formulas of all gradients.
     """
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -160,8 +160,8 @@ def each_gradient(
 
 
 def is_eager() -> bool:
-    """Whether operators may be run without torch's dispatcher: nobody compiles or watches them."""
-    return not (torch.compiler.is_compiling() or somebody_listens())
+    """Whether operators may run without torch's dispatcher: nothing compiles or traces them."""
+    return not (torch.compiler.is_compiling() or is_observed())
 
 
 def call(name: str, *args: Any) -> Any:
@@ -185,7 +185,7 @@ def call(name: str, *args: Any) -> Any:
     return list(result) if isinstance(result, tuple) else result
 
 
-def somebody_listens() -> bool:
+def is_observed() -> bool:
     """Whether calls must be visible: to a mode, a function transform or a profiler."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
@@ -204,7 +204,7 @@ class _Differentiable(torch.autograd.Function):
         assert operator.setup is not None
         operator.setup(ctx, args, result)
         ctx.operator, ctx.sizes, ctx.is_list = operator, sizes, isinstance(result, list)
-        ctx.set_materialize_grads(not ctx.is_list)  # of lists, results that nobody used have None
+        ctx.set_materialize_grads(not ctx.is_list)  # of lists, unused results have None
         return tuple(result) if ctx.is_list else result
 
     @staticmethod

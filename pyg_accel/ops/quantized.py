@@ -58,8 +58,8 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.int8, *, per: str = "column")
     Args:
         x: [N, F] or [N, H, F] of finite numbers.
         dtype: torch.int8 or torch.float8_e4m3fn.
-        per: ``"column"``: one scale a feature, which costs a kernel nothing an edge; ``"row"``: one
-            a node, for features whose size differs from node to node.
+        per: ``"column"``: one scale per feature, which costs a kernel nothing per edge;
+            ``"row"``: one per node, for features whose size differs from node to node.
 
     Returns:
         The 8-bit values and their float32 scale.

@@ -1,8 +1,8 @@
 """The short way of :func:`.gspmm` in eager mode: one autograd node from features to features.
 
 What depends on the kind of a call alone (layout, backend, formulas of the gradients) is decided the
-first time and kept. A call then checks the numbers of rows, and launches. Calls that somebody
-watches, compiles or transforms go through the registered operator, and so does a backward pass that
+first time and kept. A call then checks the numbers of rows, and launches. Calls that are
+observed, compiled or transformed go through the registered operator, as does a backward pass that
 is to be differentiated again.
 """
 
@@ -26,7 +26,7 @@ from pyg_accel.ops.gspmm_backward import (
 )
 from pyg_accel.ops.launch import Launch
 from pyg_accel.ops.layout import Layout
-from pyg_accel.ops.operator import each_gradient, is_batch, somebody_listens
+from pyg_accel.ops.operator import each_gradient, is_batch, is_observed
 from pyg_accel.ops.steps import Step, fit
 
 __all__ = ["Reduction"]
@@ -109,7 +109,7 @@ class Reduction:
         outs = self._launch(graph.csr(edge_order=self.edge_order), folded)
         for i in range(len(self.reduces)):
             out = outs[i] if outs[i]._base is None else outs[i].clone()
-            # In its final shape without being a view, which nobody could change in place.
+            # In its final shape without being a view, which could not be changed in place.
             outs[i] = out.resize_(out.size(0), *self.layout.trailing)
         return outs
 
@@ -129,8 +129,8 @@ class Reduction:
         layout, graph = self.layout, ctx.graph
         folded = [None if g is None else layout.fold(g) for g in grads]
         found: list[Tensor | None]
-        # Nobody will differentiate a pass that one launch computes, nor watches it.
-        if (self._single or self._of_mean) and not (torch.is_grad_enabled() or somebody_listens()):
+        # One launch computes the pass, which is neither differentiated nor observed.
+        if (self._single or self._of_mean) and not (torch.is_grad_enabled() or is_observed()):
             assert folded[0] is not None
             place, grad = self._launched(ctx, folded[0])
             found = [None] * len(self.sides)

@@ -47,7 +47,7 @@ def sampled_spmm(
         graph: the graph.
         x: [num_cols, F] or [num_cols, H, F], or features from :func:`quantize`, which the kernel
             takes back to floating point as it reads them.
-        weight: [E], one an edge, or [E, H] with x [num_cols, H, F].
+        weight: [E], one per edge, or [E, H] with x [num_cols, H, F].
         width: most edges of a target; the shared memory width S of the paper.
         strategy: ``"bucket"``, the first edges as stored (ascending source ids); ``"fastrand"``,
             edge ``i * 577 mod degree`` for each i below ``width`` (587, then 593, where the prime

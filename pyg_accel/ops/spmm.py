@@ -1,4 +1,4 @@
-"""Sparse times dense: aggregation with at most one weight an edge, head or feature."""
+"""Sparse times dense: aggregation with at most one weight per edge, head or feature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,8 +26,8 @@ def spmm(
     Args:
         graph: the graph.
         x: [num_cols, F] or [num_cols, H, F].
-        weight: [E], one an edge; [E, H] with x [num_cols, H, F], one an edge and head; or [E, F]
-            (or [E, H, F]), one an edge and feature.
+        weight: [E], one per edge; [E, H] with x [num_cols, H, F], one per edge and head; or [E, F]
+            (or [E, H, F]), one per edge and feature.
         reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"prod"``, ``"sqsum"`` (sum of
             squares), or ``"none"`` for the messages themselves; or several of them in one pass.
         edge_order: weights, and messages for ``"none"``, are in the order of the edge list; by

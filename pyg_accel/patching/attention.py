@@ -3,7 +3,7 @@
 Attention layers make weights in one place and use them in another: GATConv in ``edge_updater`` and
 ``propagate``, others within one message. Between the two the weights are :class:`Weights`: a tensor
 [E] or [E, H] that knows its scores. A weighted sum of messages takes the scores and becomes one
-call of :func:`pyg_accel.ops.attention`; whoever else looks at the weights gets an ordinary tensor.
+call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an ordinary tensor.
 
 Dropout of the weights draws its mask at once, by torch's own function and of the same shape, so
 that the numbers are those of PyG.

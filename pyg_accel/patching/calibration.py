@@ -154,7 +154,7 @@ def calibrate_sampling(
         )
     if mask.shape != data.y.shape[:1]:
         raise ValueError(
-            f"expected 'mask' to be [{data.y.size(0)}], one a node (got {list(mask.shape)})"
+            f"expected 'mask' to be [{data.y.size(0)}], one per node (got {list(mask.shape)})"
         )
     if not max_drop >= 0:
         raise ValueError(f"expected 'max_drop' to be at least 0 (got {max_drop})")
@@ -188,8 +188,8 @@ def calibrate_sampling(
                         )
                 if not isinstance(out, Tensor) or out.shape[:1] != mask.shape:
                     raise ValueError(
-                        f"expected the model's output to have {mask.numel()} rows, one a node (got "
-                        f"{shown(out)}); 'forward' may select it"
+                        f"expected the model's output to have {mask.numel()} rows, one per node "
+                        f"(got {shown(out)}); 'forward' may select it"
                     )
                 score = float(metric(out[mask], data.y[mask]))
                 measured.append((width, score, milliseconds))
@@ -231,7 +231,7 @@ def _forward(model: torch.nn.Module, data: Any) -> Tensor:
 
 def _accuracy(out: Tensor, y: Tensor) -> float:
     if out.dim() != 2:
-        raise ValueError(f"expected outputs [N, C], one a node and class (got {shown(out)})")
+        raise ValueError(f"expected outputs [N, C], one per node and class (got {shown(out)})")
     return float((out.argmax(-1) == y.view(-1)).double().mean())
 
 

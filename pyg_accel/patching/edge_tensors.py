@@ -77,7 +77,7 @@ class DeferredOperand(EdgeTensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        # Reached from C++, where no Python function was called and nobody records gradients.
+        # Reached from C++, where no Python function was called and no gradients are recorded.
         def materialize(waiting: DeferredOperand) -> Tensor:
             if waiting.differentiable():
                 raise RuntimeError(f"'{func}' on an edge tensor with gradients: clone() it")

@@ -41,7 +41,7 @@ def forget() -> None:
 def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Stand in for what runs the forward of a layer: there results are remembered, only there.
 
-    Whoever calls such a function himself may change what he gets.
+    A user who calls such a function may change its result.
     """
     if not torch.compiler.is_dynamo_compiling():
         known = small.find(self, args, kwargs)

@@ -119,13 +119,13 @@ class LazyTensor(EdgeTensor):
         """Make one; ``parts`` are the pieces of a concatenation that waits for a linear layer.
 
         With something to do ``later``, ``shape`` is what comes out of that. One that is ``summed``
-        has one number an edge, or an edge and head, and operands [rows, heads | 1, width | 1] whose
-        width its formula sums over.
+        has one number per edge, or per edge and head, and operands [rows, heads | 1, width | 1]
+        over whose width its formula sums.
         """
         lazy = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
         lazy.tracer, lazy.formula, lazy.edge_dim, lazy.parts = trace, formula, edge_dim, parts
         lazy.later, lazy.summed = later, summed
-        lazy.shared = False  # a view of it, or what it is a view of, is about
+        lazy.shared = False  # a view or the base of this tensor exists
         return lazy
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -143,7 +143,7 @@ class LazyTensor(EdgeTensor):
         if asks(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if not running.traces:  # the call is over, and somebody kept a message of it
+        if not running.traces:  # the call is over, and a message of it was kept
             args, kwargs = replaced(LazyTensor, lambda t: t.tracer.compute(t), args, kwargs)
             return func(*args, **kwargs)
         running.traces[-1].check_modes()

@@ -169,7 +169,7 @@ def reasons_against(trace: "Trace") -> list[str]:
 
 
 def hooked_inside(layer: torch.nn.Module) -> list[str]:
-    """Why no network of a layer is recorded: somebody waits for a call of a part of it."""
+    """Why no network of a layer is recorded: a part of it has hooks."""
     hooked = any(map(has_hooks, modules_in(*layer.children())))
     return ["a hook inside of the network on every edge"] if hooked else []
 

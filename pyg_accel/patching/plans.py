@@ -44,7 +44,7 @@ class Origin:
         place: in a pair of tensors, 0 or 1; or what has the attribute; None for an argument.
         steps: what the message made of it, views say, or dropout of attention weights; arguments
             that are tensors too have origins of their own.
-        row: row of edge_index that gathers it; -1 for what has a row an edge.
+        row: row of edge_index that gathers it; -1 for what has a row per edge.
         repeated: it has one row, which all targets share.
     """
 

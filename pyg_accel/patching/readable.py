@@ -28,7 +28,7 @@ METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggrega
 _UNPATCHED = {name: getattr(MessagePassing, name) for name in METHODS}
 _MODULES = (torch, torch.nn.functional, math)
 _BUILTINS = frozenset({"isinstance", "float", "int", "bool", "abs", "max", "min"})
-# Attributes of tensors that a kind of call tells. Any other may be one that somebody assigned.
+# Attributes of tensors that a kind of call tells. Any other may have been assigned.
 _OF_TENSORS = frozenset({"dtype", "ndim"})
 # Methods of which a trace takes no note: sizes vary between calls of one plan.
 _NOT_CALLED = frozenset({

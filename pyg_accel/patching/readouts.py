@@ -111,7 +111,7 @@ def _is_taken(src: Tensor, groups: Any, dim: int, *, wide: bool) -> bool:
 
     Args:
         src: to be reduced.
-        groups: one number a row, or where groups begin.
+        groups: one number per row, or where groups begin.
         dim: along which.
         wide: it is one that PyG takes long for.
     """
@@ -135,7 +135,7 @@ def _is_taken(src: Tensor, groups: Any, dim: int, *, wide: bool) -> bool:
 
 def _size_reasons(src: Tensor, groups: Tensor, *, wide: bool) -> list[str]:
     kind = src.device.type
-    if kind == "cuda" and torch.cuda.is_current_stream_capturing():  # nobody may sort now
+    if kind == "cuda" and torch.cuda.is_current_stream_capturing():  # sorting is not possible now
         return ["a CUDA graph is captured"]
     if settings.always:
         return []

@@ -53,7 +53,7 @@ RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
 SEEN = RecentlySeen(256)  # the graphs of calls for which it matters whether they come again
 _FAKE = _TorchDispatchModeKey.FAKE
-# Methods that somebody may replace on an instance: they are what its calls run then.
+# Methods that may be replaced on an instance, whose calls then run the replacement.
 _METHODS = frozenset({
     "forward", "propagate", "message", "aggregate", "update", "message_and_aggregate", "reduce",
     "combine",
@@ -77,7 +77,7 @@ def torch_records() -> bool:
 
 
 def takes_part(module: MessagePassing) -> bool:
-    """Return whether calls of a layer are accelerated, and nobody reads those it makes."""
+    """Return whether calls of a layer are accelerated, outside of compilers and tracers."""
     return is_active(module) and not torch_records()
 
 
@@ -89,7 +89,7 @@ def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = Fa
     device = device_of(edge_index).type
     if not (reasons or any_size or in_force() is not None):
         reasons = size_reasons(num_edges(edge_index), device)
-    return reasons or fast_backend_reasons(device)  # the dearest question comes last
+    return reasons or fast_backend_reasons(device)  # the most expensive check comes last
 
 
 def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
@@ -113,7 +113,7 @@ def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
 
 
 def is_watched(*modules: torch.nn.Module | None) -> bool:
-    """Whether calls of modules, or of what is inside them, must be made as somebody waits for them.
+    """Whether calls of modules, or of what is inside them, must be made because they are observed.
 
     That is a hook on one of them or on all there are, or a method that an instance has of its own.
     """
@@ -124,7 +124,7 @@ def is_watched(*modules: torch.nn.Module | None) -> bool:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether somebody waits for calls of a module, or for its gradients."""
+    """Whether a module has hooks on its calls or gradients."""
     own = vars(module)
     return bool(
         own["_forward_hooks"]

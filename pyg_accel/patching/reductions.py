@@ -81,7 +81,7 @@ def aggregate(
 
 
 def is_simple(aggregation: Any) -> bool:
-    """Whether an aggregation is one reduction, and nobody replaced the ``forward`` of its class."""
+    """Whether an aggregation is one reduction, with the original ``forward`` of its class."""
     return type(aggregation) in _SIMPLE and _is_original(aggregation)
 
 

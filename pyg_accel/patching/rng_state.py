@@ -59,7 +59,7 @@ def random_state(device: torch.device, module: torch.nn.Module | None = None) ->
     """
     modules = {id(m): m for m in modules_in(module)}.values()
     buffers = {id(b): b for m in modules for b in m._buffers.values() if b is not None}.values()
-    # While a CUDA graph is captured nobody may ask; what is no formula was found out before.
+    # The state cannot be read while a CUDA graph is captured; unknown messages were found before.
     asks = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
     return RandomState(
         torch.get_rng_state(),

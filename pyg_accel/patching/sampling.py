@@ -33,7 +33,7 @@ state = _State()
 def sampled(width: int = 64, strategy: str = "fastrand", *, rescale: str = "row") -> Iterator[None]:
     """Let patched layers sum over at most ``width`` edges of every node inside a ``with`` block.
 
-    Sums and means, with or without one weight an edge (and head), go over a sample of the edges
+    Sums and means, with or without one weight per edge (and head), go over a sample of the edges
     that is chosen inside the kernel; other aggregations stay exact, and :func:`report` tells which
     were what. Graphs are sampled whatever their size. Meant for inference: use
     :func:`calibrate_sampling` to find the width that a model can bear.

@@ -25,7 +25,7 @@ __all__ = ["KINDS", "SHIPPED", "Limits", "Thresholds", "thresholds"]
 SHIPPED = Path(__file__).with_name("thresholds.json")
 
 
-# Sums of features, with a weight an edge perhaps; messages made of several features; softmax
+# Sums of features, with a weight per edge perhaps; messages made of several features; softmax
 # weights; features of edges; all relations of a layer at once; what a network makes of every edge;
 # a matrix that a network makes of every edge.
 KINDS = (
@@ -61,7 +61,7 @@ class Thresholds:
         wide_edges: with fewer edges, elements are no reason, however many features there are.
         kinds: the limits of each kind; one that is left out has ``min_edges`` alone.
         compiled: with fewer no call is accelerated under ``torch.compile``, where a graph may be
-            new in every call and nobody can ask; by default ``min_edges``.
+            new in every call and is not known; by default ``min_edges``.
     """
 
     min_edges: int
@@ -101,7 +101,7 @@ def thresholds(device: str) -> Thresholds:
 
     Args:
         device: kind of device, ``"cpu"`` or ``"cuda"``. One that was not tuned has the shipped
-            thresholds; one that nobody measured has none.
+            thresholds; one that was not measured has none.
 
     Raises:
         ValueError: naming the file, if it does not hold thresholds.

@@ -34,7 +34,7 @@ from pyg_accel.patching.watch import Watch
 __all__ = ["Done", "Made", "Trace"]
 
 
-_WEIGHTS = 8  # numbers an edge up to which they are weights, and no features
+_WEIGHTS = 8  # numbers per edge up to which they are weights, and no features
 
 
 # What this package asks of tensors; methods that do have no plan (:mod:`.readable`).

@@ -1,4 +1,4 @@
-"""What a layer computes, and the call of it that this is about."""
+"""What a layer computes in one call."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Features that a layer's code computes, as an expression: data are made when somebody asks."""
+"""Features that a layer's code computes, as an expression: data are made when they are needed."""
 
 import weakref
 from collections import OrderedDict, defaultdict, deque

@@ -50,7 +50,7 @@ def is_rendered(method: Any, cls: type) -> bool:
 
 
 def reasons_now(conv: MessagePassing) -> list[str]:
-    """Return why a layer has to be called itself at the moment: somebody would notice."""
+    """Return why the layer itself has to be called at the moment: hooks observe it."""
     reasons = transform_reasons() if not torch.compiler.is_compiling() else []
     reasons += hook_reasons(conv)
     if torch_module._has_any_global_hook():

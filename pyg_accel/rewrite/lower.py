@@ -312,7 +312,7 @@ def scale_rows(diagonal: Tensor | float, data: Tensor | CBSR, leaf: Leaf) -> Ten
 
 
 def scale_edges(left: Tensor | None, matrix: Matrix, right: Tensor | None) -> Matrix:
-    """Multiply the entries of a matrix with diagonals on its sides: one number an edge."""
+    """Multiply the entries of a matrix with diagonals on its sides: one number per edge."""
     graph: Graph = matrix.graph
     operands: list[Tensor] = []
     formula = ""

@@ -138,7 +138,7 @@ def _checked(
 
 
 def _short(value: Any) -> str:
-    """What somebody gave by mistake; tensors are long."""
+    """Text of a wrong argument; tensors are abbreviated."""
     return type(value).__name__ if isinstance(value, (Tensor, list, tuple)) else repr(value)
 
 

@@ -264,7 +264,7 @@ def _meaning(leaf: Leaf) -> str:
         return f"a column of {leaf.rows} ones"
     return {
         "data": "features", "weight": "weights that learn", "bias": "a bias",
-        "diagonal": "a diagonal, one number a node", "sparse": "the edges, as a matrix",
+        "diagonal": "a diagonal, one number per node", "sparse": "the edges, as a matrix",
         "weighted": "the edges with their weights, as a matrix",
     }[leaf.kind]  # fmt: skip
 

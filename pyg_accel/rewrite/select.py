@@ -133,7 +133,7 @@ class Options:
         train: forward and backward are to be fast, else forward alone.
         static: the features of this layer are the same in every call.
         upstream: parameters that learn come before this layer, so its features have gradients;
-            None if nobody knows, and the features themselves have to be asked.
+            None if unknown: the features themselves are read.
         choose: decides in place of sizes and cost models.
         cost: the cost model; by default that of the device.
         price_all: predict the time of every tree, also where sizes suffice: to explain.
@@ -310,7 +310,7 @@ def widths_of(algebra: Algebra, call: Call) -> dict[str, int]:
 def sort_of(value: Any) -> str:
     """What a compiled call knows of an argument, and may not differ in."""
     if isinstance(value, Tensor):
-        learned = value.dim() == 1 and value.requires_grad  # of features nobody asks
+        learned = value.dim() == 1 and value.requires_grad  # of features it is not known
         return f"{value.dim()}{'f' if value.is_floating_point() else 'i'}{'g' if learned else ''}"
     if isinstance(value, (tuple, list)):
         return "(" + ",".join([sort_of(v) for v in value]) + ")"

@@ -170,7 +170,7 @@ def read(
     given: Mapping[str, Any],
     opaque: Collection[str] = (),
 ) -> fx.Graph:
-    """Read a module that nobody else uses.
+    """Read a module that has no other use.
 
     Args:
         root: the module.

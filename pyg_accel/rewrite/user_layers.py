@@ -84,7 +84,7 @@ class UserLayerRun(Recorder):
         if any(map(asks_types, kinds)):
             raise NotLifted(f"the code of {self._name} asks for the types of objects")
         if saved_tensors_are_hooked():  # a checkpoint counts them: they must be the same twice
-            raise NotLifted("somebody is told of each tensor that is saved for the backward pass")
+            raise NotLifted("saved-tensor hooks are active")
         conv = self.layer = with_propagate(self.call.conv, self.propagate)
         self._given = args, kwargs
         state = random_state(self.call.x.device, self.call.conv)

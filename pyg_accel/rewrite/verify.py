@@ -26,7 +26,7 @@ class Outcome:
     Attributes:
         result: of the call.
         gradients: of parameters by name, and of arguments by position; None where none flows.
-            Nothing if nobody asked.
+            Empty if not requested.
     """
 
     result: Any

@@ -33,7 +33,7 @@ SMALL = {
 }
 DIFFERENTIABLE = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
 
-# What an operand looks like beside its rows: everything, one number, one a head, one a feature.
+# What an operand looks like beside its rows: everything, one number, one per head, one per feature.
 FULL, NUMBER, HEAD, FEATURE = "full", "number", "head", "feature"
 FORMULAS = {
     "copy": ("u0", FULL),

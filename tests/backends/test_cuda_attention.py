@@ -128,7 +128,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
 def operands_of(graph: Graph, sides: str, heads: int, width: int) -> list[Tensor]:
-    """Features that make scores of about 1, and for "1" one number a target."""
+    """Features that make scores of about 1, and for "1" one number per target."""
     rows = {"u": graph.num_cols, "v": graph.num_rows, "1": graph.num_rows}
     return [torch.randn(rows[s], 1 if s == "1" else heads, 1 if s == "1" else width, device="cuda")
             / (1 if s == "1" else width**0.25) for s in sides]  # fmt: skip

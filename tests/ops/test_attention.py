@@ -200,7 +200,7 @@ def test_without_gradients_the_transposed_graph_is_not_made(way):
 
 
 BAD = {
-    "wide-score": (("mul(u0,v1)", "u2"), "one score an edge and head"),
+    "wide-score": (("mul(u0,v1)", "u2"), "one score per edge and head"),
     "summed-value": (("sum(mul(u0,v1))", "sum(u2)"), "without sums over the width"),
     "unused": (("u0", "u2"), "operands 0 to 2"),
     "both-sides": (("sum(mul(u0,v1))", "v0"), "one side"),

@@ -162,7 +162,7 @@ THREE = features(E, 3, seed=4)
 
 
 def scaled(aggrs: Any = "mean", learned: bool = True) -> DegreeScalerAggregation:
-    """Aggregations times one number a target, which is learned."""
+    """Aggregations times one number per target, which is learned."""
     scaler = "amplification" if isinstance(aggrs, str) else ["amplification"]
     return DegreeScalerAggregation(aggrs, scaler, torch.tensor([0, 2, 4, 6]), learned)
 

@@ -424,7 +424,7 @@ def test_a_matrix_an_edge_is_read_from_pairs(same_as_stock, homogeneous, report_
 
 
 class Typed(MessagePassing):
-    """A matrix a relation at both ends, a function of the product, and more than a product."""
+    """A matrix per relation at both ends, a function of the product, and more than a product."""
 
     def __init__(self) -> None:
         super().__init__(aggr="add")

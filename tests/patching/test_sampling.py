@@ -350,7 +350,7 @@ def test_calibration_refuses_what_does_not_fit():
     data = noisy_task()
     with pytest.raises(ValueError, match="mask"):
         pyg_accel.calibrate_sampling(Mean(), data, torch.zeros(400, dtype=torch.bool))
-    with pytest.raises(ValueError, match="one a node"):
+    with pytest.raises(ValueError, match="one per node"):
         pyg_accel.calibrate_sampling(Mean(), data, torch.ones(7, dtype=torch.bool))
     with pytest.raises(ValueError, match="max_drop"):
         pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, max_drop=-0.1)

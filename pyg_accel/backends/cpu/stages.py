@@ -87,11 +87,11 @@ def compile_stages(
 ) -> Stages:
     """Take formulas apart.
 
-    Operands beyond the shapes are numbers that are given, one a source and head.
+    Operands beyond the shapes are numbers that are given, one per source and head.
 
     Args:
         sums: to be added up over each row.
-        stores: of one number an edge and head, to be kept.
+        stores: of one number per edge and head, to be kept.
         shapes: (heads, width) of the operands.
         score: the softmax of it over a row multiplies the sums.
     """
@@ -137,7 +137,7 @@ class _Builder:
         code += [len(self.stores), *self.stores]
         _limit(self.terms, MAX_TERMS, "terms")
         _limit(self.widths, MAX_OUTPUTS, "results")
-        _limit(self.stores, MAX_STORES, "results an edge")
+        _limit(self.stores, MAX_STORES, "results per edge")
         sides = tuple(SIDES.index(self.sides.get(i, "e")) for i in range(self.count))
         return Stages(tuple(code), sides, self.heads, self.scores)
 
@@ -163,7 +163,7 @@ class _Builder:
         """The number that a formula of numbers is."""
         if formula not in self.results:
             self.results.append(formula)
-            _limit(self.results, MAX_RESULTS, "numbers an edge")
+            _limit(self.results, MAX_RESULTS, "numbers per edge")
         return FIRST_RESULT + self.results.index(formula)
 
     def pulled(self, formula: Formula) -> Formula:

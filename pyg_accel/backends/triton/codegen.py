@@ -180,7 +180,7 @@ def entry_lines(recipe: Recipe) -> list[str]:
 
 
 def _streams(recipe: Recipe, operands: list[Operand]) -> list[Operand]:
-    """Operands with one value an edge that are read along the entries."""
+    """Operands with one value per edge that are read along the entries."""
     if recipe.numbered or repeats(recipe):
         return []
     return [o for o in operands if o.side == "e" and _one_an_edge(recipe, o)]

@@ -140,7 +140,7 @@ class Plan:
         width: of a head, in the same units.
         slices: programs that share a row, each with columns of its own.
         reduces: what is computed.
-        winners: how the winners of a maximum are numbered; empty if nobody asks.
+        winners: how the winners of a maximum are numbered; empty if they are not needed.
     """
 
     kernels: KernelSet[Recipe]

@@ -94,11 +94,11 @@ class AttentionRecipe(Common):
     """Of a kernel that holds whole heads.
 
     Attributes:
-        score: of attention, one number an edge and head; None in a pass of several formulas.
+        score: of attention, one number per edge and head; None in a pass of several formulas.
         value: of attention, what is added up.
         sums: formulas to add up.
         widths: of each, whether it has columns.
-        stores: formulas of one number an edge and head to store where their edges lie. Sums over
+        stores: formulas of one number per edge and head to store where their edges lie. Sums over
             the width, in all formulas, are of more than one column.
         infinite: operand that entries which are not there read as infinity: by their formulas the
             messages of such entries are 0 then. -1 if there is none.

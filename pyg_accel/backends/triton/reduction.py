@@ -47,7 +47,7 @@ def task_lines(tile: Tile, tasks: str, *, hubs: bool) -> list[str]:
     lines += [f"begin = tl.load({begin}{mask}).to(POS)", f"end = tl.load({end}{mask}).to(POS)"]
     if hubs:
         if rows == 1:
-            # For stores one an edge lane: Triton 3.9 interprets a scalar with a block as numbers.
+            # For stores one per edge lane: Triton 3.9 interprets a scalar with a block as numbers.
             lines.append("keeps = lane * 0 + (end - begin) <= limit")
         lines += ["keep = keep & (end - begin <= limit)", "end = tl.where(keep, end, begin)"]
     return lines

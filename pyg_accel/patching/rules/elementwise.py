@@ -255,7 +255,7 @@ def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float"
             value = value.to(lead.dtype)
     from_right = len(plain_shape(lead)) - lead.edge_dim
     place = value.dim() - from_right
-    if place >= 0 and value.size(place) == trace.num_edges:  # one row an edge
+    if place >= 0 and value.size(place) == trace.num_edges:  # one row per edge
         return trace.leaf("e", value.movedim(place, 0) if place else value, value.shape, place)
     if place >= 0 and value.size(place) != 1:
         raise Unrecognised("shapes that do not broadcast", permanent=False)

@@ -1,4 +1,4 @@
-"""Views and pieces of lazy tensors: of their operands, in truth."""
+"""Views and slices of lazy tensors, which are those of their operands."""
 
 from collections.abc import Callable
 from typing import Any

@@ -170,7 +170,7 @@ def _drawn(draw: random.Random) -> Iterator[tuple[Any, ...]]:
         yield "sddmm", width, 1, False, False
     for heads, width in draw.sample(HEADS, 3):
         yield "sddmm", heads * width, heads, False, False
-    yield "sddmm", 1, 1, False, False  # scores of attention: a number an edge and head
+    yield "sddmm", 1, 1, False, False  # scores of attention: a number per edge and head
     yield "sddmm", 8, 8, False, False
     for name in ("scale_edges", "edge_softmax"):
         for heads in sorted({1, draw.choice((2, 4, 8))}):

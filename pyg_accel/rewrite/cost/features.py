@@ -26,8 +26,8 @@ _known: "weakref.WeakKeyDictionary[Graph, dict[bool, GraphFeatures]]" = weakref.
 class GraphFeatures:
     """Facts of a sparse matrix that decide how long its kernels take.
 
-    From the sizes alone the rest describes a graph without locality, whose degrees nobody looked
-    at; :meth:`of` measures all of it.
+    From the sizes alone the rest describes a graph without locality, whose degrees are not
+    known; :meth:`of` measures all of it.
 
     Attributes:
         num_rows: target nodes.
@@ -102,7 +102,7 @@ def _measure(csr: CSR) -> GraphFeatures:
         sample.sort()[0][ranks],
         _locality(csr, entries),
     ]
-    # One transfer: on a GPU, whoever asks waits for the device once.
+    # One transfer: on a GPU, the host waits for the device once.
     deviation, most, median, q90, q99, near, far, row_gap, col_gap = torch.cat(parts).tolist()
     return GraphFeatures(rows, csr.num_cols, entries, deviation, median, q90, q99, most,
                          near, far, row_gap, col_gap)  # fmt: skip

@@ -127,7 +127,7 @@ class Roofline:
         """Return the expected time of one call.
 
         Raises:
-            ValueError: for a primitive that nobody knows, or a sparse one without its graph.
+            ValueError: for an unknown primitive, or a sparse one without its graph.
         """
         p, m = primitive, self.machine
         if p.name in ("gemm", "gemm_tn"):

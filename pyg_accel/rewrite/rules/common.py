@@ -185,11 +185,11 @@ def edges(parts: ExprBuilder, call: Call, argument: str = "edge_weight") -> Leaf
 
 
 def check_weight(weight: Any, call: Call) -> None:
-    """Decline what is not one floating-point weight an edge."""
+    """Decline what is not one floating-point weight per edge."""
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         raise NotLifted("edge weights that are not floating-point")
     if weight.dim() != 1 or weight.size(0) != call.edge_index.size(1):
-        raise NotLifted("edge weights that are not one number an edge")
+        raise NotLifted("edge weights that are not one number per edge")
 
 
 def plain_matrix(call: Call) -> Matrix:

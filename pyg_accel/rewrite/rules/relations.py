@@ -19,7 +19,7 @@ def rgcn(conv: RGCNConv, call: Call) -> Algebra:
         raise NotLifted("a block-diagonal weight")
     types = call.given.get("edge_type")
     if not isinstance(types, Tensor) or types.dim() != 1 or types.is_floating_point():
-        raise NotLifted("edge types that are not one number an edge")
+        raise NotLifted("edge types that are not one number per edge")
     parts = ExprBuilder()
     parts.compiles = False  # how many edges a relation has is known after looking
     x = parts.sources(call)

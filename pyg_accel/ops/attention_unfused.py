@@ -1,4 +1,4 @@
-"""Attention by its parts, each an operator that can be differentiated on and on."""
+"""Attention by its parts, each an operator that can be differentiated any number of times."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -46,7 +46,7 @@ def extent(score: str, value: str, shapes: Shapes) -> tuple[int, int]:
     sizes = dict(enumerate(shapes))
     heads, one = shape_of(parse(score), sizes)
     if one != 1:
-        raise ValueError(f"expected one score an edge and head (got {one} of {score})")
+        raise ValueError(f"expected one score per edge and head (got {one} of {score})")
     if has_sum(parse(value)):
         raise ValueError(f"expected a value without sums over the width (got {value})")
     own, width = shape_of(parse(value), sizes)
