@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from pyg_accel import Graph, sharing, tiles
+from pyg_accel import Graph, column_reuse, tiles
 from pyg_accel.backends import schedule
 from pyg_accel.backends.cuda import cbsr, plan, spmm
 from pyg_accel.cache import Snapshot, TensorCache, holding, version_of
@@ -104,8 +104,8 @@ MAKERS = {
     "32 bits": plan.in_32_bits,
     "cbsr": cbsr.plan_of,
     "tiles": lambda csr: tiles.tiles_of(csr, 16, 8),
-    "sharing": sharing.reuse_of,
-    "usual sharing": sharing.typical_column_reuse,
+    "sharing": column_reuse.reuse_of,
+    "usual sharing": column_reuse.typical_column_reuse,
     "schedule": lambda csr: schedule.schedule_of(csr, 8, 4, ordered=True),
 }
 

@@ -97,7 +97,9 @@ def _asked() -> tuple[str, bool]:
 
 def situation() -> tuple[object, ...]:
     """Return what, beside the facts of a call, the choice of its backend depends on."""
-    return _named.get(), settings.backend, settings.disable, changes(), _forgotten
+    return (
+        _named.get(), settings.backend, settings.disable, settings.isa, changes(), _forgotten,
+    )  # fmt: skip
 
 
 def fast_backend_reasons(device: str) -> list[str]:

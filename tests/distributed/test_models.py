@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
-from pyg_accel import calls
+from pyg_accel import call_report
 from pyg_accel.settings import settings
 
 MODELS = {
@@ -162,7 +162,7 @@ def at_defaults(device: torch.device, model: str, uneven: bool) -> bool:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     for p, q in zip(many.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5)
-    return all(row.formula for row in calls.report().rows)
+    return all(row.formula for row in call_report.report().rows)
 
 
 @pytest.mark.parametrize("model", ["GCN", "GAT", "SAGE"])

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCN, GraphSAGE
 from torch_geometric.typing import WITH_PYG_LIB
 
 import pyg_accel
-from pyg_accel import calls
+from pyg_accel import call_report
 
 SAMPLERS = WITH_PYG_LIB or importlib.util.find_spec("torch_sparse") is not None
 
@@ -51,7 +51,7 @@ def _train(rank: int, folder: Path) -> None:
     net = torch.nn.parallel.DistributedDataParallel(model())
     data = graph(seed=rank)
     net(data.x, data.edge_index).square().mean().backward()
-    assert all(row.formula for row in calls.report().rows)
+    assert all(row.formula for row in call_report.report().rows)
     torch.save(gradients(net), folder / f"gradients-{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -96,7 +96,7 @@ def test_every_batch_of_a_neighbour_loader_is_accelerated():
         out.sum().backward()
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradients(net), wanted, rtol=1e-4, atol=1e-4)
-    (row,) = calls.report().rows
+    (row,) = call_report.report().rows
     assert row.formula and row.calls == 2 * len(loader)
 
 
@@ -114,4 +114,4 @@ def test_trimmed_batches_are_accelerated():
     with pyg_accel.patched():
         out = net(batch.x, batch.edge_index, **sizes)[: batch.batch_size]
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    assert all(row.formula for row in calls.report().rows)
+    assert all(row.formula for row in call_report.report().rows)

@@ -10,7 +10,7 @@ from torch.nn import Linear
 from torch_geometric.nn import EdgeConv, MessagePassing
 
 import pyg_accel
-from pyg_accel import calls
+from pyg_accel import call_report
 
 N, E, F = 500, 12_000, 24
 
@@ -146,11 +146,11 @@ def test_graphs_of_many_sizes_have_one_row_in_the_report(report_of):
 
 
 def test_a_report_has_a_bounded_number_of_rows(report_of):
-    for n in range(2 * calls._MOST_ROWS):
-        calls.record("Layer", f"mul(u0,{n})", "cpu", "", 1.0)
-        calls.record("Layer", "", "PyG", f"for {n} reasons", 1.0)
+    for n in range(2 * call_report._MOST_ROWS):
+        call_report.record("Layer", f"mul(u0,{n})", "cpu", "", 1.0)
+        call_report.record("Layer", "", "PyG", f"for {n} reasons", 1.0)
     rows = report_of()
-    assert len(rows) <= calls._MOST_ROWS + 2
-    assert sum(row.calls for row in rows) == 4 * calls._MOST_ROWS
-    assert sum(row.calls for row in rows if row.formula) == 2 * calls._MOST_ROWS
+    assert len(rows) <= call_report._MOST_ROWS + 2
+    assert sum(row.calls for row in rows) == 4 * call_report._MOST_ROWS
+    assert sum(row.calls for row in rows if row.formula) == 2 * call_report._MOST_ROWS
     assert {row.layer for row in rows} == {"Layer", "(others)"}
