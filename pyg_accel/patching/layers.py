@@ -26,8 +26,9 @@ from pyg_accel.settings import settings
 __all__ = ["OF_EVERY_MODULE", "declined", "forget", "layer", "memoise"]
 
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
-# What MessagePassing and torch keep, and never change in a forward pass.
-_OF_EVERY_LAYER = frozenset(vars(MessagePassing()))  # type: ignore[abstract]
+# What torch's and PyG's constructors set, and no forward pass changes. Not from an instance: the
+# first one of a class renders its propagate.
+_OF_EVERY_LAYER = OF_EVERY_MODULE.union(MessagePassing.__init__.__code__.co_names)
 # The number of edges with which a layer was last left to PyG for the kind of its calls.
 declined: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDictionary()
 
