@@ -48,4 +48,5 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "Tensor members) -> Tensor[]");
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");
+  m.def("functions() -> str");
 }

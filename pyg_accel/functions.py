@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["BINARY", "FUNCTIONS", "OPS", "PARAMETRIC", "UNARY", "Function", "header"]
+__all__ = ["BINARY", "FUNCTIONS", "OPS", "PARAMETRIC", "UNARY", "Function", "header",
+           "numbers"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,12 @@ inline constexpr int kBinaryOps = {len(BINARY)};  // the first ones
 
 }}  // namespace pyg_accel
 """
+
+
+def numbers() -> str:
+    """Return the functions with their numbers, as a library built from this table tells them."""
+    found = (f for f in (*_BINARY, *_UNARY) if f.cpp)
+    return "".join(f"{_enumerator(f.name)}={OPS.index(f.name)};" for f in found)
 
 
 def _enumerator(name: str) -> str:

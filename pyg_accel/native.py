@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pyg_accel.errors import HOW_TO_BUILD, ExtensionNotBuilt
+from pyg_accel.functions import numbers
 from pyg_accel.settings import settings
 
 __all__ = [
@@ -35,7 +36,12 @@ def _load(name: str, needs: str = "") -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _load_cpu() -> tuple[str, ...]:
-    return _load("_C_cpu")
+    if reasons := _load("_C_cpu"):
+        return reasons
+    library = torch.ops.pyg_accel_cpu
+    if not hasattr(library, "functions") or library.functions() != numbers():
+        return (f"extension was built from other sources: rebuild it with {HOW_TO_BUILD}",)
+    return ()
 
 
 @lru_cache(maxsize=1)

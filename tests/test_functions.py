@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pyg_accel import Graph, ops, use_backend
+from pyg_accel import Graph, native, ops, use_backend
+from pyg_accel.errors import HOW_TO_BUILD
 from pyg_accel.formula import Binary, Operand, Unary
 from pyg_accel.functions import BINARY, FUNCTIONS, HEADER, OPS, UNARY, header
 
@@ -82,3 +83,14 @@ def test_the_cpu_kernels_have_the_table():
     assert HEADER.read_text() == header(), "run python -m pyg_accel.functions and build"
     assert len(set(OPS)) == len(OPS) == len(FUNCTIONS) + 1
     assert set(BINARY) | set(UNARY) == set(FUNCTIONS)
+
+
+def test_a_library_of_another_table_is_not_used(monkeypatch):
+    native._load_cpu.cache_clear()
+    monkeypatch.setattr(native, "numbers", lambda: "kAdd=7;")
+    try:
+        assert native.cpu_unavailable_reasons() == [
+            f"extension was built from other sources: rebuild it with {HOW_TO_BUILD}"
+        ]
+    finally:
+        native._load_cpu.cache_clear()

@@ -111,6 +111,17 @@ std::string info() {
          ";cache_bytes=" + std::to_string(config().cache_bytes);
 }
 
+// The functions of formulas by number, in the words of pyg_accel/functions.py.
+std::string functions() {
+  std::string found;
+#define PYG_ACCEL_NUMBER(op, text) \
+  found += #op "=" + std::to_string(static_cast<int>(Op::op)) + ";";
+  PYG_ACCEL_BINARY(PYG_ACCEL_NUMBER)
+  PYG_ACCEL_UNARY(PYG_ACCEL_NUMBER)
+#undef PYG_ACCEL_NUMBER
+  return found;
+}
+
 }  // namespace
 
 const Config& current_config() {
@@ -124,6 +135,7 @@ const Kernels& kernels(DType dtype) {
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CompositeExplicitAutograd, m) {
   m.impl("configure", TORCH_BOX(&configure));
   m.impl("info", TORCH_BOX(&info));
+  m.impl("functions", TORCH_BOX(&functions));
 }
 
 }  // namespace pyg_accel

@@ -175,7 +175,8 @@ def test_the_narrower_of_x_and_xw_travels(two, into, out):
 
 def test_features_that_stay_are_exchanged_and_aggregated_once(two):
     for found in two(compare, layer="GCN wide", first=True):
-        assert found["received"][0] == 8 * F * found["halo"]
+        columns = found["received"][0] / (8 * found["halo"])
+        assert columns in (F, F + 1)  # with degrees, where the tree scales rows by them
         assert found["received"][1] == 0
 
 
