@@ -63,6 +63,7 @@ PAGES = {
     "benchmarks/results/association_tables.md": "association_tables",
     "examples": "examples",
     "benchmarks/results": "benchmarks",
+    "benchmarks/results/cost_measurements": "benchmarks",
 }
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
