@@ -183,6 +183,12 @@ def gradients(
             steps.remove(step)
     for index, grad in run_steps(steps, tensors, arrays).items():
         grads[index] = fit(grad, shapes[index])
+    like = next((g for g in grad_outputs if g is not None), None)
+    if like is not None and any(needs[i] and grads[i] is None for i in range(n)):  # e.g. of signs
+        rows = {"u": arrays.num_cols, "v": arrays.rowptr.numel() - 1, "e": arrays.col.numel()}
+        for side, index in ((o.side, o.index) for o in operands_of(parse(text))):
+            if grads[index] is None and needs[index]:
+                grads[index] = like.new_zeros(rows[side], *shapes[index])
     return grads
 
 

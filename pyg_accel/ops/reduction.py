@@ -91,7 +91,7 @@ class Reduction:
         # Which operands the gradients read: a plain sum keeps no features at all.
         self.kept = tuple(everything or i in used for i in range(len(self.sides)))
         self.keeps = want_arg or True in self.kept
-        self._single = _single(steps, reduces)
+        self._single = _single(steps, reduces) if len(steps) == sum(needs) else None
         self._of_mean: dict[str, Launch] = {}
         if reduces == ("mean",) and text == "u0":
             self._of_mean = {f: Launch(f, ("sum",), want_arg=False) for f in MEAN_GRADIENTS}

@@ -381,3 +381,15 @@ def test_sums_inside_of_a_formula_are_over_the_last_dimension(text, heads):
     torch.testing.assert_close(
         torch.autograd.grad(got, given, seed), torch.autograd.grad(expected, given, seed)
     )
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "prod"])
+def test_operands_of_constant_pieces_have_gradients_of_zeros(reduce):
+    graph = Graph.from_edge_index(EDGES, (5, 5))
+    x = torch.randn(5, 3, requires_grad=True)
+    y = torch.randn(5, 3, requires_grad=True)
+    out = ops.gspmm(graph, "add(sign(u0),v1)", [x, y], reduce=reduce)
+    first, second = torch.autograd.grad(out.sum(), [x, y], retain_graph=True)
+    assert first.shape == x.shape and not first.any() and second.any()
+    out = ops.gspmm(graph, "sign(u0)", [x], reduce=reduce)
+    assert not torch.autograd.grad(out.sum(), x)[0].any()

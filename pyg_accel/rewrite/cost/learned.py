@@ -95,7 +95,7 @@ def read(folder: Path, device: Device) -> Learned:
         measured_on, machine = Device(**about["device"]), Machine(**about["machine"])
         rows = sum(part["rows"] for part in about["primitives"].values())
         source = f"a model learned on {device} from {rows:,} measurements of {about['measured']}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"expected cost models in '{path}': {error!r}") from error
     if measured_on != device:
         raise ValueError(f"the cost models in '{folder}' are of {measured_on}, not of {device}")
@@ -121,7 +121,7 @@ def _load(path: Path) -> Any:
     try:
         booster.load_model(path)
     except xgboost.core.XGBoostError as error:
-        reason = str(error).strip().splitlines()[-1]
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise ValueError(f"expected an ensemble of xgboost in '{path}': {reason}") from error
     if booster.num_features() != len(NAMES):
         raise ValueError(
