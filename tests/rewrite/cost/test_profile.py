@@ -183,6 +183,14 @@ def test_damaged_models_are_named(models, damage, told):
         cost_model("cpu")
 
 
+def test_a_list_of_primitives_without_numbers_is_named(models):
+    learned.read.cache_clear()
+    path = models / learned.ABOUT
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"primitives": []}))
+    with pytest.raises(ValueError, match="expected cost models in"):
+        cost_model("cpu")
+
+
 def test_damaged_ensembles_are_named(models):
     learned.read.cache_clear()
     (models / learned.ENSEMBLE).write_text("{}")
