@@ -14,7 +14,7 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -27,8 +27,7 @@ from tqdm import tqdm
 import pyg_accel
 from benchmarks import gpu_machine, machine, results
 from benchmarks.layer_cases import CASES, Case, Inputs, inputs
-from benchmarks.machine import clock_of
-from benchmarks.sizes import stock_pyg, synchronize
+from benchmarks.sizes import laps, stock_pyg
 
 NAME = "layers"
 EDGES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
@@ -106,11 +105,11 @@ def measure(
         ours()
     with open(os.devnull, "w") as nowhere:
         report = pyg_accel.report(nowhere).rows
-    least = {"stock": math.inf, "patched": math.inf}
+    least, share = {"stock": math.inf, "patched": math.inf}, seconds / ROUNDS
     for _ in range(ROUNDS):
         with stock_pyg():
-            least["stock"] = min(least["stock"], *laps(theirs, device, seconds / ROUNDS))
-        least["patched"] = min(least["patched"], *laps(ours, device, seconds / ROUNDS))
+            least["stock"] = min(least["stock"], *laps(theirs, device, share))
+        least["patched"] = min(least["patched"], *laps(ours, device, share))
     return {
         "stock_ms": 1e3 * least["stock"],
         "patched_ms": 1e3 * least["patched"],
@@ -121,20 +120,6 @@ def measure(
         "reason": "; ".join(dict.fromkeys(r.reason for r in report if r.reason)),
         "edge_tensor": seen.found,
     }
-
-
-def laps(step: Step, device: str, seconds: float) -> Iterator[float]:
-    """Seconds of each of two calls or more, in so many seconds."""
-    clock = clock_of(device)
-    begin = clock()
-    for number in itertools.count():
-        synchronize(device)
-        start = clock()
-        if number > 1 and start - begin > seconds:
-            return
-        step()
-        synchronize(device)
-        yield clock() - start
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

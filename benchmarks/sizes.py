@@ -215,16 +215,16 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def laps(run: Run, device: str) -> Iterator[float]:
-    """Seconds of each of some steps."""
+def laps(step: Callable[[], object], device: str, seconds: float = LAP) -> Iterator[float]:
+    """Seconds of each of some steps: as many as fit into a lap, one at least."""
     clock = clock_of(device)
     begin = clock()
     for number in itertools.count():
         synchronize(device)
         start = clock()
-        if number and start - begin > LAP:
+        if number and start - begin > seconds:
             return
-        run.step()
+        step()
         synchronize(device)
         yield clock() - start
 
@@ -273,7 +273,7 @@ def measure(
     seconds: dict[str, list[float]] = {variant: [] for variant in runs}
     for _, (variant, run) in itertools.product(range(rounds), runs.items()):
         with mode_of(variant):
-            seconds[variant] += laps(run, device)
+            seconds[variant] += laps(run.step, device)
     for row in rows:
         if row["variant"] in runs:
             took = quantiles(seconds[row["variant"]])

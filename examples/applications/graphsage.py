@@ -6,7 +6,6 @@ On a graph of college friends (gender from year, dorm and studies) where PYG_ACC
 folder, and on a generated graph like ogbn-products otherwise.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,10 +17,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import index_sort
-from tqdm import trange
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
-from benchmarks import tasks
+from benchmarks import training
 
 DATA = ("cornell5", "products-like@0.01")
 STATIC = ("x",)
@@ -94,23 +92,11 @@ def test(model: torch.nn.Module, data: Data) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", default=tasks.first(*DATA), help=f"{', '.join(DATA)}, NAME@0.1")
-    parser.add_argument("--batch-size", type=int, help="of sampled nodes; without it the graph")
-    parser.add_argument("--epochs", type=int, default=20)
-    options = parser.parse_args()
     pyg_accel.patch()
-    torch.manual_seed(0)
-    data = tasks.load(options.data)
-    model = build(data)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    print(f"{options.data}: accuracy {test(model, data):.3f} before training")
-    loader = batches(data, options.batch_size)
-    for _ in (progress := trange(options.epochs, unit="epoch")):
-        for batch in loader:
-            loss = train(model, optimizer, batch)
-        progress.set_postfix(loss=f"{loss:.3f}", refresh=False)
-    print(f"{options.data}: accuracy {test(model, data):.3f} after {options.epochs} epochs")
+    training.run(
+        __doc__, DATA, build, train, test, epochs=20, lr=0.01, batches=batches,
+        of="of sampled nodes; without it the graph", device=False,
+    )  # fmt: skip
     pyg_accel.report()
 
 

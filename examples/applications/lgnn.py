@@ -7,7 +7,6 @@ edges, where u -> v leads to v -> w but never back to u (the non-backtracking op
 each other. Communities have no names: the loss is the smaller one of both ways to name them.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -17,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Batch
 from torch_geometric.nn import SimpleConv, global_mean_pool
-from tqdm import trange
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
-from benchmarks import tasks
+from benchmarks import training
 from benchmarks.tasks import batches
 
 DATA, STATIC = ("block-models",), ()
@@ -94,24 +92,11 @@ def test(model: torch.nn.Module, data: Batch) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", default=tasks.first(*DATA), help=f"{', '.join(DATA)}, NAME@0.1")
-    parser.add_argument("--batch-size", type=int, help="graphs; without it all of them")
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
     pyg_accel.patch()
-    torch.manual_seed(0)
-    data = tasks.load(options.data).to(options.device)
-    model = build(data).to(options.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    print(f"{options.data}: overlap {test(model, data):.3f} before training")
-    loader = batches(data, options.batch_size)
-    for _ in (progress := trange(options.epochs, unit="epoch")):
-        for batch in loader:
-            loss = train(model, optimizer, batch)
-        progress.set_postfix(loss=f"{loss:.3f}", refresh=False)
-    print(f"{options.data}: overlap {test(model, data):.3f} after {options.epochs} epochs")
+    training.run(
+        __doc__, DATA, build, train, test, epochs=40, lr=0.005, score="overlap", batches=batches,
+        of="graphs; without it all of them",
+    )  # fmt: skip
     pyg_accel.report()
 
 

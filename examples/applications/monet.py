@@ -7,7 +7,6 @@ PubMed's size otherwise; three kernels of two pseudo-coordinates, as the paper h
 citations.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -18,10 +17,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GMMConv
 from torch_geometric.utils import degree
-from tqdm import trange
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
-from benchmarks import tasks
+from benchmarks import training
 
 DATA = ("facebook-pages", "pubmed-like")
 STATIC = ("x", "pseudo")
@@ -73,20 +71,10 @@ def test(model: torch.nn.Module, data: Data) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", default=tasks.first(*DATA), help=f"{', '.join(DATA)}, NAME@0.1")
-    parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
     pyg_accel.patch()
-    torch.manual_seed(0)
-    data = tasks.load(options.data).to(options.device)
-    model = build(data).to(options.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    print(f"{options.data}: accuracy {test(model, data):.3f} before training")
-    for _ in (progress := trange(options.epochs, unit="epoch")):
-        progress.set_postfix(loss=f"{train(model, optimizer, data):.3f}", refresh=False)
-    print(f"{options.data}: accuracy {test(model, data):.3f} after {options.epochs} epochs")
+    training.run(
+        __doc__, DATA, build, train, test, epochs=50, lr=0.01,
+    )  # fmt: skip
     pyg_accel.report()
 
 
