@@ -23,7 +23,7 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.settings import settings
 
-__all__ = ["OF_EVERY_MODULE", "declined", "forget", "layer", "memoise"]
+__all__ = ["OF_EVERY_MODULE", "declined", "forget", "hooked", "layer", "memoise"]
 
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 # What torch's and PyG's constructors set, and no forward pass changes. Not from an instance: the
@@ -58,6 +58,11 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
                 layer_call.small = False
             known.row.add(time.perf_counter() - start)
             return out
+    return hooked(original, self, *args, **kwargs)
+
+
+def hooked(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for the same whatever is known of the layer: the hooks inside of it run."""
     if torch_records() or not is_active(self):
         return original(self, *args, **kwargs)
     if layer_call.small:  # a part of another layer's call, with a graph of its own
@@ -140,7 +145,7 @@ def _builds_no_graph(num_edges: int, device: str) -> bool:
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
-for _function in (layer, _forward, _remembering, small.find, small.learn, memoise, is_active,
+for _function in (layer, hooked, _forward, _remembering, small.find, small.learn, memoise, is_active,
                   torch_records, transform_reasons, saved_tensors_are_hooked, type(MEMO).begin,
                   type(MEMO).end, type(MEMO).run, vars(type(MEMO))["idle"].fget,
                   type(layer_call).begin, type(layer_call).end):  # fmt: skip
