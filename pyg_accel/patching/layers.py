@@ -145,8 +145,8 @@ def _builds_no_graph(num_edges: int, device: str) -> bool:
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
-for _function in (layer, hooked, _forward, _remembering, small.find, small.learn, memoise, is_active,
-                  torch_records, transform_reasons, saved_tensors_are_hooked, type(MEMO).begin,
-                  type(MEMO).end, type(MEMO).run, vars(type(MEMO))["idle"].fget,
+for _function in (layer, hooked, _forward, _remembering, small.find, small.learn, memoise,
+                  is_active, torch_records, transform_reasons, saved_tensors_are_hooked,
+                  type(MEMO).begin, type(MEMO).end, type(MEMO).run, vars(type(MEMO))["idle"].fget,
                   type(layer_call).begin, type(layer_call).end):  # fmt: skip
     skip_code(_function.__code__)
