@@ -38,7 +38,8 @@ def test_a_tensor_with_features_per_edge_is_found():
 
 def row(edges: int, ratio: float, **others) -> dict:
     given = {"layer": "GATConv", "option": "", "edges": edges, "width": 16, "pass": "forward",
-             "ratio": ratio, "formula": "", "backend": "PyG", "reason": "", "edge_tensor": False}  # fmt: skip
+             "ratio": ratio, "formula": "", "backend": "PyG", "reason": "",
+             "edge_tensor": False}  # fmt: skip
     return given | others
 
 
