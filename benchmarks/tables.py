@@ -1,4 +1,5 @@
-"""Puts measured figures where people read them: docs/results.md, docs/is_it_for_me.md, the README.
+"""Puts measured figures where people read them: docs/results.md, docs/results/papers.md,
+docs/is_it_for_me.md, the README.
 
     python -m benchmarks.tables
 
@@ -8,7 +9,7 @@ comments, those of docs/is_it_for_me.md between comments with the name of a tabl
 
 import pandas as pd
 
-from benchmarks import decision, machine, results, table_lines
+from benchmarks import decision, machine, papers, results, table_lines
 from benchmarks.table_lines import NONE, Make, columns, side_by_side
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -222,7 +223,8 @@ def page() -> str:
         "A ratio above 1 means that pyg_accel is faster. `python -m benchmarks.tables` makes the "
         "tables from the CSV files in [benchmarks/results](../benchmarks/results), which have "
         "every row, losing ones included; [benchmarks](../benchmarks/README.md#results) says by "
-        "which command each was measured and how.",
+        "which command each was measured and how. The tables and figures of five papers have "
+        "[a page of their own](results/papers.md).",
         "",
         f"`{NONE}`: not measured, or nothing to compare with. `out of memory`: tried, and it did "
         "not fit.",
@@ -270,6 +272,7 @@ def _of_one_model(times: pd.Series) -> list[str]:
 
 def main() -> None:
     (machine.ROOT / "docs" / "results.md").write_text(page())
+    papers.PAGE.write_text(papers.page())
     path = machine.ROOT / "docs" / "is_it_for_me.md"
     path.write_text(decision.page(path.read_text()))
     path = machine.ROOT / "README.md"
