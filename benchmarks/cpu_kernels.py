@@ -151,7 +151,7 @@ def show(cases: pd.DataFrame, console: Console) -> None:
     table = Table("geometric mean", "ratio", "lost", title="best peer's time / ours")
     for op, group in [*cases.groupby("op", sort=False), ("all", cases)]:
         lost = f"{(group['ratio'] < 1).sum()} of {len(group)}"
-        table.add_row(op, f"{geometric_mean(group['ratio']):.2f}", lost)
+        table.add_row(op, f"{results.geometric_mean(group['ratio']):.2f}", lost)
     console.print(table)
 
 
@@ -165,10 +165,6 @@ def labels(cases: pd.DataFrame) -> pd.Series:
     """What a case does, without graph and width: `spmm weighted sum`."""
     weighted = cases["weighted"].map({True: " weighted ", False: " "})
     return (cases["op"] + weighted + cases["reduce"]).str.strip()
-
-
-def geometric_mean(ratios: pd.Series) -> float:
-    return float(torch.tensor(ratios.to_numpy()).log().mean().exp())
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def draw_kernels(frame: pd.DataFrame) -> Figure:
         axis.axvline(1, color="black", linewidth=0.8)
         axis.set(
             xscale="log",
-            title=f"{graph}\ngeo. mean {cpu_kernels.geometric_mean(ratios.dropna()):.2f}",
+            title=f"{graph}\ngeo. mean {results.geometric_mean(ratios.dropna()):.2f}",
         )
         axis.xaxis.set_major_locator(LogLocator(base=2))
         axis.xaxis.set_minor_locator(NullLocator())

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from benchmarks import applications, cpu_epochs, cpu_kernels, gpu_epochs
+from benchmarks import applications, cpu_epochs, cpu_kernels, gpu_epochs, results
 
 Make = Callable[[pd.DataFrame], list[str]]
 NONE = "—"  # not measured, or nothing to compare with
@@ -78,14 +78,14 @@ def kernels(frame: pd.DataFrame) -> list[str]:
     for (graph, kind), group in cases.groupby(["graph", "kind"], sort=False):
         worst = group.loc[group["ratio"].idxmin()]
         what = f"{worst['reduce'] or 'dot'}, F = {worst['F']}, {worst['best_peer']}"
-        mean = cpu_kernels.geometric_mean(group["ratio"])
+        mean = results.geometric_mean(group["ratio"])
         lost = f"{(group['ratio'] < 1).sum()} of {len(group)}"
         lines.append(
             f"| {graph} | {kind} | {mean:.2f}x | {worst['ratio']:.2f}x ({what}) | {lost} |"
         )
     against_dgl = cpu_kernels.against(frame, "DGL")
     beyond = against_dgl[against_dgl["op"] != "spmm"]["ratio"]
-    mean = cpu_kernels.geometric_mean(beyond)
+    mean = results.geometric_mean(beyond)
     lines += [
         "",
         f"SDDMM and binary-reduce against DGL alone: {mean:.2f}x over {len(beyond)} cases.",
@@ -126,7 +126,7 @@ def gpu_kernels(frame: pd.DataFrame) -> list[str]:
     for graph, values in ratio.iterrows():
         lines.append(f"| {graph} | " + " | ".join(f"{value:.2f}x" for value in values) + " |")
     means = ratio.T.groupby("dtype").apply(
-        lambda part: cpu_kernels.geometric_mean(part.stack())
+        lambda part: results.geometric_mean(part.stack())
     )  # fmt: skip
     shown = ", ".join(f"{dtype} {mean:.2f}x" for dtype, mean in means.items())
     lines += ["", f"Geometric means: {shown}."]

@@ -1,15 +1,15 @@
-"""Puts measured figures where people read them: docs/results.md, docs/results/papers.md,
-docs/is_it_for_me.md, the README.
+"""Puts measured figures where people read them: in pages of docs/ and in the README.
 
     python -m benchmarks.tables
 
-All are made from the CSV files in results/ alone; the README's part lies between its two `results`
-comments, those of docs/is_it_for_me.md between comments with the name of a table.
+All are made from the CSV files in results/ alone: docs/results.md, docs/results/papers.md and
+docs/reference/layers.md as a whole, the README's part between its two `results` comments, those of
+docs/is_it_for_me.md between comments with the name of a table.
 """
 
 import pandas as pd
 
-from benchmarks import decision, machine, papers, results, table_lines
+from benchmarks import decision, layer_table, machine, papers, results, table_lines
 from benchmarks.table_lines import NONE, Make, columns, side_by_side
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -207,15 +207,6 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
 )
 
 
-def measured_on(frame: pd.DataFrame) -> str:
-    """Hardware, versions, commit and date of a result."""
-    row = frame.iloc[-1]
-    where = row["gpu"] if "gpu" in frame else f"{row['cpu']}, {row['threads']} threads"
-    triton = f"Triton {row['triton']}, " if "triton" in frame else ""
-    commits = ", ".join(dict.fromkeys(map(str, frame["commit"])))
-    return f"{where}, torch {row['torch']}, {triton}PyG {row['pyg']}, measured at {commits}"
-
-
 def read(name: str) -> pd.DataFrame | None:
     path = results.FOLDER / f"{name}.csv"
     return results.read(path) if path.exists() else None
@@ -238,7 +229,7 @@ def page() -> str:
     for title, name, what, make in SECTIONS:
         frame = read(name)
         if frame is not None:
-            lines += ["", f"## {title}", f"{what} {measured_on(frame)}.", "", *make(frame)]
+            lines += ["", f"## {title}", f"{what} {results.measured_on(frame)}.", "", *make(frame)]
             if (results.FOLDER / f"{name}.png").exists():
                 lines += ["", f"![{title}](../benchmarks/results/{name}.png)"]
     return "\n".join(lines) + "\n"
@@ -279,6 +270,7 @@ def _of_one_model(times: pd.Series) -> list[str]:
 def main() -> None:
     (machine.ROOT / "docs" / "results.md").write_text(page())
     papers.PAGE.write_text(papers.page())
+    layer_table.PAGE.write_text(layer_table.page())
     path = machine.ROOT / "docs" / "is_it_for_me.md"
     path.write_text(decision.page(path.read_text()))
     path = machine.ROOT / "README.md"

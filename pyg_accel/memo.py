@@ -28,6 +28,12 @@ __all__ = ["MEMO", "Memo", "copied", "is_sparse_tensor", "tensors_in"]
 _INERT = frozenset({type(None), bool, int, float, str})  # what most attributes of layers are
 
 
+class _Argument(NamedTuple):
+    """Stands for an argument that is returned as it is: remembered, it would keep itself alive."""
+
+    place: int  # among the tensors of the call
+
+
 class _Remembered(NamedTuple):
     result: Any
     unchanged: Snapshot  # of the tensors in it
@@ -36,6 +42,12 @@ class _Remembered(NamedTuple):
         """Whether the result is unchanged and has no gradients."""
         tensors = tensors_in(self.result)
         return self.unchanged.fits(tensors) and not any(t.requires_grad for t in tensors)
+
+    def of(self, tensors: list[Tensor]) -> Any:
+        """Return the result, with the arguments of this call."""
+        if type(self.result) is not tuple:
+            return self.result
+        return tuple(tensors[r.place] if type(r) is _Argument else r for r in self.result)
 
 
 def is_sparse_tensor(value: Any) -> bool:
@@ -95,6 +107,14 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
+def _without(tensors: list[Tensor], result: Any) -> Any:
+    """The result of a call, with places for those of its tensors that it was given."""
+    if type(result) is not tuple:
+        return result
+    places = {id(t): _Argument(place) for place, t in enumerate(tensors)}
+    return tuple(places.get(id(r), r) for r in result)
+
+
 class _Running(threading.local):
     """State of a thread.
 
@@ -128,6 +148,7 @@ class Memo:
         self._lock = threading.RLock()
         self._running = _Running()
         self._glimpses = RecentlySeen(256)
+        self.hits = 0  # calls whose result came from memory
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
@@ -155,14 +176,16 @@ class Memo:
         except TypeError:  # an argument that cannot be a key
             return self._equal_to_known(values, self.run(function, *args, **kwargs))
         if known is not None and known.fits():
-            return known.result
+            self.hits += 1
+            return known.of(tensors)
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
-        made = tensors_in(result)
+        kept = _without(tensors, result)
+        made = tensors_in(kept)
         if any(t.is_inference() or t.requires_grad for t in made):
             return result
-        # A result that is an argument, or a view of one, would keep itself alive.
+        # An argument elsewhere, or a view of one, would keep itself alive.
         if not any(r is t or r._base is t for r in made for t in tensors):
-            self._results.put(tensors, key, _Remembered(result, Snapshot(made)))
+            self._results.put(tensors, key, _Remembered(kept, Snapshot(made)))
         return result
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

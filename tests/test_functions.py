@@ -86,11 +86,14 @@ def test_the_cpu_kernels_have_the_table():
 
 
 def test_a_library_of_another_table_is_not_used(monkeypatch):
-    native._load_cpu.cache_clear()
-    monkeypatch.setattr(native, "numbers", lambda: "kAdd=7;")
+    before = native.cpu_unavailable_reasons()
     try:
-        assert native.cpu_unavailable_reasons() == [
-            f"extension was built from other sources: rebuild it with {HOW_TO_BUILD}"
-        ]
+        with monkeypatch.context() as patched:  # undone here: other fixtures ask for the library
+            patched.setattr(native, "numbers", lambda: "kAdd=7;")
+            native._load_cpu.cache_clear()
+            assert native.cpu_unavailable_reasons() == [
+                f"extension was built from other sources: rebuild it with {HOW_TO_BUILD}"
+            ]
     finally:
         native._load_cpu.cache_clear()
+    assert native.cpu_unavailable_reasons() == before

@@ -1,9 +1,11 @@
 """The cases of benchmarks/layers.py: every layer of PyG is one, or is named with a reason."""
 
+import pandas as pd
 import pytest
 import torch
 from torch_geometric.nn import conv
 
+from benchmarks import layer_table
 from benchmarks.layer_cases import CASES, WITHOUT, inputs
 from benchmarks.layers import Largest, largest_error, step_of
 
@@ -32,3 +34,22 @@ def test_a_tensor_with_features_per_edge_is_found():
     with Largest(40, 8) as seen:
         x[index]
     assert seen.found
+
+
+def row(edges: int, ratio: float, **others) -> dict:
+    given = {"layer": "GATConv", "option": "", "edges": edges, "width": 16, "pass": "forward",
+             "ratio": ratio, "formula": "", "backend": "PyG", "reason": "",
+             "edge_tensor": False}  # fmt: skip
+    return given | others
+
+
+def test_the_table_of_layers_shows_losses_and_how_far_they_go():
+    rows = [row(1000, 0.5, reason="small: fewer than 40000 edges"),
+            row(10**5, 8.0, formula="sum_j u0", edge_tensor=True)]  # fmt: skip
+    (line,) = layer_table.lines(pd.DataFrame(rows))[2:]
+    assert "0.50 to 8.00, **2.00**" in line and "`sum_j u0`" in line and "| yes |" in line
+    assert "up to 1,000 edges: too small" in line
+
+
+def test_the_page_of_layers_is_that_of_the_measurements():
+    assert layer_table.PAGE.read_text() == layer_table.page()

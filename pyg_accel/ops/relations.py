@@ -12,6 +12,7 @@ from pyg_accel.ops.spmm import spmm
 __all__ = [
     "Relations",
     "TypedNodes",
+    "multiply_relations",
     "relational_spmm",
     "stack_relations",
     "typed_matmul",
@@ -143,11 +144,23 @@ def relational_spmm(
     Returns:
         [num targets, H].
     """
-    rows = spmm(relations.into, x, reduce=reduce)
-    if weight.dim() == 3:
-        rows = segment_matmul(rows, relations.ptr, weight)
-    else:
-        parts = zip(rows.chunk(weight.size(1), dim=1), weight.unbind(1), strict=True)
-        rows = torch.cat([segment_matmul(part, relations.ptr, w) for part, w in parts], dim=1)
+    rows = multiply_relations(relations, spmm(relations.into, x, reduce=reduce), weight)
     summed: Tensor = spmm(relations.out, rows)
     return summed
+
+
+def multiply_relations(relations: Relations, rows: Tensor, weight: Tensor) -> Tensor:
+    """Multiply the rows of each relation by its matrix.
+
+    Args:
+        relations: of :func:`stack_relations`.
+        rows: [P, F], one for each pair of a relation and a target.
+        weight: [R, F, H], or [R, B, F / B, H / B] for blocks on a diagonal.
+
+    Returns:
+        [P, H].
+    """
+    if weight.dim() == 3:
+        return segment_matmul(rows, relations.ptr, weight)
+    parts = zip(rows.chunk(weight.size(1), dim=1), weight.unbind(1), strict=True)
+    return torch.cat([segment_matmul(part, relations.ptr, w) for part, w in parts], dim=1)

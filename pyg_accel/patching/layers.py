@@ -51,7 +51,9 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
             layer_call.small = True
             try:
                 if known.remembers and layer_call.again:
+                    hits = MEMO.hits
                     out = _remembering(original, self, args, kwargs)
+                    known.was_remembered(MEMO.hits > hits)
                 else:
                     out = original(self, *args, **kwargs)
             finally:

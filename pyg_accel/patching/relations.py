@@ -30,7 +30,7 @@ from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["MANY", "REDUCES", "forward"]
+__all__ = ["MANY", "REDUCES", "forward", "weights_of"]
 
 MANY = 8  # relations from which on the loop costs more than stacking a small graph
 REDUCES = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
@@ -62,7 +62,7 @@ def forward(
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, x, edge_index, edge_type)
     with record_choices() as names:
-        out = relational_spmm(relations, source, _weight(self), reduce=REDUCES[str(self.aggr)])
+        out = relational_spmm(relations, source, weights_of(self), reduce=REDUCES[str(self.aggr)])
     if self.root is not None:
         out = out + target @ self.root
     if self.bias is not None:
@@ -83,7 +83,8 @@ def _stack(
     return stack_relations(source, target, edge_type, sizes)
 
 
-def _weight(self: RGCNConv) -> Tensor:
+def weights_of(self: RGCNConv) -> Tensor:
+    """Return the matrix of every relation, [R, F, H]; or its blocks, [R, B, F / B, H / B]."""
     weight: Tensor = self.weight
     if self.num_bases is None:
         return weight

@@ -37,6 +37,7 @@ class Small:
         nodes: rows of the features.
         edges: of the graph.
         last: the edge_index of the last call.
+        misses: calls in a row, each on the graph of the one before, that found nothing remembered.
     """
 
     width: int
@@ -48,6 +49,17 @@ class Small:
     nodes: int = 0
     edges: int = 0
     last: weakref.ref[Tensor] | None = None
+    misses: int = 0
+
+    def was_remembered(self, found: bool) -> None:
+        """Note whether a call on the last call's graph found what was derived from it.
+
+        The first such call shows that the graph comes again, and the second puts it there. If the
+        third does not find it, the layer derives it from something else as well (weights that a
+        network makes), and no call will.
+        """
+        self.misses = 0 if found else self.misses + 1
+        self.remembers = self.misses < 3
 
 
 _known: "weakref.WeakKeyDictionary[torch.nn.Module, Small]" = weakref.WeakKeyDictionary()

@@ -254,6 +254,57 @@ def test_rgcn(options):
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_bases": 2}, {"num_blocks": 2}, {"aggr": "sum"}, {"root_weight": False},
+     {"flow": "target_to_source"}],
+    ids=str,
+)  # fmt: skip
+def test_rgcn_of_many_relations_is_two_products_whatever_their_number(options):
+    edge_type = torch.randint(40, (EDGES,)) // 2 * 2  # relations without edges too
+    torch.set_default_dtype(torch.float64)  # of PyG's own zeros
+    try:
+        conv = nn.RGCNConv(6, 4, 40, **options)
+        check(conv, features(), graph(), edge_type)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    tree = associations(conv, features(), graph(), edge_type).promoted[0]
+    assert str(tree).count("·") <= 3  # the stacked edges, the sum of their rows, the root
+
+
+def test_rgcn_of_many_relations_declines_those_it_does_not_have():
+    conv = nn.RGCNConv(6, 4, 9)
+    layer = RewrittenLayer(conv, Options())
+    for module in (conv, layer):  # in the layer's own words
+        with pytest.raises(RuntimeError, match="index 9 is out of bounds"):
+            module(features().float(), graph(), torch.full((EDGES,), 9))
+    assert "edge types" in str(layer.reasons)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rgcn_of_many_relations_runs_under_autocast(dtype):
+    conv, x, edge_type = (
+        nn.RGCNConv(6, 4, 12, num_bases=3),
+        features().to(dtype),
+        torch.arange(EDGES) % 12,
+    )
+    layer, edges = RewrittenLayer(conv, Options()), graph()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = layer(x, edges, edge_type), conv(x, edges, edge_type)
+    assert found.dtype == wanted.dtype and not layer.reasons
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2 * largest(wanted))
+
+
+def test_rgcn_of_many_relations_takes_a_graph_that_changes():
+    conv, x = nn.RGCNConv(6, 4, 12), features().float()
+    layer = RewrittenLayer(conv, Options())
+    for seed in range(3):
+        torch.manual_seed(seed)
+        edges, edge_type = graph()[:, : EDGES - 10 * seed], torch.randint(12, (EDGES - 10 * seed,))
+        torch.testing.assert_close(layer(x, edges, edge_type), conv(x, edges, edge_type))
+    assert not layer.reasons
+
+
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
 @pytest.mark.parametrize(
     "options",

@@ -1,11 +1,14 @@
-"""A matrix of edges for each relation: RGCN."""
+"""RGCN: a matrix of edges for each relation, or one over the stacked graphs of many."""
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import RGCNConv
 
 from pyg_accel.graph import Graph
+from pyg_accel.ops.relations import Relations, multiply_relations, stack_relations
+from pyg_accel.patching.relations import MANY, weights_of
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
-from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf
+from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Map
 from pyg_accel.rewrite.matrices import Matrix, derived, plain
 from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import ExprBuilder, add, need_sum_or_mean
@@ -13,29 +16,80 @@ from pyg_accel.rewrite.rules.common import ExprBuilder, add, need_sum_or_mean
 
 @lifts(RGCNConv)
 def rgcn(conv: RGCNConv, call: Call) -> Algebra:
-    """Σ Dr⁻¹ Ar X Wr + X V + b."""
+    """Σ Dr⁻¹ Ar X Wr + X V + b; of many relations S by-relation(D⁻¹ P X) + X V + b.
+
+    Row (r, i) of P has the edges of relation r to node i, and S adds up the rows of a node. A
+    product for each of many relations costs more than their number of edges ever pays back.
+    """
     mean = need_sum_or_mean(conv)
-    if conv.num_blocks is not None:
-        raise NotLifted("a block-diagonal weight")
     types = call.given.get("edge_type")
     if not isinstance(types, Tensor) or types.dim() != 1 or types.is_floating_point():
         raise NotLifted("edge types that are not one number per edge")
     parts = ExprBuilder()
     parts.compiles = False  # how many edges a relation has is known after looking
     x = parts.sources(call)
-    terms: list[Expr] = []
-    for r in range(conv.num_relations):
-        a = parts.leaf(Leaf(f"A{r}", "N", x.rows, "sparse"), _relation(r))
-        out: Expr = a @ x
-        if mean:
-            name = f"D{r}⁻¹"
-            inverse = Leaf(name, "N", "N", "diagonal", mean_of=a.name)
-            out = Broadcast(parts.leaf(inverse, _inverse(r)), out)
-        terms.append(out @ parts.leaf(Leaf(f"W{r}", "F", "H", "weight"), _weight(r)))
+    if conv.num_relations >= MANY:
+        terms = [_stacked(parts, call, x, mean=mean)]
+    elif conv.num_blocks is not None:
+        raise NotLifted("a block-diagonal weight")
+    else:
+        terms = [_of_relation(parts, r, x, mean=mean) for r in range(conv.num_relations)]
     if conv.root is not None:
         y = parts.targets(call)
         terms.append(y @ parts.leaf(Leaf("V", y.cols, "H", "weight"), lambda call: call.conv.root))
     return parts.algebra(add(*terms, *parts.bias("b", conv)), owners=("edge_type",))
+
+
+def _stacked(parts: ExprBuilder, call: Call, x: Leaf, *, mean: bool) -> Expr:
+    """Products with the stacked graphs of all relations, and one of each row by its relation."""
+    if call.halos is not None:
+        raise NotLifted("many relations of a graph in several processes")
+    relations = _relations(call)
+    parts.sampled = False  # a sample of the rows that are added up would be one of relations
+    parts.sizes |= {"P": relations.into.num_rows, "H": call.conv.out_channels}
+    pairs = parts.leaf(Leaf("P", "P", x.rows, "sparse"), lambda call: Matrix(_relations(call).into))
+    rows: Expr = pairs @ x
+    if mean:
+        inverse = Leaf("D⁻¹", "P", "P", "diagonal", mean_of=pairs.name)
+        rows = Broadcast(
+            parts.leaf(inverse, lambda call: _inverse(_relations(call).into, call)), rows
+        )
+    parts.calls["by-relation"] = _by_relation
+    summed = parts.leaf(Leaf("S", "N", "P", "sparse"), lambda call: Matrix(_relations(call).out))
+    return summed @ Map("by-relation", rows, "H")
+
+
+def _by_relation(call: Call, rows: Tensor) -> Tensor:
+    """Multiply the rows of each relation by its matrix."""
+    weight = weights_of(call.conv)
+    if torch.is_autocast_enabled(rows.device.type):
+        weight = weight.to(rows.dtype)
+    return multiply_relations(_relations(call), rows, weight)
+
+
+def _relations(call: Call) -> Relations:
+    """The stacked graphs of all relations."""
+    source, target = call.edge_index[1 - call.target], call.edge_index[call.target]
+    types: Tensor = call.given["edge_type"]
+    sizes = call.num_cols, call.num_rows, call.conv.num_relations
+
+    def stack() -> Relations:
+        try:
+            return stack_relations(source, target, types, sizes)
+        except IndexError as error:
+            raise NotLifted("edge types or nodes that the layer does not have") from error
+
+    whole = plain(call.edge_index, call.num_rows, call.num_cols, call.target)
+    return derived(whole, ("stacked", sizes), (call.edge_index, types), stack)
+
+
+def _of_relation(parts: ExprBuilder, r: int, x: Leaf, *, mean: bool) -> Expr:
+    a = parts.leaf(Leaf(f"A{r}", "N", x.rows, "sparse"), lambda call: Matrix(_graphs(call)[r]))
+    out: Expr = a @ x
+    if mean:
+        inverse = Leaf(f"D{r}⁻¹", "N", "N", "diagonal", mean_of=a.name)
+        out = Broadcast(parts.leaf(inverse, lambda call: _inverse(_graphs(call)[r], call)), out)
+    return out @ parts.leaf(Leaf(f"W{r}", "F", "H", "weight"), _weight(r))
 
 
 def _graphs(call: Call) -> list[Graph]:
@@ -59,27 +113,16 @@ def _graphs(call: Call) -> list[Graph]:
     return derived(whole, ("relations", most), owners, split)
 
 
-def _relation(r: int):  # type: ignore[no-untyped-def]
-    return lambda call: Matrix(_graphs(call)[r])
-
-
-def _inverse(r: int):  # type: ignore[no-untyped-def]
-    def value(call: Call) -> Value:
-        graph, dtype = _graphs(call)[r], call.x.dtype
-        return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
-
-    return value
+def _inverse(graph: Graph, call: Call) -> Tensor:
+    """One over the number of entries of each row."""
+    dtype = call.x.dtype
+    return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
 
 
 def _weight(r: int):  # type: ignore[no-untyped-def]
-    def value(call: Call) -> Tensor:
-        conv = call.conv
-        if conv.num_bases is None:
-            found: Tensor = conv.weight[r]
-            return found
-        if "weights" not in call.memo:  # combinations of the bases, all in one product
-            flat = conv.comp @ conv.weight.view(conv.num_bases, -1)
-            call.memo["weights"] = flat.view(conv.num_relations, *conv.weight.shape[1:])
+    def value(call: Call) -> Value:
+        if "weights" not in call.memo:  # combinations of bases are one product for all relations
+            call.memo["weights"] = weights_of(call.conv)
         whole: Tensor = call.memo["weights"]
         return whole[r]
 
