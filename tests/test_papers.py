@@ -154,3 +154,21 @@ def test_trainings_that_a_file_has_are_not_repeated(papers, monkeypatch, tmp_pat
     assert trained == [(relu, 0), (relu, 1), (maxk, 0), (maxk, 0), (maxk, 1)]
     maxk_accuracy.main(asked)
     assert len(trained) == 5
+
+
+def test_twitch_has_both_directions_and_no_split_for_unknown_classes(papers, tmp_path):
+    numpy = importlib.import_module("numpy")
+    load = importlib.import_module("benchmarks.datasets").load_twitch_fr
+    numpy.savez(
+        tmp_path / "twitch_fr.npz",
+        edges=[[0, 1, 2], [1, 2, 3]],
+        mature=numpy.array([0, 1, -1, 1]),
+        feature_ptr=[0, 2, 2, 3, 4],
+        feature_ids=[0, 4, 1, 1],
+    )
+    data = load(tmp_path, num_features=8)
+    assert data.x.shape == (4, 8) and not data.x[1].any()  # has no features
+    assert (data.x[2] == data.x[3]).all() and (data.x[0] != data.x[2]).any()
+    assert data.edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+    splits = sum(data[f"{part}_mask"].int() for part in ("train", "val", "test"))
+    assert splits.tolist() == [1, 1, 0, 1] and data.y.tolist() == [0, 1, 0, 1]
