@@ -98,6 +98,33 @@ def load_facebook_pages(root: str | Path, *, num_features: int | None = 128, see
     )
 
 
+def load_twitch_fr(root: str | Path, *, num_features: int = 128, seed: int = 0) -> Data:
+    """French users of Twitch who are friends; the class is whether what they show is for adults.
+
+    Returns edge_index int64 [2, 225332] in both directions, y int64 [6551] of 2 classes, train, val
+    and test masks of 50, 25 and 25% of the nodes whose class is known, and x float32
+    [6551, num_features], a fixed random projection of 3,170 binary features.
+    """
+    name = "twitch_fr.npz"
+    with np.load(_find(Path(root), (".",), (name,)) / name) as stored:
+        edges, y = torch.from_numpy(stored["edges"]).long(), torch.from_numpy(stored["mature"])
+        starts, ids = stored["feature_ptr"], torch.from_numpy(stored["feature_ids"]).long()
+    num_nodes = y.numel()
+    x = torch.zeros(num_nodes, int(ids.max()) + 1)
+    x[torch.from_numpy(np.repeat(np.arange(num_nodes), np.diff(starts))), ids] = 1.0
+    generator = torch.Generator().manual_seed(seed)
+    x = x @ torch.randn(x.size(1), num_features, generator=generator) * num_features**-0.5
+    split, known = torch.rand(num_nodes, generator=generator), y >= 0
+    return Data(
+        x=x,
+        y=y.long().clamp(min=0),
+        edge_index=to_undirected(edges, num_nodes=num_nodes),
+        train_mask=known & (split < 0.5),
+        val_mask=known & (split >= 0.5) & (split < 0.75),
+        test_mask=known & (split >= 0.75),
+    )
+
+
 def load_cornell5(root: str | Path) -> tuple[Tensor, int]:
     """A dense social graph without features: edge_index int64 [2, 1581554] and 18,660 nodes."""
     name = "cornell5_adjacency.npz"

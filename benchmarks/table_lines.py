@@ -193,7 +193,8 @@ def maxk_accuracy(frame: pd.DataFrame) -> list[str]:
     lines = [f"| data set | model | {' | '.join(shown)} |", "|---|---|" + "--:|" * len(shown)]
     for (dataset, model), group in frame.groupby(["dataset", "model"], sort=False):
         found = group.groupby("k")["accuracy"].agg(["mean", "std"])
-        figures = [f"{found.loc[k, 'mean']:.1f} ± {found.loc[k, 'std']:.1f}" for k in shown]
+        cells = [f"{row.mean:.1f} ± {row.std:.1f}" for row in found.reindex(shown).itertuples()]
+        figures = [NONE if "nan" in cell else cell for cell in cells]
         lines.append(f"| {dataset} | {model} | {' | '.join(figures)} |")
     return lines
 

@@ -72,7 +72,8 @@ def cornell5(root: str | Path) -> Data:
     split = torch.rand(num_nodes, generator=_generator())
     known = gender > 0
     return Data(x=x, edge_index=edge_index, y=(gender - 1).clamp(min=0),
-                train_mask=known & (split < 0.5), test_mask=known & (split >= 0.75))  # fmt: skip
+                train_mask=known & (split < 0.5), test_mask=known & (split >= 0.75),
+                val_mask=known & (split >= 0.5) & (split < 0.75))  # fmt: skip
 
 
 def douban(root: str | Path) -> Data:
