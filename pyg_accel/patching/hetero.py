@@ -224,4 +224,9 @@ def _reasons(
         return reasons
     if len(layers) >= MANY:
         return []
-    return new_graph_reasons("relations", _size(layers, edges)[0], edges[first], id(self))
+    together, device = _size(layers, edges)
+    if isinstance(one.options, Attention) and not settings.always:
+        fewest, width = min(edges[key].size(-1) for key in layers), one.weight.size(0)
+        if not (size_reasons(fewest, device) or kind_reasons("attention", fewest, device, width)):
+            return ["relations that are large enough each"]  # to gather their rows gains nothing
+    return new_graph_reasons("relations", together, edges[first], id(self))

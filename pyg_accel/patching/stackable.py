@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import GATConv, GATv2Conv, GraphConv, SAGEConv, TransformerConv
 from torch_geometric.nn.dense import Linear
@@ -112,8 +113,11 @@ def aggregate(
     """
     options = parts[0].options
     if isinstance(relations, Relations):
-        return sums_of_relations(relations, x, _weights(parts, 0), reduce=str(options))
+        weight = torch.stack([part.weight.t() for part in parts])
+        return sums_of_relations(relations, x, weight, reduce=str(options))
     assert isinstance(options, Attention)
+    if any(lin.bias is not None for lin in parts[0].linears):
+        x = pad(x, (0, 1), value=1.0)  # a bias is one row more of its matrix
     sources = features_of_pairs(relations.sources, x)
     targets = features_of_pairs(relations.targets, x)
     operands = _OPERANDS[options.layer](parts, options, sources, targets)
@@ -192,19 +196,19 @@ def _gat(
     A score is a vector times W x. Here x is multiplied by the product of the vector and W, so that
     no W is applied to targets.
     """
-    shape = (len(parts), options.heads, options.width, -1)
+    shape = (len(parts), -1, options.heads, options.width)
+    matrices = [_matrices(parts, side) for side in (0, 1)]
     scores = []
     for side, pairs in enumerate((sources, targets)):
-        vectors = torch.cat([part.vectors[side] for part in parts]).unsqueeze(-1)
-        products = (_weights(parts, side).mT.reshape(shape) * vectors).sum(dim=2)
-        scores.append(pairs.matmul(products.mT))
-    return [*scores, _heads(sources.matmul(_weights(parts, 0)), options)]
+        vectors = torch.cat([part.vectors[side] for part in parts]).unsqueeze(1)
+        scores.append(pairs.matmul((matrices[side].reshape(shape) * vectors).sum(dim=-1)))
+    return [*scores, _heads(sources.matmul(matrices[0]), options)]
 
 
 def _gatv2(
     parts: Sequence[Parts], options: Attention, sources: PairFeatures, targets: PairFeatures
 ) -> list[Tensor]:
-    features = [_projected(parts, side, pairs) for side, pairs in enumerate((targets, sources))]
+    features = [t.matmul(_matrices(parts, i)) for i, t in enumerate((targets, sources))]
     vectors = targets.repeated(torch.cat([part.vectors[0] for part in parts]).flatten(1))
     return [_heads(t, options) for t in (*features, vectors)]
 
@@ -212,24 +216,22 @@ def _gatv2(
 def _transformer(
     parts: Sequence[Parts], options: Attention, sources: PairFeatures, targets: PairFeatures
 ) -> list[Tensor]:
-    sides = enumerate((targets, sources, sources))
-    return [_heads(_projected(parts, side, pairs), options) for side, pairs in sides]
+    sides = (targets, sources, sources)
+    return [_heads(t.matmul(_matrices(parts, i)), options) for i, t in enumerate(sides)]
 
 
 _OPERANDS = {GATConv: _gat, GATv2Conv: _gatv2, TransformerConv: _transformer}
 
 
-def _weights(parts: Sequence[Parts], index: int) -> Tensor:
-    """The matrices of one of the linears, [R, F, H]."""
-    return torch.stack([part.linears[index].weight.t() for part in parts])
-
-
-def _projected(parts: Sequence[Parts], index: int, pairs: PairFeatures) -> Tensor:
-    """What the linear of each relation makes of the features of its pairs, [P, H]."""
-    out = pairs.matmul(_weights(parts, index))
-    if parts[0].linears[index].bias is None:
-        return out
-    return out + pairs.repeated(torch.stack([part.linears[index].bias for part in parts]))
+def _matrices(parts: Sequence[Parts], index: int) -> Tensor:
+    """The matrices of one of the linears, [R, F, H], with its bias as the last row if any has."""
+    linears = [part.linears[index] for part in parts]
+    weight = torch.stack([lin.weight for lin in linears]).mT
+    if all(lin.bias is None for lin in parts[0].linears):
+        return weight
+    if linears[0].bias is None:
+        return pad(weight, (0, 0, 0, 1))
+    return torch.cat([weight, torch.stack([lin.bias for lin in linears]).unsqueeze(1)], dim=1)
 
 
 def _heads(rows: Tensor, options: Attention) -> Tensor:
