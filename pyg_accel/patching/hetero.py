@@ -137,7 +137,8 @@ def _grouped(
         if part.bias is not None:
             result = result + part.bias
         results.setdefault(key[-1], []).append(result)
-    return {name: group(found, aggr) for name, found in results.items()}
+    reduced = ((name, group(found, aggr)) for name, found in results.items())
+    return {name: out for name, out in reduced if out is not None}  # it is None of no layers
 
 
 def _stack(

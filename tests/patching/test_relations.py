@@ -428,6 +428,32 @@ def test_a_few_relations_are_stacked_where_they_are_large_together(report_of, ed
     assert ("HeteroConv" in {row.layer for row in report_of()}) == stacked
 
 
+@pytest.mark.parametrize(("edges_each", "stacked"), [(25_000, True), (130_000, False)])
+def test_a_few_relations_of_attention_are_stacked_where_each_is_small(
+    report_of, edges_each, stacked
+):
+    settings.always = False
+    x = {"a": torch.randn(3000, WIDTH), "b": torch.randn(2000, WIDTH)}
+    keys = [("a", "to", "b"), ("b", "of", "a")]
+    edges = {
+        key: torch.stack(
+            [torch.randint(x[name].size(0), (edges_each,)) for name in (key[0], key[2])]
+        )
+        for key in keys
+    }
+    layer = hetero(edges, ATTEND["GAT"]).float()
+    right = layer(x, edges)
+    with pyg_accel.patched():
+        layer(x, edges)
+        pyg_accel.reset_report()
+        ours = layer(x, edges)
+    for name in right:
+        torch.testing.assert_close(ours[name], right[name], rtol=1e-4, atol=1e-4)
+    rows = report_of()
+    assert {row.layer for row in rows} == ({"HeteroConv"} if stacked else {"GATConv"})
+    assert all(row.formula for row in rows)
+
+
 def test_lazy_layers_find_their_sizes_first(same_as_stock):
     x, edges = typed_graph()
     layer = hetero(edges, lambda: SAGEConv((-1, -1), 4))
