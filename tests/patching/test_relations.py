@@ -174,7 +174,7 @@ def test_residuals_and_slopes_are_those_of_stock(same_as_stock, report_of, name,
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min", "prod", "cat", None])
-@pytest.mark.parametrize("name", ["GAT", "Transformer", "SAGE"])
+@pytest.mark.parametrize("name", ["GAT", "SAGE"])
 def test_relations_are_reduced_as_stock_does(same_as_stock, report_of, name, aggr):
     x, edges = few(typed_graph())
     layer = hetero(edges, (ATTEND | ALIKE)[name], aggr=aggr)
@@ -308,6 +308,7 @@ def of_widths(edges: Any) -> HeteroConv:
 UNLIKE: dict[str, Callable[[Any], HeteroConv]] = {
     "a normalised result": shared,
     "a step for an edge": lambda edges: changed(edges, own_step, ATTEND["GAT"]),
+    "dropout": lambda edges: hetero(edges, lambda: ATTEND["GAT"](dropout=0.5)),
     "slopes": lambda edges: changed(edges, other_slope, ATTEND["GAT"]),
     "a gate of the root": lambda edges: hetero(edges, lambda: ATTEND["Transformer"](beta=True)),
     "another sum": lambda edges: hetero(edges, lambda: ATTEND["GATv2"](aggr="mean")),
@@ -337,6 +338,25 @@ def test_layers_that_cannot_be_stacked_are_calls_of_their_own(same_as_stock, rep
     assert "HeteroConv" not in {row.layer for row in report_of()}
 
 
+def test_features_by_relation_are_those_of_its_layer(same_as_stock, report_of):
+    x, edges = few(typed_graph())
+    key = next(iter(edges))
+    same_as_stock(hetero(edges, ATTEND["GAT"]), {**x, key: 2 * x[key[0]].detach()}, edges)
+    assert "HeteroConv" not in {row.layer for row in report_of()}
+
+
+def test_autocast_is_left_to_the_layers(report_of):
+    x, edges = few(typed_graph())
+    layer, x = hetero(edges, ATTEND["GAT"]).float(), {name: t.float() for name, t in x.items()}
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        expected = layer(x, edges)
+        with pyg_accel.patched():
+            found = layer(x, edges)
+    for name, out in expected.items():
+        torch.testing.assert_close(found[name], out, rtol=0.05, atol=0.05)
+    assert "HeteroConv" not in {row.layer for row in report_of()}
+
+
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("bad", [-1, 1000])
 def test_ids_out_of_range_raise_what_stock_raises(end, bad, homogeneous):
@@ -350,6 +370,7 @@ def test_ids_out_of_range_raise_what_stock_raises(end, bad, homogeneous):
     calls = [
         (RGCNConv(WIDTH, 4, RELATIONS).double(), (x, wrong, edge_type)),
         (hetero(edges, ALIKE["SAGE"]), (xs, edges)),
+        (hetero(edges, ATTEND["GAT"]), (xs, edges)),
     ]
     for layer, args in calls:
         with pytest.raises((ValueError, RuntimeError, IndexError)) as stock:
