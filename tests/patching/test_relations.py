@@ -333,7 +333,7 @@ UNLIKE: dict[str, Callable[[Any], HeteroConv]] = {
 
 @pytest.mark.parametrize("name", UNLIKE)
 def test_layers_that_cannot_be_stacked_are_calls_of_their_own(same_as_stock, report_of, name):
-    x, edges = typed_graph()
+    x, edges = few(typed_graph())
     same_as_stock(UNLIKE[name](edges), x, edges)
     assert "HeteroConv" not in {row.layer for row in report_of()}
 
