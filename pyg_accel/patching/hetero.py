@@ -54,8 +54,10 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     if torch_records() or not taken:
         return original(self, *args, **kwargs)
     xs, edges = args
+    if _graph_reasons(list(edges.values())):
+        return original(self, xs, edges)
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
-    if len(layers) < 2 or _graph_reasons(layers, edges):
+    if len(layers) < 2:
         return original(self, xs, edges)
     parts = {key: found for key, conv in layers.items() if (found := parts_of(conv)) is not None}
     if len(parts) < len(layers) or _reasons(self, layers, parts, xs, edges):
@@ -175,21 +177,18 @@ def _with_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     return torch.cat([others, own.expand(2, -1)], dim=1)
 
 
-def _graph_reasons(layers: dict[EdgeType, Any], edges: dict[EdgeType, Any]) -> list[str]:
-    """Why a call is left to the loop, whatever the layers are."""
-    for key in layers:
-        if type(edges[key]) is not Tensor or edges[key].layout != torch.strided:
-            return ["not a plain edge_index"]
-    if len(layers) >= MANY:
+def _graph_reasons(graphs: list[Any]) -> list[str]:
+    """Why a call is left to the loop, whatever the layers are; small calls ask nothing else."""
+    if any(type(edges) is not Tensor or edges.layout != torch.strided for edges in graphs):
+        return ["not a plain edge_index"]
+    if not graphs or len(graphs) >= MANY:
         return []
-    together, device = _size(layers, edges)
+    together, device = _edges_in(graphs), graphs[0].device.type
     return size_reasons(together, device) or kind_reasons("relations", together, device)
 
 
-def _size(layers: dict[EdgeType, Any], edges: dict[EdgeType, Tensor]) -> tuple[int, str]:
-    """How many edges there are in all relations, and where."""
-    graphs = [edges[key] for key in layers]
-    return sum(edge_index.size(-1) for edge_index in graphs), graphs[0].device.type
+def _edges_in(graphs: list[Tensor]) -> int:
+    return sum(edges.size(-1) if edges.dim() else 0 for edges in graphs)
 
 
 def _reasons(
@@ -225,9 +224,11 @@ def _reasons(
         return reasons
     if len(layers) >= MANY:
         return []
-    together, device = _size(layers, edges)
+    graphs, device = [edges[key] for key in layers], edges[first].device.type
+    if reasons := _graph_reasons(graphs):
+        return reasons
     if isinstance(one.options, Attention) and not settings.always:
-        fewest, width = min(edges[key].size(-1) for key in layers), one.weight.size(0)
+        fewest, width = min(graph.size(1) for graph in graphs), one.weight.size(0)
         if not (size_reasons(fewest, device) or kind_reasons("attention", fewest, device, width)):
             return ["relations that are large enough each"]  # to gather their rows gains nothing
-    return new_graph_reasons("relations", together, edges[first], id(self))
+    return new_graph_reasons("relations", _edges_in(graphs), edges[first], id(self))
