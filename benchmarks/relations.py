@@ -1,10 +1,10 @@
-"""RGCNConv, and HeteroConv of SAGEConv, over many relations, stock and patched: a training step.
+"""RGCNConv, and HeteroConv of SAGEConv or GATConv, over many relations: a training step.
 
     python -m benchmarks.relations [--device cpu] [--quick] [--out FOLDER]
 
 Forward and backward of one layer, 64 features in and out; relations are drawn with a long tail.
 HeteroConv has them as edge types of one type of nodes.
-Outputs are compared with PyG's before anything is timed.
+Stock and patched; outputs are compared with PyG's before anything is timed.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
+from torch_geometric.nn import GATConv, HeteroConv, RGCNConv, SAGEConv
 
 import pyg_accel
 from benchmarks import gpu_machine, graphs, machine
@@ -59,6 +59,8 @@ def measure(name: str, relations: int, device: str) -> list[dict[str, Any]]:
         "RGCNConv": (RGCNConv(WIDTH, WIDTH, relations), lambda m: m(x, edge_index, edge_type)),
         "HeteroConv": (HeteroConv({key: SAGEConv(WIDTH, WIDTH) for key in edges}),
                        lambda m: m({"node": x}, edges)["node"]),
+        "HeteroConv, GAT": (HeteroConv({key: attention() for key in edges}),
+                            lambda m: m({"node": x}, edges)["node"]),
     }  # fmt: skip
     rows = []
     for kind, (layer, call) in layers.items():
@@ -78,6 +80,10 @@ def measure(name: str, relations: int, device: str) -> list[dict[str, Any]]:
                              "backend": backend, "step_ms": median(step, device),
                              "error": error})  # fmt: skip
     return rows
+
+
+def attention() -> GATConv:
+    return GATConv(WIDTH, WIDTH // 4, heads=4, add_self_loops=False)
 
 
 def median(step: Callable[[], None], device: str) -> float:

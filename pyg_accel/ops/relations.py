@@ -10,11 +10,17 @@ from pyg_accel.ops.segment_matmul import segment_matmul
 from pyg_accel.ops.spmm import spmm
 
 __all__ = [
+    "AttentionRelations",
+    "PairFeatures",
+    "Pairs",
     "Relations",
     "TypedNodes",
+    "features_of_pairs",
     "multiply_relations",
     "relational_spmm",
+    "stack_attention",
     "stack_relations",
+    "sums_of_relations",
     "typed_matmul",
     "typed_nodes",
 ]
@@ -57,6 +63,90 @@ def stack_relations(
         Graph.from_edge_index(torch.stack([source.long(), pair]), (sources, nodes.numel())),
         Graph.from_edge_index(_own_edges(nodes).flip(0), (nodes.numel(), targets)),
         ptr,
+    )
+
+
+class Pairs(NamedTuple):
+    """The P pairs of a relation and a node at one end of its edges, by relation.
+
+    Attributes:
+        node: a graph with one edge into each of P rows, from its node.
+        ptr: [R + 1], where the pairs of every relation begin; on the CPU.
+    """
+
+    node: Graph
+    ptr: Tensor
+
+
+class PairFeatures(NamedTuple):
+    """The features of the nodes of pairs.
+
+    Attributes:
+        x: [P, F].
+        ptr: as of :class:`Pairs`.
+    """
+
+    x: Tensor
+    ptr: Tensor
+
+    def matmul(self, weight: Tensor) -> Tensor:
+        """Multiply each by the matrix of its relation, [R, F, H]: [P, H]."""
+        return segment_matmul(self.x, self.ptr, weight)
+
+    def repeated(self, rows: Tensor) -> Tensor:
+        """Return the row of the relation of every pair: [P, H] of [R, H]."""
+        ones = self.x.new_ones(self.x.size(0), 1)
+        return segment_matmul(ones, self.ptr, rows.unsqueeze(1))
+
+
+def features_of_pairs(pairs: Pairs, x: Tensor) -> PairFeatures:
+    """Gather the features of the nodes of pairs from those of all nodes."""
+    return PairFeatures(spmm(pairs.node, x), pairs.ptr)
+
+
+class AttentionRelations(NamedTuple):
+    """The graphs of all relations, with rows of their own for sources as well.
+
+    A softmax is over the edges of one relation into a target, which are those of one pair.
+
+    Attributes:
+        into: from the pairs of a relation and a source to those of a relation and a target.
+        sources: the former.
+        targets: the latter.
+        out: from the latter to the target nodes.
+    """
+
+    into: Graph
+    sources: Pairs
+    targets: Pairs
+    out: Graph
+
+    @property
+    def ptr(self) -> Tensor:
+        """[R + 1], where the targets of every relation begin; on the CPU."""
+        return self.targets.ptr
+
+
+def stack_attention(
+    source: Tensor, target: Tensor, relation: Tensor, sizes: tuple[int, int, int]
+) -> AttentionRelations:
+    """Stack the graphs of relations whose sources are features of the relation too.
+
+    Args and errors are those of :func:`stack_relations`.
+    """
+    ends, ids = [], []
+    for end, nodes in ((source, sizes[0]), (target, sizes[1])):
+        found, ptr, pair = _pairs(end, relation, nodes, sizes[2])
+        ends.append((found, ptr))
+        ids.append(pair)
+    counts = (ends[0][0].numel(), ends[1][0].numel())
+    sources, targets = (
+        Pairs(Graph.from_edge_index(_own_edges(found), (nodes, found.numel())), ptr)
+        for (found, ptr), nodes in zip(ends, sizes[:2], strict=True)
+    )
+    out = Graph.from_edge_index(_own_edges(ends[1][0]).flip(0), (counts[1], sizes[1]))
+    return AttentionRelations(
+        Graph.from_edge_index(torch.stack(ids), counts), sources, targets, out
     )
 
 
@@ -144,9 +234,15 @@ def relational_spmm(
     Returns:
         [num targets, H].
     """
-    rows = multiply_relations(relations, spmm(relations.into, x, reduce=reduce), weight)
-    summed: Tensor = spmm(relations.out, rows)
+    summed: Tensor = spmm(relations.out, sums_of_relations(relations, x, weight, reduce=reduce))
     return summed
+
+
+def sums_of_relations(
+    relations: Relations, x: Tensor, weight: Tensor, *, reduce: str = "sum"
+) -> Tensor:
+    """As :func:`relational_spmm`, but not summed over relations: [P, H]."""
+    return multiply_relations(relations, spmm(relations.into, x, reduce=reduce), weight)
 
 
 def multiply_relations(relations: Relations, rows: Tensor, weight: Tensor) -> Tensor:

@@ -1,25 +1,31 @@
 """HeteroConv: all relations in one set of kernels.
 
 It calls a layer for each relation, and a hundred relations are a hundred calls too small to be
-worth a kernel. Where these layers are SAGEConv or GraphConv of one shape, the graphs of all
-relations are stacked and summed over at once, and each relation's sums multiplied by its matrix.
+worth a kernel. Where these layers are of one kind and shape (:mod:`.stackable`), the graphs of all
+relations are stacked and aggregated over at once, with a row for each pair of a relation and a
+target, and each row is multiplied by the matrix of its relation.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
-from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
-from torch_geometric.nn.dense import Linear
+from torch_geometric.nn import HeteroConv
+from torch_geometric.nn.conv.hetero_conv import group
 
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
-from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
+from pyg_accel.ops.relations import (
+    AttentionRelations,
+    Relations,
+    stack_attention,
+    stack_relations,
+)
+from pyg_accel.ops.spmm import spmm
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
@@ -30,18 +36,16 @@ from pyg_accel.patching.reasons import (
     takes_part,
     torch_records,
 )
-from pyg_accel.patching.relations import MANY, REDUCES
+from pyg_accel.patching.relations import MANY
 from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
+from pyg_accel.patching.stackable import Attention, Parts, aggregate, formula_of, parts_of
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
 __all__ = ["forward"]
 
-FLOW = "source_to_target"
 EdgeType = tuple[str, ...]  # source, relation, target
-# The matrices of a layer: for the neighbours, with the bias, and for the target itself.
-_MATRICES = {SAGEConv: ("lin_l", "lin_r"), GraphConv: ("lin_rel", "lin_root")}
 
 
 def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs: Any) -> Any:
@@ -50,129 +54,181 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     if torch_records() or not taken:
         return original(self, *args, **kwargs)
     xs, edges = args
+    if _graph_reasons(list(edges.values())):
+        return original(self, xs, edges)
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
-    if len(layers) < 2 or _reasons(self, layers, xs, edges):
+    if len(layers) < 2:
+        return original(self, xs, edges)
+    parts = {key: found for key, conv in layers.items() if (found := parts_of(conv)) is not None}
+    if len(parts) < len(layers) or _reasons(self, layers, parts, xs, edges):
         return original(self, xs, edges)
     start = time.perf_counter()
     state = random_state(next(iter(xs.values())).device) if settings.verify else None
+    one = next(iter(parts.values()))
     types = tuple(dict.fromkeys(name for key in layers for name in (key[0], key[-1])))
-    sizes = tuple(xs[name].size(0) for name in types)
-    ends = tuple((types.index(key[0]), types.index(key[-1])) for key in layers)
     try:
-        relations: Relations = MEMO(_stack, *[edges[key] for key in layers], sizes=sizes, ends=ends)
+        relations: Relations | AttentionRelations = MEMO(
+            _stack,
+            *[edges[key] for key in layers],
+            sizes=tuple(xs[name].size(0) for name in types),
+            ends=tuple((types.index(key[0]), types.index(key[-1])) for key in layers),
+            loops=tuple(part.loops for part in parts.values()),
+            attends=isinstance(one.options, Attention),
+        )
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, xs, edges)
     with record_choices() as names:
-        out = _all_at_once(layers, relations, {name: xs[name] for name in types}, self.aggr)
+        out = _all_at_once(parts, relations, {name: xs[name] for name in types}, self.aggr)
     if state is not None:
-        joined = torch.cat(list(out.values()))
-        verify(lambda *given: torch.cat(list(original(*given).values())), self, xs, (edges,), {},
-               joined, state)  # fmt: skip
-    reduce = REDUCES[str(next(iter(layers.values())).aggr)]
-    formula, seconds = f"{reduce}_j u0, {len(layers)} relations", time.perf_counter() - start
+        verify(
+            lambda *given: _joined(original(*given)), self, xs, (edges,), {}, _joined(out), state
+        )
+    formula, seconds = f"{formula_of(one)}, {len(layers)} relations", time.perf_counter() - start
     record(type(self).__name__, formula, "+".join(names), "", seconds)
     return out
 
 
+def _joined(out: dict[str, Tensor]) -> Tensor:
+    return torch.cat([t.flatten() for t in out.values()])
+
+
 def _all_at_once(
-    layers: dict[EdgeType, Any], relations: Relations, xs: dict[str, Tensor], aggr: str | None
+    parts: dict[EdgeType, Parts],
+    relations: Relations | AttentionRelations,
+    xs: dict[str, Tensor],
+    aggr: str | None,
 ) -> dict[str, Tensor]:
     """Make the calls of all layers; ``xs`` are in the order of the nodes of ``relations``."""
-    convs = list(layers.values())
-    neighbour, root = _MATRICES[type(convs[0])]
-    weight = torch.stack([getattr(conv, neighbour).weight.t() for conv in convs])
-    x, reduce = torch.cat(list(xs.values())), REDUCES[str(convs[0].aggr)]
+    rows = aggregate(list(parts.values()), relations, torch.cat(list(xs.values())))
+    if aggr not in ("sum", "mean"):
+        return _grouped(parts, relations, rows, xs, aggr)
     sizes = [features.size(0) for features in xs.values()]
-    sums = dict(zip(xs, relational_spmm(relations, x, weight, reduce=reduce).split(sizes),
-                    strict=True))  # fmt: skip
+    sums = dict(zip(xs, spmm(relations.out, rows).split(sizes), strict=True))
     out = {}
-    for name in dict.fromkeys(key[-1] for key in layers):
-        mine = [conv for key, conv in layers.items() if key[-1] == name]
+    for name in dict.fromkeys(key[-1] for key in parts):
+        mine = [part for key, part in parts.items() if key[-1] == name]
         result = sums[name]
-        if hasattr(mine[0], root):
-            own = torch.stack([getattr(conv, root).weight for conv in mine]).sum(0)
+        if mine[0].root is not None:
+            own = torch.stack([part.root.weight for part in mine]).sum(0)
             result = result + xs[name] @ own.t()
-        if getattr(mine[0], neighbour).bias is not None:
-            result = result + torch.stack([getattr(conv, neighbour).bias for conv in mine]).sum(0)
+        if biases := [part.bias for part in mine if part.bias is not None]:
+            result = result + torch.stack(biases).sum(0)
         out[name] = result / len(mine) if aggr == "mean" else result
     return out
 
 
-def _stack(*edges: Tensor, sizes: tuple[int, ...], ends: tuple[tuple[int, int], ...]) -> Relations:
+def _grouped(
+    parts: dict[EdgeType, Parts],
+    relations: Relations | AttentionRelations,
+    rows: Tensor,
+    xs: dict[str, Tensor],
+    aggr: str | None,
+) -> dict[str, Tensor]:
+    """Reduce over relations as PyG does, from the result of every layer."""
+    begin = dict(zip(xs, accumulate([x.size(0) for x in xs.values()], initial=0), strict=False))
+    counts = relations.ptr.diff().tolist()
+    nodes = relations.out.transposed().col.long()  # of every pair, which has one
+    results: dict[str, list[Tensor]] = {}
+    for (key, part), own, ids in zip(
+        parts.items(), rows.split(counts), nodes.split(counts), strict=True
+    ):
+        x = xs[key[-1]]
+        result = own.new_zeros(x.size(0), own.size(1)).index_copy(0, ids - begin[key[-1]], own)
+        if part.root is not None:
+            result = result + x @ part.root.weight.t()
+        if part.bias is not None:
+            result = result + part.bias
+        results.setdefault(key[-1], []).append(result)
+    reduced = ((name, group(found, aggr)) for name, found in results.items())
+    return {name: out for name, out in reduced if out is not None}  # it is None of no layers
+
+
+def _stack(
+    *edges: Tensor,
+    sizes: tuple[int, ...],
+    ends: tuple[tuple[int, int], ...],
+    loops: tuple[bool, ...],
+    attends: bool,
+) -> Relations | AttentionRelations:
     """Stack the graphs of relations between types of nodes: those of a type follow one another."""
     device = edges[0].device
-    counts = torch.tensor([ei.size(1) for ei in edges], device=device)
+    looped = [
+        _with_loops(ei, min(sizes[end] for end in pair)) if loop else ei
+        for ei, pair, loop in zip(edges, ends, loops, strict=True)
+    ]
+    counts = torch.tensor([ei.size(1) for ei in looped], device=device)
     relation = torch.repeat_interleave(torch.arange(len(edges), device=device), counts)
     *first, total = accumulate(sizes, initial=0)
     moved = []
-    for side, ids in enumerate(torch.cat(edges, dim=1).long()):
+    for side, ids in enumerate(torch.cat(looped, dim=1).long()):
         most = torch.tensor([sizes[end[side]] for end in ends], device=device)[relation]
         begin = torch.tensor([first[end[side]] for end in ends], device=device)[relation]
         if bool(((ids < 0) | (ids >= most)).any()):  # once moved they would be another type's
             raise IndexError("found ids in 'edge_index_dict' that are no nodes of their type")
         moved.append(ids + begin)
-    return stack_relations(moved[0], moved[1], relation, (total, total, len(edges)))
+    stack = stack_attention if attends else stack_relations
+    return stack(moved[0], moved[1], relation, (total, total, len(edges)))
+
+
+def _with_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """The edges between different nodes, and one of each node to itself."""
+    own = torch.arange(num_nodes, dtype=edge_index.dtype, device=edge_index.device)
+    others = edge_index[:, edge_index[0] != edge_index[1]]
+    return torch.cat([others, own.expand(2, -1)], dim=1)
+
+
+def _graph_reasons(graphs: list[Any]) -> list[str]:
+    """Why a call is left to the loop, whatever the layers are; small calls ask nothing else."""
+    if any(type(edges) is not Tensor or edges.layout != torch.strided for edges in graphs):
+        return ["not a plain edge_index"]
+    if not graphs or len(graphs) >= MANY:
+        return []
+    together, device = _edges_in(graphs), graphs[0].device.type
+    return size_reasons(together, device) or kind_reasons("relations", together, device)
+
+
+def _edges_in(graphs: list[Tensor]) -> int:
+    return sum(edges.size(-1) if edges.dim() else 0 for edges in graphs)
 
 
 def _reasons(
-    self: HeteroConv, layers: dict[EdgeType, Any], xs: dict[str, Any], edges: dict[EdgeType, Any]
+    self: HeteroConv,
+    layers: dict[EdgeType, Any],
+    parts: dict[EdgeType, Parts],
+    xs: dict[Any, Any],
+    edges: dict[EdgeType, Tensor],
 ) -> list[str]:
-    """Why a call is left to the loop."""
-    if self.aggr not in ("sum", "mean"):
-        return [f"aggr={self.aggr!r}"]
-    kinds = {_kind(conv) for conv in layers.values()}
-    if len(kinds) > 1 or None in kinds:
-        return ["layers that are not SAGEConv, or GraphConv, of one shape"]
-    one = next(iter(layers.values()))
-    first, second = _MATRICES[type(one)]
-    neighbour, root = getattr(one, first), getattr(one, second, None)
+    """Why a call is left to the loop, after :func:`_graph_reasons`."""
+    first, one = next(iter(parts.items()))
+    if len({part.kind() for part in parts.values()}) > 1:
+        return ["layers of several shapes"]
     if is_watched(*layers.values()):
         return ["hooks, or methods of their own"]
-    weight = neighbour.weight
+    if any(isinstance(name, tuple) for name in xs):
+        return ["features of relations"]
     for key in layers:
-        if type(edges[key]) is not Tensor or edges[key].layout != torch.strided:
-            return ["not a plain edge_index"]
         for name in (key[0], key[-1]):
             x = xs.get(name)
-            if type(x) is not Tensor or x.dim() != 2 or x.size(1) != weight.size(1):
+            if type(x) is not Tensor or x.dim() != 2 or x.size(1) != one.weight.size(1):
                 return ["features of several widths"]
-            if (x.dtype, x.device) != (weight.dtype, edges[key].device):
+            if (x.dtype, x.device) != (one.weight.dtype, edges[key].device):
                 return ["features of another type or device"]
-    if root is not None and (root.weight.shape != weight.shape or root.bias is not None):
-        return ["another matrix for the targets than the layer makes"]
-    if in_force() is not None or torch.is_autocast_enabled(weight.device.type):
+    if in_force() is not None or torch.is_autocast_enabled(one.weight.device.type):
         return ["edges are sampled, or autocast"]
-    return _of_every_call(layers, edges)
-
-
-def _of_every_call(layers: dict[EdgeType, Any], edges: dict[EdgeType, Tensor]) -> list[str]:
-    if len(layers) < MANY:
-        together = sum(edges[key].size(-1) for key in layers)
-        first = edges[next(iter(layers))]
-        device = first.device.type
-        if reasons := (
-            size_reasons(together, device) or kind_reasons("relations", together, device)
-            or new_graph_reasons("relations", together, first, id(next(iter(layers.values()))))
-        ):  # fmt: skip
-            return reasons
     for key, conv in layers.items():
         if not takes_part(conv):
             return ["not patched"]
         if reasons := layer_reasons(conv, edges[key]):
             return reasons
-    key, conv = next(iter(layers.items()))
-    return call_reasons(conv, edges[key], any_size=True)
-
-
-def _kind(conv: Any) -> tuple[Any, ...] | None:
-    """What layers that go together have in common; None for one that does not go with any."""
-    if type(conv) not in _MATRICES or not isinstance(conv.aggr, str) or conv.aggr not in REDUCES:
-        return None
-    if getattr(conv, "project", False) or getattr(conv, "normalize", False):
-        return None
-    linears: Sequence[Any] = [getattr(conv, name, None) for name in _MATRICES[type(conv)]]
-    for lin in linears:
-        if lin is not None and (type(lin) is not Linear or is_lazy(lin.weight)):
-            return None
-    shapes = [lin and (tuple(lin.weight.shape), lin.bias is None) for lin in linears]
-    return (type(conv), conv.aggr, *shapes) if conv.flow == FLOW else None
+    if reasons := call_reasons(layers[first], edges[first], any_size=True):
+        return reasons
+    if len(layers) >= MANY:
+        return []
+    graphs, device = [edges[key] for key in layers], edges[first].device.type
+    if reasons := _graph_reasons(graphs):
+        return reasons
+    if isinstance(one.options, Attention) and not settings.always:
+        fewest, width = min(graph.size(1) for graph in graphs), one.weight.size(0)
+        if not (size_reasons(fewest, device) or kind_reasons("attention", fewest, device, width)):
+            return ["relations that are large enough each"]  # to gather their rows gains nothing
+    return new_graph_reasons("relations", _edges_in(graphs), edges[first], id(self))

@@ -56,7 +56,7 @@ _FAKE = _TorchDispatchModeKey.FAKE
 # Methods that may be replaced on an instance, whose calls then run the replacement.
 _METHODS = frozenset({
     "forward", "propagate", "message", "aggregate", "update", "message_and_aggregate", "reduce",
-    "combine",
+    "combine", "edge_update", "edge_updater",
 })  # fmt: skip
 
 
