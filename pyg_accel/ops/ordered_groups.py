@@ -83,13 +83,14 @@ def _blocks(graph: Graph, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]
             yield groups, graph.col[entries.clamp(max=graph.num_edges - 1)].long(), valid
 
 
-def first_rows(graph: Graph, x: Tensor, k: int) -> Tensor:
+def first_rows(graph: Graph, x: Tensor, k: int, below: Tensor) -> Tensor:
     """Return the k rows of each group whose last number is largest, 0 where there are fewer.
 
     Args:
         graph: from rows to their groups.
         x: [N, F].
         k: how many.
+        below: a number that is less than all of x.
 
     Returns:
         [G, k, F].
@@ -99,8 +100,8 @@ def first_rows(graph: Graph, x: Tensor, k: int) -> Tensor:
         valid = torch.arange(most) < graph.degree.unsqueeze(1)
         entries = graph.rowptr[:-1].long().unsqueeze(1) + torch.arange(most)
         rows = graph.col[entries.clamp(max=graph.num_edges - 1)].long()
-        keys = x[:, -1][rows].masked_fill(~valid, -torch.inf)
-        order = keys.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        keys = x[:, -1][rows].masked_fill(~valid, below)
+        order = keys.sort(dim=1, descending=True).indices[:, :k]
         rows, valid = rows.gather(1, order), valid[:, :k]
     out = x.index_select(0, rows.view(-1)).view(*rows.shape, x.size(1))
     out = out.masked_fill(~valid.unsqueeze(2), 0)
@@ -154,5 +155,5 @@ def side_by_side(x: Tensor, slots: Slots, fill: float) -> Tensor:
     """
     size = slots.mask.numel()
     out = x.new_full((size + slots.surplus, *x.shape[1:]), fill)
-    out = out.index_copy(0, slots.places, x)
+    out.index_copy_(0, slots.places, x)
     return out[:size].view(*slots.mask.shape, *x.shape[1:])
