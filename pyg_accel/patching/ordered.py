@@ -1,8 +1,9 @@
 """Aggregations that sort, and ``to_dense_batch``.
 
-PyG's quantiles sort all numbers twice, the second time by an index that is as wide as they are; here
-each group is sorted by itself. SortAggregation lays rows side by side and keeps the first k of a
-group; here only their last numbers are. Results are PyG's, bit for bit.
+PyG's quantiles sort all numbers twice, the second time by an index that is as wide as they are;
+here each group is sorted by itself. SortAggregation lays rows side by side and keeps the first k of
+a group; here only their last numbers are. Results are PyG's, bit for bit; of equal numbers another
+one may get the gradient.
 """
 
 import time
@@ -99,9 +100,10 @@ def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> T
 
 
 def _is_exact(aggregation: Any, x: Tensor, rows: int) -> bool:
-    """Whether PyG's float32 numbers all rows, and the quantiles are where the rows are."""
+    """Whether the floats in which PyG numbers rows tell them apart."""
     q = aggregation.q
-    return q.dtype == torch.float32 and q.device == x.device and rows < _EXACT
+    exact = q.dtype in (torch.float32, torch.float64) and rows < _EXACT
+    return exact and bool(q.device == x.device)
 
 
 def _quantiles(aggregation: Any, graph: Graph, x: Tensor) -> Tensor:
@@ -111,6 +113,7 @@ def _quantiles(aggregation: Any, graph: Graph, x: Tensor) -> Tensor:
     method = aggregation.interpolation
     places = torch.stack([rounded(points).long() for rounded in _ROUNDED[method]]) - start
     taken = taken_at(graph, x.reshape(x.size(0), -1), places.transpose(1, 2))
+    out: Tensor
     if len(taken) == 1:
         (out,) = taken
     else:
@@ -191,7 +194,7 @@ def _record(name: str, what: str, begun: float) -> None:
 def _fits(x: Tensor, index: Tensor, dim_size: Any) -> bool:
     """Whether there are rows, and each is in a group that is known of."""
     low, high = index.aminmax()
-    return type(dim_size) is int and 0 <= int(low) and int(high) < dim_size and x.numel() > 0
+    return type(dim_size) is int and int(low) >= 0 and int(high) < dim_size and x.numel() > 0
 
 
 def _is_taken(name: str, x: Any, index: Any, dim: int) -> bool:

@@ -143,7 +143,9 @@ def install(hooks: Overrides) -> None:
             _unread(around(Module._call_impl, hooks.layer)),
         )
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
-        _replace(QuantileAggregation, "forward", around(QuantileAggregation.forward, hooks.quantile))
+        _replace(
+            QuantileAggregation, "forward", around(QuantileAggregation.forward, hooks.quantile)
+        )
         _replace(SortAggregation, "forward", around(SortAggregation.forward, hooks.sort))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(HeteroConv, "forward", around(HeteroConv.forward, hooks.hetero))

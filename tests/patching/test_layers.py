@@ -105,7 +105,6 @@ class Layer:
 
 WEIGHTED = ("sum_j mul(e0,u1)",)
 SOFTMAX = "sum_j exp(sub(e0,v1))"
-UNFUSED = ("no reduction that could be fused",)
 
 LAYERS = {
     # The SpMM family.
@@ -309,15 +308,16 @@ LAYERS = {
         with_features(8),
         ("sum_j outer(u0,e1) @ weight, in blocks",),
     ),
+    "sage-median": Layer(lambda: pyg.SAGEConv(16, 8, aggr="median"), formulas=("quantile_j u0",)),
     # Messages that no formula says: PyG's own path, with the reason.
-    "sage-median": Layer(lambda: pyg.SAGEConv(16, 8, aggr="median"), reasons=UNFUSED),
     "sage-lstm": Layer(
         lambda: pyg.SAGEConv(16, 8, aggr="lstm"),
         lambda world: (
             world.x,
             torch_geometric.utils.sort_edge_index(world.edge_index, sort_by_row=False),
         ),
-        reasons=UNFUSED,
+        formulas=("rows side by side",),
+        reasons=("to_dense_batch of messages",),
     ),
     "edge-conv": Layer(lambda: pyg.EdgeConv(linear(32, 8)), formulas=("max_j add(v0,u1)",)),
     "point-net": Layer(
