@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric.nn.aggr import MedianAggregation, QuantileAggregation
 
+from pyg_accel.backends.notes import note_choice
 from pyg_accel.call_report import record
 from pyg_accel.formula import Operand
 from pyg_accel.graph import Graph
@@ -94,6 +95,7 @@ def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> T
         return None
     with torch._C.DisableTorchFunction():
         out = _quantiles(aggregation, trace.graph_of(num_rows), x)
+    note_choice("torch")
     trace.others = True
     trace.formulas.append("quantile_j u0")
     return out

@@ -621,6 +621,7 @@ UNPLANNED = {
     "gen": SEVERAL,
     "gen-power": SEVERAL,
     "gen-mean-softmax": SEVERAL,
+    "sage-median": "a sort",
     "han": AFTERWARDS,
     "hgt": AFTERWARDS,
     "res-gated-edges": NODES,
