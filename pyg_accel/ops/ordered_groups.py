@@ -155,5 +155,5 @@ def side_by_side(x: Tensor, slots: Slots, fill: float) -> Tensor:
     """
     size = slots.mask.numel()
     out = x.new_full((size + slots.surplus, *x.shape[1:]), fill)
-    out.index_copy_(0, slots.places, x)
+    out[slots.places] = x
     return out[:size].view(*slots.mask.shape, *x.shape[1:])

@@ -229,3 +229,77 @@ def test_compiled_and_transformed_calls_are_what_they_are_in_stock(name):
         torch.testing.assert_close(compiled(x), expected)
         found, _ = torch.func.vjp(lambda t: ALL[name](t, index), x)
         torch.testing.assert_close(found, expected)
+
+
+def test_large_calls_are_taken_at_default_settings_and_small_ones_are_not(report_of):
+    x = torch.randn(3000, 20, requires_grad=True)
+    index = groups(3000)
+    expected = {name: run(ALL[name], x, index) for name in ("median", "sort", "dense")}
+    few = x.detach()[:200], index[:200]
+    with pyg_accel.patched():
+        for name, wanted in expected.items():
+            assert_equal(run(ALL[name], x, index), wanted)
+            if name != "dense":
+                ALL[name](*few)
+        utils.to_dense_batch(torch.randn(10_000, 100), torch.zeros(10_000, dtype=torch.long))
+        assert {(row.layer, row.formula, row.calls) for row in report_of()} == {
+            ("MedianAggregation", "the sorted numbers of each group", 1),
+            ("SortAggregation", "the first rows of each group", 1),
+            ("to_dense_batch", "rows side by side", 1),
+        }
+
+
+def test_a_layer_takes_medians_at_default_settings(report_of):
+    layer = pyg.SAGEConv(20, 3, aggr=["mean", "median"])
+    alone = pyg.SAGEConv(20, 3, aggr="median")
+    x, edge_index = torch.randn(4000, 20, requires_grad=True), torch.randint(4000, (2, 100_000))
+
+    def both() -> list[Tensor]:
+        outs = [layer(x, edge_index), alone(x, edge_index)]
+        return [*outs, *torch.autograd.grad(outs[0].sin().sum() + outs[1].sin().sum(), x)]
+
+    expected = both()
+    with pyg_accel.patched():
+        for one, other in zip(both(), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    rows = {(row.layer, row.formula, row.backend) for row in report_of() if row.formula}
+    assert ("SAGEConv", "quantile_j u0", "torch") in rows
+    assert ("MedianAggregation", "the sorted numbers of each group", "torch") in rows
+
+
+def test_no_message_is_made_for_a_median():
+    settings.always = True
+    layer, x = pyg.SAGEConv(64, 3, aggr="median"), torch.randn(30, 64)
+    edge_index = torch.randint(30, (2, 5000))
+    largest = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            out = func(*args, **(kwargs or {}))
+            largest.append(out.numel() if isinstance(out, Tensor) else 0)
+            return out
+
+    with Sizes():
+        layer(x, edge_index)
+    assert max(largest) >= 5000 * 64
+    largest.clear()
+    ordered_groups_limit = 5000 * 64 // 4
+    with pytest.MonkeyPatch.context() as patch, pyg_accel.patched():
+        patch.setattr(ordered_groups, "_NUMBERS", ordered_groups_limit // 4)
+        with Sizes():
+            layer(x, edge_index)
+    assert max(largest) <= ordered_groups_limit
+
+
+def test_hooks_and_methods_of_an_aggregation_are_called(report_of):
+    settings.always = True
+    layer, x = pyg.SAGEConv(F, 3, aggr="median"), torch.randn(50, F)
+    edge_index = torch.randint(50, (2, 300))
+    seen = []
+    layer.aggr_module.register_forward_hook(lambda *args: seen.append(args[-1]))
+    expected = layer(x, edge_index)
+    with pyg_accel.patched():
+        torch.testing.assert_close(layer(x, edge_index), expected)
+    assert len(seen) == 2
+    torch.testing.assert_close(*seen)
+    assert not any(row.formula == "quantile_j u0" for row in report_of())

@@ -32,7 +32,8 @@ _EACH = frozenset({
 })  # fmt: skip
 # Along one dimension, with the place of `dim` among the arguments.
 _ALONG = {"softmax": 1, "log_softmax": 1, "logsumexp": 1, "sum": 1, "mean": 1, "amax": 1,
-          "amin": 1, "max": 1, "min": 1, "norm": 2, "normalize": 2, "cumsum": 1, "unbind": 1}  # fmt: skip
+          "amin": 1, "max": 1, "min": 1, "norm": 2, "normalize": 2, "cumsum": 1,
+          "unbind": 1}  # fmt: skip
 _EXTREMES = ("max", "min")  # along one dimension: numbers, and where they are
 _PICKS = frozenset({"__getitem__", "narrow", "select", "chunk", "split", "tensor_split"})
 _VIEWS = frozenset({"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"})
