@@ -201,8 +201,10 @@ def _record(name: str, what: str, begun: float) -> None:
 
 def _fits(x: Tensor, index: Tensor, dim_size: Any) -> bool:
     """Whether there are rows, and each is in a group that is known of."""
+    if type(dim_size) is not int or not x.numel():
+        return False
     low, high = index.aminmax()
-    return type(dim_size) is int and int(low) >= 0 and int(high) < dim_size and x.numel() > 0
+    return int(low) >= 0 and int(high) < dim_size
 
 
 def _is_taken(name: str, x: Any, index: Any, dim: int) -> bool:
