@@ -17,6 +17,7 @@ __all__ = [
     "TensorCache",
     "holding",
     "memory_of",
+    "owner_of",
     "saved_tensors_are_hooked",
     "version_of",
 ]  # fmt: skip
@@ -38,6 +39,17 @@ def holding() -> Iterator[list[Any]]:
         yield held
     finally:
         _holders[:] = [other for other in _holders if other is not held]
+
+
+def owner_of(tensor: Tensor) -> tuple[Tensor, Hashable]:
+    """Return the tensor with which to keep what is made of one, and which part of it that is.
+
+    A row of an edge_index is a new view in each call, of a tensor that stays.
+    """
+    base = tensor._base
+    if base is None or type(base) is not Tensor:
+        return tensor, None
+    return base, (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import owner_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.gspmm import gspmm
@@ -32,7 +33,8 @@ def groups_of(index: Tensor, num_groups: int) -> Graph:
         rows = torch.arange(index.numel(), dtype=index.dtype, device=index.device)
         return Graph.from_edge_index(torch.stack([rows, index]), (index.numel(), num_groups))
 
-    return GRAPHS.get((index,), ("groups", num_groups), make)
+    owner, part = owner_of(index)
+    return GRAPHS.get((owner,), ("groups", num_groups, part), make)
 
 
 def groups_of_ptr(ptr: Tensor, num_rows: int) -> Graph:

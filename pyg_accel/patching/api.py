@@ -13,6 +13,7 @@ from pyg_accel.patching import (
     embedding,
     hetero,
     layers,
+    ordered,
     overrides,
     propagate,
     readouts,
@@ -38,6 +39,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "embedding": embedding.forward,
     "scatter": readouts.scatter,
     "segment": readouts.segment,
+    "to_dense_batch": ordered.to_dense_batch,
+    "quantile": ordered.quantile,
+    "sort": ordered.sort,
 }
 _ACCELERATED = (MessagePassing, torch.nn.Embedding)
 _handles: "list[PatchHandle]" = []

@@ -15,7 +15,8 @@ and put back by :func:`uninstall`:
   wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
   :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, ``spmm``, and ``set_sparse_value``, which takes no lazy tensors.
-* ``scatter`` and ``segment``, by which readouts reduce rows over groups.
+* ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
+* ``QuantileAggregation.forward`` and ``SortAggregation.forward``, which sort.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 * torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
@@ -33,7 +34,7 @@ import torch
 from torch._dynamo.eval_frame import skip_code
 from torch.nn import Embedding, Module
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
-from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
 
 from pyg_accel.patching.layer_call import layer_call
 
@@ -93,15 +94,19 @@ class Overrides:
         embedding: Callable[..., Any],
         scatter: Callable[..., Any],
         segment: Callable[..., Any],
+        to_dense_batch: Callable[..., Any],
+        quantile: Callable[..., Any],
+        sort: Callable[..., Any],
     ) -> None:
         """See :mod:`pyg_accel.patching`."""
         self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
         self.layer = layer
         self.remember, self.embedding = remember, embedding
         self.relations, self.hetero = relations, hetero
+        self.quantile, self.sort = quantile, sort
         self.functions = dict.fromkeys(_MEMOISED, memoise) | {
             "softmax": softmax, "spmm": spmm, "set_sparse_value": set_sparse_value,
-            "scatter": scatter, "segment": segment,
+            "scatter": scatter, "segment": segment, "to_dense_batch": to_dense_batch,
         }  # fmt: skip
 
 
@@ -138,6 +143,10 @@ def install(hooks: Overrides) -> None:
             _unread(around(Module._call_impl, hooks.layer)),
         )
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
+        _replace(
+            QuantileAggregation, "forward", around(QuantileAggregation.forward, hooks.quantile)
+        )
+        _replace(SortAggregation, "forward", around(SortAggregation.forward, hooks.sort))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(HeteroConv, "forward", around(HeteroConv.forward, hooks.hetero))
         _replace(Embedding, "forward", around(Embedding.forward, hooks.embedding))

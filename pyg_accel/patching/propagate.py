@@ -17,6 +17,7 @@ from pyg_accel.formula import Operand
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import MEMO, tensors_in
 from pyg_accel.ops.csr import GRAPHS
+from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import materialize, plain_shape
@@ -70,6 +71,7 @@ _NOTHING: dict[Any, _Found] = {}
 def forget() -> None:
     """Drop all graphs and remembered results; what was found of layers goes with them."""
     GRAPHS.clear()
+    SLOTS.clear()
     MEMO.clear()
     plans.forget()
     SEEN.clear()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("always")
 
 def calls() -> None:
     x, edges = torch.randn(9, 20), torch.arange(30).view(2, 15) % 9
-    fast, slow = SAGEConv(20, 4), DNAConv(20)
+    fast, slow = SAGEConv(20, 4), DNAConv(20, groups=2)
     with pyg_accel.patched():
         for _ in range(3):
             fast(x, edges)
@@ -27,7 +27,7 @@ def test_calls_are_counted_by_layer_with_their_formula_or_reason():
     fast, slow = rows["SAGEConv"], rows["DNAConv"]
     assert (fast.formula, fast.backend, fast.reason, fast.calls) == ("mean_j u0", "cpu", "", 3)
     assert (slow.formula, slow.backend, slow.calls) == ("", "PyG", 1)
-    assert "on messages of [E, 1," in slow.reason
+    assert "on messages of [E, " in slow.reason
     assert fast.seconds > 0
     assert slow.seconds > 0
 
@@ -50,7 +50,7 @@ def test_the_report_prints_a_table_to_the_given_file_or_standard_output(capsys):
     assert first == "pyg_accel: 3 of 4 forward calls accelerated"
     assert head.split()[:4] == ["layer", "formula", "or", "reason"]
     assert "mean_j u0" in file.getvalue()
-    assert "on messages of [E, 1," in file.getvalue()
+    assert "on messages of [E, " in file.getvalue()
 
 
 def test_an_empty_report_asks_whether_patch_is_on():

@@ -57,6 +57,23 @@ class Einsum(MessagePassing):
         return torch.bmm(x_j.unsqueeze(1), self.network(e).view(-1, 18, 20)).view(-1, 20)
 
 
+class Best(pyg.MessagePassing):
+    """Looks at the largest number of a message, and at where it is."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(aggr="mean")
+        self.network = network
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        out = self.network(torch.cat([x_i, x_j], dim=-1))
+        best, place = out.max(dim=-1, keepdim=True)
+        least, _ = torch.min(out, 1, True)
+        return (out - least) / (best - least + 1) * (1 + place.to(out.dtype))
+
+
 @pytest.fixture
 def blocks(monkeypatch) -> None:
     """Accelerate graphs of any size, in blocks of few edges; edge features wait for them too."""
@@ -77,6 +94,8 @@ def world(*names: str) -> tuple[Any, ...]:
         "e": torch.randn(E, 5, dtype=torch.double, requires_grad=True),
         "edges": edge_index,
     }
+    if "history" in names:
+        made["history"] = torch.randn(N, 3, 18, dtype=torch.double, requires_grad=True)
     return tuple(made[name] for name in names)
 
 
@@ -134,6 +153,9 @@ LAYERS: dict[str, Case] = {
         ),
         X_E,
     ),
+    "dna": (lambda: pyg.DNAConv(18), ("history", "edges")),
+    "dna-heads": (lambda: pyg.DNAConv(18, heads=3, bias=False), ("history", "edges")),
+    "best": (lambda: Best(mlp(36, 20, 24)), ("x", "edges")),
     "mine": (lambda: Mine(mlp(41, 20, 24)), X_E),
     "mine-max": (lambda: Mine(mlp(41, 20, 20, 24), aggr="max"), X_E),
 }  # fmt: skip
@@ -259,7 +281,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("name", ["nn", "nn-mean", "edge", "edge-several", "mine", "cg"])
+@pytest.mark.parametrize("name", ["nn", "nn-mean", "edge", "edge-several", "mine", "cg", "dna"])
 def test_no_tensor_of_edges_times_features_is_made(name):
     make, names = LAYERS[name]
     layer = make().double()
@@ -291,11 +313,23 @@ class Counting(nn.Module):
         return messages * messages.size(0)
 
 
+class Largests(nn.Module):
+    def forward(self, messages: Tensor) -> Tensor:
+        return messages - messages.max(dim=0).values
+
+
+class Turned(nn.Module):
+    def forward(self, messages: Tensor) -> Tensor:
+        return messages @ messages.transpose(0, 1) @ messages
+
+
 DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch-norm": (lambda: nn.BatchNorm1d(20), "'batch_norm' on messages"),
     "dropout": (lambda: nn.Dropout(0.3), "'dropout' on messages"),
     "statistics": (Centred, "'mean' on messages"),
     "softmax": (lambda: nn.Softmax(dim=0), "'softmax' on messages"),
+    "largest": (Largests, "'max' on messages"),
+    "turned": (Turned, "'transpose' on messages"),
 }
 
 

@@ -32,7 +32,9 @@ _EACH = frozenset({
 })  # fmt: skip
 # Along one dimension, with the place of `dim` among the arguments.
 _ALONG = {"softmax": 1, "log_softmax": 1, "logsumexp": 1, "sum": 1, "mean": 1, "amax": 1,
-          "amin": 1, "norm": 2, "normalize": 2, "cumsum": 1, "unbind": 1}  # fmt: skip
+          "amin": 1, "max": 1, "min": 1, "norm": 2, "normalize": 2, "cumsum": 1,
+          "unbind": 1}  # fmt: skip
+_EXTREMES = ("max", "min")  # along one dimension: numbers, and where they are
 _PICKS = frozenset({"__getitem__", "narrow", "select", "chunk", "split", "tensor_split"})
 _VIEWS = frozenset({"view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"})
 _PRODUCTS = frozenset({"matmul", "__matmul__", "bmm", "einsum", "@"})
@@ -53,10 +55,10 @@ def record(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     trace = lead.tracer
     like = _like(func, args, kwargs)
     several = isinstance(like, (tuple, list))
-    for t in like if several else (like,):
+    for place, t in enumerate(like if several else (like,)):
         if not isinstance(t, Tensor) or not t.dim() or t.size(0) != trace.num_edges:
             raise Declined
-        if not t.is_floating_point():
+        if not t.is_floating_point() and not (name in _EXTREMES and place == 1):
             raise Declined
     if name in _VIEWS:
         if not like.shape[1:].numel():
@@ -123,6 +125,11 @@ def _works_by_row(name: str, args: Args, kwargs: Kwargs, lead: LazyTensor) -> bo
         return dim % (rank + (name == "stack")) != 0 and all(
             isinstance(t, Tensor) and t.dim() == rank and plain_shape(t)[0] == shape[0]
             for t in args[0]
+        )
+    if name in ("matmul", "__matmul__") and len(args) == 2 and not kwargs:
+        return rank > 2 and all(
+            isinstance(t, LazyTensor) and t.edge_dim == 0 and len(plain_shape(t)) == rank
+            for t in args
         )
     if args[0] is not lead:
         return False

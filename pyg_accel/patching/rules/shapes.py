@@ -109,6 +109,20 @@ def _reshaped(operand: Tensor, *shape: int) -> Tensor:
     return operand.reshape(shape)
 
 
+@rule("transpose", "swapaxes")
+def _transpose(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    """Exchange two dimensions of features."""
+    lazy = need_formula(args[0])
+    shape = plain_shape(lazy)
+    if len(args) != 3 or kwargs or not is_single_side(lazy):
+        raise Declined
+    if any(type(d) is not int or d % len(shape) == 0 for d in args[1:]):
+        raise Declined
+    if plain_shape(first_operand(lazy))[1:] != shape[1:]:  # it broadcasts
+        raise Declined
+    return share(lazy, hoist(func, lazy, args[1:], kwargs))
+
+
 @rule("__getitem__", "narrow", "select", "chunk", "split", "tensor_split")
 def _pick(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     lazy = args[0]

@@ -1,0 +1,159 @@
+"""What needs the rows of groups in order: quantiles, the first of each group, rows side by side.
+
+The order is computed without gradients, in blocks of groups of like size; it picks rows, and that
+alone is differentiated. Nothing as large as the rows is kept for the backward pass.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_accel.cache import TensorCache, owner_of
+from pyg_accel.graph import Graph
+from pyg_accel.settings import settings
+
+__all__ = ["SLOTS", "Slots", "first_rows", "side_by_side", "slots_of", "taken_at"]
+
+_NUMBERS = 2**20  # of a block that is sorted at a time
+
+
+class Slots(NamedTuple):
+    """Where rows go that are laid side by side.
+
+    Attributes:
+        places: [N], of each row among those of all groups; the last place is that of surplus rows.
+        mask: [G, M], which places are taken.
+        surplus: there are such rows.
+    """
+
+    places: Tensor
+    mask: Tensor
+    surplus: bool
+
+
+SLOTS: TensorCache[Slots] = TensorCache(lambda: settings.graph_cache, trusting=False)
+
+
+def taken_at(graph: Graph, x: Tensor, places: Tensor) -> Tensor:
+    """Return the numbers that are at certain places of each group in ascending order.
+
+    Equal numbers stay in the order of the rows, and NaN comes last.
+
+    Args:
+        graph: from rows to their groups, see :func:`~pyg_accel.ops.groups.groups_of`.
+        x: [N, F].
+        places: [P, G, Q], within each group; what they say of groups without rows does not matter.
+
+    Returns:
+        [P, G, Q, F].
+    """
+    count, num_groups, each = places.shape
+    width = x.size(1)
+    with torch.no_grad():
+        rows = x.new_zeros((num_groups, count * each, width), dtype=torch.long)
+        wanted = places.transpose(0, 1).reshape(num_groups, count * each)
+        for groups, members, valid in _blocks(graph, width):
+            numbers = x.index_select(0, members.view(-1)).view(*members.shape, width)
+            numbers = numbers.masked_fill(~valid.unsqueeze(2), torch.nan)
+            order = numbers.transpose(1, 2).contiguous().sort(dim=2, stable=True).indices
+            at = wanted[groups].clamp(0, members.size(1) - 1)
+            picked = order.gather(2, at.unsqueeze(1).expand(-1, width, -1))
+            found = members.gather(1, picked.flatten(1)).view_as(picked)
+            rows[groups] = found.transpose(1, 2)
+    taken = x.gather(0, rows.view(-1, width)).view(num_groups, count, each, width)
+    return taken.transpose(0, 1)
+
+
+def _blocks(graph: Graph, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Groups in blocks of like size: their ids [B], their rows [B, M], and which are theirs."""
+    degree, order = graph.degree.sort()
+    most = int(degree[-1]) if degree.numel() else 0
+    sizes = [2**n for n in range(most.bit_length())]
+    bounds = torch.searchsorted(degree, torch.tensor(sizes, dtype=degree.dtype)).tolist()
+    for start, end, size in zip(bounds, [*bounds[1:], degree.numel()], sizes, strict=True):
+        step = max(_NUMBERS // (size * width), 1)
+        for first in range(start, end, step):
+            last = min(first + step, end)
+            within = torch.arange(int(degree[last - 1]))
+            groups = order[first:last]
+            valid = within < degree[first:last].unsqueeze(1)
+            entries = graph.rowptr[groups].long().unsqueeze(1) + within
+            yield groups, graph.col[entries.clamp(max=graph.num_edges - 1)].long(), valid
+
+
+def first_rows(graph: Graph, x: Tensor, k: int, below: Tensor) -> Tensor:
+    """Return the k rows of each group whose last number is largest, 0 where there are fewer.
+
+    Args:
+        graph: from rows to their groups.
+        x: [N, F].
+        k: how many.
+        below: a number that is less than all of x.
+
+    Returns:
+        [G, k, F].
+    """
+    with torch.no_grad():
+        most = int(graph.degree.max())
+        valid = torch.arange(most) < graph.degree.unsqueeze(1)
+        entries = graph.rowptr[:-1].long().unsqueeze(1) + torch.arange(most)
+        rows = graph.col[entries.clamp(max=graph.num_edges - 1)].long()
+        keys = x[:, -1][rows].masked_fill(~valid, below)
+        order = keys.sort(dim=1, descending=True).indices[:, :k]
+        rows, valid = rows.gather(1, order), valid[:, :k]
+    out = x.index_select(0, rows.view(-1)).view(*rows.shape, x.size(1))
+    out = out.masked_fill(~valid.unsqueeze(2), 0)
+    return torch.nn.functional.pad(out, (0, 0, 0, k - out.size(1)))
+
+
+def slots_of(index: Tensor, num_groups: int | None, most: int | None) -> Slots | None:
+    """Return where rows go that are laid side by side by group, from the cache if it can.
+
+    Args:
+        index: [N], the group of each row.
+        num_groups: G; by default as many as there are.
+        most: M, rows of a group; by default those of the largest.
+
+    Returns:
+        None if groups do not ascend, or reach beyond their number.
+    """
+    owner, part = owner_of(index)
+    key = (num_groups, most, part)
+    slots = SLOTS.find((owner,), key)
+    if slots is None and (slots := _make_slots(index, num_groups, most)) is not None:
+        SLOTS.put((owner,), key, slots)
+    return slots
+
+
+def _make_slots(index: Tensor, num_groups: int | None, most: int | None) -> Slots | None:
+    if not bool((index[:-1] <= index[1:]).all()) or (index.numel() and int(index[0]) < 0):
+        return None
+    largest = int(index[-1]) + 1 if index.numel() else 0
+    num_groups = largest if num_groups is None else num_groups
+    if num_groups < max(largest, 1):
+        return None
+    count = torch.bincount(index, minlength=num_groups)
+    fullest = int(count.max())
+    most = fullest if most is None else most
+    within = torch.arange(index.numel()) - (count.cumsum(0) - count)[index]
+    places = index * most + within
+    surplus = fullest > most
+    if surplus:
+        places = torch.where(within < most, places, num_groups * most)
+    return Slots(places, torch.arange(most) < count.unsqueeze(1), surplus)
+
+
+def side_by_side(x: Tensor, slots: Slots, fill: float) -> Tensor:
+    """Lay rows side by side, [G, M, ...].
+
+    Args:
+        x: [N, ...].
+        slots: where they go.
+        fill: for places that no row takes.
+    """
+    size = slots.mask.numel()
+    out = x.new_full((size + slots.surplus, *x.shape[1:]), fill)
+    out[slots.places] = x
+    return out[:size].view(*slots.mask.shape, *x.shape[1:])

@@ -1,0 +1,229 @@
+"""Aggregations that sort, and ``to_dense_batch``.
+
+PyG's quantiles sort all numbers twice, the second time by an index that is as wide as they are;
+here each group is sorted by itself. SortAggregation lays rows side by side and keeps the first k of
+a group; here only their last numbers are. Results are PyG's, bit for bit; of equal numbers another
+one may get the gradient.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch_geometric.nn.aggr import MedianAggregation, QuantileAggregation
+
+from pyg_accel.backends.notes import note_choice
+from pyg_accel.call_report import record
+from pyg_accel.formula import Operand
+from pyg_accel.graph import Graph
+from pyg_accel.memo import MEMO
+from pyg_accel.ops.groups import groups_of
+from pyg_accel.ops.ordered_groups import first_rows, side_by_side, slots_of, taken_at
+from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.reasons import data_reasons, is_active, torch_records, transform_reasons
+from pyg_accel.patching.rules.common import first_operand
+from pyg_accel.patching.watch import Watch
+from pyg_accel.settings import settings
+
+__all__ = ["quantile", "quantiles_of_sources", "sort", "takes_quantiles", "to_dense_batch"]
+
+_TENSORS = (Tensor, Parameter)
+# What becomes of the place of a quantile among the sorted numbers.
+_ENDS = (torch.floor, torch.ceil)
+_ROUNDED = {"lower": (torch.floor,), "higher": (torch.ceil,), "nearest": (torch.round,),
+            "linear": _ENDS, "midpoint": _ENDS}  # fmt: skip
+_EXACT = 2**24  # PyG counts rows in float32
+# Numbers from which on and up to which this is not slower, measured side by side on an AMD EPYC,
+# one thread: 50 to 100,000 rows of 4 to 128 numbers. Beyond, rows side by side are written as fast.
+_SIZES = {
+    "quantile": range(10_000, sys.maxsize),
+    "sort": range(20_000, sys.maxsize),
+    "to_dense_batch": range(1, 1_000_000),
+}
+
+
+def quantile(
+    forward: Callable[..., Any],
+    self: Any,
+    x: Any,
+    index: Any = None,
+    ptr: Any = None,
+    dim_size: Any = None,
+    dim: int = -2,
+) -> Any:
+    """Stand in for ``QuantileAggregation.forward``, which MedianAggregation shares."""
+    _decline_messages(self, x)
+    if (
+        not _is_taken("quantile", x, index, dim)
+        or not _fits(x, index, dim_size)
+        or not _is_exact(self, x, x.size(0))
+    ):
+        return forward(self, x, index, ptr, dim_size, dim)
+    begun = time.perf_counter()
+    out = _quantiles(self, groups_of(index, dim_size), x)
+    _record(type(self).__name__, "the sorted numbers of each group", begun)
+    return out
+
+
+def takes_quantiles(aggregation: Any) -> bool:
+    """Whether an aggregation is one of quantiles, with the ``forward`` of its class."""
+    cls = type(aggregation)
+    mine = cls in (QuantileAggregation, MedianAggregation)
+    return mine and hasattr(cls.forward, "_pyg_accel")
+
+
+def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> Tensor | None:
+    """Take the quantiles of messages that are features of sources, of which none is written out.
+
+    Returns:
+        None if the messages are others.
+    """
+    trace = lazy.tracer
+    if torch.compiler.is_compiling() or lazy.edge_dim != 0 or not is_single_side(lazy):
+        return None
+    operand, x = lazy.formula, first_operand(lazy)
+    assert isinstance(operand, Operand)
+    if (
+        operand.side != "u"
+        or trace.repeated[operand.index]
+        or type(x) not in _TENSORS
+        or x.shape[1:] != plain_shape(lazy)[1:]
+        or not x.is_floating_point()
+        or x.device.type != "cpu"
+        or not trace.num_edges
+        or not _is_exact(aggregation, x, trace.num_edges)
+    ):
+        return None
+    with torch._C.DisableTorchFunction():
+        out = _quantiles(aggregation, trace.graph_of(num_rows), x)
+    note_choice("torch")
+    trace.others = True
+    trace.formulas.append("quantile_j u0")
+    return out
+
+
+def _is_exact(aggregation: Any, x: Tensor, rows: int) -> bool:
+    """Whether the floats in which PyG numbers rows tell them apart."""
+    q = aggregation.q
+    exact = q.dtype in (torch.float32, torch.float64) and rows < _EXACT
+    return exact and bool(q.device == x.device)
+
+
+def _quantiles(aggregation: Any, graph: Graph, x: Tensor) -> Tensor:
+    count, start = graph.degree.long(), graph.rowptr[:-1].long()
+    # PyG's expression, and its rounding.
+    points = aggregation.q * (count - 1) + start.clamp(max=graph.num_edges - 1)  # [Q, G]
+    method = aggregation.interpolation
+    places = torch.stack([rounded(points).long() for rounded in _ROUNDED[method]]) - start
+    taken = taken_at(graph, x.reshape(x.size(0), -1), places.transpose(1, 2))
+    out: Tensor
+    if len(taken) == 1:
+        (out,) = taken
+    else:
+        low, high = taken
+        if method == "linear":
+            out = low + (high - low) * points.frac().t().unsqueeze(2)
+        else:
+            out = 0.5 * low + 0.5 * high
+    out = out.masked_fill((count == 0).view(-1, 1, 1), aggregation.fill_value)
+    rest = x.shape[1:] if aggregation.q.numel() == 1 else (-1, *x.shape[2:])
+    return out.view(graph.num_rows, *rest)
+
+
+def sort(
+    forward: Callable[..., Any],
+    self: Any,
+    x: Any,
+    index: Any = None,
+    ptr: Any = None,
+    dim_size: Any = None,
+    dim: int = -2,
+    max_num_elements: Any = None,
+) -> Any:
+    """Stand in for ``SortAggregation.forward``."""
+    _decline_messages(self, x)
+    if (
+        not _is_taken("sort", x, index, dim)
+        or not _fits(x, index, dim_size)
+        or x.dim() != 2
+        or max_num_elements is not None
+        or not bool((index[:-1] <= index[1:]).all())  # PyG raises
+    ):
+        return forward(self, x, index, ptr, dim_size, dim, max_num_elements)
+    begun = time.perf_counter()
+    least = x.detach().min()
+    below = least - 1
+    if not bool(below < least):  # PyG takes rows for empty ones, or there is a NaN
+        return forward(self, x, index, ptr, dim_size, dim, max_num_elements)
+    out = first_rows(groups_of(index, dim_size), x, self.k, below).flatten(1)
+    _record(type(self).__name__, "the first rows of each group", begun)
+    return out
+
+
+def to_dense_batch(
+    function: Callable[..., Any],
+    x: Any,
+    batch: Any = None,
+    fill_value: Any = 0.0,
+    max_num_nodes: Any = None,
+    batch_size: Any = None,
+) -> Any:
+    """Stand in for ``torch_geometric.utils.to_dense_batch``."""
+    _decline_messages("to_dense_batch", x)
+    begun = time.perf_counter()
+    if (
+        not _is_taken("to_dense_batch", x, batch, 0)
+        or type(fill_value) not in (int, float)
+        or any(n is not None and type(n) is not int for n in (max_num_nodes, batch_size))
+        or (slots := slots_of(batch, batch_size, max_num_nodes)) is None
+    ):
+        return function(x, batch, fill_value, max_num_nodes, batch_size)
+    out = side_by_side(x, slots, fill_value), slots.mask.clone()
+    _record("to_dense_batch", "rows side by side", begun)
+    return out
+
+
+def _decline_messages(what: Any, x: Any) -> None:
+    """Leave a layer to PyG whose messages are to be sorted: then they come as numbers."""
+    if isinstance(x, LazyTensor) and not torch.compiler.is_compiling():
+        name = what if isinstance(what, str) else type(what).__name__
+        raise Unrecognised(f"{name} of messages")
+
+
+def _record(name: str, what: str, begun: float) -> None:
+    record(name, what, "torch", "", time.perf_counter() - begun)
+
+
+def _fits(x: Tensor, index: Tensor, dim_size: Any) -> bool:
+    """Whether there are rows, and each is in a group that is known of."""
+    if type(dim_size) is not int or not x.numel():
+        return False
+    low, high = index.aminmax()
+    return int(low) >= 0 and int(high) < dim_size
+
+
+def _is_taken(name: str, x: Any, index: Any, dim: int) -> bool:
+    """Whether a call is accelerated: large, and of tensors of a known form."""
+    if torch.compiler.is_dynamo_compiling() or not is_active(MEMO.layer):
+        return False
+    return (
+        type(x) in _TENSORS
+        and type(index) is Tensor
+        and x.dim() > 0
+        and dim in (0, -x.dim())
+        and x.is_floating_point()
+        and x.layout is torch.strided
+        and x.device.type == index.device.type == "cpu"
+        and index.dtype in (torch.int32, torch.int64)
+        and index.shape == x.shape[:1]
+        and (settings.always or x.numel() in _SIZES[name])
+        and not torch_records()
+        and Watch.active() is None
+        and not data_reasons(x)
+        and not transform_reasons()
+    )
