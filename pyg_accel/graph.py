@@ -1,7 +1,8 @@
 """The graph as kernels want it: CSR by target node, its transpose, the way back to edges."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,23 @@ class CSR(NamedTuple):
     def num_rows(self) -> int:
         """Number of rows."""
         return self.rowptr.numel() - 1
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _for_autograd(make: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make arrays that autograd may save, in inference mode too: training may use the graph."""
+
+    @functools.wraps(make)
+    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if not torch.is_inference_mode_enabled():
+            return make(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return make(*args, **kwargs)
+
+    return made
 
 
 def ptr2index(ptr: Tensor, size: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -197,6 +215,7 @@ class Graph:
         return cls._from_coo(rows, cols, int(sizes[target] or 0), int(sizes[1 - target] or 0))
 
     @classmethod
+    @_for_autograd
     def _from_coo(cls, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> "Graph":
         # 32-bit indices halve what the kernels read beside the features.
         narrow = _are_narrow(num_rows, num_cols, row)
@@ -256,6 +275,7 @@ class Graph:
         return self.rowptr.device
 
     @property
+    @_for_autograd
     def degree(self) -> Tensor:
         """[num_rows], entries of each row."""
         if self._degree is None:
@@ -276,6 +296,7 @@ class Graph:
         eid = self.perm if edge_order else None
         return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted)
 
+    @_for_autograd
     def transposed(self, *, edge_order: bool = False) -> CSR:
         """Return the arrays of the transposed graph, for edge operands in the order of this one."""
         if self._transposed is None:

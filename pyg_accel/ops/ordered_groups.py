@@ -154,6 +154,7 @@ def side_by_side(x: Tensor, slots: Slots, fill: float) -> Tensor:
         fill: for places that no row takes.
     """
     size = slots.mask.numel()
-    out = x.new_full((size + slots.surplus, *x.shape[1:]), fill)
+    out = x.new_empty((size + slots.surplus, *x.shape[1:]))
+    out.fill_(torch.as_tensor(fill, dtype=x.dtype))  # a number that x cannot hold is infinite
     out[slots.places] = x
     return out[:size].view(*slots.mask.shape, *x.shape[1:])

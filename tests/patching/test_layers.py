@@ -664,3 +664,18 @@ def test_all_but_these_layers_are_traced_once(name, monkeypatch):
         traced.clear()
         layer(*args)
     assert bool(traced) == (name in UNPLANNED), f"traced: {traced}"
+
+
+@pytest.mark.parametrize("name", ["TransformerConv", "GATv2Conv", "SAGEConv", "GCNConv"])
+def test_a_graph_that_was_first_seen_in_inference_mode_trains(name, always):
+    layer, x, edges = getattr(pyg, name)(8, 8), torch.randn(9, 8), torch.randint(0, 9, (2, 30))
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(layer(x, edges).square().sum(), list(layer.parameters()))
+
+    wanted = gradients()
+    with pyg_accel.patched():
+        with torch.inference_mode():
+            layer(x, edges)
+        for found, expected in zip(gradients(), wanted, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -302,3 +302,11 @@ def test_hooks_and_methods_of_an_aggregation_are_called(report_of):
     assert len(seen) == 2
     torch.testing.assert_close(*seen)
     assert not any(row.formula == "quantile_j u0" for row in report_of())
+
+
+def test_a_fill_value_beyond_the_range_of_the_features_is_infinite():
+    x, batch = torch.ones(4, 2).half(), torch.tensor([0, 0, 0, 1])
+    wanted, mask = utils.to_dense_batch(x, batch, -1e9)
+    with pyg_accel.patched():
+        found, taken = utils.to_dense_batch(x, batch, -1e9)
+    assert found.equal(wanted) and taken.equal(mask) and bool(found.isinf().any())
