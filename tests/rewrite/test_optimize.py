@@ -447,4 +447,5 @@ def test_the_report_says_once_why_a_rewritten_layer_was_left_to_pyg(report_of):
     settings.always = True
     with pyg_accel.patched():
         fast(*args)
-    assert sum(row.calls for row in report_of()) == 2
+    # Beside the layer, what its aggregation asks for has a row.
+    assert sum(row.calls for row in report_of() if row.layer == "SAGEConv") == 2
