@@ -52,7 +52,8 @@ def _for_autograd(make: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(make)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if not torch.is_inference_mode_enabled():
+        # Dynamo cannot trace the question; compiled code runs in the mode that it was traced in.
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
             return make(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             return make(*args, **kwargs)
