@@ -319,6 +319,7 @@ def load_state(device: torch.device, path: str) -> Any:
     return model(data.x, data.edge_index).detach().cpu()
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_two_ranks_goes_on_with_three(ranks, tmp_path):
     path = str(tmp_path / "state.pt")
     before = ranks(2)(save_state, path=path)[0]

@@ -375,6 +375,7 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
         assert reasons == expected_reasons
 
 
+@pytest.mark.heavy("gat")
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_sizes_on_one_side_of_the_threshold_share_a_compilation(name):
     settings.always = False
@@ -401,9 +402,9 @@ def graphs_of(model: torch.nn.Module, sizes: list[tuple[int, int]]) -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+@pytest.mark.heavy("deep")
 @pytest.mark.heavy("gat")
 @pytest.mark.heavy("gin")
-@pytest.mark.heavy("sage")
 @pytest.mark.parametrize("name", ["deep", "gat", "gin", "sage"])
 def test_a_batch_of_another_size_compiles_nothing_that_stock_does_not(name):
     settings.always = False
@@ -539,6 +540,7 @@ class Configured(Scaled):
         return self.options.power * (x_j - x_i) * self.slope
 
 
+@pytest.mark.heavy(True)
 @pytest.mark.parametrize("dynamic", [True, False, None])
 def test_numbers_that_a_compiler_takes_for_symbols_are_read_anew(dynamic):
     layer, x, edges = Configured(), torch.randn(20, F), torch.randint(0, 20, (2, 60))
@@ -608,6 +610,7 @@ def test_dropout_in_a_message_draws_the_numbers_of_stock(kind, report_of):
     assert all(row.formula for row in report_of())
 
 
+@pytest.mark.heavy(True)
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_a_changed_probability_and_a_replaced_parameter_are_read_anew(dynamic):
     layer = pyg.GATConv(F, 4, heads=2, add_self_loops=False)

@@ -109,6 +109,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(
     assert str(tmp_path) in capsys.readouterr().err
 
 
+@pytest.mark.heavy('{"cpu": {"measured": []}}')
 @pytest.mark.parametrize("text", ["", '{"cpu": {"measured": []}}', '{"cpu": {"measured": "x"}}'])
 def test_the_doctor_tells_of_a_malformed_file(text, tuning, capsys):
     tuning(text)
