@@ -17,6 +17,7 @@ from functools import lru_cache
 from math import copysign
 
 from pyg_accel.functions import BINARY, FUNCTIONS, PARAMETRIC, UNARY
+from pyg_accel.syntax import expression_tree
 
 __all__ = [
     "BINARY",
@@ -154,7 +155,7 @@ Formula = Operand | Const | Unary | Binary | Sum
 def parse(text: str) -> Formula:
     """Read a formula from its text, e.g. ``"mul(u0,e1)"``; the inverse of ``str``."""
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = expression_tree(text)
     except SyntaxError as error:
         raise ValueError(f"expected a message formula (got {text!r}): {error.msg}") from None
     return _from_syntax(tree, text)

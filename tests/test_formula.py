@@ -1,6 +1,9 @@
 """Formulas: text and data, shapes, gradients."""
 
+import gc
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -227,3 +230,22 @@ def test_zeros_of_two_signs_are_two_numbers():
     assert Const(0.0) != 0.0
     x0 = Operand("u", 0)
     assert Binary("div", x0, Const(0.0)) != Binary("div", x0, Const(-0.0))
+
+
+def test_threads_parse_at_the_same_time() -> None:
+    def switch(*_: object) -> None:
+        time.sleep(0)  # lets another thread run in the middle of what makes objects
+
+    def read(thread: int) -> list[Formula]:
+        texts = [f"{'exp(' * 12}mul(u0,{k}.{thread}){')' * 12}" for k in range(100)]
+        return [f for text in texts if str(f := parse(text)) == text]
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(3)
+    gc.callbacks.append(switch)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert [len(found) for found in pool.map(read, range(1, 9))] == [100] * 8
+    finally:
+        gc.callbacks.remove(switch)
+        gc.set_threshold(*thresholds)

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.overrides import get_overridable_functions
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.syntax import module_tree
+
 __all__ = ["METHODS", "Reads", "read_class"]
 
 # What a rendered `propagate` and `edge_updater` call.
@@ -113,7 +115,7 @@ def _read(method: Callable[..., Any]) -> "_Reader | None":
     if not inspect.isfunction(method) or method.__closure__ or hasattr(method, "__wrapped__"):
         return None
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        tree = module_tree(textwrap.dedent(inspect.getsource(method)))
     except (OSError, SyntaxError, TypeError):
         return None
     (function,) = tree.body
