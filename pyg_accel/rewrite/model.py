@@ -176,7 +176,10 @@ def _bind(
     try:
         bound = signature(model.forward).bind(*args, **kwargs)
     except TypeError as error:
-        raise ValueError(f"the examples do not fit {type(model).__name__}: {error}") from None
+        raise ValueError(
+            f"the examples do not fit {type(model).__name__}: {error} (expected them as the model "
+            "takes them, one by one: optimize(model, x, edge_index))"
+        ) from None
     bound.apply_defaults()
     return dict(bound.arguments)
 
