@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = folder / f"association_{device}.csv"
     rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
     done = {tuple(row[key] for key in ("graph", "model", "in", "out", "mode")) for row in rows}
-    facts = machine.facts() if device == "cpu" else gpu_machine.facts()
+    facts = facts_of(device)
     deadline = time.monotonic() + 60 * options.minutes
     for name in tqdm(names, unit="graph"):
         cases = [(model, *sizes, mode) for model in options.models
@@ -196,6 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"all measured: {path}")
 
 
+def facts_of(device: str) -> dict[str, Any]:
+    """What every row says of the machine."""
+    return machine.facts() if device == "cpu" else gpu_machine.facts()
+
+
 def load(name: str, device: str) -> tuple[Tensor, int]:
     """The edge list [2, E] of a graph, sorted by target, and its number of nodes."""
     csr = graphs.load(name, device=device)
@@ -203,9 +208,10 @@ def load(name: str, device: str) -> tuple[Tensor, int]:
 
 
 def measure(
-    name: str, n_in: int, n_out: int, train: bool, edge_index: Tensor, nodes: int
-) -> Iterator[dict[str, Any]]:
-    """A row a tree."""
+    name: str, n_in: int, n_out: int, train: bool, edge_index: Tensor, nodes: int, *,
+    also: Sequence[str] = (),
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """A row a tree; of `also` even what nothing would choose."""
     model, device = MODELS[name], edge_index.device.type
     torch.manual_seed(0)
     conv = model.make(n_in, n_out).to(device)
@@ -218,7 +224,7 @@ def measure(
     overhead, chosen, predicted = decide(conv, call, train)
     families = {tree(n_in, n_out): family for family, tree in model.families.items()}
     default = model.default(n_in, n_out)
-    trees = dict.fromkeys([default, *families, *predicted, chosen])
+    trees = dict.fromkeys([default, *families, *predicted, chosen, *also])
     runs: dict[str, Callable[[], Tensor]] = {}
     rows: dict[str, dict[str, Any]] = {}
     truth: Tensor | None = None
