@@ -29,7 +29,7 @@ NAME = "shares"
 PRIMITIVES = {
     "GEMM": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
     "edges": ("::dot", "::softmax", "::sddmm", "::edge", "aten::gather", "aten::index"),
-    "SpMM": ("spmm", "segment", "aten::scatter"),
+    "SpMM": ("spmm", "::sampled", "segment", "aten::scatter"),
 }
 PARTS = ("SpMM", "GEMM", "edges", "rest")
 STEPS = 3  # of which the shortest counts
