@@ -59,6 +59,8 @@ def _bars(frame: pd.DataFrame, panels: list[str], names: Callable[[pd.Series], s
             left = left + shares[part]
         axis.set_yticks(range(len(group)), labels, fontsize=6)
         axis.invert_yaxis()
+        axis.tick_params(axis="x", labelsize=6)
+        axis.xaxis.set_major_formatter("{x:g}%")
         axis.set_title(", ".join(map(str, key)), fontsize="small")
     handles, texts = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, texts, loc="lower center", ncols=len(PARTS), fontsize="small")

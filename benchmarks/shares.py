@@ -122,21 +122,24 @@ def plan(device: str, only: str | None, quick: bool) -> Iterator[tuple[Any, ...]
                 yield "models", graph + share, model, n_in, hidden, classes, layers, "inference"
 
 
-def lines(what: str) -> Callable[[pd.DataFrame], list[str]]:
-    """The table of one figure: shares in per cent."""
-
-    def make(frame: pd.DataFrame) -> list[str]:
-        made = ["| graph | model | features | mode | ms | " + " | ".join(PARTS) + " |",
-                "|---|---|---|---|" + "--:|" * (1 + len(PARTS))]  # fmt: skip
-        for row in frame[frame["what"] == what].to_dict("records"):
-            total = sum(row[part] for part in PARTS)
-            sizes = dict.fromkeys((row["in"], row["hidden"], row["out"]))
-            shown = [row["graph"], row["model"], " to ".join(map(str, sizes)), row["mode"],
-                     f"{total:.3g}", *(f"{row[part] / total:.0%}" for part in PARTS)]  # fmt: skip
-            made.append(f"| {' | '.join(shown)} |")
-        return made
-
-    return make
+def table(frame: pd.DataFrame) -> list[str]:
+    """The lines of docs/results.md: per cent of SpMM, GEMM and edges; then the models'."""
+    shares = frame[list(PARTS)].div(frame[list(PARTS)].sum(axis=1), axis=0)
+    cells = [" / ".join(f"{row[part]:.0%}" for part in PARTS[:-1]) for _, row in shares.iterrows()]
+    layers = frame.assign(cell=cells, size=frame["in"].astype(str) + " to "
+                          + frame["out"].astype(str)).query("what == 'layers'")  # fmt: skip
+    wide = layers.pivot_table("cell", ["graph", "model", "mode"], "size", "first", sort=False)
+    lines = [f"| graph | layer | mode | {' | '.join(wide.columns)} |",
+             "|---|---|---|" + "--:|" * wide.shape[1]]  # fmt: skip
+    lines += [f"| {' | '.join((*key, *row))} |" for key, row in wide.iterrows()]
+    lines += ["", f"| graph | model | layers | hidden | ms | {' | '.join(PARTS)} |",
+              "|---|---|--:|--:|--:|" + "--:|" * len(PARTS)]  # fmt: skip
+    for place, row in frame[frame["what"] == "models"].iterrows():
+        shown = [row["graph"], row["model"], str(row["layers"]), str(row["hidden"]),
+                 f"{row[list(PARTS)].sum():.4g}",
+                 *(f"{shares[part][place]:.0%}" for part in PARTS)]  # fmt: skip
+        lines.append(f"| {' | '.join(shown)} |")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -167,9 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sizes = {"N": nodes, "E": edge_index.size(1)}
         rows.append(dict(zip(KEY, case, strict=True)) | sizes | found | facts)
         pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
-    frame = results.read(path)
-    for what in dict.fromkeys(frame["what"]):
-        print("\n".join(lines(what)(frame)))
+    print("\n".join(table(results.read(path))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,175 @@
+"""Benchmarks of single figures of the papers: samples, shares, inference, curves."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.utils import subgraph
+
+pd = pytest.importorskip("pandas", reason="of the extra `bench`")
+pytest.importorskip("matplotlib", reason="of the extra `bench`")
+pytest.importorskip("tqdm", reason="of the extra `bench`")
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+try:
+    from benchmarks import (
+        association_samples,
+        graphs,
+        maxk_convergence,
+        paper_plot,
+        results,
+        sampled_inference,
+        shares,
+    )
+    from benchmarks.graphs import community_task
+finally:
+    sys.path.remove(str(ROOT))
+
+
+def pairs(edge_index):
+    return sorted(map(tuple, edge_index.t().tolist()))
+
+
+@pytest.mark.parametrize("size", [5, 60])
+def test_a_sample_of_nodes_is_the_subgraph_of_nodes_that_are_reached(size):
+    rowptr, _ = csr = graphs.load("mycielskian8")
+    generator = torch.Generator().manual_seed(3)
+    taken = []
+    real = torch.searchsorted
+
+    def spy(nodes, ends):
+        taken.append(nodes)
+        return real(nodes, ends)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "searchsorted", spy)
+        edge_index, nodes = association_samples.reached(csr, size, generator)
+    assert nodes == size == taken[0].unique().numel()
+    expected, _ = subgraph(taken[0], graphs.edge_list(csr), relabel_nodes=True,
+                           num_nodes=rowptr.numel() - 1)  # fmt: skip
+    assert pairs(edge_index) == pairs(expected)
+    reached, left = {0}, set(range(size))  # one after the other from the first
+    while left & reached:
+        left -= reached
+        reached = {a for a, b in pairs(edge_index) if b in reached} | reached
+    assert not left
+
+
+def test_a_sample_of_neighbours_keeps_so_many_of_each_node_and_no_other_edges():
+    rowptr, _ = csr = graphs.load("mycielskian8")
+    edge_index, nodes = association_samples.thinned(csr, 7, torch.Generator().manual_seed(0))
+    assert nodes == rowptr.numel() - 1
+    kept, before = pairs(edge_index), pairs(graphs.edge_list(csr))
+    assert len(set(kept)) == len(kept) and set(kept) < set(before)
+    assert edge_index[1].bincount(minlength=nodes).equal(rowptr.diff().clamp(max=7))
+
+
+def test_the_summary_counts_equal_choices_and_what_they_lose():
+    case = {"graph": "g", "sampling": "nodes", "size": 10, "model": "GCN", "in": 1, "out": 2}
+    times = {0: {"a": 2.0, "b": 1.0}, 1: {"a": 1.0, "b": 3.0}}
+    chosen = {0: "b", 1: "a"}  # on the graph: a
+    frame = pd.DataFrame([
+        {**case, "sample": sample, "tree": tree, "ms": ms, "overhead_ms": 4.0,
+         "whole": tree == "a", "chosen": tree == chosen[sample]}
+        for sample, of in times.items() for tree, ms in of.items()
+    ])  # fmt: skip
+    (row,) = association_samples.summary(frame).to_dict("records")
+    assert (row["samples"], row["equal"]) == (2, 1)
+    assert row["whole"] == pytest.approx(2**0.5) and row["whole_worst"] == 2
+    assert row["chosen"] == pytest.approx(1) and row["iterations"] == pytest.approx(3)
+    assert "| 50% | 1.41x | 2.00x | 1.00x | 3 |" in association_samples.table(frame)[-1]
+
+
+def test_samples_are_timed_once_and_whatever_the_choice(tmp_path):
+    asked = ["--quick", "--models", "GCN", "--out", str(tmp_path)]
+    association_samples.main(asked)
+    file = tmp_path / "association_samples_cpu.csv"
+    frame = results.read(file)
+    for _, rows in frame.groupby(association_samples.CASE):
+        assert rows["whole"].sum() == rows["chosen"].sum() == rows["default"].sum() == 1
+        assert rows["ms"].gt(0).all() and (rows["E"] == rows["E"].iloc[0]).all()
+    before = file.read_text()
+    association_samples.main(asked)
+    assert file.read_text() == before
+    assert paper_plot.draw_samples(frame).axes
+
+
+@pytest.mark.parametrize(
+    ("operator", "part"),
+    [
+        ("aten::addmm", "GEMM"),
+        ("aten::mm", "GEMM"),
+        ("aten::mul", "rest"),
+        ("pyg_accel_cpu::spmm", "SpMM"),
+        ("pyg_accel::gspmm", "SpMM"),
+        ("pyg_accel_cpu::sampled", "SpMM"),
+        ("pyg_accel_cpu::softmax", "edges"),
+        ("pyg_accel_cpu::dot", "edges"),
+        ("aten::index_select", "edges"),
+        ("aten::scatter_add_", "SpMM"),
+    ],
+)
+def test_operators_belong_to_parts(operator, part):
+    assert shares.primitive(operator) == part
+
+
+def test_the_parts_of_a_step_are_those_that_it_has():
+    work = torch.nn.Linear(64, 64)
+    x = torch.randn(500, 64)
+    times = shares.parts(lambda: work(x).relu(), "cpu")
+    assert times["GEMM"] > 0 and times["rest"] > 0
+    assert times["SpMM"] == times["edges"] == 0
+
+
+def test_shares_are_measured_of_each_layer_and_model_once(tmp_path):
+    asked = ["--quick", "--out", str(tmp_path)]
+    shares.main(asked)
+    file = tmp_path / "shares_cpu.csv"
+    frame, before = results.read(file), file.read_text()
+    assert len(frame) == 4 + 8 and set(frame["what"]) == {"layers", "models"}
+    assert (frame["GEMM"] > 0).all() and (frame["SpMM"] > 0).all()
+    lines = shares.table(frame)
+    assert any(line.startswith("| rmat-2.7k | GAT | training |") for line in lines)
+    shares.main(asked)
+    assert file.read_text() == before
+    assert paper_plot.draw_shares(frame).axes
+
+
+def test_inference_with_sampled_edges_has_every_width_and_its_accuracy(monkeypatch, tmp_path):
+    task = community_task(600, 30_000, 16, 4)
+    monkeypatch.setattr(sampled_inference, "load", lambda name, device: task)
+    monkeypatch.setattr(sampled_inference, "EPOCHS", 5)
+    monkeypatch.setenv("PYG_ACCEL_DATA", str(tmp_path))
+    asked = ["--quick", "--graphs", "cornell5", "--out", str(tmp_path)]
+    sampled_inference.main(asked)
+    file = tmp_path / "sampled_inference_cpu.csv"
+    frame, before = results.read(file), file.read_text()
+    for _, rows in frame.groupby("model"):
+        assert rows["case"].to_list() == ["stock", "all edges", "sampled", "sampled"]
+        assert rows["width"].to_list() == [0, 0, 16, 64]
+        stock, exact, *_ = rows["accuracy"]
+        assert stock == exact and rows["accuracy"].between(0, 1).all()
+        kept = rows["kept"].to_list()
+        assert kept[0] == kept[1] == 1 > kept[3] > kept[2]
+    sampled_inference.main(asked)
+    assert file.read_text() == before
+    assert paper_plot.draw_inference(frame).axes
+
+
+def test_curves_fall_and_are_not_made_again(monkeypatch, tmp_path):
+    task = community_task(400, 4_000, 16, 4)
+    monkeypatch.setattr(maxk_convergence, "load", lambda name, root: task)
+    monkeypatch.setenv("PYG_ACCEL_DATA", str(tmp_path))
+    asked = ["--k", "8", "--seeds", "1", "--epochs", "6", "--out", str(tmp_path)]
+    maxk_convergence.main(asked)
+    file = tmp_path / "maxk_convergence.csv"
+    frame, before = results.read(file), file.read_text()
+    assert frame["k"].to_list() == [0] * 4 + [8] * 4
+    for _, run in frame.groupby("k"):
+        assert run["epoch"].to_list() == [1, 2, 4, 6]
+        assert run["loss"].iloc[-1] < run["loss"].iloc[0]
+    maxk_convergence.main(asked)
+    assert file.read_text() == before
+    assert len(maxk_convergence.table(frame)) == 4
