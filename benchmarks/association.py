@@ -29,6 +29,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv, SGConv, TA
 from tqdm import tqdm
 
 from benchmarks import gpu_machine, graphs, machine, results
+from benchmarks.gaan import DotAttention
 from pyg_accel.rewrite import matrices
 from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.cost import cost_model, features
@@ -52,6 +53,7 @@ SIZES = {
     "SGC": ((32, 32), (32, 256), (256, 32), (1024, 256)),
     "TAGCN": ((32, 32), (32, 256), (256, 32), (1024, 256)),
     "GATv2": ((32, 256), (256, 1024)),
+    "GaAN": ((32, 256), (256, 1024)),
     "GraphSAGE": ((32, 256), (256, 32), (602, 256), (1024, 32)),
 }  # fmt: skip
 clock = time.perf_counter
@@ -81,6 +83,7 @@ def _always(tree: str) -> Callable[[int, int], str]:
 
 _N = "(D·A·D)"
 _S = "softmax(A, (X·W))"
+_K = "softmax(A, ((X·W0) + (eN·w)), ((X·W1) + (eN·w1)))"
 _T = "softmax(A, ((X·W) + (eN·w)), ((X·V) + (eN·v)))"
 MODELS = {
     "GCN": Model(
@@ -128,6 +131,14 @@ MODELS = {
         {
             "reuse": _always(f"(concat(({_T}·((X·W) + (eN·w)))) + b)"),
             "recompute": _always(f"(concat(((({_T}·X)·W) + (({_T}·eN)·w))) + b)"),
+        },
+    ),
+    "GaAN": Model(  # its attention: gates come behind, whatever the order
+        DotAttention,
+        _always(f"concat(({_K}·(X·W2)))"),
+        {
+            "reuse": _always(f"concat(({_K}·(X·W2)))"),
+            "recompute": _always(f"concat((({_K}·X)·W2))"),
         },
     ),
     "GraphSAGE": Model(

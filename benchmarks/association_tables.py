@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 ITERATIONS = 100
 CASE = ["device", "graph", "model", "in", "out", "mode"]
 FIRST_FAMILY = {"GCN": "dynamic", "SGC": "dynamic", "TAGCN": "dynamic", "GAT": "reuse",
-                "GATv2": "reuse", "GraphSAGE": "aggregate"}  # fmt: skip
+                "GATv2": "reuse", "GaAN": "reuse", "GraphSAGE": "aggregate"}  # fmt: skip
 TABLES = "association_tables.md"
 
 
