@@ -94,23 +94,64 @@ def draw_inference(frame: pd.DataFrame) -> Figure:
         return edges + right
 
     def whole(group: pd.DataFrame) -> pd.Series:
-        total = group.loc[group["width"] == 0, list(PARTS)].sum(axis=1).iloc[0]
-        return pd.Series(total, index=group.index)
+        """The time of the parts that makes 100%: shares are the profiler's, times are not."""
+        all_edges = group.loc[group["width"] == 0, "ms"].iloc[0]
+        return group[list(PARTS)].sum(axis=1) * all_edges / group["ms"]
 
     return _bars(frame[frame["case"] != "stock"], ["graph", "model"], name, whole)
+
+
+def draw_convergence(frame: pd.DataFrame) -> Figure:
+    """MaxK-GNN, figure 10: loss and accuracy by epoch, means over the seeds."""
+    kinds = list(frame.groupby(["dataset", "model"], sort=False))
+    size = (9, 3 * len(kinds))
+    figure, axes = plt.subplots(len(kinds), 2, squeeze=False, figsize=size)
+    for pair, (key, group) in zip(axes, kinds, strict=True):
+        for k, part in group.groupby("k", sort=False):
+            mean = part.groupby("epoch")[["loss", "accuracy"]].mean()
+            for axis, column in zip(pair, mean, strict=True):
+                axis.plot(mean.index, mean[column], label=f"MaxK {k}" if k else "ReLU",
+                          linewidth=1, color=None if k else "black")  # fmt: skip
+        pair[0].set(title=", ".join(key), xlabel="epoch", ylabel="loss, training", yscale="log")
+        pair[1].set(xlabel="epoch", ylabel="accuracy, test, %")
+        pair[1].legend(fontsize="small")
+    figure.tight_layout()
+    return figure
+
+
+def draw_accuracy(frame: pd.DataFrame) -> Figure:
+    """MaxK-GNN, figure 9: accuracy by k, mean and deviation of the seeds; ReLU is the band."""
+    several = frame.groupby("dataset")["k"].transform("nunique") > 2
+    groups = list(frame[several].groupby(["dataset", "model"], sort=False))
+    figure, axes = plt.subplots(1, len(groups), squeeze=False, figsize=(4 * len(groups), 3.2))
+    for axis, (key, group) in zip(axes[0], groups, strict=True):
+        found = group.groupby("k")["accuracy"].agg(["mean", "std"])
+        axis.errorbar(found.index, found["mean"], found["std"], marker="o", markersize=3,
+                      color=WON, label="MaxK")  # fmt: skip
+        relu = group.loc[group["k"].isna(), "accuracy"]
+        axis.axhline(relu.mean(), color=STOCK, label="ReLU")
+        axis.axhspan(relu.mean() - relu.std(), relu.mean() + relu.std(), color=STOCK, alpha=0.2)
+        axis.set_xscale("log", base=2)
+        axis.set(title=", ".join(key), xlabel="k of 256", ylabel="accuracy, test, %")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.legend(fontsize="small", loc="lower right")
+    figure.tight_layout()
+    return figure
 
 
 FIGURES: dict[str, Callable[[pd.DataFrame], Figure]] = {
     "association_samples": draw_samples,
     "shares": draw_shares,
     "sampled_inference": draw_inference,
+    "maxk_convergence": draw_convergence,
+    "maxk_accuracy": draw_accuracy,
 }
 
 
 def main() -> None:
     """Draw every CSV that is there, into a PNG beside it."""
     for name, draw in FIGURES.items():
-        for source in sorted(results.FOLDER.glob(f"{name}_*.csv")):
+        for source in sorted(results.FOLDER.glob(f"{name}*.csv")):
             save(draw(results.read(source)), source.with_suffix(".png"))
             print(f"written: {source.with_suffix('.png')}")
 

@@ -38,7 +38,7 @@ from pyg_accel import sampling_rates
 NAME = "sampled_inference"
 CONVS = {"GCN": GCNConv, "GraphSAGE": SAGEConv}
 REAL = ("cornell5", "facebook-pages")
-GRAPHS_OF = {"cpu": (*REAL, "reddit-like@0.05"), "cuda": (*REAL, "reddit-like", "proteins-like")}
+GRAPHS_OF = {"cpu": (*REAL, "reddit-like@0.02"), "cuda": (*REAL, "reddit-like", "proteins-like")}
 WIDTHS = (16, 32, 64, 128, 256, 512)
 STRATEGY = "fastrand"
 FEATURES, CLASSES = 602, 41  # Reddit's

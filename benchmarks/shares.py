@@ -132,11 +132,10 @@ def table(frame: pd.DataFrame) -> list[str]:
     lines = [f"| graph | layer | mode | {' | '.join(wide.columns)} |",
              "|---|---|---|" + "--:|" * wide.shape[1]]  # fmt: skip
     lines += [f"| {' | '.join((*key, *row))} |" for key, row in wide.iterrows()]
-    lines += ["", f"| graph | model | layers | hidden | ms | {' | '.join(PARTS)} |",
-              "|---|---|--:|--:|--:|" + "--:|" * len(PARTS)]  # fmt: skip
+    lines += ["", f"| graph | model | layers | hidden | {' | '.join(PARTS)} |",
+              "|---|---|--:|--:|" + "--:|" * len(PARTS)]  # fmt: skip
     for place, row in frame[frame["what"] == "models"].iterrows():
         shown = [row["graph"], row["model"], str(row["layers"]), str(row["hidden"]),
-                 f"{row[list(PARTS)].sum():.4g}",
                  *(f"{shares[part][place]:.0%}" for part in PARTS)]  # fmt: skip
         lines.append(f"| {' | '.join(shown)} |")
     return lines

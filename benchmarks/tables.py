@@ -21,6 +21,7 @@ from benchmarks import (
     shares,
     table_lines,
 )
+from benchmarks.association_tables import cases, completed, table3
 from benchmarks.table_lines import NONE, Make, columns, side_by_side
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -64,6 +65,14 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "on small samples of a dense graph the GEMM that saves work on edges costs more than it "
         "saves. `optimize()` chooses anew where a size has changed by more than a factor of two.",
         association_samples.table,
+    ),
+    (
+        "Gated attention on a CPU",
+        "gaan/association_cpu",
+        "The attention of GaAN's layer, 100 iterations, choosing included, over `α (X W)`, the "
+        "order of its code; the columns are those of the [tables of other layers]"
+        "(../benchmarks/results/association_tables.md).",
+        lambda frame: table3(cases(completed(frame, "cpu"))),
     ),
     (
         "BatchNorm and Embedding on a CPU",
