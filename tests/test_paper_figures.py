@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch_geometric.utils import subgraph
 
+import pyg_accel
+
 pd = pytest.importorskip("pandas", reason="of the extra `bench`")
 pytest.importorskip("matplotlib", reason="of the extra `bench`")
 pytest.importorskip("tqdm", reason="of the extra `bench`")
@@ -15,7 +17,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 try:
     from benchmarks import (
+        association,
         association_samples,
+        association_tables,
+        gaan,
         graphs,
         maxk_convergence,
         paper_plot,
@@ -123,12 +128,14 @@ def test_the_parts_of_a_step_are_those_that_it_has():
     assert times["SpMM"] == times["edges"] == 0
 
 
-def test_shares_are_measured_of_each_layer_and_model_once(tmp_path):
+def test_shares_are_measured_of_each_layer_and_model_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(shares, "STEPS", 1)
+    monkeypatch.setattr(shares, "SHAPES", {"arxiv-like": (16, 2, 8, 4)})
     asked = ["--quick", "--out", str(tmp_path)]
     shares.main(asked)
     file = tmp_path / "shares_cpu.csv"
     frame, before = results.read(file), file.read_text()
-    assert len(frame) == 4 + 8 and set(frame["what"]) == {"layers", "models"}
+    assert len(frame) == 4 + 2 and set(frame["what"]) == {"layers", "models"}
     assert (frame["GEMM"] > 0).all() and (frame["SpMM"] > 0).all()
     lines = shares.table(frame)
     assert any(line.startswith("| rmat-2.7k | GAT | training |") for line in lines)
@@ -173,3 +180,45 @@ def test_curves_fall_and_are_not_made_again(monkeypatch, tmp_path):
     maxk_convergence.main(asked)
     assert file.read_text() == before
     assert len(maxk_convergence.table(frame)) == 4
+
+
+def test_gaan_is_rewritten_and_computes_what_its_code_does():
+    torch.manual_seed(0)
+    conv, x = gaan.GaANConv(32, 24, heads=2), torch.randn(300, 32)
+    edge_index = torch.randint(300, (2, 15_000))
+    fast = pyg_accel.optimize(conv, x, edge_index)
+    torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
+    (tree,) = {str(decision.choice.tree) for decision in fast.attention.decisions}
+    assert tree in {of(32, 24) for of in association.MODELS["GaAN"].families.values()}
+
+
+def test_the_families_of_gaan_are_all_of_its_orders(tmp_path):
+    association.main(
+        ["--quick", "--models", "GaAN", "--graphs", "rmat-2.7k@0.1", "--out", str(tmp_path)]
+    )
+    frame = association_tables.read(tmp_path)
+    assert set(frame["family"]) == {"reuse", "recompute"}
+    cases = association_tables.cases(frame)
+    assert len(cases) == 4 and set(cases["took"]) <= {"reuse", "recompute"}
+
+
+def test_orders_are_held_against_that_of_dgl_by_size():
+    case = {"model": "GCN", "device": "cpu", "mode": "inference", "in": 1, "out": 2}
+    frame = pd.DataFrame([
+        {**case, "paper_default": 8.0, "chosen": 2.0, "default": 16.0},
+        {**case, "paper_default": 8.0, "chosen": 8.0, "default": 4.0},
+        {**case, "model": "SGC", "paper_default": 1.0, "chosen": 1.0, "default": 1.0},
+    ])  # fmt: skip
+    (row,) = association_tables.by_size(frame).to_dict("records")
+    assert row == pytest.approx({"ours": 2.0, "PyG's order": 1.0})
+    assert association_tables.draw_sizes(frame).axes
+
+
+def test_one_mean_and_deviation_a_k_is_drawn():
+    frame = pd.DataFrame([
+        {"dataset": name, "model": "SAGE", "k": k, "accuracy": 50.0 + seed}
+        for name, ks in {"Cora": (None, 2, 4), "CiteSeer": (None, 2)}.items()
+        for k in ks for seed in range(2)
+    ])  # fmt: skip
+    (axis,) = paper_plot.draw_accuracy(frame).axes
+    assert axis.get_title() == "Cora, SAGE"
