@@ -60,10 +60,12 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "One order for samples of a graph",
         "association_samples_cpu",
         "Inference of one layer on samples of a graph, in the order that is chosen for the graph "
-        "and in that chosen for the sample, against the fastest order; geometric means. The paper "
-        "finds that one choice serves all samples; where the last columns differ it does not here: "
-        "on small samples of a dense graph the GEMM that saves work on edges costs more than it "
-        "saves. `optimize()` chooses anew where a size has changed by more than a factor of two.",
+        "and in that chosen for the sample, against the fastest order; geometric means. `nodes`: a "
+        "subgraph of so many nodes; `neighbours`: so many of each node. The paper finds that one "
+        "choice serves all samples. Here that holds where every node keeps neighbours; on a "
+        "subgraph of few nodes GAT loses by it, as the GEMM that spares work on edges costs more "
+        "than they do. `optimize()` chooses anew where a size has changed by more than a factor of "
+        "two.",
         association_samples.table,
     ),
     (
