@@ -92,7 +92,7 @@ def measure(model: torch.nn.Module, data: Data, widths: Sequence[int]) -> Iterat
                    "accuracy": right, "ms": times[width], **parts(run, device)}  # fmt: skip
 
 
-def laps(runs: dict[int, Callable[[], Any]], device: str) -> dict[int, float]:
+def laps(runs: dict[Any, Callable[[], Any]], device: str) -> dict[Any, float]:
     """Milliseconds of calls, the median of rounds in turns; the first round warms up."""
     association.clock = machine.clock_of(device)
     rounds = [{name: association.lap(run, device) for name, run in runs.items()}
