@@ -101,6 +101,18 @@ def draw_inference(frame: pd.DataFrame) -> Figure:
     return _bars(frame[frame["case"] != "stock"], ["graph", "model"], name, whole)
 
 
+def draw_dropped(frame: pd.DataFrame) -> Figure:
+    """ES-SpMM, figure 5: accuracy by the share of edges that is dropped, of several draws."""
+    figure, axis = plt.subplots(figsize=(5, 3.2))
+    for graph, group in frame.dropna(subset="accuracy").groupby("graph", sort=False):
+        axis.errorbar(100 * group["dropped"], 100 * group["accuracy"], 100 * group["deviation"],
+                      marker="o", markersize=3, label=graph)  # fmt: skip
+    axis.set(xlabel="edges dropped, %", ylabel="accuracy, test, %")
+    axis.legend(fontsize="small")
+    figure.tight_layout()
+    return figure
+
+
 def draw_convergence(frame: pd.DataFrame) -> Figure:
     """MaxK-GNN, figure 10: loss and accuracy by epoch, means over the seeds."""
     kinds = list(frame.groupby(["dataset", "model"], sort=False))
@@ -143,6 +155,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Figure]] = {
     "association_samples": draw_samples,
     "shares": draw_shares,
     "sampled_inference": draw_inference,
+    "dropped_edges": draw_dropped,
     "maxk_convergence": draw_convergence,
     "maxk_accuracy": draw_accuracy,
 }

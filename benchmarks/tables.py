@@ -12,6 +12,7 @@ import pandas as pd
 from benchmarks import (
     association_samples,
     decision,
+    dropped_edges,
     layer_table,
     machine,
     maxk_convergence,
@@ -250,6 +251,14 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "Whole inference of two layers with `fastrand`, milliseconds; accuracy of the test nodes "
         "where the graph is real and the model has learned.",
         sampled_inference.table,
+    ),
+    (
+        "GCN without a share of its edges",
+        "dropped_edges_cpu",
+        "Edges drawn at random outside of the kernel, two layers, 64 hidden: SpMM of 64 features, "
+        "whole inference on the graph that is left, what drawing and sorting it takes, and the "
+        "accuracy of three draws where the graph is real.",
+        dropped_edges.table,
     ),
     (
         "Accuracy with sampled edges",

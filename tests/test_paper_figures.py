@@ -20,6 +20,7 @@ try:
         association,
         association_samples,
         association_tables,
+        dropped_edges,
         gaan,
         graphs,
         maxk_convergence,
@@ -163,6 +164,27 @@ def test_inference_with_sampled_edges_has_every_width_and_its_accuracy(monkeypat
     sampled_inference.main(asked)
     assert file.read_text() == before
     assert paper_plot.draw_inference(frame).axes
+
+
+def test_dropped_edges_are_a_share_and_their_accuracy_is_of_several_draws(monkeypatch, tmp_path):
+    task = community_task(600, 30_000, 16, 4)
+    monkeypatch.setattr(dropped_edges, "load", lambda name, device: task)
+    monkeypatch.setattr(dropped_edges, "EPOCHS", 5)
+    monkeypatch.setenv("PYG_ACCEL_DATA", str(tmp_path))
+    asked = ["--graphs", "Cora", "rmat", "--out", str(tmp_path)]
+    dropped_edges.main(asked)
+    file = tmp_path / "dropped_edges_cpu.csv"
+    frame, before = results.read(file), file.read_text()
+    for name, rows in frame.groupby("graph"):
+        assert rows["dropped"].to_list() == list(dropped_edges.DROPPED)
+        kept = rows["E"] / task.num_edges
+        assert (kept - (1 - rows["dropped"])).abs().max() < 0.02 and kept.iloc[0] == 1
+        assert rows["accuracy"].notna().all() == (name == "Cora")
+        assert (rows["sample_ms"] > 0).to_list() == [False, True, True, True, True]
+    assert frame.loc[0, "deviation"] == 0  # every draw keeps all edges
+    dropped_edges.main(asked)
+    assert file.read_text() == before
+    assert paper_plot.draw_dropped(frame).axes
 
 
 def test_curves_fall_and_are_not_made_again(monkeypatch, tmp_path):
