@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,6 +128,25 @@ def test_the_parts_of_a_step_are_those_that_it_has():
     times = shares.parts(lambda: work(x).relu(), "cpu")
     assert times["GEMM"] > 0 and times["rest"] > 0
     assert times["SpMM"] == times["edges"] == 0
+
+
+def test_kernels_count_once_and_those_without_an_operator_belong_to_the_rest():
+    kinds = torch.autograd.DeviceType
+
+    def event(key, where, device_us, cpu_us=0.0):
+        return SimpleNamespace(key=key, device_type=where, self_device_time_total=device_us,
+                               self_cpu_time_total=cpu_us)  # fmt: skip
+
+    events = [
+        event("aten::mm", kinds.CPU, 3000.0, 10.0),
+        event("gemm_kernel", kinds.CUDA, 3000.0),
+        event("pyg_accel::gspmm", kinds.CPU, 5000.0, 20.0),
+        event("spmm_kernel", kinds.CUDA, 5000.0),
+        event("somebody's kernel", kinds.CUDA, 2000.0),
+    ]
+    assert shares.totals(events, "cuda") == {"SpMM": 5, "GEMM": 3, "edges": 0, "rest": 2}
+    alone = [event for event in events if event.device_type == kinds.CPU]
+    assert shares.totals(alone, "cpu") == {"SpMM": 0.02, "GEMM": 0.01, "edges": 0, "rest": 0}
 
 
 def test_shares_are_measured_of_each_layer_and_model_once(monkeypatch, tmp_path):
