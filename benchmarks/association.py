@@ -29,6 +29,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv, SGConv, TA
 from tqdm import tqdm
 
 from benchmarks import gpu_machine, graphs, machine, results
+from benchmarks.gaan import DotAttention
 from pyg_accel.rewrite import matrices
 from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.cost import cost_model, features
@@ -52,6 +53,7 @@ SIZES = {
     "SGC": ((32, 32), (32, 256), (256, 32), (1024, 256)),
     "TAGCN": ((32, 32), (32, 256), (256, 32), (1024, 256)),
     "GATv2": ((32, 256), (256, 1024)),
+    "GaAN": ((32, 256), (256, 1024)),
     "GraphSAGE": ((32, 256), (256, 32), (602, 256), (1024, 32)),
 }  # fmt: skip
 clock = time.perf_counter
@@ -81,6 +83,7 @@ def _always(tree: str) -> Callable[[int, int], str]:
 
 _N = "(D·A·D)"
 _S = "softmax(A, (X·W))"
+_K = "softmax(A, ((X·W0) + (eN·w)), ((X·W1) + (eN·w1)))"
 _T = "softmax(A, ((X·W) + (eN·w)), ((X·V) + (eN·v)))"
 MODELS = {
     "GCN": Model(
@@ -130,6 +133,14 @@ MODELS = {
             "recompute": _always(f"(concat(((({_T}·X)·W) + (({_T}·eN)·w))) + b)"),
         },
     ),
+    "GaAN": Model(  # its attention: gates come behind, whatever the order
+        DotAttention,
+        _always(f"concat(({_K}·(X·W2)))"),
+        {
+            "reuse": _always(f"concat(({_K}·(X·W2)))"),
+            "recompute": _always(f"concat((({_K}·X)·W2))"),
+        },
+    ),
     "GraphSAGE": Model(
         SAGEConv,
         _always("((mean(A·X)·W) + (X·V) + b)"),
@@ -170,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = folder / f"association_{device}.csv"
     rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
     done = {tuple(row[key] for key in ("graph", "model", "in", "out", "mode")) for row in rows}
-    facts = machine.facts() if device == "cpu" else gpu_machine.facts()
+    facts = facts_of(device)
     deadline = time.monotonic() + 60 * options.minutes
     for name in tqdm(names, unit="graph"):
         cases = [(model, *sizes, mode) for model in options.models
@@ -196,6 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"all measured: {path}")
 
 
+def facts_of(device: str) -> dict[str, Any]:
+    """What every row says of the machine."""
+    return machine.facts() if device == "cpu" else gpu_machine.facts()
+
+
 def load(name: str, device: str) -> tuple[Tensor, int]:
     """The edge list [2, E] of a graph, sorted by target, and its number of nodes."""
     csr = graphs.load(name, device=device)
@@ -203,9 +219,10 @@ def load(name: str, device: str) -> tuple[Tensor, int]:
 
 
 def measure(
-    name: str, n_in: int, n_out: int, train: bool, edge_index: Tensor, nodes: int
-) -> Iterator[dict[str, Any]]:
-    """A row a tree."""
+    name: str, n_in: int, n_out: int, train: bool, edge_index: Tensor, nodes: int, *,
+    also: Sequence[str] = (),
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """A row a tree; of `also` even what nothing would choose."""
     model, device = MODELS[name], edge_index.device.type
     torch.manual_seed(0)
     conv = model.make(n_in, n_out).to(device)
@@ -218,7 +235,7 @@ def measure(
     overhead, chosen, predicted = decide(conv, call, train)
     families = {tree(n_in, n_out): family for family, tree in model.families.items()}
     default = model.default(n_in, n_out)
-    trees = dict.fromkeys([default, *families, *predicted, chosen])
+    trees = dict.fromkeys([default, *families, *predicted, chosen, *also])
     runs: dict[str, Callable[[], Tensor]] = {}
     rows: dict[str, dict[str, Any]] = {}
     truth: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Tables 3 and 4 and figures 7 and 8 of the paper (SENSEi), from the CSV files of `association`.
+"""Tables 3, 4 and figures 7, 8, 11 of the paper (SENSEi), from the CSV files of `association`.
 
     python -m benchmarks.association_tables
 
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import results
-from benchmarks.plot import LOST, WON, save
+from benchmarks.plot import LOST, STOCK, WON, save
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 ITERATIONS = 100
 CASE = ["device", "graph", "model", "in", "out", "mode"]
 FIRST_FAMILY = {"GCN": "dynamic", "SGC": "dynamic", "TAGCN": "dynamic", "GAT": "reuse",
-                "GATv2": "reuse", "GraphSAGE": "aggregate"}  # fmt: skip
+                "GATv2": "reuse", "GaAN": "reuse", "GraphSAGE": "aggregate"}  # fmt: skip
 TABLES = "association_tables.md"
 
 
@@ -33,13 +33,16 @@ def read(folder: Path) -> pd.DataFrame:
     for device in ("cpu", "cuda"):
         path = folder / f"association_{device}.csv"
         if path.exists():
-            frames.append(results.read(path).assign(device=device))
+            frames.append(completed(results.read(path), device))
     if not frames:
         raise SystemExit(f"no association_*.csv in {folder}: python -m benchmarks.association")
-    frame = pd.concat(frames, ignore_index=True)
-    frame["family"] = frame["family"].fillna("")
-    frame["total"] = frame["first_ms"] + (ITERATIONS - 1) * frame["ms"]
-    return frame
+    return pd.concat(frames, ignore_index=True)
+
+
+def completed(frame: pd.DataFrame, device: str) -> pd.DataFrame:
+    """The rows of a file, with what all of its iterations took."""
+    total = frame["first_ms"] + (ITERATIONS - 1) * frame["ms"]
+    return frame.assign(device=device, family=frame["family"].fillna(""), total=total)
 
 
 def cases(frame: pd.DataFrame) -> pd.DataFrame:
@@ -133,6 +136,52 @@ def table4(frame: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
     return lines
 
 
+def by_size(frame: pd.DataFrame) -> pd.DataFrame:
+    """Figure 11: over DGL's order, what is chosen and PyG's order; geometric means by size."""
+    keys = ["model", "device", "mode", "in", "out"]
+    over = frame.assign(**{
+        "ours": frame["paper_default"] / frame["chosen"],
+        "PyG's order": frame["paper_default"] / frame["default"],
+    })  # fmt: skip
+    shown = over[over["model"].isin(["GCN", "GAT"])]
+    return shown.groupby(keys, sort=False)[["ours", "PyG's order"]].agg(mean)
+
+
+def sizes_table(frame: pd.DataFrame) -> list[str]:
+    """The lines of figure 11; of GAT, PyG's order is DGL's."""
+    lines = [
+        "| layer | device | mode | in, out | ours | PyG's order |",
+        "|---|---|---|---|--:|--:|",
+    ]
+    for (model, device, mode, n_in, n_out), row in by_size(frame).iterrows():
+        figures = " | ".join(f"{value:.3g}" for value in row)
+        lines.append(f"| {model} | {device} | {mode} | {n_in}, {n_out} | {figures} |")
+    return lines
+
+
+def draw_sizes(frame: pd.DataFrame) -> plt.Figure:
+    """Figure 11: a panel a layer and device, inference."""
+    over = by_size(frame).xs("inference", level="mode")
+    panels = list(over.groupby(["model", "device"], sort=False))
+    figure, axes = plt.subplots(1, len(panels), squeeze=False, figsize=(4 * len(panels), 2.8))
+    for axis, (key, group) in zip(axes[0], panels, strict=True):
+        labels = [f"{n_in}, {n_out}" for *_, n_in, n_out in group.index]
+        for shift, (name, colour) in zip(
+            (-0.2, 0.2), (("ours", WON), ("PyG's order", STOCK)), strict=True
+        ):
+            places = np.arange(len(group)) + shift
+            axis.bar(places, group[name] - 1, 0.4, bottom=1, color=colour, label=name)
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_xticks(range(len(group)), labels, rotation=90, fontsize="x-small")
+        axis.set(title=", ".join(key), yscale="log", ylabel="over DGL's order")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="y", which="both", labelsize="x-small")
+    axes[0][0].legend(fontsize="small")
+    figure.tight_layout()
+    return figure
+
+
 def draw(summary: pd.DataFrame, model: str) -> plt.Figure:
     """Figures 7 and 8: a panel a device and mode, bars by size within each graph."""
     part = summary[summary["model"] == model]
@@ -178,10 +227,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"Speed-up of {ITERATIONS} iterations over PyG's order, on our kernels (table 3):",
         "", *table3(summary), "",
         "Geometric means over PyG's order, without what choosing costs (table 4):", "",
-        *table4(frame, summary),
+        *table4(frame, summary), "",
+        "Geometric means over DGL's order, by size (figure 11):", "", *sizes_table(summary),
     ])  # fmt: skip
     (folder / TABLES).write_text(text + "\n")
     print(text)
+    save(draw_sizes(summary), folder / "association_sizes.png")
     for model, name in (("GCN", "association_gcn"), ("GAT", "association_gat")):
         if (summary["model"] == model).any():
             save(draw(summary, model), folder / f"{name}.png")

@@ -88,10 +88,12 @@ def training_step(
     x, edge_index, chosen = data.x, data.edge_index, data.train_mask.nonzero().squeeze(1)
     y = data.y[chosen]
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         optimizer.zero_grad()
-        cross_entropy(model(x, edge_index).index_select(0, chosen), y).backward()
+        loss = cross_entropy(model(x, edge_index).index_select(0, chosen), y)
+        loss.backward()
         optimizer.step()
+        return loss.detach()
 
     return step
 

@@ -188,8 +188,8 @@ def maxk_products(frame: pd.DataFrame) -> list[str]:
 
 def maxk_accuracy(frame: pd.DataFrame) -> list[str]:
     """A row a data set and model: mean and standard deviation over the seeds, by k."""
+    shown = ["ReLU", *(f"MaxK {k:g}" for k in sorted(frame["k"].dropna().unique()))]
     frame = frame.assign(k=frame["k"].map(lambda k: "ReLU" if pd.isna(k) else f"MaxK {k:g}"))
-    shown = dict.fromkeys(frame["k"])
     lines = [f"| data set | model | {' | '.join(shown)} |", "|---|---|" + "--:|" * len(shown)]
     for (dataset, model), group in frame.groupby(["dataset", "model"], sort=False):
         found = group.groupby("k")["accuracy"].agg(["mean", "std"])

@@ -1,0 +1,266 @@
+"""Benchmarks of single figures of the papers: samples, shares, inference, curves."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch_geometric.utils import subgraph
+
+import pyg_accel
+
+pd = pytest.importorskip("pandas", reason="of the extra `bench`")
+pytest.importorskip("matplotlib", reason="of the extra `bench`")
+pytest.importorskip("tqdm", reason="of the extra `bench`")
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+try:
+    from benchmarks import (
+        association,
+        association_samples,
+        association_tables,
+        dropped_edges,
+        gaan,
+        graphs,
+        maxk_convergence,
+        paper_plot,
+        results,
+        sampled_inference,
+        shares,
+    )
+    from benchmarks.graphs import community_task
+finally:
+    sys.path.remove(str(ROOT))
+
+
+def pairs(edge_index):
+    return sorted(map(tuple, edge_index.t().tolist()))
+
+
+@pytest.mark.parametrize("size", [5, 60])
+def test_a_sample_of_nodes_is_the_subgraph_of_nodes_that_are_reached(size):
+    rowptr, _ = csr = graphs.load("mycielskian8")
+    generator = torch.Generator().manual_seed(3)
+    taken = []
+    real = torch.searchsorted
+
+    def spy(nodes, ends):
+        taken.append(nodes)
+        return real(nodes, ends)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "searchsorted", spy)
+        edge_index, nodes = association_samples.reached(csr, size, generator)
+    assert nodes == size == taken[0].unique().numel()
+    expected, _ = subgraph(taken[0], graphs.edge_list(csr), relabel_nodes=True,
+                           num_nodes=rowptr.numel() - 1)  # fmt: skip
+    assert pairs(edge_index) == pairs(expected)
+    reached, left = {0}, set(range(size))  # one after the other from the first
+    while left & reached:
+        left -= reached
+        reached = {a for a, b in pairs(edge_index) if b in reached} | reached
+    assert not left
+
+
+def test_a_sample_of_neighbours_keeps_so_many_of_each_node_and_no_other_edges():
+    rowptr, _ = csr = graphs.load("mycielskian8")
+    edge_index, nodes = association_samples.thinned(csr, 7, torch.Generator().manual_seed(0))
+    assert nodes == rowptr.numel() - 1
+    kept, before = pairs(edge_index), pairs(graphs.edge_list(csr))
+    assert len(set(kept)) == len(kept) and set(kept) < set(before)
+    assert edge_index[1].bincount(minlength=nodes).equal(rowptr.diff().clamp(max=7))
+
+
+def test_the_summary_counts_equal_choices_and_what_they_lose():
+    case = {"graph": "g", "sampling": "nodes", "size": 10, "model": "GCN", "in": 1, "out": 2}
+    times = {0: {"a": 2.0, "b": 1.0}, 1: {"a": 1.0, "b": 3.0}}
+    chosen = {0: "b", 1: "a"}  # on the graph: a
+    frame = pd.DataFrame([
+        {**case, "sample": sample, "tree": tree, "ms": ms, "overhead_ms": 4.0,
+         "whole": tree == "a", "chosen": tree == chosen[sample]}
+        for sample, of in times.items() for tree, ms in of.items()
+    ])  # fmt: skip
+    (row,) = association_samples.summary(frame).to_dict("records")
+    assert (row["samples"], row["equal"]) == (2, 1)
+    assert row["whole"] == pytest.approx(2**0.5) and row["whole_worst"] == 2
+    assert row["chosen"] == pytest.approx(1) and row["iterations"] == pytest.approx(3)
+    assert "| 50% | 1.41x | 2.00x | 1.00x | 3 |" in association_samples.table(frame)[-1]
+
+
+def test_samples_are_timed_once_and_whatever_the_choice(tmp_path):
+    asked = ["--quick", "--models", "GCN", "--out", str(tmp_path)]
+    association_samples.main(asked)
+    file = tmp_path / "association_samples_cpu.csv"
+    frame = results.read(file)
+    for _, rows in frame.groupby(association_samples.CASE):
+        assert rows["whole"].sum() == rows["chosen"].sum() == rows["default"].sum() == 1
+        assert rows["ms"].gt(0).all() and (rows["E"] == rows["E"].iloc[0]).all()
+    before = file.read_text()
+    association_samples.main(asked)
+    assert file.read_text() == before
+    assert paper_plot.draw_samples(frame).axes
+
+
+@pytest.mark.parametrize(
+    ("operator", "part"),
+    [
+        ("aten::addmm", "GEMM"),
+        ("aten::mm", "GEMM"),
+        ("aten::mul", "rest"),
+        ("pyg_accel_cpu::spmm", "SpMM"),
+        ("pyg_accel::gspmm", "SpMM"),
+        ("pyg_accel_cpu::sampled", "SpMM"),
+        ("pyg_accel_cpu::softmax", "edges"),
+        ("pyg_accel_cpu::dot", "edges"),
+        ("aten::index_select", "edges"),
+        ("aten::scatter_add_", "SpMM"),
+    ],
+)
+def test_operators_belong_to_parts(operator, part):
+    assert shares.primitive(operator) == part
+
+
+def test_the_parts_of_a_step_are_those_that_it_has():
+    work = torch.nn.Linear(64, 64)
+    x = torch.randn(500, 64)
+    times = shares.parts(lambda: work(x).relu(), "cpu")
+    assert times["GEMM"] > 0 and times["rest"] > 0
+    assert times["SpMM"] == times["edges"] == 0
+
+
+def test_kernels_count_once_and_those_without_an_operator_belong_to_the_rest():
+    kinds = torch.autograd.DeviceType
+
+    def event(key, where, device_us, cpu_us=0.0):
+        return SimpleNamespace(key=key, device_type=where, self_device_time_total=device_us,
+                               self_cpu_time_total=cpu_us)  # fmt: skip
+
+    events = [
+        event("aten::mm", kinds.CPU, 3000.0, 10.0),
+        event("gemm_kernel", kinds.CUDA, 3000.0),
+        event("pyg_accel::gspmm", kinds.CPU, 5000.0, 20.0),
+        event("spmm_kernel", kinds.CUDA, 5000.0),
+        event("somebody's kernel", kinds.CUDA, 2000.0),
+    ]
+    assert shares.totals(events, "cuda") == {"SpMM": 5, "GEMM": 3, "edges": 0, "rest": 2}
+    alone = [event for event in events if event.device_type == kinds.CPU]
+    assert shares.totals(alone, "cpu") == {"SpMM": 0.02, "GEMM": 0.01, "edges": 0, "rest": 0}
+
+
+def test_shares_are_measured_of_each_layer_and_model_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(shares, "STEPS", 1)
+    monkeypatch.setattr(shares, "SHAPES", {"arxiv-like": (16, 2, 8, 4)})
+    asked = ["--quick", "--out", str(tmp_path)]
+    shares.main(asked)
+    file = tmp_path / "shares_cpu.csv"
+    frame, before = results.read(file), file.read_text()
+    assert len(frame) == 4 + 2 and set(frame["what"]) == {"layers", "models"}
+    assert (frame["GEMM"] > 0).all() and (frame["SpMM"] > 0).all()
+    lines = shares.table(frame)
+    assert any(line.startswith("| rmat-2.7k | GAT | training |") for line in lines)
+    shares.main(asked)
+    assert file.read_text() == before
+    assert paper_plot.draw_shares(frame).axes
+
+
+def test_inference_with_sampled_edges_has_every_width_and_its_accuracy(monkeypatch, tmp_path):
+    task = community_task(600, 30_000, 16, 4)
+    monkeypatch.setattr(sampled_inference, "load", lambda name, device: task)
+    monkeypatch.setattr(sampled_inference, "EPOCHS", 5)
+    monkeypatch.setenv("PYG_ACCEL_DATA", str(tmp_path))
+    asked = ["--quick", "--graphs", "cornell5", "--out", str(tmp_path)]
+    sampled_inference.main(asked)
+    file = tmp_path / "sampled_inference_cpu.csv"
+    frame, before = results.read(file), file.read_text()
+    for _, rows in frame.groupby("model"):
+        assert rows["case"].to_list() == ["stock", "all edges", "sampled", "sampled"]
+        assert rows["width"].to_list() == [0, 0, 16, 64]
+        stock, exact, *_ = rows["accuracy"]
+        assert stock == exact and rows["accuracy"].between(0, 1).all()
+        kept = rows["kept"].to_list()
+        assert kept[0] == kept[1] == 1 > kept[3] > kept[2]
+    sampled_inference.main(asked)
+    assert file.read_text() == before
+    assert paper_plot.draw_inference(frame).axes
+
+
+def test_dropped_edges_are_a_share_and_their_accuracy_is_of_several_draws(monkeypatch, tmp_path):
+    task = community_task(600, 30_000, 16, 4)
+    monkeypatch.setattr(dropped_edges, "load", lambda name, device: task)
+    monkeypatch.setattr(dropped_edges, "EPOCHS", 5)
+    monkeypatch.setenv("PYG_ACCEL_DATA", str(tmp_path))
+    asked = ["--graphs", "Cora", "rmat", "--out", str(tmp_path)]
+    dropped_edges.main(asked)
+    file = tmp_path / "dropped_edges_cpu.csv"
+    frame, before = results.read(file), file.read_text()
+    for name, rows in frame.groupby("graph"):
+        assert rows["dropped"].to_list() == list(dropped_edges.DROPPED)
+        kept = rows["E"] / task.num_edges
+        assert (kept - (1 - rows["dropped"])).abs().max() < 0.02 and kept.iloc[0] == 1
+        assert rows["accuracy"].notna().all() == (name == "Cora")
+        assert (rows["sample_ms"] > 0).to_list() == [False, True, True, True, True]
+    assert frame.loc[0, "deviation"] == 0  # every draw keeps all edges
+    dropped_edges.main(asked)
+    assert file.read_text() == before
+    assert paper_plot.draw_dropped(frame).axes
+
+
+def test_curves_fall_and_are_not_made_again(monkeypatch, tmp_path):
+    task = community_task(400, 4_000, 16, 4)
+    monkeypatch.setattr(maxk_convergence, "load", lambda name, root: task)
+    monkeypatch.setenv("PYG_ACCEL_DATA", str(tmp_path))
+    asked = ["--k", "8", "--seeds", "1", "--epochs", "6", "--out", str(tmp_path)]
+    maxk_convergence.main(asked)
+    file = tmp_path / "maxk_convergence.csv"
+    frame, before = results.read(file), file.read_text()
+    assert frame["k"].to_list() == [0] * 4 + [8] * 4
+    for _, run in frame.groupby("k"):
+        assert run["epoch"].to_list() == [1, 2, 4, 6]
+        assert run["loss"].iloc[-1] < run["loss"].iloc[0]
+    maxk_convergence.main(asked)
+    assert file.read_text() == before
+    assert len(maxk_convergence.table(frame)) == 4
+
+
+def test_gaan_is_rewritten_and_computes_what_its_code_does():
+    torch.manual_seed(0)
+    conv, x = gaan.GaANConv(32, 24, heads=2), torch.randn(300, 32)
+    edge_index = torch.randint(300, (2, 15_000))
+    fast = pyg_accel.optimize(conv, x, edge_index)
+    torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
+    (tree,) = {str(decision.choice.tree) for decision in fast.attention.decisions}
+    assert tree in {of(32, 24) for of in association.MODELS["GaAN"].families.values()}
+
+
+def test_the_families_of_gaan_are_all_of_its_orders(tmp_path):
+    association.main(
+        ["--quick", "--models", "GaAN", "--graphs", "rmat-2.7k@0.1", "--out", str(tmp_path)]
+    )
+    frame = association_tables.read(tmp_path)
+    assert set(frame["family"]) == {"reuse", "recompute"}
+    cases = association_tables.cases(frame)
+    assert len(cases) == 4 and set(cases["took"]) <= {"reuse", "recompute"}
+
+
+def test_orders_are_held_against_that_of_dgl_by_size():
+    case = {"model": "GCN", "device": "cpu", "mode": "inference", "in": 1, "out": 2}
+    frame = pd.DataFrame([
+        {**case, "paper_default": 8.0, "chosen": 2.0, "default": 16.0},
+        {**case, "paper_default": 8.0, "chosen": 8.0, "default": 4.0},
+        {**case, "model": "SGC", "paper_default": 1.0, "chosen": 1.0, "default": 1.0},
+    ])  # fmt: skip
+    (row,) = association_tables.by_size(frame).to_dict("records")
+    assert row == pytest.approx({"ours": 2.0, "PyG's order": 1.0})
+    assert association_tables.draw_sizes(frame).axes
+
+
+def test_one_mean_and_deviation_a_k_is_drawn():
+    frame = pd.DataFrame([
+        {"dataset": name, "model": "SAGE", "k": k, "accuracy": 50.0 + seed}
+        for name, ks in {"Cora": (None, 2, 4), "CiteSeer": (None, 2)}.items()
+        for k in ks for seed in range(2)
+    ])  # fmt: skip
+    (axis,) = paper_plot.draw_accuracy(frame).axes
+    assert axis.get_title() == "Cora, SAGE"
