@@ -81,7 +81,7 @@ def _always(tree: str) -> Callable[[int, int], str]:
 
 _N = "(D·A·D)"
 _S = "softmax(A, (X·W))"
-_T = "softmax(A, ((X·W) + (eN·w)), ((X·V) + (eN·v)))"
+_T = "softmax(A, ((X·V) + (eN·w1)), ((X·W) + (eN·w)))"
 MODELS = {
     "GCN": Model(
         GCNConv,
