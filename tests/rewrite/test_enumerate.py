@@ -1,7 +1,13 @@
 """How many associations there are, and which of them are left (paper, sections 3.3 and 5)."""
 
+import pickle
+import subprocess
+import sys
+
 import pytest
 from torch_geometric.nn import GATConv
+
+from benchmarks.association import MODELS
 
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.enumerate import enumerate_trees
@@ -146,3 +152,19 @@ def test_heads_that_weigh_the_same_features_are_told_to_the_cost_model():
     }
     assert sorted(shared.values()) == [[False], [True]]
     assert all(("·X)·W" in tree) == flags[0] for tree, flags in shared.items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_orders_that_the_benchmark_measures_are_associations_of_the_layer(name):
+    model = MODELS[name]
+    for sizes in ((8, 4), (4, 8)):
+        known = set(map(str, associations(model.make(*sizes)).all))
+        assert {model.default(*sizes)} | {f(*sizes) for f in model.families.values()} <= known
+
+
+def test_an_unpickled_tree_is_found_where_an_equal_one_is():
+    tree = enumerate_trees(GCN)[0]
+    assert pickle.loads(pickle.dumps(tree)) == tree
+    code = "import pickle, sys; t = pickle.load(sys.stdin.buffer); u = t.__reduce__(); "
+    code += "assert {u[0](*u[1])} == {t}"  # in a process in which strings have other hashes
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(tree), check=True)
