@@ -125,8 +125,8 @@ class ModelPlan:
 
 
 def _wrapped(texts: Iterable[str]) -> list[str]:
-    return [line for text in texts
-            for line in wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)]  # fmt: skip
+    lines = (wrap(t, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for t in texts)
+    return [line for wrapped in lines for line in wrapped]
 
 
 def plan(

@@ -127,7 +127,7 @@ def _no_dearer(a: PrimitiveCall, b: PrimitiveCall, scenario: str) -> bool:
         return False
     if (a.graph, a.transposed) != (b.graph, b.transposed) or a.heads > b.heads:
         return False
-    if (b.once and not a.once) or (b.shared and not a.shared):
+    if (b.once and not a.once) or (b.shared and not a.shared) or (b.fused and not a.fused):
         return False
     pairs = ((a.rows, b.rows), (a.inner, b.inner), (a.cols, b.cols))
     if a.name in ("gemm", "gemm_tn"):  # a product of the same three sizes is the same work

@@ -5,10 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from torch_geometric.nn import GATConv
+import torch
+from torch_geometric.nn import GATConv, GATv2Conv
 
+import pyg_accel
 from benchmarks.association import MODELS
-
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.enumerate import enumerate_trees
 from pyg_accel.rewrite.equivalents import equivalents, simplify
@@ -168,3 +169,15 @@ def test_an_unpickled_tree_is_found_where_an_equal_one_is():
     code = "import pickle, sys; t = pickle.load(sys.stdin.buffer); u = t.__reduce__(); "
     code += "assert {u[0](*u[1])} == {t}"  # in a process in which strings have other hashes
     subprocess.run([sys.executable, "-c", code], input=pickle.dumps(tree), check=True)
+
+
+@pytest.mark.parametrize(("conv", "fused"), [(GATv2Conv, {"reuse": 1, "recompute": 0}),
+                                             (GATConv, {"reuse": 0, "recompute": 0})])  # fmt: skip
+def test_features_that_scores_have_read_are_not_paid_for_again(conv, fused):
+    found = associations(conv(32, 256))
+    names = {MODELS[conv.__name__.removesuffix("Conv")].families[f](32, 256): f for f in fused}
+    trees = {names[str(tree)]: tree for tree in found.all if str(tree) in names}
+    assert {f: sum(w.fused for w in found.bills[trees[f]].all) for f in fused} == fused
+    x, edge_index = torch.randn(500, 32), torch.randint(500, (2, 20_000))
+    (layer,) = pyg_accel.plan(conv(32, 256), x, edge_index).layers
+    assert layer.trees[0].composition == ("reuse" if any(fused.values()) else "recompute")
