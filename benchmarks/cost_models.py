@@ -135,6 +135,8 @@ def choices(machine: str, model: Learned | Roofline) -> Iterator[dict[str, objec
         found = decide(decision.pruned, sizes, lambda *_, f=outline: f, model.roofline)
         if min(found.seconds.values(), default=0) > QUICK:  # as `make_decision` does
             found = decide(decision.pruned, sizes, lambda *_, f=facts: f, model)
+        if str(found.tree) not in set(group.tree):
+            raise SystemExit(f"{source}: '{found.tree}' was not measured for {key}")
         yield {"graph": graph, "layer": name, "in": n_in, "out": n_out, "mode": mode,
                "chosen": str(found.tree), "fastest": times.idxmin(),
                "ratio": times.min() / times.get(str(found.tree), np.nan)}  # fmt: skip

@@ -66,6 +66,18 @@ def test_patched_applications_learn_what_stock_ones_learn(program, size, report_
     assert [row.reason for row in report_of() if not row.formula] == []
 
 
+@pytest.mark.parametrize("program", SMALL, indirect=True)
+def test_what_is_decided_for_an_application_is_told_within_a_hundred_columns(program, monkeypatch):
+    monkeypatch.setattr(settings, "always", True)
+    data = tasks.load(SMALL[Path(program.__file__).stem])
+    model, given = program.build(data), []
+    model.register_forward_pre_hook(lambda module, args: given.append(args))
+    program.train(model, torch.optim.Adam(model.parameters()), data)
+    model._forward_pre_hooks.clear()
+    text = str(pyg_accel.plan(model, *given[0], train=True))
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_the_line_graph_does_not_go_back():
     torch.manual_seed(0)
     data = tasks.with_lines(tasks.communities_graph(20, 3.0, torch.Generator().manual_seed(1)))

@@ -2,8 +2,9 @@
 
 from html import escape
 from textwrap import wrap
+from typing import NamedTuple
 
-from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan
+from pyg_accel.rewrite.plans import LayerPlan, ModelPlan, TreePlan, title
 from pyg_accel.rewrite.tree import Node, Tree
 
 __all__ = ["as_svg"]
@@ -18,19 +19,26 @@ def as_svg(found: ModelPlan) -> str:
     """Return a plan as an SVG document."""
     parts: list[str] = []
     top, width = MARGIN, 400
-    for layer in found.layers:
-        what = layer.algebra or "; ".join(layer.reasons)
-        title = f"{layer.path or 'the layer'}: {layer.layer}   {what}"
-        for line in wrap(title, (WIDTH - 2 * MARGIN) // CHARACTER):
-            parts.append(_text(MARGIN, top + 12, line, "#1f2328", weight="bold", anchor="start"))
+
+    def write(text: str, *, weight: str = "normal") -> None:
+        nonlocal top, width
+        for line in wrap(text, (WIDTH - 2 * MARGIN) // CHARACTER):
+            parts.append(_text(MARGIN, top + 12, line, "#1f2328", weight=weight, anchor="start"))
             width = max(width, 2 * MARGIN + CHARACTER * len(line))
             top += 18
+
+    write(title(found))
+    write("(in parentheses): computed once, further to the left")
+    for layer in found.layers:
+        top += MARGIN
+        what = f" = {layer.algebra}" if layer.algebra else f": {'; '.join(layer.reasons)}"
+        write(f"{layer.path or 'the layer'}: {layer.layer}{what}", weight="bold")
         top += 16
         height, used = _layer(layer, top, parts)
-        top += height + MARGIN
+        top += height
         width = max(width, used)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + MARGIN}" '
         f'font-family="ui-monospace, monospace" font-size="12">\n'
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>"
     )
@@ -41,16 +49,17 @@ def _layer(layer: LayerPlan, top: int, parts: list[str]) -> tuple[int, int]:
     left, start, lowest, width = MARGIN, top, 0, 0
     for tree in layer.trees[:MOST]:
         colour = COLOURS["chosen" if tree.chosen else tree.verdict.partition(":")[0].split()[0]]
-        span = _span(tree.root)
+        shape = _shape(tree.root, set())
+        span = _span(shape)
         label = _label(tree)
         wide = max(span, CHARACTER * len(label) + GAP)
         if left > MARGIN and left + wide + MARGIN > WIDTH:
             left, top, lowest = MARGIN, top + lowest + MARGIN, 0
         parts.append(_text(left + wide // 2, top, label, colour, weight="bold"))
-        _draw(tree.root, left + (wide - span) // 2, top + 26, colour, parts)
+        _draw(shape, left + (wide - span) // 2, top + 26, colour, parts)
         left += wide + MARGIN
         width = max(width, left)
-        lowest = max(lowest, 26 + LEVEL * _depth(tree.root) + 16)
+        lowest = max(lowest, 26 + LEVEL * _depth(shape) + MARGIN)
     top += lowest
     if len(layer.trees) > MOST:
         rest = f"and {len(layer.trees) - MOST} more, which format='md' lists"
@@ -60,42 +69,50 @@ def _layer(layer: LayerPlan, top: int, parts: list[str]) -> tuple[int, int]:
 
 
 def _label(tree: TreePlan) -> str:
-    time = "" if tree.seconds is None else f" {1e3 * tree.seconds:.3g} ms"
+    time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3g} ms"
     verdict = "chosen" if tree.chosen else tree.verdict.partition(":")[0]
-    return ", ".join(filter(None, (verdict, tree.composition))) + time
+    return ", ".join(filter(None, (verdict, tree.composition, time)))
 
 
-def _args(tree: Tree) -> list[Tree]:
-    return [a for a in tree.args if a is not None] if isinstance(tree, Node) else []
+class _Shape(NamedTuple):
+    """A tree as it is drawn: what is computed once is drawn once."""
+
+    name: str
+    is_leaf: bool
+    args: "list[_Shape]"
 
 
-def _span(tree: Tree) -> int:
+def _shape(tree: Tree, seen: set[Node]) -> _Shape:
+    if not isinstance(tree, Node):
+        return _Shape(str(tree), True, [])
+    name = tree.name or ("mean " if tree.mean else "") + tree.op
+    if tree in seen:
+        return _Shape(f"({name})", False, [])
+    seen.add(tree)
+    return _Shape(name, False, [_shape(a, seen) for a in tree.args if a is not None])
+
+
+def _span(shape: _Shape) -> int:
     """The width of a drawing, in which no name touches the next."""
-    return max(sum(map(_span, _args(tree))), CHARACTER * len(_name(tree)) + GAP)
+    return max(sum(map(_span, shape.args)), CHARACTER * len(shape.name) + GAP)
 
 
-def _name(tree: Tree) -> str:
-    if isinstance(tree, Node):
-        return tree.name or ("mean " if tree.mean else "") + tree.op
-    return str(tree)
+def _depth(shape: _Shape) -> int:
+    return 1 + max(map(_depth, shape.args), default=-1)
 
 
-def _depth(tree: Tree) -> int:
-    return 1 + max(map(_depth, _args(tree)), default=-1)
-
-
-def _draw(tree: Tree, left: int, top: int, colour: str, parts: list[str]) -> int:
+def _draw(shape: _Shape, left: int, top: int, colour: str, parts: list[str]) -> int:
     """Draw a tree and return where its middle is."""
-    middle = left + _span(tree) // 2
-    at = left + (_span(tree) - sum(map(_span, _args(tree)))) // 2
-    for arg in _args(tree):
+    middle = left + _span(shape) // 2
+    at = left + (_span(shape) - sum(map(_span, shape.args))) // 2
+    for arg in shape.args:
         below = _draw(arg, at, top + LEVEL, colour, parts)
         parts.append(
             f'<line x1="{middle}" y1="{top + 6}" x2="{below}" y2="{top + LEVEL - 14}" '
             f'stroke="{colour}"/>'
         )
         at += _span(arg)
-    parts.append(_text(middle, top, _name(tree), colour if _args(tree) else "#1f2328"))
+    parts.append(_text(middle, top, shape.name, "#1f2328" if shape.is_leaf else colour))
     return middle
 
 

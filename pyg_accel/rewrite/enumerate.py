@@ -254,7 +254,7 @@ def _means(tree: Tree) -> Tree:
             and str(data.args[0]) == diagonal.mean_of
         ):
             return replace(data, mean=True)
-    return replace(tree, args=args)
+    return tree if args == tree.args else replace(tree, args=args)
 
 
 def _main(parts: tuple[Tree, ...]) -> Tree:

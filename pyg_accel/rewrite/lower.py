@@ -76,7 +76,9 @@ class Program:
         # What only other values of that kind are made of need not be kept beside them.
         kept = {i for i in same if i is tree or any(i in node.args for node in changing)}
         folded = folded_nodes(tree)
-        self._kept = [item in kept for item in self._items]
+        # The text of what is kept, and the leaves that it is made of.
+        self._kept = [(str(i), frozenset(x.name for x in leaves_in(i))) if i in kept else None
+                      for i in self._items]  # fmt: skip
         self._numbers = [_numbers(item, items) if item in kept else () for item in self._items]
         self._folded = [item in folded for item in self._items]
         self._values: dict[int, tuple[Snapshot, tuple[Any, ...], Any]] = {}
@@ -98,7 +100,7 @@ class _Run:
             item = self.program._items[number]
             if isinstance(item, Leaf):
                 found: Any = self.program._algebra.values[item.name](self.call)
-            elif self.program._kept[number]:
+            elif self.program._kept[number] is not None:
                 found = self.keep(number, item)
             else:
                 found = self.compute(number, item)
@@ -113,14 +115,16 @@ class _Run:
             given[n] for n in self.program._algebra.owners if isinstance(given.get(n), Tensor)
         ]
         features = {"X": self.call.x, "Y": self.call.x_dst}
-        names = {leaf.name for leaf in leaves_in(node)}
+        kept = self.program._kept[number]
+        assert kept is not None
+        text, names = kept
         owners += [t for name, t in features.items() if name in names and t is not None]
         numbers = [self.value(n) for n in self.program._numbers[number]]
         owners += [n for n in numbers if isinstance(n, Tensor)]  # an expression names them only
         plain = tuple(n for n in numbers if not isinstance(n, Tensor))
         if self.call.halos is not None:
             return self.keep_here(number, node, (self.call.edge_index, *owners), plain)
-        key = (str(node), self.call.x.dtype, self.program._algebra.facts, plain)
+        key = (text, self.call.x.dtype, self.program._algebra.facts, plain)
         return derived(matrix.graph, key, tuple(owners), lambda: self.compute(number, node))
 
     def keep_here(

@@ -1,7 +1,7 @@
 """What was decided for a model, layer by layer, as data and as text."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from io import StringIO
@@ -112,17 +112,21 @@ class ModelPlan:
 
     def __str__(self) -> str:
         """Return text; tables by ``rich`` if it is installed."""
-        lines = [title(self)]
+        lines = _wrapped([title(self)])
         for layer in self.layers:
-            lines += ["", f"{layer.path or 'the layer'}: {layer.layer}"]
-            for fact in (*facts(layer), *legend(layer)):
-                lines += wrap(fact, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+            name = f"{layer.path or 'the layer'}: {layer.layer}"
+            lines += ["", *_wrapped([name, *facts(layer), *legend(layer)])]
             if layer.trees:
                 rows = [row(tree) for tree in layer.trees[:MOST]]
                 lines.append(_rich_table(rows) if find_spec("rich") else _plain_table(rows))
                 if len(layer.trees) > MOST:
                     lines.append(f"and {len(layer.trees) - MOST} more, which format='md' lists")
-        return "\n".join([*lines, *unread(self)])
+        return "\n".join([*lines, *_wrapped(unread(self))])
+
+
+def _wrapped(texts: Iterable[str]) -> list[str]:
+    lines = (wrap(t, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for t in texts)
+    return [line for wrapped in lines for line in wrapped]
 
 
 def plan(

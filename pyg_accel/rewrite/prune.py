@@ -13,11 +13,12 @@ which it may win: a condition on sizes alone, and the cost models decide among w
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyg_accel.rewrite.tree import Tree
 from pyg_accel.rewrite.tree_cost import Assumptions, PrimitiveCall, TreeCost, tree_cost
 
-__all__ = ["SCENARIOS", "Associations", "dominates", "prune"]
+__all__ = ["SCENARIOS", "Associations", "prune"]
 
 SCENARIOS = ("in < out", "in > out")
 
@@ -53,11 +54,12 @@ def prune(trees: Sequence[Tree], given: Assumptions) -> Associations:
     bills = {tree: tree_cost(tree, given) for tree in trees}
     reasons: dict[Tree, dict[str, str]] = {tree: {} for tree in trees}
     for scenario in SCENARIOS:
+        works = {tree: _sorted(bill, scenario) for tree, bill in bills.items()}
         # A tree that dominates comes before what it dominates; that it is dominated itself makes
         # no difference, since then a third one dominates both.
         standing: list[Tree] = []
-        for tree in sorted(trees, key=lambda t: _weight(bills[t], scenario)):
-            rival = next((r for r in standing if dominates(bills[r], bills[tree], scenario)), None)
+        for tree in sorted(trees, key=lambda t: works[t].weight):
+            rival = next((r for r in standing if _dominates(works[r], works[tree], scenario)), None)
             if rival is None:
                 standing.append(tree)
             else:
@@ -70,29 +72,43 @@ def prune(trees: Sequence[Tree], given: Assumptions) -> Associations:
                   {t: r for t, r in reasons.items() if t not in scenarios}, bills)  # fmt: skip
 
 
-def _weight(bill: TreeCost, scenario: str) -> tuple[int, int, int, int]:
-    works = bill.all
-    weighted = sum(w.name == "spmm_weighted" for w in works)
-    sizes = sum(sum(_rank(w, scenario)) for w in works)
-    return len(works), sizes, weighted, -sum(w.once for w in works)
+class _Works(NamedTuple):
+    """The primitives of a tree in a scenario.
+
+    Attributes:
+        weight: of a tree that another one dominates it is larger.
+        counts: how many primitives there are of each sort; of the two products with edges together.
+        works: the primitives, those on the smallest matrices first.
+    """
+
+    weight: tuple[int, int, int, int]
+    counts: Counter[str]
+    works: list[PrimitiveCall]
 
 
-def dominates(rival: TreeCost, bill: TreeCost, scenario: str) -> bool:
-    """Whether every primitive of ``rival`` has one of its own in ``bill`` that is no cheaper."""
-    if _counts(rival) - _counts(bill):
+def _sorted(bill: TreeCost, scenario: str) -> _Works:
+    ranked = [(_rank(work, scenario), number) for number, work in enumerate(bill.all)]
+    works = [bill.all[number] for _, number in sorted(ranked)]
+    weighted = sum([w.name == "spmm_weighted" for w in works])
+    sizes = sum([sum(rank) for rank, _ in ranked])
+    return _Works(
+        (len(works), sizes, weighted, -sum([w.once for w in works])),
+        Counter([w.name.removesuffix("_weighted") for w in works]),
+        works,
+    )
+
+
+def _dominates(rival: _Works, other: _Works, scenario: str) -> bool:
+    """Whether every primitive of ``rival`` has one of its own in ``other`` that is no cheaper."""
+    if not rival.counts <= other.counts:
         return False
-    left = sorted(bill.all, key=lambda w: _rank(w, scenario))
-    for work in sorted(rival.all, key=lambda w: _rank(w, scenario), reverse=True):
-        match = next((w for w in left if _no_dearer(work, w, scenario)), None)
+    left = list(other.works)
+    for work in reversed(rival.works):
+        match = next((n for n, w in enumerate(left) if _no_dearer(work, w, scenario)), None)
         if match is None:
             return False
-        left.remove(match)
+        del left[match]
     return True
-
-
-def _counts(bill: TreeCost) -> Counter[str]:
-    """How many primitives there are of each sort; of the two products with edges together."""
-    return Counter(w.name.removesuffix("_weighted") for w in bill.all)
 
 
 def _rank(work: PrimitiveCall, scenario: str) -> tuple[int, ...]:
@@ -107,10 +123,11 @@ def _size(symbol: str, scenario: str) -> int:
 
 def _no_dearer(a: PrimitiveCall, b: PrimitiveCall, scenario: str) -> bool:
     """Whether primitive ``a`` never takes longer than ``b``."""
-    kinds = a.name == b.name or (a.name, b.name) == ("spmm", "spmm_weighted")
-    if not kinds or (a.graph, a.transposed) != (b.graph, b.transposed) or a.heads > b.heads:
+    if a.name != b.name and (a.name, b.name) != ("spmm", "spmm_weighted"):
         return False
-    if (b.once and not a.once) or (b.shared and not a.shared):
+    if (a.graph, a.transposed) != (b.graph, b.transposed) or a.heads > b.heads:
+        return False
+    if (b.once and not a.once) or (b.shared and not a.shared) or (b.fused and not a.fused):
         return False
     pairs = ((a.rows, b.rows), (a.inner, b.inner), (a.cols, b.cols))
     if a.name in ("gemm", "gemm_tn"):  # a product of the same three sizes is the same work

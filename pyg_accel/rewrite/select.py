@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -226,7 +227,8 @@ def make_decision(
     """Choose a tree for a call.
 
     A roofline on the sizes of the graph decides first. Where it expects the layer to take longer
-    than measuring the graph would, the graph is measured and the cost model decides.
+    than measuring the graph would, the graph is measured and the cost model decides; unless that
+    is the roofline, and it chooses the same whether caches serve every row of features or none.
     """
     given = assumptions_of(algebra, call, options)
     if sampling is not None:
@@ -250,11 +252,17 @@ def make_decision(
                         slowest=slowest, price_all=options.price_all)  # fmt: skip
         return choice, model, features
 
-    model, found = options.cost or cost_model(call.x.device), None
+    model = options.cost or cost_model(call.x.device)
+    measured = partial(chosen, model, GraphFeatures.of)
     if isinstance(model, Learned | Roofline):
         found = chosen(model.roofline, GraphFeatures.sizes_of)
-    if found is None or min(found[0].seconds.values(), default=0) > QUICK:
-        found = chosen(model, GraphFeatures.of)
+        if min(found[0].seconds.values(), default=0) > QUICK:
+            near = partial(GraphFeatures.sizes_of, far=0.0)
+            learned = isinstance(model, Learned) or options.price_all
+            if learned or chosen(model, near)[0].tree != found[0].tree:
+                found = measured()
+    else:
+        found = measured()
     choice, model, features = found
     program = Program(choice.tree, algebra, given.static, sampled=sampling is not None)
     return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, sampling,

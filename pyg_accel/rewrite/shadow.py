@@ -135,6 +135,8 @@ class ShadowModules:
 
 def _rebound(value: Any, shadow_of: _Find, known: dict[int, Any]) -> Any:
     """Return what refers to copies where ``value`` refers to modules; itself if it does not."""
+    if value is None or isinstance(value, _LEAVES):
+        return value
     if isinstance(value, torch.nn.Module):
         return shadow_of(value)
     if id(value) in known:

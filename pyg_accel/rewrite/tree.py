@@ -1,7 +1,8 @@
 """Association trees: which primitive multiplies what (paper, section 3.3)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from pyg_accel.rewrite.ir import Leaf
 
@@ -53,6 +54,19 @@ class Node:
     folds: bool = False
     free: bool = False
     multiplies: bool = False
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Hash once: trees are keys everywhere, and a hash visits all of one."""
+        found = hash((self.op, self.args, self.cols, self.name, self.mean))
+        object.__setattr__(self, "_hash", found)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Hash again where it is unpickled: other processes have other hashes."""
+        return Node, tuple(getattr(self, f.name) for f in fields(self) if f.init)
 
     def __str__(self) -> str:
         args = [str(a) for a in self.args if a is not None]

@@ -4,6 +4,7 @@ Symbols stand for sizes here, so that trees can be compared before any input is 
 (:mod:`.prune`); :meth:`PrimitiveCall.primitive` puts numbers in for a cost model.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -52,6 +53,7 @@ class PrimitiveCall:
         transposed: its transpose is walked: a gradient.
         once: computed when a graph is first seen, and kept.
         shared: all heads weigh the same columns.
+        fused: one kernel computes the weights and this product, of features that it reads for both.
     """
 
     name: str
@@ -63,6 +65,7 @@ class PrimitiveCall:
     transposed: bool = False
     once: bool = False
     shared: bool = False
+    fused: bool = False
 
     def primitive(self, sizes: Mapping[str, int], graphs: Features) -> Primitive:
         """Return it with numbers in place of symbols.
@@ -76,6 +79,7 @@ class PrimitiveCall:
             self.name, sizes[self.rows], sizes[self.inner] if self.inner else 0,
             sizes[self.cols] * self.heads, self.heads, graph,
             permuted=self.transposed and self.name == "spmm_weighted", shared=self.shared,
+            fused=self.fused,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -85,7 +89,8 @@ class PrimitiveCall:
         cols = "" if self.name in ("scale_edges", "edge_softmax") else f" {of}{self.cols}{heads}"
         inner = f"x{self.inner}" if self.inner and not of else ""
         rows = "" if self.graph else f" {self.rows}{inner}x{of}{self.cols}{heads}"
-        return f"{self.name}{graph}{cols if self.graph else rows}"
+        fused = " (fused)" if self.fused else ""
+        return f"{self.name}{graph}{cols if self.graph else rows}{fused}"
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,7 @@ def tree_cost(tree: Tree, given: Assumptions) -> TreeCost:
     fused = {arg for n in nodes if n.op == "add" for arg in _addends(n)}
     static = static_nodes(tree, given.static, sampled=given.sampled)
     folded = folded_nodes(tree)
+    readers = Counter(arg for n in nodes for arg in n.args)
     sent: set[Tree] = set()
     for node in nodes:
         learned[node] = any(map(needs, node.args))
@@ -141,6 +147,8 @@ def tree_cost(tree: Tree, given: Assumptions) -> TreeCost:
             learned[node] = given.train
         ahead = _forward(node, sampled=given.sampled)
         data = node.args[-1]
+        if node.op == "spmm" and not given.sampled and readers[node.args[0]] == 1:
+            ahead = [replace(w, fused=_reads(node.args[0], data)) for w in ahead]
         if given.spread and node.op == "spmm" and data is not None and data not in sent:
             sent.add(data)  # once, however many matrices read it
             rows = PrimitiveCall(
@@ -159,6 +167,12 @@ def tree_cost(tree: Tree, given: Assumptions) -> TreeCost:
                 if isinstance(data_, Node):
                     kept[data_] = (data_.rows, data_.cols, data_.heads)
     return TreeCost(tuple(forward), tuple(backward), tuple(kept.values()))
+
+
+def _reads(matrix: Tree | None, data: Tree | None) -> bool:
+    """Whether the scores of attention are made of all columns of these features, edge by edge."""
+    attends = isinstance(matrix, Node) and matrix.op == "attend" and not matrix.folds
+    return attends and data in matrix.args  # type: ignore[union-attr]
 
 
 def _addends(node: Node) -> list[Tree]:

@@ -1,8 +1,15 @@
 """How many associations there are, and which of them are left (paper, sections 3.3 and 5)."""
 
-import pytest
-from torch_geometric.nn import GATConv
+import pickle
+import subprocess
+import sys
 
+import pytest
+import torch
+from torch_geometric.nn import GATConv, GATv2Conv
+
+import pyg_accel
+from benchmarks.association import MODELS
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.enumerate import enumerate_trees
 from pyg_accel.rewrite.equivalents import equivalents, simplify
@@ -146,3 +153,31 @@ def test_heads_that_weigh_the_same_features_are_told_to_the_cost_model():
     }
     assert sorted(shared.values()) == [[False], [True]]
     assert all(("·X)·W" in tree) == flags[0] for tree, flags in shared.items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_orders_that_the_benchmark_measures_are_associations_of_the_layer(name):
+    model = MODELS[name]
+    for sizes in ((8, 4), (4, 8)):
+        known = set(map(str, associations(model.make(*sizes)).all))
+        assert {model.default(*sizes)} | {f(*sizes) for f in model.families.values()} <= known
+
+
+def test_an_unpickled_tree_is_found_where_an_equal_one_is():
+    tree = enumerate_trees(GCN)[0]
+    assert pickle.loads(pickle.dumps(tree)) == tree
+    code = "import pickle, sys; t = pickle.load(sys.stdin.buffer); u = t.__reduce__(); "
+    code += "assert {u[0](*u[1])} == {t}"  # in a process in which strings have other hashes
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(tree), check=True)
+
+
+@pytest.mark.parametrize(("conv", "fused"), [(GATv2Conv, {"reuse": 1, "recompute": 0}),
+                                             (GATConv, {"reuse": 0, "recompute": 0})])  # fmt: skip
+def test_features_that_scores_have_read_are_not_paid_for_again(conv, fused):
+    found = associations(conv(32, 256))
+    names = {MODELS[conv.__name__.removesuffix("Conv")].families[f](32, 256): f for f in fused}
+    trees = {names[str(tree)]: tree for tree in found.all if str(tree) in names}
+    assert {f: sum(w.fused for w in found.bills[trees[f]].all) for f in fused} == fused
+    x, edge_index = torch.randn(500, 32), torch.randint(500, (2, 20_000))
+    (layer,) = pyg_accel.plan(conv(32, 256), x, edge_index).layers
+    assert layer.trees[0].composition == ("reuse" if any(fused.values()) else "recompute")

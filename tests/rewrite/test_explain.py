@@ -123,6 +123,25 @@ def test_text_explains_its_symbols_within_a_hundred_columns(rich, monkeypatch):
         assert all(what in flat for what in told)
 
 
+def test_long_reasons_are_wrapped():
+    found = plans.ModelPlan("Net", False, (), {"part": "it reads a value " * 12})
+    lines = str(found).splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 100
+
+
+def test_what_is_computed_once_is_drawn_once():
+    out = io.StringIO()
+    conv = nn.GATConv(12, 4)
+    pyg_accel.explain(
+        conv, *inputs(), format="svg", file=out, choose="(concat((softmax(A, (X·W))·(X·W))) + b)"
+    )
+    root = ElementTree.fromstring(out.getvalue())
+    texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "the layer: GATConv = concat(softmax(A, X W) X W) + b" in texts
+    reuse = texts[: texts.index(next(t for t in texts if "recompute" in t))]
+    assert (reuse.count("gemm"), reuse.count("(gemm)")) == (1, 1)
+
+
 def test_the_drawing_of_many_trees_is_legible_and_says_how_many_more_there_are(tmp_path):
     path = tmp_path / "trees.svg"
     found = pyg_accel.explain(nn.TAGConv(12, 4, K=3), *inputs(), cost=Flops(), file=str(path))

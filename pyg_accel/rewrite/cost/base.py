@@ -31,6 +31,7 @@ class Primitive:
         graph: features of the graph whose rows are walked (the transpose for gradients), if any.
         permuted: edge operands are read through a permutation, as on the transpose.
         shared: all heads weigh the same ``cols / heads`` features.
+        fused: the kernel that computes the weights reads these features for them anyway.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Primitive:
     graph: GraphFeatures | None = None
     permuted: bool = False
     shared: bool = False
+    fused: bool = False
 
 
 class CostModel(Protocol):

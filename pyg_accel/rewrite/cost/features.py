@@ -70,10 +70,12 @@ class GraphFeatures:
         return self.num_entries / max(self.num_rows * self.num_cols, 1)
 
     @classmethod
-    def sizes_of(cls, graph: Graph, *, transposed: bool = False) -> "GraphFeatures":
+    def sizes_of(
+        cls, graph: Graph, *, transposed: bool = False, far: float = 1.0
+    ) -> "GraphFeatures":
         """Return the sizes of a graph, without looking at its edges; else like :meth:`of`."""
         rows, cols = graph.num_rows, graph.num_cols
-        return cls(*((cols, rows) if transposed else (rows, cols)), graph.num_edges)
+        return cls(*((cols, rows) if transposed else (rows, cols)), graph.num_edges, far=far)
 
     @classmethod
     def of(cls, graph: Graph, *, transposed: bool = False) -> "GraphFeatures":

@@ -35,6 +35,8 @@ class Machine:
         overlaps: calls are queued: the next is prepared while the last one runs.
         entry: columns of a dense row that one stored entry of CBSR costs as much as.
         link: bytes per second that come from other processes.
+        fused: time of a weighted sum of features that the kernel has read for the weights, over one
+            alone. It was measured on a CPU only.
     """
 
     flops: float
@@ -52,6 +54,7 @@ class Machine:
     overlaps: bool
     entry: float = 4.0
     link: float = 1e9
+    fused: float = 1.0
 
 
 # Fitted to benchmarks/results/cost_measurements: those of one H200, and for one core those of two
@@ -61,7 +64,7 @@ H200 = Machine(flops=33e12, memory=3.3e12, gather=4.8e12, cache=10.5e12, cache_b
                shared=0.3, overlaps=True, link=290e9)  # fmt: skip
 CORE = Machine(flops=80e9, memory=8.7e9, gather=6.7e9, cache=25e9, cache_bytes=8.5e6,
                slice_bytes=1024, sector=70, edge=6.4e-9, row=26e-9, call=60e-6, sparse_call=90e-6,
-               shared=3.5, overlaps=False, entry=6.0)  # fmt: skip
+               shared=3.5, overlaps=False, entry=6.0, fused=0.0)  # fmt: skip
 H200_UNITS = 132  # multiprocessors
 RATES = ("flops", "memory", "gather", "cache", "cache_bytes")  # grow with the number of units
 TIMES = ("edge", "row")  # shrink with it
@@ -164,7 +167,8 @@ class Roofline:
         result = g.num_rows * p.cols
         if p.name in ("spmm", "spmm_weighted"):
             values = numbers if p.name == "spmm_weighted" and not p.permuted else 0
-            rows = self._rows(g, p.cols) * (m.shared if p.shared else 1)
+            rows = self._rows(g, p.cols)
+            rows *= (m.shared if p.shared else 1) * (m.fused if p.fused else 1)
             return rows + self._stream(entries + values + result) + apart
         if p.name == "sddmm":
             moved = self._stream(entries + numbers + result)

@@ -97,7 +97,7 @@ class _Recording(AttentionRecorder):
                 out = self._code(forward)(layer, **given)
         except (Unrecognised, Unfit, AssertionError, TypeError) as reason:
             raise NotLifted(f"the code of {self._name} cannot be followed: {reason}") from None
-        if any(isinstance(vars(layer).get(name), Deferred) for name in before):
+        if any([isinstance(vars(layer).get(name), Deferred) for name in before]):
             raise NotLifted(f"{self._name} keeps features (cached=True; see static=)")
         expr = self._result(out)
         found = record_of(self, expr)

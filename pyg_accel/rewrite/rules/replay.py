@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from pyg_accel.patching.edge_tensors import DeferredOperand, asks, name_of
 from pyg_accel.patching.lazy import LazyTensor
@@ -65,7 +65,7 @@ class ReplayRecorder(Recorder):
 
     def follow(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the result of a function, recorded; None if nothing of it is followed."""
-        given = tree_leaves((args, kwargs))
+        given = [*_leaves(args), *_leaves(kwargs)]
         if not args or any(
             isinstance(t, DeferredOperand | LazyTensor) and not isinstance(t, Deferred)
             for t in given
@@ -143,7 +143,7 @@ class ReplayRecorder(Recorder):
     def sources_of(self, tensor: Tensor) -> Iterator[Tensor]:
         """Yield the features that a tensor is made of."""
         _, _, args, kwargs = self.made.get(id(tensor), (None, None, (), {}))
-        inner = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        inner = [t for t in (*_leaves(args), *_leaves(kwargs)) if isinstance(t, Tensor)]
         for part in inner:
             yield from self.sources_of(part)
         followed = id(tensor) in self.followed or isinstance(tensor, Deferred)
@@ -155,7 +155,7 @@ class ReplayRecorder(Recorder):
         _, func, args, kwargs = self.made.get(id(tensor), (None, None, (), {}))
         if func is None:
             return id(tensor) in self.followed
-        biased = len(tree_leaves((args[2:], kwargs))) > 0 and name_of(func) == "linear"
+        biased = bool(args[2:] or kwargs) and name_of(func) == "linear"
         parts = [t for t in args if id(t) in self.followed]
         linear = name_of(func) in _LINEAR and not (biased and args[2:] != (None,))
         return linear and len(parts) == 1 and self.is_linear(parts[0])
@@ -182,6 +182,15 @@ class ReplayRecorder(Recorder):
         _, func, args, kwargs = self.made[id(value)]
         inner = [self.replay(a, source) for a in args]
         return lambda call, given: func(*[one(call, given) for one in inner], **kwargs)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what lists, tuples and dictionaries hold, however deep."""
+    if isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
+    else:
+        yield value
 
 
 def _attribute(module: torch.nn.Module, name: str) -> Replay:

@@ -1,12 +1,17 @@
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
+from torch_geometric.nn import GATConv
 
+import pyg_accel
 from pyg_accel.graph import Graph
-from pyg_accel.rewrite.cost import features
+from pyg_accel.rewrite import select
+from pyg_accel.rewrite.cost import Roofline, features
 from pyg_accel.rewrite.cost.features import GraphFeatures
+from pyg_accel.rewrite.cost.roofline import CORE
 
 
 def random_graph(rows: int, cols: int, entries: int) -> Graph:
@@ -65,3 +70,18 @@ def test_a_graph_is_measured_once_and_not_kept_alive(monkeypatch):
     del graph
     gc.collect()
     assert dead() is None
+
+
+@pytest.mark.parametrize(("gather", "asked"), [(1e8, True), (1e12, False)])
+def test_a_graph_is_measured_only_if_the_choice_depends_on_it(gather, asked, monkeypatch):
+    monkeypatch.setattr(select, "QUICK", 0.0)
+    measured = []
+    measure = features._measure
+    monkeypatch.setattr(features, "_measure", lambda csr: measured.append(csr) or measure(csr))
+    machine = replace(CORE, flops=1e11, cache_bytes=1e3, gather=gather, cache=1e12)
+    conv, cost = GATConv(32, 128), Roofline(machine, "")
+    x, edge_index = torch.randn(1000, 32), torch.randint(1000, (2, 20_000))
+    fast = pyg_accel.optimize(conv, x, edge_index, cost=cost)
+    assert bool(measured) == asked
+    (layer,) = pyg_accel.plan(conv, x, edge_index, cost=cost).layers  # with all that is measured
+    assert layer.trees[0].tree == pyg_accel.plan(fast).layers[0].trees[0].tree
