@@ -204,6 +204,7 @@ struct SampledArgs {
   int64_t most;  // entries that a row takes at most
   Strategy strategy;
   Rescale rescale;
+  const double* source_factor;  // [num_cols], of Rescale::kGcn, or null
   uint64_t seed;
   const int32_t* steps;  // [256]
 };

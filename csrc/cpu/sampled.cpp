@@ -1,4 +1,5 @@
 // SpMM over a sample of each row's entries.
+#include <cmath>
 #include "schedule.h"
 
 namespace pyg_accel {
@@ -20,6 +21,20 @@ int64_t longest_row(const Csr& csr) {
   for (int64_t row = 0; row < csr.num_rows; ++row)
     most = std::max(most, row_pointer(csr, row + 1) - row_pointer(csr, row));
   return most;
+}
+
+// What Rescale::kGcn multiplies the entries of a column by; a column has many of them.
+std::vector<double> source_factors(const Csr& csr, int64_t limit) {
+  constexpr int64_t kChunk = 1 << 14;
+  std::vector<double> factors(csr.num_rows);
+  parallel_tasks((csr.num_rows + kChunk - 1) / kChunk, false, [&](int64_t chunk) {
+    const int64_t end = std::min(csr.num_rows, (chunk + 1) * kChunk);
+    for (int64_t row = chunk * kChunk; row < end; ++row) {
+      const int64_t degree = row_pointer(csr, row + 1) - row_pointer(csr, row);
+      factors[row] = degree > limit ? std::sqrt(static_cast<double>(degree) / limit) : 1.0;
+    }
+  });
+  return factors;
 }
 
 Tensor sampled(const Tensor& rowptr,
@@ -83,6 +98,12 @@ Tensor sampled(const Tensor& rowptr,
   if (out.numel() == 0)
     return out;
   args.most = std::min(limit, longest_row(args.csr));
+  std::vector<double> factors;
+  if (args.rescale == Rescale::kGcn) {
+    STD_TORCH_CHECK(num_cols == args.csr.num_rows, "expected as many columns as rows for 'gcn'");
+    factors = source_factors(args.csr, limit);
+    args.source_factor = factors.data();
+  }
   const Kernels& table = kernels(narrow ? DType::kFloat : static_cast<DType>(storage));
   const SampledRows run = (storage == Storage::kInt8     ? table.sampled_int8
                            : storage == Storage::kFloat8 ? table.sampled_float8

@@ -175,11 +175,8 @@ void sampled_rows(const SampledArgs& a, const Range& range, int64_t* scratch) {
         A product = weight ? to_acc(weight[edges[i] * a.weight_columns + own]) : A{1};
         if (a.row_scale)
           product *= a.row_scale[cols[i]];
-        if (gcn) {
-          const int64_t source = rowptr[cols[i] + 1] - rowptr[cols[i]];
-          if (source > a.limit)
-            product *= static_cast<A>(square_root(static_cast<double>(source) / a.limit));
-        }
+        if (gcn)
+          product *= static_cast<A>(a.source_factor[cols[i]]);
         products[i] = product;
       }
       sampled_columns<T, true>(a, h, cols, products, count, factor, out);
