@@ -26,10 +26,11 @@ SHIPPED = Path(__file__).with_name("thresholds.json")
 
 
 # Sums of features, with a weight per edge perhaps; messages made of several features; softmax
-# weights; features of edges; all relations of a layer at once; what a network makes of every edge;
-# a matrix that a network makes of every edge.
+# weights; features of edges; softmax weights of narrow features of edges; all relations of a layer
+# at once; what a network makes of every edge; a matrix that a network makes of every edge.
 KINDS = (
-    "sums", "messages", "attention", "edge features", "relations", "edge networks", "edge matrices",
+    "sums", "messages", "attention", "edge features", "edge attention", "relations",
+    "edge networks", "edge matrices",
 )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ __all__ = ["Done", "Made", "Trace"]
 
 
 _WEIGHTS = 8  # numbers per edge up to which they are weights, and no features
+_NARROW = 32  # numbers per edge up to which attention over features of edges is slow
 
 
 # What this package asks of tensors; methods that do have no plan (:mod:`.readable`).
@@ -219,11 +220,23 @@ class Trace(Watch):
             for operand, side in zip(self.operands, self.sides, strict=True)
             if plain_shape(operand)[1:].numel() > _WEIGHTS
         ]
+        if wide and self.formulas and not any("_j" in formula for formula in self.formulas):
+            return "edge networks"  # the messages were written out, and nothing was reduced
+        if self._attends_to_edges():
+            return "edge attention"
         if "e" in wide:
             return "edge features"
         if any("softmax" in formula for formula in self.formulas):
             return "attention"
         return "messages" if len(wide) > 1 else "sums"
+
+    def _attends_to_edges(self) -> bool:
+        """Whether attention weights were applied to narrow features of edges."""
+        if self.done is None or self.done.reduce != "attention":
+            return False
+        own = [plain_shape(operand)[1:].numel() for operand, row, _ in self.done.operands
+               if row == -1 and not isinstance(operand, Weights)]  # fmt: skip
+        return bool(own) and max(own) <= _NARROW
 
     # -- making lazy tensors ---------------------------------------------------------------------
 

@@ -13,7 +13,9 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GINEConv,
+    HEATConv,
     HeteroConv,
+    PPFConv,
     RGCNConv,
     SAGEConv,
     TransformerConv,
@@ -195,6 +197,49 @@ def test_a_graph_of_the_size_of_cora_is_accelerated_at_default_settings(layer, r
     assert {row.backend for row in report_of()} == {"cpu"}
 
 
+def _many_edges() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(4_000, 16), torch.randint(4_000, (2, 45_000)), torch.randn(45_000, 8)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", ["HEAT", "Transformer"])
+def test_attention_to_narrow_features_of_edges_stays_with_pyg(name, train, report_of):
+    x, edges, attributes = _many_edges()
+    if name == "HEAT":
+        layer, types = HEATConv(16, 4, 1, 3, 8, 8, 8, heads=4), torch.randint(3, (45_000,))
+        args = (x, edges, torch.zeros(4_000).long(), types, attributes)
+    else:
+        layer, args = TransformerConv(16, 4, heads=4, edge_dim=8), (x, edges, attributes)
+    with pyg_accel.patched(), torch.set_grad_enabled(train):
+        layer(*args)
+        pyg_accel.reset_report()
+        layer(*args)
+    (row,) = report_of()
+    assert row.backend == "PyG" and row.reason.endswith("(edge attention)")
+
+
+def test_attention_to_wide_features_of_edges_is_accelerated(report_of):
+    x, edges, attributes = _many_edges()
+    layer = TransformerConv(16, 16, heads=4, edge_dim=8)
+    with pyg_accel.patched(), torch.no_grad():
+        layer(x, edges, attributes)
+        layer(x, edges, attributes)
+    assert {row.backend for row in report_of()} == {"cpu"}
+
+
+def test_messages_that_nothing_reduces_stay_with_pyg(report_of):
+    """A narrow network on every edge is not run in blocks: its input would be written out."""
+    x, edges, _ = _many_edges()
+    linear, position = torch.nn.Linear, torch.randn(4_000, 3)
+    layer = PPFConv(torch.nn.Sequential(linear(20, 16), torch.nn.ReLU(), linear(16, 16)))
+    with pyg_accel.patched(), torch.no_grad():
+        layer(x, position, position, edges)
+        pyg_accel.reset_report()
+        layer(x, position, position, edges)
+    (row,) = report_of()
+    assert row.backend == "PyG" and row.reason.endswith("(edge networks)")
+
+
 def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
     kinds(sums={"inference": 10, "training": 10, "new": E + 1})
     first, second, x = SAGEConv(F, F), SAGEConv(F, F), torch.randn(20, F)
@@ -210,13 +255,15 @@ def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
 
 def test_what_a_call_computes_is_its_kind(kinds, report_of):
     limits = {"inference": 10**6, "training": 10**6, "new": 10**6}
-    kinds(sums=limits, messages=limits, attention=limits, edge_features=limits, relations=limits)
+    kinds(sums=limits, messages=limits, attention=limits, edge_features=limits, relations=limits,
+          edge_attention=limits)  # fmt: skip
     x, edges = torch.randn(20, F), torch.randint(0, 20, (2, E))
     calls = {
         "sums": (GCNConv(F, F), (x, edges)),
         "messages": (FiLMConv(F, F), (x, edges)),
         "attention": (GATConv(F, F), (x, edges)),
         "edge features": (GINEConv(torch.nn.Linear(F, F)), (x, edges, torch.randn(E, F))),
+        "edge attention": (TransformerConv(F, F, edge_dim=3), (x, edges, torch.randn(E, 3))),
         "relations": (RGCNConv(F, F, 2), (x, edges, torch.arange(E) % 2)),
     }
     for kind, (layer, args) in calls.items():
