@@ -96,18 +96,20 @@ def call(
     if sized:
         edges, width = num_edges(edge_index), _width_of(original, self, kwargs)
         small = size_reasons(edges, edge_index.device.type, width)
-    by_size = bool(small)
     if not small:
         key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index.device.type, width)
-            by_size = bool(small)
-            small = small or new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
+            if not small:
+                by = (id(self), original)
+                small = new_graph_reasons(kind, edges, edge_index, by, width)
+                if small:
+                    layer_call.new_to = (*layer_call.new_to, by)
             if small:
                 layers.declined[self] = edges
-    if by_size:
+    if small:
         layer_call.reason = small[0]
     else:
         layer_call.others = True

@@ -15,7 +15,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
-from pyg_accel.patching.attention import Source, Weights, Where, attend
+from pyg_accel.patching.attention import Source, Weights, Where, attend, weighs_edges
 from pyg_accel.patching.edge_tensors import asks, materialize, name_of, plain_shape
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import (
@@ -35,7 +35,6 @@ __all__ = ["Done", "Made", "Trace"]
 
 
 _WEIGHTS = 8  # numbers per edge up to which they are weights, and no features
-_NARROW = 32  # numbers per edge up to which attention over features of edges is slow
 
 
 # What this package asks of tensors; methods that do have no plan (:mod:`.readable`).
@@ -215,28 +214,17 @@ class Trace(Watch):
         """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
         if any(isinstance(operand, Network) for operand in self.operands):
             return "edge matrices" if "outer" in "".join(self.formulas) else "edge networks"
-        wide = [
-            side
-            for operand, side in zip(self.operands, self.sides, strict=True)
-            if plain_shape(operand)[1:].numel() > _WEIGHTS
-        ]
-        if wide and self.formulas and not any("_j" in formula for formula in self.formulas):
-            return "edge networks"  # the messages were written out, and nothing was reduced
-        if self._attends_to_edges():
+        both = zip(self.operands, self.sides, strict=True)
+        wide = [side for operand, side in both if plain_shape(operand)[1:].numel() > _WEIGHTS]
+        if wide and self.formulas and "_j" not in "".join(self.formulas):  # all written out
+            return "edge networks"
+        if self.done and self.done.reduce == "attention" and weighs_edges(self.done.operands):
             return "edge attention"
         if "e" in wide:
             return "edge features"
         if any("softmax" in formula for formula in self.formulas):
             return "attention"
         return "messages" if len(wide) > 1 else "sums"
-
-    def _attends_to_edges(self) -> bool:
-        """Whether attention weights were applied to narrow features of edges."""
-        if self.done is None or self.done.reduce != "attention":
-            return False
-        own = [plain_shape(operand)[1:].numel() for operand, row, _ in self.done.operands
-               if row == -1 and not isinstance(operand, Weights)]  # fmt: skip
-        return bool(own) and max(own) <= _NARROW
 
     # -- making lazy tensors ---------------------------------------------------------------------
 
