@@ -6,7 +6,7 @@ from collections.abc import Hashable
 __all__ = ["layer_call"]
 
 
-_Before = tuple[str, tuple[Hashable, ...], bool, bool]
+_Before = tuple[str, tuple[Hashable, ...], bool, bool, int]
 
 
 class _LayerCall(threading.local):
@@ -19,6 +19,7 @@ class _LayerCall(threading.local):
         new_to: the parts to which a graph was new, and for that too small.
         others: another part was not, or the reason does not hold for every smaller graph.
         remembers: it asked for what was derived from its edge_index before.
+        hits: how often any layer had found that when it began.
     """
 
     small = False
@@ -27,16 +28,18 @@ class _LayerCall(threading.local):
     new_to: tuple[Hashable, ...] = ()
     others = False
     remembers = False
+    hits = 0
 
-    def begin(self) -> _Before:
+    def begin(self, hits: int) -> _Before:
         """Begin a nested call and return the state of the outer one for :meth:`end`."""
-        before = self.reason, self.new_to, self.others, self.remembers
+        before = self.reason, self.new_to, self.others, self.remembers, self.hits
         self.reason, self.new_to, self.others, self.remembers = "", (), False, False
+        self.hits = hits
         return before
 
     def end(self, before: _Before) -> None:
         """Return to the outer call, of which the ended one was a part."""
-        reason, new_to, others, remembers = before
+        reason, new_to, others, remembers, self.hits = before
         self.reason = self.reason or reason
         self.new_to = new_to + self.new_to
         self.others |= others

@@ -107,6 +107,8 @@ def call(
                 small = new_graph_reasons(kind, edges, edge_index, by, width)
                 if small:
                     layer_call.new_to = (*layer_call.new_to, by)
+                elif kind == "sums" and _is_derived_anew():
+                    small = kind_reasons("other sums", edges, edge_index.device.type, width)
             if small:
                 layers.declined[self] = edges
     if small:
@@ -150,10 +152,13 @@ def call(
             restore(state)
         else:
             seconds = time.perf_counter() - start
-            _found.setdefault(self, {})[key] = _Found("", trace.kind())
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(original, self, edge_index, args, kwargs, out, state)
             learner.learn(self, plain, kwargs, trace, out)
+            kind = trace.kind()
+            if kind == "sums" and plans.find(self, plain) is None:  # each call will be traced
+                kind = "other sums"
+            _found.setdefault(self, {})[key] = _Found("", kind)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, "+".join(names) or "deferred", "", seconds)
@@ -163,6 +168,12 @@ def call(
     out = original(self, edge_index, *args, **kwargs)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
     return out
+
+
+def _is_derived_anew() -> bool:
+    """Whether the layer's graph is derived in each call, as it is where a network makes weights."""
+    asked = layer_call.remembers and not saved_tensors_are_hooked()  # a checkpoint calls twice
+    return asked and MEMO.hits == layer_call.hits
 
 
 # Of each layer: the most features that its last propagate was given.

@@ -24,6 +24,7 @@ def layers(features: int) -> dict[str, tuple[str, torch.nn.Module]]:
         "SAGEConv mean": ("sums", _nn.SAGEConv(f, f)),
         "GraphConv weighted": ("sums", _nn.GraphConv(f, f)),
         "SAGEConv max": ("sums", _nn.SAGEConv(f, f, aggr="max")),
+        "EGConv": ("other sums", _nn.EGConv(f, f)),
         "FiLMConv": ("messages", _nn.FiLMConv(f, f)),
         "ResGatedGraphConv": ("messages", _nn.ResGatedGraphConv(f, f)),
         "GATConv": ("attention", _nn.GATConv(f, **heads)),
