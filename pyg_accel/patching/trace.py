@@ -213,6 +213,8 @@ class Trace(Watch):
     def kind(self) -> str:
         """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
         if any(isinstance(operand, Network) for operand in self.operands):
+            if len(self.formulas) > 1 and all("network" in text for text in self.formulas):
+                return "edge attention"  # a softmax in blocks runs the network several times
             return "edge matrices" if "outer" in "".join(self.formulas) else "edge networks"
         both = zip(self.operands, self.sides, strict=True)
         wide = [side for operand, side in both if plain_shape(operand)[1:].numel() > _WEIGHTS]
@@ -398,9 +400,7 @@ class Trace(Watch):
     def rows_of_side(self, side: str) -> int:
         """Return the number of nodes at one side."""
         row = self.target if side == "v" else 1 - self.target
-        size = self.sizes[row]
-        if size is None:
-            size = self.sizes[1 - row]
+        size = self.sizes[1 - row] if self.sizes[row] is None else self.sizes[row]
         if size is None:
             raise Unrecognised("a message without node features")
         return size

@@ -17,6 +17,7 @@ from torch_geometric.nn import (
     HEATConv,
     HeteroConv,
     PDNConv,
+    PointTransformerConv,
     PPFConv,
     RGCNConv,
     SAGEConv,
@@ -277,6 +278,18 @@ def test_messages_that_nothing_reduces_stay_with_pyg(report_of):
         layer(x, position, position, edges)
     (row,) = report_of()
     assert row.backend == "PyG" and row.reason.endswith("(edge networks)")
+
+
+def test_attention_that_a_network_makes_of_every_edge_stays_with_pyg(report_of):
+    """Each step of a softmax in blocks runs the network again, its gradient as well."""
+    x, edges = torch.randn(1_000, 256), torch.randint(1_000, (2, 20_000))
+    layer, position = PointTransformerConv(256, 256), torch.randn(1_000, 3)
+    with pyg_accel.patched():
+        layer(x, position, edges)
+        pyg_accel.reset_report()
+        layer(x, position, edges)
+    (row,) = report_of()
+    assert row.backend == "PyG" and row.reason.endswith("(edge attention)")
 
 
 def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
