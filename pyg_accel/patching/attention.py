@@ -28,7 +28,9 @@ from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import running
 
-__all__ = ["Source", "Weights", "Where", "attend"]
+__all__ = ["Source", "Weights", "Where", "attend", "weighs_edges"]
+
+_NARROW = 32  # numbers per edge up to which the kernel over features of edges is slow
 
 
 class Where(NamedTuple):
@@ -280,6 +282,13 @@ def attend(
         out = ops.attention(graph, score_text, value_text, given, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
     return out, text, waiting
+
+
+def weighs_edges(operands: list[tuple[Tensor, int, bool]]) -> bool:
+    """Whether weighted messages read narrow features of edges, the operands of row -1."""
+    own = [plain_shape(operand)[1:].numel() for operand, row, _ in operands
+           if row == -1 and not isinstance(operand, Weights)]  # fmt: skip
+    return bool(own) and max(own) <= _NARROW
 
 
 _text_of = lru_cache(maxsize=1024)(str)

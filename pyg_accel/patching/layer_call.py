@@ -1,8 +1,12 @@
 """What is known of the layer call in progress, per thread."""
 
 import threading
+from collections.abc import Hashable
 
 __all__ = ["layer_call"]
+
+
+_Before = tuple[str, tuple[Hashable, ...], bool, bool, int]
 
 
 class _LayerCall(threading.local):
@@ -12,26 +16,32 @@ class _LayerCall(threading.local):
         small: the call is known to be small: wrappers inside it run their originals.
         again: so was the layer's last call, on the same graph.
         reason: why a part of it was too small; empty if no part was.
+        new_to: the parts to which a graph was new, and for that too small.
         others: another part was not, or the reason does not hold for every smaller graph.
         remembers: it asked for what was derived from its edge_index before.
+        hits: how often any layer had found that when it began.
     """
 
     small = False
     again = False
     reason = ""
+    new_to: tuple[Hashable, ...] = ()
     others = False
     remembers = False
+    hits = 0
 
-    def begin(self) -> tuple[str, bool, bool]:
+    def begin(self, hits: int) -> _Before:
         """Begin a nested call and return the state of the outer one for :meth:`end`."""
-        before = self.reason, self.others, self.remembers
-        self.reason, self.others, self.remembers = "", False, False
+        before = self.reason, self.new_to, self.others, self.remembers, self.hits
+        self.reason, self.new_to, self.others, self.remembers = "", (), False, False
+        self.hits = hits
         return before
 
-    def end(self, before: tuple[str, bool, bool]) -> None:
+    def end(self, before: _Before) -> None:
         """Return to the outer call, of which the ended one was a part."""
-        reason, others, remembers = before
+        reason, new_to, others, remembers, self.hits = before
         self.reason = self.reason or reason
+        self.new_to = new_to + self.new_to
         self.others |= others
         self.remembers |= remembers
 

@@ -79,7 +79,7 @@ def hooked(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwa
 def _forward(
     original: Callable[..., Any], self: MessagePassing, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    outside = layer_call.begin()
+    outside = layer_call.begin(MEMO.hits)
     try:
         out = _remembering(original, self, args, kwargs)
         if not saved_tensors_are_hooked():

@@ -96,18 +96,22 @@ def call(
     if sized:
         edges, width = num_edges(edge_index), _width_of(original, self, kwargs)
         small = size_reasons(edges, edge_index.device.type, width)
-    by_size = bool(small)
     if not small:
         key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index.device.type, width)
-            by_size = bool(small)
-            small = small or new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
+            if not small:
+                by = (id(self), original)
+                small = new_graph_reasons(kind, edges, edge_index, by, width)
+                if small:
+                    layer_call.new_to = (*layer_call.new_to, by)
+                elif kind == "sums" and _is_derived_anew():
+                    small = kind_reasons("other sums", edges, edge_index.device.type, width)
             if small:
                 layers.declined[self] = edges
-    if by_size:
+    if small:
         layer_call.reason = small[0]
     else:
         layer_call.others = True
@@ -148,10 +152,13 @@ def call(
             restore(state)
         else:
             seconds = time.perf_counter() - start
-            _found.setdefault(self, {})[key] = _Found("", trace.kind())
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(original, self, edge_index, args, kwargs, out, state)
             learner.learn(self, plain, kwargs, trace, out)
+            kind = trace.kind()
+            if kind == "sums" and plans.find(self, plain) is None:  # each call will be traced
+                kind = "other sums"
+            _found.setdefault(self, {})[key] = _Found("", kind)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:
                 record(layer, formulas, "+".join(names) or "deferred", "", seconds)
@@ -161,6 +168,12 @@ def call(
     out = original(self, edge_index, *args, **kwargs)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
     return out
+
+
+def _is_derived_anew() -> bool:
+    """Whether the layer's graph is derived in each call, as it is where a network makes weights."""
+    asked = layer_call.remembers and not saved_tensors_are_hooked()  # a checkpoint calls twice
+    return asked and MEMO.hits == layer_call.hits
 
 
 # Of each layer: the most features that its last propagate was given.

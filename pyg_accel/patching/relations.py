@@ -18,6 +18,7 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
@@ -47,10 +48,11 @@ def forward(
     """Stand in for ``RGCNConv.forward``; where this cannot, each relation is a call of its own."""
     if takes_part(self) and type(edge_index) is Tensor and self.num_relations < MANY:
         edges = edge_index.size(-1)
-        if kind_reasons("relations", edges, edge_index.device.type) or new_graph_reasons(
-            "relations", edges, edge_index, id(self)
-        ):  # nothing is worth remembering
-            return MEMO.run(original, self, x, edge_index, edge_type)
+        few = kind_reasons("relations", edges, edge_index.device.type)
+        if few or new_graph_reasons("relations", edges, edge_index, id(self)):
+            if not few:
+                layer_call.new_to = (*layer_call.new_to, id(self))
+            return MEMO.run(original, self, x, edge_index, edge_type)  # nothing to remember
     if not takes_part(self) or _reasons(self, x, edge_index, edge_type):
         return original(self, x, edge_index, edge_type)
     start = time.perf_counter()

@@ -3,10 +3,12 @@
 A layer that leaves a call to PyG asks some thirty questions first, in each of the places where
 patch() stands. All of them come to the same for a graph of no more nodes and edges: so a layer
 remembers the largest graph that was too small for all that it does. Calls on such a graph run
-PyG's path from the beginning, and no hook inside of them asks anything.
+PyG's path from the beginning, and no hook inside of them asks anything. Where a graph was too small
+because it was new, this holds for other new graphs.
 """
 
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +17,18 @@ from torch import Tensor
 
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
+from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.layer_call import layer_call
+from pyg_accel.patching.reasons import SEEN
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.settings import settings
 
 __all__ = ["Small", "find", "forget", "learn"]
+
+
+# Of a call: the width of its features (of each type of nodes, where there are several), their rows,
+# the edges of all graphs and of the largest, and the first graph. Not named: it is made each time.
+_Given = tuple[int | tuple[int, ...], int, int, int, Tensor]
 
 
 @dataclass(slots=True)
@@ -34,20 +43,24 @@ class Small:
         row: of the report.
         remembers: the layer derives something of its edge_index, which is remembered for a graph
             that comes again.
+        new_to: those to whom the graph was new, and for that too small.
         nodes: rows of the features.
-        edges: of the graph.
+        edges: of the graph; of all, where there are several.
+        largest: edges of the largest of several graphs.
         last: the edge_index of the last call.
         misses: calls in a row, each on the graph of the one before, that found nothing remembered.
     """
 
-    width: int
+    width: int | tuple[int, ...]
     grad: bool
     training: bool
     device: int
     row: Row
     remembers: bool
+    new_to: tuple[Hashable, ...]
     nodes: int = 0
     edges: int = 0
+    largest: int = 0
     last: weakref.ref[Tensor] | None = None
     misses: int = 0
 
@@ -70,17 +83,32 @@ def forget() -> None:
     _known.clear()
 
 
-def _graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """Features and edge_index of a call, where they are what layers take first."""
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Given | None:
+    """Features and graphs of a call, where they are what layers take first."""
     x = args[0] if args else kwargs.get("x")
     edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
     if type(x) is tuple and x:
         x = x[0]
     if type(x) is not Tensor or type(edge_index) is not Tensor:
+        if type(x) is dict and type(edge_index) is dict:
+            return _given_types([*x.values()], [*edge_index.values()])
         return None
     if edge_index.layout is not torch.strided:  # a matrix, whose sizes are those of nodes
         return None
-    return (x, edge_index) if x.dim() == 2 and edge_index.dim() == 2 else None
+    rows, graph = x.shape, edge_index.shape
+    if len(rows) != 2 or len(graph) != 2:
+        return None
+    return rows[1], rows[0], graph[1], graph[1], edge_index
+
+
+def _given_types(xs: list[Any], graphs: list[Any]) -> _Given | None:
+    """The same of a call with dictionaries, by types of nodes and of edges."""
+    plain = all(type(t) is Tensor and t.layout is torch.strided and t.dim() == 2
+                for t in xs + graphs)  # fmt: skip
+    if not (xs and graphs and plain):
+        return None
+    widths, edges = tuple([x.size(1) for x in xs]), [graph.size(1) for graph in graphs]
+    return widths, sum([x.size(0) for x in xs]), sum(edges), max(edges), graphs[0]
 
 
 def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Small | None:
@@ -91,14 +119,15 @@ def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     known = _known.get(module)
     if known is None or layer_call.small:  # a part of another layer's call, with a graph of its own
         return None
-    given = _graph(args, kwargs)
+    given = _given(args, kwargs)
     if given is None:
         return None
-    x, edge_index = given
+    width, nodes, edges, largest, edge_index = given
     if (
-        edge_index.size(1) > known.edges
-        or x.size(0) > known.nodes
-        or x.size(1) != known.width
+        edges > known.edges
+        or nodes > known.nodes
+        or largest > known.largest
+        or width != known.width
         or edge_index.get_device() != known.device
         or torch.is_grad_enabled() != known.grad
         or module.training != known.training
@@ -106,31 +135,43 @@ def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         or in_force() is not None
     ):
         return None
-    if known.remembers:
-        # A checkpoint expects the same of a call that it makes again, whatever was seen meanwhile.
-        if saved_tensors_are_hooked():
-            return None
-        layer_call.again = known.last is not None and known.last() is edge_index
-        if not layer_call.again:
-            known.last = weakref.ref(edge_index)
+    if not (known.remembers or known.new_to):
+        return known
+    # A checkpoint expects the same of a call that it makes again, whatever was seen meanwhile.
+    if saved_tensors_are_hooked():
+        return None
+    if known.new_to and (is_built_ahead(edge_index) or not _is_new(known.new_to, edge_index)):
+        return None
+    layer_call.again = known.last is not None and known.last() is edge_index
+    if not layer_call.again:
+        known.last = weakref.ref(edge_index)
     return known
+
+
+def _is_new(to: tuple[Hashable, ...], edge_index: Tensor) -> bool:
+    """Whether a graph is new to some; it will not be another time."""
+    return all([SEEN.is_new(by, edge_index) for by in to])
 
 
 def learn(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Remember of a layer what its call has shown, if all parts of it were too small."""
-    given = _graph(args, kwargs) if layer_call.reason and not layer_call.others else None
+    given = _given(args, kwargs) if layer_call.reason and not layer_call.others else None
     if given is None:
         _known.pop(module, None)
         return
-    x, edge_index = given
-    facts = x.size(1), torch.is_grad_enabled(), module.training, edge_index.get_device()
+    width, nodes, edges, largest, edge_index = given
+    new_to = tuple(dict.fromkeys(layer_call.new_to))
+    if new_to:
+        _is_new(new_to, edge_index)  # what was new to them may be another, derived from this one
+    facts = width, torch.is_grad_enabled(), module.training, edge_index.get_device()
     known = _known.get(module)
-    if known is None or (known.width, known.grad, known.training, known.device) != facts:
+    before = known and (known.width, known.grad, known.training, known.device, known.new_to)
+    if known is None or before != (*facts, new_to):
         known = _known[module] = Small(
             *facts, row_of(type(module).__name__, "", "PyG", layer_call.reason),
-            layer_call.remembers,
+            layer_call.remembers, new_to,
         )  # fmt: skip
-    # Both at once, as both are asked for: each of two graphs may have more of one.
-    if edge_index.size(1) >= known.edges and x.size(0) >= known.nodes:
-        known.edges, known.nodes = edge_index.size(1), x.size(0)
+    # All at once, as all are asked for: each of two graphs may have more of one.
+    if edges >= known.edges and nodes >= known.nodes and largest >= known.largest:
+        known.edges, known.nodes, known.largest = edges, nodes, largest
     known.last = weakref.ref(edge_index)

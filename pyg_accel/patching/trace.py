@@ -15,7 +15,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
-from pyg_accel.patching.attention import Source, Weights, Where, attend
+from pyg_accel.patching.attention import Source, Weights, Where, attend, weighs_edges
 from pyg_accel.patching.edge_tensors import asks, materialize, name_of, plain_shape
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import (
@@ -213,12 +213,15 @@ class Trace(Watch):
     def kind(self) -> str:
         """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
         if any(isinstance(operand, Network) for operand in self.operands):
+            if len(self.formulas) > 1 and all("network" in text for text in self.formulas):
+                return "edge attention"  # a softmax in blocks runs the network several times
             return "edge matrices" if "outer" in "".join(self.formulas) else "edge networks"
-        wide = [
-            side
-            for operand, side in zip(self.operands, self.sides, strict=True)
-            if plain_shape(operand)[1:].numel() > _WEIGHTS
-        ]
+        both = zip(self.operands, self.sides, strict=True)
+        wide = [side for operand, side in both if plain_shape(operand)[1:].numel() > _WEIGHTS]
+        if wide and self.formulas and "_j" not in "".join(self.formulas):  # all written out
+            return "edge networks"
+        if self.done and self.done.reduce == "attention" and weighs_edges(self.done.operands):
+            return "edge attention"
         if "e" in wide:
             return "edge features"
         if any("softmax" in formula for formula in self.formulas):
@@ -397,9 +400,7 @@ class Trace(Watch):
     def rows_of_side(self, side: str) -> int:
         """Return the number of nodes at one side."""
         row = self.target if side == "v" else 1 - self.target
-        size = self.sizes[row]
-        if size is None:
-            size = self.sizes[1 - row]
+        size = self.sizes[1 - row] if self.sizes[row] is None else self.sizes[row]
         if size is None:
             raise Unrecognised("a message without node features")
         return size

@@ -18,17 +18,19 @@ DEGREE, RELATIONS, EDGE_FEATURES = 8, 4, 16
 def layers(features: int) -> dict[str, tuple[str, torch.nn.Module]]:
     """Return layers of every kind of call, by name, each with the name of its kind."""
     f, heads = features, {"heads": 4, "out_channels": features // 4}
+    narrow = {"heads": 4, "out_channels": min(features // 4, 8)}
     with_edges, linear = {"edge_dim": EDGE_FEATURES}, torch.nn.Linear(features, features)
     return {
         "SAGEConv mean": ("sums", _nn.SAGEConv(f, f)),
         "GraphConv weighted": ("sums", _nn.GraphConv(f, f)),
         "SAGEConv max": ("sums", _nn.SAGEConv(f, f, aggr="max")),
+        "EGConv": ("other sums", _nn.EGConv(f, f)),
         "FiLMConv": ("messages", _nn.FiLMConv(f, f)),
         "ResGatedGraphConv": ("messages", _nn.ResGatedGraphConv(f, f)),
         "GATConv": ("attention", _nn.GATConv(f, **heads)),
         "GATv2Conv": ("attention", _nn.GATv2Conv(f, **heads)),
         "GINEConv": ("edge features", _nn.GINEConv(linear, **with_edges)),
-        "TransformerConv": ("edge features", _nn.TransformerConv(f, **heads, **with_edges)),
+        "TransformerConv": ("edge attention", _nn.TransformerConv(f, **narrow, **with_edges)),
         "GENConv": ("edge features", _nn.GENConv(f, f, **with_edges)),
         "EdgeConv": ("edge networks", _nn.EdgeConv(_network(2 * f, f, f))),
         "NNConv": ("edge matrices", _nn.NNConv(f, 8, _network(EDGE_FEATURES, 32, 8 * f))),
@@ -58,7 +60,7 @@ def step(
     rest: list[Tensor] = []
     if isinstance(layer, _nn.GraphConv):
         rest = [x.new_ones(edges)]
-    elif kind in ("edge features", "edge matrices"):
+    elif kind in ("edge features", "edge attention", "edge matrices"):
         rest = [torch.randn(edges, EDGE_FEATURES, device=x.device)]
     elif kind == "relations":
         rest = [torch.randint(RELATIONS, (edges,), device=x.device)]

@@ -6,12 +6,24 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv, SimpleConv
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    GINConv,
+    HANConv,
+    HGTConv,
+    RGCNConv,
+    SAGEConv,
+    SimpleConv,
+    TransformerConv,
+)
 
 import pyg_accel
 from pyg_accel.patching import small
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.settings import settings
+from pyg_accel.transforms import BuildCSR
 
 LAYERS = {
     "SAGE": lambda: SAGEConv(8, 8),
@@ -65,13 +77,94 @@ def test_a_graph_that_comes_again_is_looked_up_where_something_was_derived_of_it
 
 def test_graphs_that_are_small_for_a_kind_of_call_are_known_too():
     x, edges = torch.randn(3000, 8), graph(12_000)  # above the limit of all kinds
-    sage = SAGEConv(8, 8)
+    conv = TransformerConv(8, 4, heads=2)
     with pyg_accel.patched():
         for _ in range(2):  # the first call tells the kind
-            sage(x, edges)
-        known = small.find(sage, (x, edges), {})
-        assert known is not None and "(sums)" in known.row.reason
-        assert small.find(sage.eval(), (x, edges), {}) is None
+            conv(x, edges)
+        known = small.find(conv, (x, edges), {})
+        assert known is not None and "(attention)" in known.row.reason
+        assert small.find(conv.eval(), (x, edges), {}) is None
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_new_graph_after_another_is_left_to_pyg_and_accelerated_when_it_comes_again(name):
+    layer, x = LAYERS[name]().double(), torch.randn(3000, 8, dtype=torch.float64)
+    edges = 45_000 if name == "GAT" else 12_000
+    with pyg_accel.patched():
+        for _ in range(3):  # the first call tells the kind, the second what is small
+            layer(x, graph(edges))
+        again = graph(edges)
+        known = small.find(layer, (x, again), {})
+        assert known is not None and known.new_to and "a new graph" in known.row.reason
+        assert small.find(layer, (x, again), {}) is None  # it is not new any more
+        assert small.find(layer, (x, graph(edges + 1)), {}) is None
+        results = [layer(x, again) for _ in range(5)]
+        pyg_accel.reset_report()
+        results.append(layer(x, again))
+        assert all(formulas())
+    right = layer(x, again)
+    for result in results:
+        torch.testing.assert_close(result, right)
+
+
+def test_a_checkpoint_of_a_new_graph_runs_a_call_alike():
+    layer, x = SAGEConv(8, 8), torch.randn(3000, 8, requires_grad=True)
+    edges = graph(12_000)
+    right = torch.autograd.grad(layer(x, edges).square().sum(), x)[0]
+    with pyg_accel.patched():
+        for _ in range(3):
+            layer(x, graph(12_000))
+        out = checkpoint(layer, x, edges, use_reentrant=False)
+        layer(x, graph(12_000))
+        found = torch.autograd.grad(out.square().sum(), x)[0]
+    torch.testing.assert_close(found, right)
+
+
+def test_a_graph_that_was_built_ahead_is_never_new():
+    layer, x = SAGEConv(8, 8), torch.randn(3000, 8)
+    with pyg_accel.patched():
+        for _ in range(3):
+            layer(x, graph(12_000))
+        data = BuildCSR()(Data(x=x, edge_index=graph(12_000)))
+        pyg_accel.reset_report()
+        layer(x, data.edge_index)
+        assert all(formulas())
+
+
+@pytest.mark.parametrize("conv", [HGTConv, HANConv])
+def test_layers_of_several_types_know_what_is_too_small(conv):
+    types = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")]
+    layer = conv(8, 8, (["a", "b"], types), heads=2)
+    xs = {"a": torch.randn(300, 8), "b": torch.randn(300, 8)}
+    edges = {key: graph(1000 + 100 * i) for i, key in enumerate(types)}
+    right = layer(xs, edges)
+    with pyg_accel.patched():
+        for _ in range(3):
+            layer(xs, edges)
+        found = layer(xs, edges)
+        assert small.find(layer, (xs, edges), {}) is not None
+        longer = edges | {types[0]: graph(1201)}  # one of them, and all together
+        assert small.find(layer, (xs, longer), {}) is None
+        assert (
+            small.find(layer, (xs, edges | {types[0]: graph(1201), types[1]: graph(0)}), {}) is None
+        )
+        assert small.find(layer, (xs | {"b": torch.randn(301, 8)}, edges), {}) is None
+        sparse = edges[types[0]].double().to_sparse()
+        assert small.find(layer, (xs, edges | {types[0]: sparse}), {}) is None
+    for name in xs:
+        torch.testing.assert_close(found[name], right[name])
+
+
+def test_relations_that_were_new_are_stacked_when_they_come_again():
+    layer, x = RGCNConv(8, 8, 4), torch.randn(3000, 8)
+    edges, types = graph(30_000), torch.randint(4, (30_000,))
+    right = layer(x, edges, types)
+    with pyg_accel.patched():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x, edges, types), right, rtol=1e-4, atol=1e-4)
+        pyg_accel.reset_report()
+        layer(x, edges, types)
+        assert formulas() == ["mean_j u0, 4 relations"]
 
 
 class Pool(GCNConv):

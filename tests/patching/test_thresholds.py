@@ -8,12 +8,17 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
     EdgeConv,
+    EGConv,
     FiLMConv,
     GATConv,
     GCNConv,
     GINConv,
     GINEConv,
+    HEATConv,
     HeteroConv,
+    PDNConv,
+    PointTransformerConv,
+    PPFConv,
     RGCNConv,
     SAGEConv,
     TransformerConv,
@@ -195,6 +200,98 @@ def test_a_graph_of_the_size_of_cora_is_accelerated_at_default_settings(layer, r
     assert {row.backend for row in report_of()} == {"cpu"}
 
 
+def _many_edges() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(4_000, 16), torch.randint(4_000, (2, 45_000)), torch.randn(45_000, 8)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", ["HEAT", "Transformer"])
+def test_attention_to_narrow_features_of_edges_stays_with_pyg(name, train, report_of):
+    x, edges, attributes = _many_edges()
+    if name == "HEAT":
+        layer, types = HEATConv(16, 4, 1, 3, 8, 8, 8, heads=4), torch.randint(3, (45_000,))
+        args = (x, edges, torch.zeros(4_000).long(), types, attributes)
+    else:
+        layer, args = TransformerConv(16, 4, heads=4, edge_dim=8), (x, edges, attributes)
+    with pyg_accel.patched(), torch.set_grad_enabled(train):
+        layer(*args)
+        pyg_accel.reset_report()
+        layer(*args)
+    (row,) = report_of()
+    assert row.backend == "PyG" and row.reason.endswith("(edge attention)")
+
+
+def test_attention_to_wide_features_of_edges_is_accelerated(report_of):
+    x, edges, attributes = _many_edges()
+    layer = TransformerConv(16, 16, heads=4, edge_dim=8)
+    with pyg_accel.patched(), torch.no_grad():
+        layer(x, edges, attributes)
+        layer(x, edges, attributes)
+    assert {row.backend for row in report_of()} == {"cpu"}
+
+
+@pytest.mark.parametrize("name", ["GIN", "GCN", "RGCN"])
+def test_sums_over_a_known_graph_are_accelerated_from_ten_thousand_edges_on(name, report_of):
+    x, edges = torch.randn(1_000, 16), torch.randint(1_000, (2, 10_000))
+    layer, rest = {
+        "GIN": (GINConv(torch.nn.Linear(16, 16)), ()),
+        "GCN": (GCNConv(16, 16), ()),
+        "RGCN": (RGCNConv(16, 16, 4), (torch.randint(4, (10_000,)),)),
+    }[name]
+    right = layer(x, edges, *rest)
+    with pyg_accel.patched():
+        for _ in range(4):
+            layer(x, edges, *rest)
+        pyg_accel.reset_report()
+        out = layer(x, edges, *rest)
+    assert {row.backend.partition("+")[0] for row in report_of()} == {"cpu"}
+    torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-4)
+
+
+def test_sums_whose_weights_a_network_makes_pay_later(report_of):
+    """Their graph is normalised anew in each call, with or without acceleration."""
+    x, edges, attributes = (
+        torch.randn(1_000, 16),
+        torch.randint(1_000, (2, 12_000)),
+        torch.randn(12_000, 8),
+    )
+    layer = PDNConv(16, 16, 8, 8)
+    right = layer(x, edges, attributes)
+    with pyg_accel.patched():
+        for _ in range(6):
+            out = layer(x, edges, attributes)
+            torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-4)
+        pyg_accel.reset_report()
+        layer(x, edges, attributes)
+    (row,) = report_of()
+    assert row.reason.endswith("(other sums)")
+
+
+def test_messages_that_nothing_reduces_stay_with_pyg(report_of):
+    """A narrow network on every edge is not run in blocks: its input would be written out."""
+    x, edges, _ = _many_edges()
+    linear, position = torch.nn.Linear, torch.randn(4_000, 3)
+    layer = PPFConv(torch.nn.Sequential(linear(20, 16), torch.nn.ReLU(), linear(16, 16)))
+    with pyg_accel.patched(), torch.no_grad():
+        layer(x, position, position, edges)
+        pyg_accel.reset_report()
+        layer(x, position, position, edges)
+    (row,) = report_of()
+    assert row.backend == "PyG" and row.reason.endswith("(edge networks)")
+
+
+def test_attention_that_a_network_makes_of_every_edge_stays_with_pyg(report_of):
+    """Each step of a softmax in blocks runs the network again, its gradient as well."""
+    x, edges = torch.randn(1_000, 256), torch.randint(1_000, (2, 20_000))
+    layer, position = PointTransformerConv(256, 256), torch.randn(1_000, 3)
+    with pyg_accel.patched():
+        layer(x, position, edges)
+        pyg_accel.reset_report()
+        layer(x, position, edges)
+    (row,) = report_of()
+    assert row.backend == "PyG" and row.reason.endswith("(edge attention)")
+
+
 def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
     kinds(sums={"inference": 10, "training": 10, "new": E + 1})
     first, second, x = SAGEConv(F, F), SAGEConv(F, F), torch.randn(20, F)
@@ -210,13 +307,16 @@ def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
 
 def test_what_a_call_computes_is_its_kind(kinds, report_of):
     limits = {"inference": 10**6, "training": 10**6, "new": 10**6}
-    kinds(sums=limits, messages=limits, attention=limits, edge_features=limits, relations=limits)
+    kinds(sums=limits, other_sums=limits, messages=limits, attention=limits, edge_features=limits,
+          edge_attention=limits, relations=limits)  # fmt: skip
     x, edges = torch.randn(20, F), torch.randint(0, 20, (2, E))
     calls = {
         "sums": (GCNConv(F, F), (x, edges)),
+        "other sums": (EGConv(16, 16), (torch.randn(20, 16), edges)),
         "messages": (FiLMConv(F, F), (x, edges)),
         "attention": (GATConv(F, F), (x, edges)),
         "edge features": (GINEConv(torch.nn.Linear(F, F)), (x, edges, torch.randn(E, F))),
+        "edge attention": (TransformerConv(F, F, edge_dim=3), (x, edges, torch.randn(E, 3))),
         "relations": (RGCNConv(F, F, 2), (x, edges, torch.arange(E) % 2)),
     }
     for kind, (layer, args) in calls.items():
@@ -225,7 +325,7 @@ def test_what_a_call_computes_is_its_kind(kinds, report_of):
             pyg_accel.reset_report()
             layer(*args)
         # Without its own kernels each relation is a call of its own.
-        expected = "sums" if kind == "relations" else kind
+        expected = "other sums" if kind == "relations" else kind
         assert {row.reason for row in report_of()} == {
             f"small: fewer than {10**6} edges ({expected})"
         }
