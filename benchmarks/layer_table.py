@@ -7,7 +7,7 @@ included; the CSV files have each of them.
 import pandas as pd
 
 from benchmarks import machine, results
-from benchmarks.layer_cases import WITHOUT
+from benchmarks.layer_cases import CASES, WITHOUT
 from benchmarks.table_lines import NONE
 
 PAGE = machine.ROOT / "docs" / "reference" / "layers.md"
@@ -34,7 +34,9 @@ def lines(frame: pd.DataFrame) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     frame = frame.fillna({"option": "", "formula": "", "reason": ""})
-    for (layer, option), rows in frame.groupby(["layer", "option"], sort=False):
+    groups = {key: rows for key, rows in frame.groupby(["layer", "option"])}
+    for layer, option in (key for key in CASES if key in groups):
+        rows = groups[layer, option]
         formulas = " ; ".join(dict.fromkeys(f for f in rows["formula"] if f))
         cells = [f"`{layer}`", option, f"`{formulas}`" if formulas else NONE]
         for name in ("forward", "training"):
