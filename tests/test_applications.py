@@ -145,7 +145,7 @@ def test_generated_data_are_valid_and_the_same_each_time(name):
 @pytest.mark.full
 @pytest.mark.parametrize("name", SMALL)
 def test_an_application_runs_and_gets_better(name):
-    share = {"graphsage": "products-like@0.001", "lgnn": "block-models@0.2"}.get(name)
+    share = {"graphsage": "products-like@0.001", "lgnn": "block-models@0.5"}.get(name)
     data = share or SMALL[name].partition("@")[0] + "@0.1"
     command = [sys.executable, f"examples/applications/{name}.py", "--data", data]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -30,7 +30,8 @@ class Half(torch.nn.Module):
     def __init__(self, features: int, others: int, hidden: int) -> None:
         super().__init__()
         self.own = torch.nn.Linear(5 * features + 2 * others, 2 * hidden)
-        self.norm = torch.nn.BatchNorm1d(2 * hidden)
+        # As in the paper: by what the graphs at hand have, in evaluation too.
+        self.norm = torch.nn.BatchNorm1d(2 * hidden, track_running_stats=False)
         self.sum = SimpleConv(aggr="sum")
 
     def forward(self, x: Tensor, edge_index: Tensor, other: Tensor, ends: Tensor, sign: Tensor,
