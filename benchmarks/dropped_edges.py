@@ -8,13 +8,11 @@ draws of several seeds are judged on the test nodes. `sample_ms` draws the edges
 a graph. A row of results/dropped_edges_DEVICE.csv is a share of a graph; run again, it goes on.
 """
 
-import argparse
 import os
 import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import nan
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,10 +20,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
-from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import association, graphs, results, tasks
+from benchmarks import by_graph, graphs, tasks
 from benchmarks.datasets import load_task
 from benchmarks.sampled_accuracy import EPOCHS, HIDDEN, Net, accuracy, train
 from benchmarks.sampled_inference import laps
@@ -122,29 +119,14 @@ def table(frame: pd.DataFrame) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=GRAPHS_OF, default="cpu")
-    parser.add_argument("--graphs", nargs="+")
-    parser.add_argument("--quick", action="store_true", help="a small graph")
-    parser.add_argument("--out", type=Path, help="folder of the CSV, by default results/")
-    options = parser.parse_args(arguments)
-    device = options.device
-    names = options.graphs or (("rmat-2.7k",) if options.quick else GRAPHS_OF[device])
-    if not os.environ.get("PYG_ACCEL_DATA"):
-        names = [name for name in names if name not in REAL]
-        print("real graphs are left out: PYG_ACCEL_DATA is not set")
-    folder = options.out or (results.QUICK if options.quick else results.FOLDER)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{NAME}_{device}.csv"
-    rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
-    done, facts = {row["graph"] for row in rows}, association.facts_of(device)
-    for name in (progress := tqdm([n for n in names if n not in done], unit="graph")):
-        progress.set_postfix_str(name)
-        data = load(name, device)
-        found = list(measure(name, data, EPOCHS))  # a graph is whole or not there
-        rows += [{"graph": name, "N": data.num_nodes, **row, **facts} for row in found]
-        pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
-    print("\n".join(table(results.read(path))))
+    options = by_graph.options_of(arguments, __doc__, GRAPHS_OF, "a small graph")
+    graphs_of = ("rmat-2.7k",) if options.quick else GRAPHS_OF[options.device]
+
+    def rows_of(name: str) -> Iterator[dict[str, Any]]:
+        data = load(name, options.device)
+        return ({"N": data.num_nodes} | row for row in measure(name, data, EPOCHS))
+
+    print("\n".join(table(by_graph.run(options, NAME, graphs_of, REAL, rows_of))))
 
 
 if __name__ == "__main__":

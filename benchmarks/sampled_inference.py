@@ -10,15 +10,12 @@ all edges under `patch()` and, where `case` says so, for stock PyG; parts are th
 :mod:`benchmarks.shares`. Run again, it goes on.
 """
 
-import argparse
 import copy
-import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import nan
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -26,10 +23,9 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import degree
-from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import association, graphs, machine, results, tasks
+from benchmarks import association, by_graph, graphs, machine, tasks
 from benchmarks.sampled_accuracy import EPOCHS, Net, accuracy, train
 from benchmarks.shares import PARTS, parts
 from benchmarks.table_lines import NONE
@@ -118,32 +114,18 @@ def table(frame: pd.DataFrame) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=GRAPHS_OF, default="cpu")
-    parser.add_argument("--graphs", nargs="+")
-    parser.add_argument("--quick", action="store_true", help="a small graph, two widths")
-    parser.add_argument("--out", type=Path, help="folder of the CSV, by default results/")
-    options = parser.parse_args(arguments)
-    device, widths = options.device, (16, 64) if options.quick else WIDTHS
-    names = options.graphs or (("reddit-like@0.002",) if options.quick else GRAPHS_OF[device])
-    if not os.environ.get("PYG_ACCEL_DATA"):
-        names = [name for name in names if name not in REAL]
-        print("real graphs are left out: PYG_ACCEL_DATA is not set")
-    folder = options.out or (results.QUICK if options.quick else results.FOLDER)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{NAME}_{device}.csv"
-    rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
-    done, facts = {row["graph"] for row in rows}, association.facts_of(device)
-    for name in (progress := tqdm([n for n in names if n not in done], unit="graph")):
-        progress.set_postfix_str(name)
-        data, found = load(name, device), []
-        sizes = {"graph": name, "N": data.num_nodes, "E": data.num_edges}
+    options = by_graph.options_of(arguments, __doc__, GRAPHS_OF, "a small graph, two widths")
+    graphs_of = ("reddit-like@0.002",) if options.quick else GRAPHS_OF[options.device]
+    widths = (16, 64) if options.quick else WIDTHS
+
+    def rows_of(name: str) -> Iterator[dict[str, Any]]:
+        data = load(name, options.device)
         for kind, model in models(data):
-            found += [sizes | {"model": kind, "strategy": STRATEGY, **row, **facts}
-                      for row in measure(model, data, widths)]  # fmt: skip
-        rows += found  # a graph is whole or not there
-        pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
-    print("\n".join(table(results.read(path))))
+            for row in measure(model, data, widths):
+                yield {"N": data.num_nodes, "E": data.num_edges, "model": kind,
+                       "strategy": STRATEGY, **row}  # fmt: skip
+
+    print("\n".join(table(by_graph.run(options, NAME, graphs_of, REAL, rows_of))))
 
 
 if __name__ == "__main__":
