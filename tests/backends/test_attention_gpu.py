@@ -22,6 +22,8 @@ FORMS = {  # score, value, the operands' sides and shapes
     "edges": ("sum(mul(v0,add(u1,e2)))", "mul(add(u3,e2),e4)", ["vF", "uF", "eF", "uF", "eH"]),
     "agnn": ("mul(v2,sum(mul(v0,u1)))", "u3", ["vF", "uF", "1H", "uF"]),
     "given-scores": ("e0", "mul(u1,v2)", ["eH", "uF", "vF"]),
+    "wide-values": ("sum(mul(v0,u1))", "u2", ["vF", "uF", "uW"]),
+    "narrow-values": ("sum(mul(v0,u1))", "u2", ["vF", "uF", "uH"]),
 }
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -46,7 +48,8 @@ def make_graph(kind: str) -> Graph:
 def make_operands(graph: Graph, kinds: list[str], heads: int, width: int) -> list[Tensor]:
     rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges, "1": 1}
     return [
-        torch.randn(rows[side], heads, width if shape == "F" else 1, device="cuda") / 2
+        torch.randn(rows[side], heads, {"F": width, "W": width + 3, "H": 1}[shape], device="cuda")
+        / 2
         for side, shape in kinds
     ]
 

@@ -28,6 +28,8 @@ FORMS = {
     "given-scores": ("e0", "mul(u1,v2)", "e.H u.HF v.HF"),
     "shared-values": ("add(u0,v1)", "u2", "u.H v.H u.1F"),
     "quotient": ("div(u0,exp(v1))", "div(u2,exp(v1))", "u.H v.H u.HF"),
+    "wide-values": ("sum(mul(v0,u1))", "u2", "v.HF u.HF u.HW"),
+    "narrow-values": ("sum(mul(v0,u1))", "u2", "v.HF u.HF u.H"),
 }  # fmt: skip
 
 
@@ -62,7 +64,8 @@ def way(request, monkeypatch):
 def make(case: GraphCase, kinds: str, heads: int, width: int) -> list[Tensor]:
     rows = {"u": case.num_sources, "v": case.num_targets, "e": case.edge_index.size(1), "1": 1}
     rows["-"] = rows["e"]
-    shapes = {"HF": (heads, width), "H": (heads,), "1F": (1, width), "11": (1, 1)}
+    shapes = {"HF": (heads, width), "H": (heads,), "1F": (1, width), "11": (1, 1),
+              "HW": (heads, width + 3)}  # fmt: skip
     return [
         torch.randn(rows[side], *shapes[shape], dtype=torch.float64).requires_grad_(side != "-")
         for side, shape in (kind.split(".") for kind in kinds.split())

@@ -62,6 +62,12 @@ def _whole_head_reasons(spec: OpSpec) -> list[str]:
     reasons = _reasons(spec)
     if spec.width > MAX_WIDTH:
         reasons.append(f"a head of {spec.width} features (at most {MAX_WIDTH})")
+    # The features of a head are the columns of a tile, which operands and results share.
+    widths = {width for _, width in spec.shapes} - {1}
+    if spec.op == "attention":
+        widths.add(spec.width)
+    if len(widths) > 1:
+        reasons.append(f"operands of {' and '.join(map(str, sorted(widths)))} features")
     return reasons
 
 
