@@ -330,12 +330,17 @@ def laps_of(runs: dict[str, Callable[[], Any]], device: str) -> dict[str, tuple[
     """The median of calls in milliseconds, and of how many; the trees in turns.
 
     A tree that has used up its share of the time drops out once it has three laps, so that a slow
-    one does not leave the others with as few.
+    one does not leave the others with as few; so does one for which there is no memory beside what
+    the others keep.
     """
     share = (150 if device == "cuda" else 300) / max(len(runs), 1)
+    for tree, run in list(runs.items()):  # once more behind what ran last
+        try:
+            lap(run, device)
+        except torch.OutOfMemoryError:
+            del runs[tree]
+            torch.cuda.empty_cache()
     times: dict[str, list[float]] = {tree: [] for tree in runs}
-    for run in runs.values():  # once more behind what ran last
-        lap(run, device)
     for _ in range(100):
         for tree, run in runs.items():
             if len(times[tree]) < 3 or sum(times[tree]) < share:

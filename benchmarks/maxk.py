@@ -1,6 +1,8 @@
 """Time of MaxK selection and of the products with its result, in milliseconds a call.
 
     PYG_ACCEL_DATA=<folder> python -m benchmarks.maxk [--device cuda] [--quick] [--only GRAPH]
+    python -m benchmarks.maxk --device cuda --only reddit-like --k 2 4 8 16 32 64 96 128 192 \
+        --out benchmarks/results/maxk_by_k                  # the paper's figure 8
 
 For each graph and k, with F = 256 in fp32: `maxk` against torch.topk and against topk with the
 scattered mask that a plain implementation of the paper uses; `cbsr_spmm` and its gradient `sspmm`,
@@ -16,6 +18,7 @@ one of ours ends the run.
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -50,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=GRAPHS, default="cpu")
     parser.add_argument("--quick", action="store_true", help="one small graph")
     parser.add_argument("--only", default="", help="graphs whose name starts like this")
+    parser.add_argument("--k", nargs="+", type=int, default=list(KEPT), help="features kept")
+    parser.add_argument("--out", type=Path, help="folder of the CSV")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds a case and backend")
     options = parser.parse_args(arguments)
     facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
@@ -60,12 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names.remove("cornell5")
         print("cornell5 is left out: PYG_ACCEL_DATA is not set")
     for name in tqdm(names, unit="graph"):
-        for row in measure(name, options.device, options.budget):
+        for row in measure(name, options.device, options.budget, options.k):
             rows.append({**row, **facts})
             tqdm.write(f"{name:22} k {row['k']:3} {row['op']:10} {row['backend']:24} "
                        f"{row['ms']:9.4f} ms")  # fmt: skip
     prefix = "gpu" if options.device == "cuda" else "cpu"
-    frame = results.write(rows, f"{prefix}_maxk", quick=options.quick)
+    frame = results.write(rows, f"{prefix}_maxk", quick=options.quick, folder=options.out)
     with pd.option_context("display.width", 200, "display.max_rows", None):
         print(frame.pivot_table(index=["graph", "op", "backend"], columns="k", values="ms"))
 
@@ -78,14 +83,14 @@ def load(name: str, device: str) -> Graph:
     return Graph.from_csr(rowptr.int(), col.int(), num_cols=rowptr.numel() - 1)
 
 
-def measure(name: str, device: str, budget: float) -> Iterator[dict[str, Any]]:
+def measure(name: str, device: str, budget: float, kept: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Rows of one graph."""
     graph = load(name, device)
     generator = torch.Generator(device).manual_seed(0)
     x, y = (torch.randn(graph.num_cols, FEATURES, device=device, generator=generator)
             for _ in range(2))  # fmt: skip
     weight = torch.rand(graph.num_edges, device=device, generator=generator) + 0.5
-    for k in KEPT:
+    for k in kept:
         cbsr = ops.maxk(x, k)
         for op, calls, error in (
             ("maxk", selections(x, k), selection_error(x, k)),

@@ -16,9 +16,11 @@ def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, dtype={"commit": str})
 
 
-def write(rows: Sequence[dict[str, Any]], name: str, *, quick: bool) -> pd.DataFrame:
+def write(
+    rows: Sequence[dict[str, Any]], name: str, *, quick: bool, folder: Path | None = None
+) -> pd.DataFrame:
     """Replace the CSV of that name: a file holds one run, earlier ones are in the git history."""
-    path = (QUICK if quick else FOLDER) / f"{name}.csv"
+    path = (folder or (QUICK if quick else FOLDER)) / f"{name}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(rows)
     frame.to_csv(path, index=False, float_format="%.5g")

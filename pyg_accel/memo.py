@@ -14,7 +14,7 @@ returns or keeps one.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +107,31 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
+def _given(values: list[Any]) -> list[Tensor]:
+    """The tensors among arguments, and those that sparse matrices are made of."""
+    tensors: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif is_sparse_tensor(value):
+            tensors += tensors_in(value)
+    return tensors
+
+
+def _place(
+    function: Callable[..., Any], names: Iterable[str], values: list[Any], tensors: list[Tensor]
+) -> tuple[Any, ...] | None:
+    """Where the result of a call is kept; None for one that is not remembered."""
+    if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
+        return None
+    modes = (
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled(tensors[0].device.type),
+    )
+    return (function, tuple(names), modes, *map(_key, values))
+
+
 def _without(tensors: list[Tensor], result: Any) -> Any:
     """The result of a call, with places for those of its tensors that it was given."""
     if type(result) is not tuple:
@@ -155,25 +180,15 @@ class Memo:
         if self._running.on:  # what it calls needs no memory of its own
             return function(*args, **kwargs)
         values = [*args, *kwargs.values()]
-        tensors: list[Tensor] = []
-        for value in values:
-            if isinstance(value, Tensor):
-                tensors.append(value)
-            elif is_sparse_tensor(value):
-                tensors += tensors_in(value)
+        tensors = _given(values)
         if any(type(t) is not Tensor for t in tensors):
             return function(*args, **kwargs)
-        if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
-            return self._equal_to_known(values, self.run(function, *args, **kwargs))
-        modes = (
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            torch.is_autocast_enabled(tensors[0].device.type),
-        )
-        key = (function, tuple(kwargs), modes, *map(_key, values))
+        key = _place(function, kwargs, values, tensors)
         try:
-            known = self._results.find(tensors, key)
+            known = None if key is None else self._results.find(tensors, key)
         except TypeError:  # an argument that cannot be a key
+            key = None
+        if key is None:
             return self._equal_to_known(values, self.run(function, *args, **kwargs))
         if known is not None and known.fits():
             self.hits += 1
@@ -187,6 +202,16 @@ class Memo:
         if not any(r is t or r._base is t for r in made for t in tensors):
             self._results.put(tensors, key, _Remembered(kept, Snapshot(made)))
         return result
+
+    def remembers(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+        """Whether a call would be answered from memory; nothing is called."""
+        values = [*args, *kwargs.values()]
+        tensors = _given(values)
+        key = _place(function, kwargs, values, tensors)
+        if self._running.on or key is None or any(type(t) is not Tensor for t in tensors):
+            return False
+        known = self._results.find(tensors, key)
+        return known is not None and known.fits()
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function; what it calls is not remembered either."""

@@ -45,25 +45,25 @@ class Sampler:
 
     def __iter__(self) -> Iterator[Data]:
         seeds = self.data.train_mask.nonzero().squeeze(1)
-        for roots in seeds[torch.randperm(seeds.numel())].split(self.size):
+        for roots in seeds[torch.randperm(seeds.numel(), device=seeds.device)].split(self.size):
             yield self.drawn(roots)
 
     def drawn(self, roots: Tensor) -> Data:
-        nodes, frontier, found = roots, roots, []
+        nodes, frontier, found, device = roots, roots, [], roots.device
         for fan_out in FAN_OUTS:
             degree = (self.rowptr[frontier + 1] - self.rowptr[frontier]).unsqueeze(1)
-            edges = (torch.rand(frontier.numel(), fan_out) * degree).long()
+            edges = (torch.rand(frontier.numel(), fan_out, device=device) * degree).long()
             edges += self.rowptr[frontier].unsqueeze(1)
             some = (degree > 0).expand_as(edges)
             ends = self.col[edges[some]], frontier.unsqueeze(1).expand_as(edges)[some]
             found.append(torch.stack(ends))
-            new = torch.zeros(self.data.num_nodes, dtype=torch.bool)
+            new = torch.zeros(self.data.num_nodes, dtype=torch.bool, device=device)
             new[ends[0]] = True
             new[nodes] = False
             frontier = new.nonzero().squeeze(1)
             nodes = torch.cat([nodes, frontier])
-        place = torch.empty(self.data.num_nodes, dtype=torch.long)
-        place[nodes] = torch.arange(nodes.numel())
+        place = torch.empty(self.data.num_nodes, dtype=torch.long, device=device)
+        place[nodes] = torch.arange(nodes.numel(), device=device)
         x, y, mask = self.data.x[nodes], self.data.y[nodes], place[nodes] < roots.numel()
         return Data(x=x, y=y, edge_index=place[torch.cat(found, dim=1)], train_mask=mask)
 

@@ -13,6 +13,7 @@ from pyg_accel.cuda_graphs.capture import Memory, Recording, Replay, Uncaptured
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.masked import Constants, Known, Masked, masked_modules
 from pyg_accel.cuda_graphs.padding import Layout, Padding
+from pyg_accel.cuda_graphs.parts import Part, SameParts
 from pyg_accel.cuda_graphs.self_loops import SelfLoops
 
 __all__ = ["Entry", "Modes"]
@@ -54,6 +55,7 @@ class Entry:
         differentiable: which outputs have gradients.
         full_precision: autocast is off, so that rounding does not hide what padding changes.
         unverified: how many calls are still to be compared with eager ones.
+        parts: which parts of tensors the call takes by position, without padding.
         lent: what other parts of the package would otherwise forget.
         left: what a call leaves behind, beside its results.
     """
@@ -114,6 +116,7 @@ class Entry:
         self._shapes_now: dict[int, torch.Size] = {}
         self.unverified = 2
         self.full_precision = False
+        self.parts: set[Part] = set()
         self.lent: list[Any] = []
         self.left: Any = None
 
@@ -186,7 +189,12 @@ class Entry:
             padding = Padding(self.layout, self._counts, self._poison)
             tensors = padding.fill(self._static)
             args, kwargs = self._arguments.rebuild(tensors, self.layout.numbers)
-            with masked_modules(self._modules, padding), SelfLoops(padding), Masked(padding):
+            with (
+                masked_modules(self._modules, padding),
+                SelfLoops(padding),
+                Masked(padding),
+                SameParts(self.parts, self.layout.rows.values()),
+            ):
                 value = self._call(*args, **kwargs)
             return [padding.clear(out) for out in flatten(value)]
 

@@ -14,6 +14,7 @@ from pyg_accel.cuda_graphs.capture import Memory, Recording, Uncaptured, gradien
 from pyg_accel.cuda_graphs.comparison import Still, cotangents, difference, tolerance
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten, replaced
+from pyg_accel.cuda_graphs.parts import PartsTaken
 from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
 from pyg_accel.facts import expect_to_stay
 
@@ -199,7 +200,9 @@ def compare(
     else:
         halves = (torch.half, torch.bfloat16)
         entry.full_precision = all(t.dtype not in halves for t in arguments.tensors)
-        plain = _eager(subject, entry, arguments, saved, still=True)
+        with PartsTaken() as taken:
+            plain = _eager(subject, entry, arguments, saved, still=True)
+        entry.parts = taken.found
         for poison in (True, False):
             entry.poison(poison)
             padded = _padded(subject, entry, plain, sizes, saved, still=True)

@@ -1,8 +1,10 @@
 """A graph in blocks of target rows: all edges of a target are in one block.
 
 What a network makes of every edge is E x H numbers, which are reduced over the targets at once. So
-the network runs on the edges of a block, whose numbers stay in the last-level cache, and the next
-block takes the place of the one before. The blocks of a graph are cut once, and kept with it.
+the network runs on the edges of a block, and the next block takes the place of the one before. On a
+CPU the numbers of a block stay in the last-level cache. On a GPU the launches of a block cost as
+much as a millisecond of work, so there blocks are large, and only for what does not fit. The blocks
+of a graph are cut once, and kept with it.
 """
 
 from collections.abc import Iterator
@@ -16,11 +18,11 @@ from torch import Tensor
 
 from pyg_accel.facts import facts_of
 from pyg_accel.graph import Graph
-from pyg_accel.machine import gpu_of
 
-__all__ = ["Block", "blocks_of", "edges_of_a_block", "padded_degrees"]
+__all__ = ["Block", "blocks_of", "edges_of_a_block", "fits_whole", "padded_degrees", "whole_block"]
 
-_FEWEST, _MOST = 1 << 10, 1 << 20  # edges of a block
+_FEWEST = 1 << 10  # edges of a block
+_PART = 16  # of a GPU's memory, for what a network makes of edges at a time
 _FEW = 4  # a block of a fourth of its edges takes less than filling up rows of other degrees
 
 
@@ -43,21 +45,36 @@ class Block(NamedTuple):
 
 
 def edges_of_a_block(bytes_per_edge: int, device: torch.device) -> int:
-    """Return how many edges fill the last-level cache; a power of two.
+    """Return how many edges fill the last-level cache, or a part of a GPU's memory.
 
     Args:
         bytes_per_edge: what a network makes of an edge, with gradients where there are any.
         device: where it runs.
+
+    Returns:
+        A power of two.
     """
-    edges = _cache_bytes(device) // max(bytes_per_edge, 1)
-    return min(max(1 << max(edges.bit_length() - 1, 0), _FEWEST), _MOST)
+    room = _part_of_memory(device) if device.type == "cuda" else _last_level()
+    edges = room // max(bytes_per_edge, 1)
+    return max(1 << max(edges.bit_length() - 1, 0), _FEWEST)
 
 
-def _cache_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return gpu_of(index).l2_bytes
-    return _last_level()
+def fits_whole(size: int, device: torch.device) -> bool:
+    """Return whether what a network makes of all edges is to be there at once: never on a CPU.
+
+    Args:
+        size: its bytes.
+        device: where it runs.
+    """
+    if device.type != "cuda" or size > _part_of_memory(device):
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return 2 * size <= free + unused
+
+
+def _part_of_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory // _PART
 
 
 @lru_cache(maxsize=1)
@@ -103,6 +120,18 @@ def blocks_of(graph: Graph, most: int, *, by_degree: bool = False) -> list[Block
         known[key] = list(_by_degree(graph, most) if by_degree else _in_order(graph, most))
     blocks: list[Block] = known[key]
     return blocks
+
+
+def whole_block(graph: Graph) -> Block:
+    """Return a graph as one block, of all its source nodes."""
+    edges = torch.arange(graph.num_edges, device=graph.device)
+    return Block(
+        graph,
+        torch.arange(graph.num_rows, device=graph.device),
+        torch.arange(graph.num_cols, device=graph.device),
+        edges if graph.perm is None else graph.perm.long(),
+        0,
+    )
 
 
 def _in_order(graph: Graph, most: int) -> Iterator[Block]:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, operands_of
-from pyg_accel.ops.blocked import in_blocks
-from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block
+from pyg_accel.ops.blocked import at_once, in_blocks
+from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side, rules
@@ -109,8 +109,8 @@ class Network(DeferredOperand):
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
         operand = Operand("e", 0)
-        (out,) = _run(self.call, operand, [self], (), self.call.rows_of_side("v"), of_edges=True)
-        return out
+        outs, _ = _run(self.call, operand, [self], (), self.call.rows_of_side("v"), of_edges=True)
+        return outs[0]
 
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
@@ -206,9 +206,9 @@ def reduce_in_blocks(
     if not (product or torch.is_grad_enabled() or settings.always):
         with torch._C.DisableTorchFunctionSubclass():
             _decline_narrow_ends(trace, lazy.shape, lazy.dtype)
-    outs = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides)
+    outs, whole = _run(trace, formula, operands, tuple(reduces), num_rows, sides=sides)
     text = "outer(u0,e1) @ weight" if product else "network(edges)"
-    trace.formulas.append(f"{'+'.join(reduces)}_j {text}, in blocks")
+    trace.formulas.append(f"{'+'.join(reduces)}_j {text}" + ("" if whole else ", in blocks"))
     return [lazy.later.apply(out) for out in outs]
 
 
@@ -241,7 +241,8 @@ def _run(
     *,
     sides: Sequence[str] = ("e",),
     of_edges: bool = False,
-) -> list[Tensor]:
+) -> tuple[list[Tensor], bool]:
+    """Return the results, and whether all edges were there at once."""
     given: list[Any] = [t.node if isinstance(t, Network) else materialize(t) for t in operands]
     root = Message(formula, tuple(given), tuple(sides))
     product = _product(formula, operands, reduces)
@@ -249,8 +250,8 @@ def _run(
     tensors = list(dict.fromkeys(_Known(t, side) for t, side in _tensors(root)))
     with torch._C.DisableTorchFunction():
         graph = trace.graph_of(num_rows)
-        most = edges_of_a_block(_bytes(tensors, product, num_rows, trace.num_edges), trace.device)
-        blocks = blocks_of(graph, most, by_degree=product is not None)
+        size = _bytes(tensors, product, num_rows, trace.num_edges)
+        whole = product is None and fits_whole(size * trace.num_edges, trace.device)
 
         def function(block: Block, parts: list[Tensor]) -> list[Tensor]:
             known = {known.key: part for known, part in zip(tensors, parts, strict=True)}
@@ -264,10 +265,13 @@ def _run(
             out = ops.gspmm(block.graph, names, made, reduce=list(reduces))
             return list(out)
 
-        return in_blocks(
-            blocks, function, [k.tensor for k in tensors], [k.side for k in tensors],
-            trace.num_edges if of_edges else num_rows, of_edges=of_edges,
-        )  # fmt: skip
+        given, sides = [k.tensor for k in tensors], [k.side for k in tensors]
+        if whole:
+            return at_once(graph, function, given, sides, of_edges=of_edges), True
+        most = edges_of_a_block(size, trace.device)
+        blocks = blocks_of(graph, most, by_degree=product is not None)
+        rows = trace.num_edges if of_edges else num_rows
+        return in_blocks(blocks, function, given, sides, rows, of_edges=of_edges), False
 
 
 def _product(

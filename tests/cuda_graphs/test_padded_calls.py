@@ -504,6 +504,37 @@ def test_at_most_so_many_recordings(batches):
     assert len(fast.captures) == 1
 
 
+class Halves(torch.nn.Module):
+    """A layer between two halves of the nodes; or over all of them, of which it returns some."""
+
+    def __init__(self, take: str) -> None:
+        super().__init__()
+        self.take, self.conv = take, SAGEConv(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.take == "some":
+            return self.conv(x, edge_index)[:3]
+        one, other = x.chunk(2) if self.take == "chunk" else (x[: len(x) // 2], x[len(x) // 2 :])
+        return self.conv((one, other), edge_index % len(other))
+
+
+@pytest.mark.parametrize("take", ["chunk", "slice"])
+def test_halves_of_the_nodes_are_refused_before_edges_of_padding_end_outside(
+    take, batches, replays, reasons
+):
+    batches = [{"x": b["x"][: len(b["x"]) // 2 * 2], "edge_index": b["edge_index"] % 10}
+               for b in batches]  # fmt: skip
+    same(train(Halves(take).double(), batches))
+    (reason,) = reasons()
+    assert "a part of its nodes" in reason and replays() == 0
+
+
+def test_as_many_of_the_first_nodes_in_each_call_are_taken(batches, replays, reasons):
+    batches = [{name: b[name] for name in ("x", "edge_index")} for b in batches]
+    same(train(Halves("some").double(), batches))
+    assert not reasons() and replays() == len(batches) - 3
+
+
 def test_an_id_of_padding_is_refused(batches):
     model = pyg_accel.graphed(Sampled().double())
     for inputs in batches:

@@ -82,6 +82,13 @@ def blocks(monkeypatch) -> None:
     monkeypatch.setattr(concatenation, "FEWEST_BYTES", 0)
 
 
+@pytest.fixture(params=["in blocks", "at once"])
+def pieces(request, blocks, monkeypatch) -> None:
+    """In blocks; and on all edges at once, as on a GPU with room for it."""
+    if request.param == "at once":
+        monkeypatch.setattr(networks, "fits_whole", lambda *_: True)
+
+
 def world(*names: str) -> tuple[Any, ...]:
     """A graph with a hub, duplicates and idle nodes, and what layers take beside it."""
     edge_index = torch.randint(0, N - 4, (2, E))
@@ -161,15 +168,15 @@ LAYERS: dict[str, Case] = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_gradients_equal_stock(name, same_as_stock, report_of):
     make, names = LAYERS[name]
     same_as_stock(make().double(), *world(*names))
-    assert any("in blocks" in row.formula for row in report_of())
+    assert any("network" in row.formula or "outer" in row.formula for row in report_of())
 
 
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "nn-mean", "nn-max", "edge", "mine"])
 @pytest.mark.parametrize("edges", [0, 1])
 def test_graphs_with_next_to_nothing_in_them_equal_stock(name, edges, same_as_stock):
@@ -189,7 +196,7 @@ def test_blocks_of_targets_without_edges_equal_stock(name, same_as_stock, report
     assert any("in blocks" in row.formula for row in report_of())
 
 
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "edge", "mine"])
 def test_the_other_flow_and_two_kinds_of_nodes_equal_stock(name, same_as_stock):
     make, names = LAYERS[name]
@@ -203,7 +210,7 @@ def test_the_other_flow_and_two_kinds_of_nodes_equal_stock(name, same_as_stock):
         same_as_stock(layer, (x, x.detach()[:11].clone().requires_grad_()), edge_index, *rest)
 
 
-@pytest.mark.usefixtures("blocks")
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("name", ["nn", "nn-max", "edge-mean", "mine"])
 def test_gradients_have_gradients(name):
     make, names = LAYERS[name]
