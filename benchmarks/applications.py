@@ -113,10 +113,9 @@ class Run:
         if hasattr(made, "batches"):
             self.batches = made.batches(data, case.size)
         if variant == "optimized":
-            state = torch.get_rng_state()
-            first = made.arguments(next(iter(self.batches)))
-            model = pyg_accel.optimize(model, *first, train=True, static=made.STATIC)
-            torch.set_rng_state(state)
+            with torch.random.fork_rng():  # the batches are those of other variants
+                first = made.arguments(next(iter(self.batches)))
+                model = pyg_accel.optimize(model, *first, train=True, static=made.STATIC)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=0.005, eps=1e-6)
         self.model, self.train = model, made.train
 

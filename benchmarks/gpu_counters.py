@@ -28,6 +28,7 @@ import torch
 
 from benchmarks import gpu_machine, machine, maxk, results, tc_paper
 from benchmarks.gpu_kernels import Inputs, gate
+from benchmarks.table_lines import NONE
 from pyg_accel import ops
 
 NAME = "gpu_counters"
@@ -139,6 +140,32 @@ def figures(kernels: pd.DataFrame) -> dict[str, float]:
         "bandwidth": (kernels["bandwidth"] * kernels["ns"]).sum() / time,
         "occupancy": (kernels["occupancy"] * kernels["ns"]).sum() / time,
     }
+
+
+def table(frame: pd.DataFrame) -> list[str]:
+    """The lines of docs/results.md: products of MaxK, then shares of GCN's aggregation."""
+    names = ["ms", "l2_gb", "dram_gb", "l1_hit_rate", "l2_hit_rate", "bandwidth", "occupancy"]
+    heads = "ms | L1 to L2, GB | memory, GB | L1 hits, % | L2 hits, % | bandwidth, % | occupancy, %"
+    maxk = frame[frame["experiment"] == "maxk"]
+    lines = [f"| product | {heads} |", "|---|" + "--:|" * len(names)]
+    lines += [f"| {' | '.join((row['case'], *_shown(row[names])))} |" for _, row in maxk.iterrows()]
+    lines += [
+        "",
+        f"| graph | step | of layer, % | {heads} |",
+        "|---|---|--:|" + "--:|" * len(names),
+    ]
+    for graph, rows in frame[frame["experiment"] == "gcn"].groupby("graph", sort=False):
+        update = rows.set_index("case")["ms"]["update"]
+        for _, row in rows.iterrows():
+            step = row["case"]
+            share = row["ms"] / (row["ms"] + update) if step != "update" else float("nan")
+            cells = [graph, step, f"{share:.0%}".rstrip("%") if share == share else NONE]
+            lines.append(f"| {' | '.join((*cells, *_shown(row[names])))} |")
+    return lines
+
+
+def _shown(row: pd.Series) -> list[str]:
+    return [f"{value:.3g}" for value in row]
 
 
 def profiled(options: argparse.Namespace) -> tuple[pd.DataFrame, list[list[str]]]:

@@ -210,8 +210,11 @@ def selection_error(x: Tensor, k: int) -> Error:
             ascending = bool((found.indices[rows].long().diff(dim=1) > 0).all())
             ours = found.values[rows].sort(dim=1, descending=True).values
             return 0.0 if same and ascending and torch.equal(ours, right) else torch.inf
-        values = found[0] if isinstance(found, tuple) else found
-        return 0.0 if torch.equal(values[rows].sort(1, True).values[:, :k], right) else torch.inf
+        if isinstance(found, tuple):
+            ours = found[0][rows]
+        else:  # what is not selected is 0, which may be larger than what is
+            ours = found[rows].masked_fill(found[rows] == 0, -torch.inf)
+        return 0.0 if torch.equal(ours.sort(1, True).values[:, :k], right) else torch.inf
 
     return error
 

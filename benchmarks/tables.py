@@ -13,6 +13,7 @@ from benchmarks import (
     association_samples,
     decision,
     dropped_edges,
+    gpu_counters,
     layer_table,
     machine,
     maxk_convergence,
@@ -58,6 +59,12 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         shares.table,
     ),
     (
+        "Where the time goes on a GPU",
+        "shares_cuda",
+        "The same of GCN.",
+        shares.table,
+    ),
+    (
         "One order for samples of a graph",
         "association_samples_cpu",
         "Inference of one layer on samples of a graph, in the order that is chosen for the graph "
@@ -70,12 +77,24 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         association_samples.table,
     ),
     (
+        "One order for samples of a graph, on a GPU",
+        "association_samples_cuda",
+        "The same, two samples of each size.",
+        association_samples.table,
+    ),
+    (
         "Gated attention on a CPU",
         "gaan/association_cpu",
         "The attention of GaAN's layer, 100 iterations, choosing included, over `α (X W)`, the "
         "order of its code; the columns are those of the [tables of other layers]"
         "(../benchmarks/results/association_tables.md).",
         lambda frame: table3(cases(completed(frame, "cpu"))),
+    ),
+    (
+        "Gated attention on a GPU",
+        "gaan/association_cuda",
+        "The same.",
+        lambda frame: table3(cases(completed(frame, "cuda"))),
     ),
     (
         "BatchNorm and Embedding on a CPU",
@@ -163,6 +182,21 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "Milliseconds, F = 256, fp32; products with weights. `sspmm` is the gradient of "
         "`cbsr_spmm`; `chosen` is what dispatch takes of Triton's kernels and the CUDA library's.",
         table_lines.maxk_products,
+    ),
+    (
+        "Products of MaxK on a GPU, by k",
+        "maxk_by_k/gpu_maxk",
+        "The same, for more of the k that the paper has.",
+        table_lines.maxk_products,
+    ),
+    (
+        "Memory traffic on a GPU",
+        "gpu_counters",
+        "What Nsight Compute counts: the products of MaxK, 32 of 256, and one layer of GCN on "
+        "graphs of the sizes of three citation graphs, aggregated at the width of the input. "
+        "Gigabytes between L1 and L2 and between L2 and memory, %. Each kernel starts with empty "
+        "caches.",
+        gpu_counters.table,
     ),
     (
         "MaxK on a CPU",

@@ -111,6 +111,7 @@ def test_samples_are_timed_once_and_whatever_the_choice(tmp_path):
         ("aten::mul", "rest"),
         ("pyg_accel_cpu::spmm", "SpMM"),
         ("pyg_accel::gspmm", "SpMM"),
+        ("pyg_accel::attention", "SpMM"),
         ("pyg_accel_cpu::sampled", "SpMM"),
         ("pyg_accel_cpu::softmax", "edges"),
         ("pyg_accel_cpu::dot", "edges"),
