@@ -68,6 +68,8 @@ def fits_whole(size: int, device: torch.device) -> bool:
     """
     if device.type != "cuda" or size > _part_of_memory(device):
         return False
+    if torch.cuda.is_current_stream_capturing():  # cutting a graph would wait for the device
+        return True
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return 2 * size <= free + unused
