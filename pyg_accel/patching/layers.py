@@ -1,19 +1,20 @@
 """What stands around a layer's forward: small graphs, and results that are remembered inside."""
 
-import time
 import weakref
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo.eval_frame import skip_code
+from torch.compiler import is_dynamo_compiling
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.memo import MEMO, copied
 from pyg_accel.patching import small
-from pyg_accel.patching.layer_call import layer_call
+from pyg_accel.patching.layer_call import LOOKS_UP, NOT, SMALL, layer_call
 from pyg_accel.patching.reasons import (
     is_active,
     num_edges,
@@ -44,21 +45,22 @@ def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwar
 
     A user who calls such a function may change its result.
     """
-    if not torch.compiler.is_dynamo_compiling():
+    if not is_dynamo_compiling():
         known = small.find(self, args, kwargs)
         if known is not None:
-            start = time.perf_counter()
-            layer_call.small = True
+            start = perf_counter()
+            looks_up = known.remembers and layer_call.again
+            layer_call.small = LOOKS_UP if looks_up else SMALL
             try:
-                if known.remembers and layer_call.again:
+                if looks_up:
                     hits = MEMO.hits
                     out = _remembering(original, self, args, kwargs)
                     known.was_remembered(MEMO.hits > hits)
                 else:
                     out = original(self, *args, **kwargs)
             finally:
-                layer_call.small = False
-            known.row.add(time.perf_counter() - start)
+                layer_call.small = NOT
+            known.row.add(perf_counter() - start)
             return out
     return hooked(original, self, *args, **kwargs)
 
@@ -67,12 +69,12 @@ def hooked(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwa
     """Stand in for the same whatever is known of the layer: the hooks inside of it run."""
     if torch_records() or not is_active(self):
         return original(self, *args, **kwargs)
-    if layer_call.small:  # a part of another layer's call, with a graph of its own
-        layer_call.small = False
+    if outer := layer_call.small:  # a part of another layer's call, with a graph of its own
+        layer_call.small = NOT
         try:
             return _forward(original, self, args, kwargs)
         finally:
-            layer_call.small = True
+            layer_call.small = outer
     return _forward(original, self, args, kwargs)
 
 
@@ -113,7 +115,7 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch.compiler.is_dynamo_compiling() or MEMO.idle or transform_reasons():
+    if is_dynamo_compiling() or MEMO.idle or transform_reasons():
         return function(*args, **kwargs)
     layer_call.remembers = True
     if _is_worth_nothing(function, args):

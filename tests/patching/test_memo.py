@@ -293,7 +293,7 @@ def test_a_small_layer_stops_looking_for_what_is_never_found(learned):
     with pyg_accel.patched():
         for _ in range(6):
             torch.testing.assert_close(layer(*args), stock)
-        assert small._known[layer].remembers is not learned
+        assert small._known[id(layer)].remembers is not learned
 
 
 def test_no_more_results_are_kept_than_the_setting_allows(counted):
