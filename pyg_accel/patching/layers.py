@@ -108,7 +108,7 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
     """Return the result of a layer with copies of what it borrowed, and leave it copies."""
     own = vars(self)
     for name, value in own.items():
-        if name == "_buffers" or name not in _OF_EVERY_LAYER:
+        if name not in _OF_EVERY_LAYER or name == "_buffers":
             own[name] = copied(value, lent)
     return out if MEMO.lent is not None else copied(out, lent)
 
@@ -117,6 +117,8 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
     if is_dynamo_compiling() or MEMO.idle or transform_reasons():
         return function(*args, **kwargs)
+    if layer_call.small:  # the layer's last call was on this graph too
+        return _remembered(function, *args, **kwargs)
     layer_call.remembers = True
     if _is_worth_nothing(function, args):
         return MEMO.run(function, *args, **kwargs)
