@@ -391,9 +391,9 @@ def test_small_batches_are_forgotten_and_what_comes_again_is_not(monkeypatch, ed
     calls = []
 
     class Watched(Memo):
-        def __call__(self, function, *args, **kwargs):
+        def borrow(self, function, *args, **kwargs):
             calls.append(function.__name__)
-            return super().__call__(function, *args, **kwargs)
+            return super().borrow(function, *args, **kwargs)
 
     monkeypatch.setattr(layers, "MEMO", Watched())
     conv, x = GCNConv(4, 4), torch.randn(100, 4)
@@ -406,7 +406,7 @@ def test_small_batches_are_forgotten_and_what_comes_again_is_not(monkeypatch, ed
         outs = [conv(x, stays) for _ in range(4)]
         asked = calls.count("gcn_norm") - before
     assert before == 0
-    assert asked == (2 if edges == 200 else 4)  # once it came twice
+    assert asked == (3 if edges == 200 else 4)  # from the second time on
     for out in outs:
         torch.testing.assert_close(out, right)
 
