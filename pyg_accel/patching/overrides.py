@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import skip_code
-from torch.nn import Embedding, Module
+from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
 
@@ -76,7 +76,10 @@ _recorded: list[tuple[Any, str, Any]] = []
 
 
 class Overrides:
-    """What the accelerated side provides. Every function gets the original first."""
+    """What the accelerated side provides.
+
+    Every function gets the original first, but ``layer`` and ``remember``, which become methods.
+    """
 
     def __init__(
         self,
@@ -137,11 +140,7 @@ def install(hooks: Overrides) -> None:
             "_collect",
             around(MessagePassing._collect, hooks.bypassed),
         )
-        _replace(
-            MessagePassing,
-            "_call_impl",
-            _unread(around(Module._call_impl, hooks.layer)),
-        )
+        _replace(MessagePassing, "_call_impl", hooks.layer)  # no wrapper: each call comes through
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(
             QuantileAggregation, "forward", around(QuantileAggregation.forward, hooks.quantile)
