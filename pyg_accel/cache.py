@@ -24,6 +24,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+_PLAIN, _STRIDED = (Tensor, Parameter), torch.strided
 _holders: list[list[Any]] = []
 
 
@@ -62,7 +63,7 @@ def memory_of(tensor: Tensor) -> int:
 
     Tensors of a class of their own, and sparse ones, are known by identity.
     """
-    if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided:
+    if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED:
         return id(tensor)
     number: int = tensor.untyped_storage()._cdata
     return number
@@ -89,10 +90,12 @@ class Snapshot:
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these are the same tensors, not changed in place since."""
-        return len(tensors) == len(self._seen) and all(
-            ref() is t and version == version_of(t)
-            for (ref, version), t in zip(self._seen, tensors, strict=True)
-        )
+        if len(tensors) != len(self._seen):
+            return False
+        for (ref, version), t in zip(self._seen, tensors, strict=True):
+            if ref() is not t or version != version_of(t):
+                return False
+        return True
 
 
 class RecentlySeen:

@@ -35,6 +35,7 @@ class Row:
     reason: str
     calls: int = 0
     seconds: float = 0.0
+    _times: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def _key(self) -> tuple[str, str, str, str]:
         return self.layer, self.formula, self.backend, self.reason
@@ -42,10 +43,19 @@ class Row:
     def add(self, seconds: float) -> None:
         """Count one call; valid on a row kept from before :func:`reset_report` too."""
         if _counted.get():
-            with _lock:
-                row = self if self.calls else _rows.setdefault(self._key(), self)
-                row.calls += 1
-                row.seconds += seconds
+            # To append is safe without the lock, which small calls would feel.
+            self._times.append(seconds)
+            if not self.calls or len(self._times) >= _MOST_TIMES:
+                with _lock:
+                    self._count()
+
+    def _count(self) -> None:
+        """Count the calls whose times were noted, for the row that the report shows."""
+        times = self._times[:]
+        row = _rows.setdefault(self._key(), self)
+        row.calls += len(times)
+        row.seconds += sum(times)
+        del self._times[: len(times)]  # another thread may have appended more
 
 
 @dataclass
@@ -89,6 +99,7 @@ _lock = threading.Lock()
 _rows: dict[tuple[str, str, str, str], Row] = {}
 # Reasons and formulas may name numbers that vary. From so many rows on, new kinds share a row.
 _MOST_ROWS = 500
+_MOST_TIMES = 100  # that are noted of a row before they are summed
 _OTHERS = "others: the report is full"
 _counted: ContextVar[bool] = ContextVar("pyg_accel_counted", default=True)
 
@@ -134,7 +145,10 @@ def report(file: TextIO | None = None) -> Report:
         raise ValueError(f"expected 'file' to be open for writing (got {file!r}); to write into a "
                          "file of that name, open(name, 'w') it")  # fmt: skip
     with _lock:
-        snapshot = Report([Row(**vars(row)) for row in _rows.values()], small_pages_reasons())
+        for row in _rows.values():
+            row._count()
+        rows = [Row(*row._key(), row.calls, row.seconds) for row in _rows.values()]
+        snapshot = Report(rows, small_pages_reasons())
     snapshot.rows.sort(key=lambda row: -row.seconds)
     print(snapshot, file=file or sys.stdout)
     return snapshot
@@ -145,4 +159,5 @@ def reset_report() -> None:
     with _lock:
         for row in _rows.values():
             row.calls, row.seconds = 0, 0.0
+            row._times.clear()
         _rows.clear()

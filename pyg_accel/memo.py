@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_default_dtype, is_inference_mode_enabled
+from torch._C import _is_any_autocast_enabled
 
 from pyg_accel.cache import RecentlySeen, Snapshot, TensorCache, memory_of
 from pyg_accel.settings import settings
@@ -36,12 +37,15 @@ class _Argument(NamedTuple):
 
 class _Remembered(NamedTuple):
     result: Any
-    unchanged: Snapshot  # of the tensors in it
+    tensors: list[Tensor]  # in it
+    unchanged: Snapshot  # of them
 
     def fits(self) -> bool:
         """Whether the result is unchanged and has no gradients."""
-        tensors = tensors_in(self.result)
-        return self.unchanged.fits(tensors) and not any(t.requires_grad for t in tensors)
+        for t in self.tensors:
+            if t.requires_grad:
+                return False
+        return self.unchanged.fits(self.tensors)
 
     def of(self, tensors: list[Tensor]) -> Any:
         """Return the result, with the arguments of this call."""
@@ -57,6 +61,8 @@ def is_sparse_tensor(value: Any) -> bool:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors in a nest of tuples, lists, dictionaries and sparse matrices."""
+    if type(value) in _INERT:
+        return []
     if isinstance(value, Tensor):
         return [value]
     if is_sparse_tensor(value):
@@ -74,11 +80,11 @@ def copied(value: Any, shared: list[Tensor]) -> Any:
     """Return a value with copies of tensors that share memory with certain ones."""
     if type(value) in _INERT:
         return value
+    if isinstance(value, Tensor):
+        return value.clone() if memory_of(value) in map(memory_of, shared) else value
     if is_sparse_tensor(value):
         again = not set(map(memory_of, tensors_in(value))).isdisjoint(map(memory_of, shared))
         return value.clone() if again else value
-    if isinstance(value, Tensor):
-        return value.clone() if memory_of(value) in map(memory_of, shared) else value
     if type(value) is dict:
         items: Any = {key: copied(item, shared) for key, item in value.items()}
         return items if any(items[key] is not value[key] for key in value) else value
@@ -100,6 +106,8 @@ def _is_edge_index(value: Any) -> bool:
 
 def _key(value: Any) -> Any:
     """What an argument is told apart by; tensors by identity, so that no key keeps them alive."""
+    if type(value) in _INERT:
+        return (type(value), value)
     if isinstance(value, Tensor):
         return ("tensor", id(value))
     if is_sparse_tensor(value):
@@ -107,13 +115,16 @@ def _key(value: Any) -> Any:
     return (type(value), value)
 
 
+def _modes() -> tuple[Any, ...]:
+    """What a result depends on beside the arguments."""
+    return is_inference_mode_enabled(), get_default_dtype(), _is_any_autocast_enabled()
+
+
 def _given(values: list[Any]) -> list[Tensor]:
     """The tensors among arguments, and those that sparse matrices are made of."""
     tensors: list[Tensor] = []
     for value in values:
-        if isinstance(value, Tensor):
-            tensors.append(value)
-        elif is_sparse_tensor(value):
+        if type(value) not in _INERT and (isinstance(value, Tensor) or is_sparse_tensor(value)):
             tensors += tensors_in(value)
     return tensors
 
@@ -122,14 +133,9 @@ def _place(
     function: Callable[..., Any], names: Iterable[str], values: list[Any], tensors: list[Tensor]
 ) -> tuple[Any, ...] | None:
     """Where the result of a call is kept; None for one that is not remembered."""
-    if not tensors or any(t.requires_grad or t.is_inference() for t in tensors):
+    if not tensors or any([t.requires_grad or t.is_inference() for t in tensors]):
         return None
-    modes = (
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled(tensors[0].device.type),
-    )
-    return (function, tuple(names), modes, *map(_key, values))
+    return (function, *names, *_modes(), *map(_key, values))
 
 
 def _without(tensors: list[Tensor], result: Any) -> Any:
@@ -177,31 +183,37 @@ class Memo:
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
+        return self._recalled(function, args, kwargs)[0]
+
+    def _recalled(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[Tensor] | None]:
+        """The same, and what tensors of it came from memory; None if the function ran."""
         if self._running.on:  # what it calls needs no memory of its own
-            return function(*args, **kwargs)
+            return function(*args, **kwargs), None
         values = [*args, *kwargs.values()]
         tensors = _given(values)
-        if any(type(t) is not Tensor for t in tensors):
-            return function(*args, **kwargs)
+        if any([type(t) is not Tensor for t in tensors]):
+            return function(*args, **kwargs), None
         key = _place(function, kwargs, values, tensors)
         try:
             known = None if key is None else self._results.find(tensors, key)
         except TypeError:  # an argument that cannot be a key
             key = None
         if key is None:
-            return self._equal_to_known(values, self.run(function, *args, **kwargs))
+            return self._equal_to_known(values, self.run(function, *args, **kwargs)), None
         if known is not None and known.fits():
             self.hits += 1
-            return known.of(tensors)
+            return known.of(tensors), known.tensors
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
         kept = _without(tensors, result)
         made = tensors_in(kept)
         if any(t.is_inference() or t.requires_grad for t in made):
-            return result
-        # An argument elsewhere, or a view of one, would keep itself alive.
-        if not any(r is t or r._base is t for r in made for t in tensors):
-            self._results.put(tensors, key, _Remembered(kept, Snapshot(made)))
-        return result
+            return result, None
+        # An argument elsewhere, or what shares its memory, would keep itself alive.
+        if set(map(memory_of, made)).isdisjoint(map(memory_of, tensors)):
+            self._results.put(tensors, key, _Remembered(kept, made, Snapshot(made)))
+        return result, None
 
     def remembers(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         """Whether a call would be answered from memory; nothing is called."""
@@ -261,12 +273,14 @@ class Memo:
 
     def borrow(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As a call, for the layer that runs; what it has already comes as a copy."""
-        result, lent = self(function, *args, **kwargs), self.lent
+        result, made = self._recalled(function, args, kwargs)
+        lent = self.lent
         if lent is None or self._running.on:
             return result
-        given = set(map(memory_of, tensors_in([*args, *kwargs.values()])))
-        made = [t for t in tensors_in(result) if memory_of(t) not in given]
-        if any(t is other for t in made for other in lent):
+        if made is None:
+            given = set(map(memory_of, tensors_in([*args, *kwargs.values()])))
+            made = [t for t in tensors_in(result) if memory_of(t) not in given]
+        if lent and any(t is other for t in made for other in lent):
             return copied(result, made)
         lent += made
         return result

@@ -118,17 +118,17 @@ def _rows_first(tensor: Tensor, dim: int, *, back: bool = False) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Stand in for what runs the forward of a layer: what it derives from edges is followed.
 
     The hooks inside of a distributed model exchange halos, so they run however small its graph.
     """
     if RUNNING.wire is None:
-        return layers.layer(original, self, *args, **kwargs)
+        return layers.layer(self, *args, **kwargs)
     if RUNNING.layer is not None:
-        return layers.hooked(original, self, *args, **kwargs)
+        return layers.hooked(self, *args, **kwargs)
     with running(layer={}), Following():
-        return layers.hooked(original, self, *args, **kwargs)
+        return layers.hooked(self, *args, **kwargs)
 
 
 def derive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, strided
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.conv.hetero_conv import group
 
@@ -50,11 +50,10 @@ EdgeType = tuple[str, ...]  # source, relation, target
 
 def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``HeteroConv.forward``; where this cannot, a relation is a call of its own."""
-    taken = len(args) == 2 and not kwargs and all(isinstance(arg, dict) for arg in args)
-    if torch_records() or not taken:
+    if torch_records() or len(args) != 2 or kwargs:
         return original(self, *args, **kwargs)
     xs, edges = args
-    if _graph_reasons(list(edges.values())):
+    if not (isinstance(xs, dict) and isinstance(edges, dict)) or _graph_reasons([*edges.values()]):
         return original(self, xs, edges)
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
     if len(layers) < 2:
@@ -188,16 +187,15 @@ def _with_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 def _graph_reasons(graphs: list[Any]) -> list[str]:
     """Why a call is left to the loop, whatever the layers are; small calls ask nothing else."""
-    if any(type(edges) is not Tensor or edges.layout != torch.strided for edges in graphs):
-        return ["not a plain edge_index"]
+    ends = 0
+    for edges in graphs:
+        if type(edges) is not Tensor or edges.layout is not strided:
+            return ["not a plain edge_index"]
+        ends += edges.numel()
     if not graphs or len(graphs) >= MANY:
         return []
-    together, device = _edges_in(graphs), graphs[0].device.type
-    return size_reasons(together, device) or kind_reasons("relations", together, device)
-
-
-def _edges_in(graphs: list[Tensor]) -> int:
-    return sum(edges.size(-1) if edges.dim() else 0 for edges in graphs)
+    device = graphs[0].device.type
+    return size_reasons(ends // 2, device) or kind_reasons("relations", ends // 2, device)
 
 
 def _reasons(
@@ -240,4 +238,5 @@ def _reasons(
         fewest, width = min(graph.size(1) for graph in graphs), one.weight.size(0)
         if not (size_reasons(fewest, device) or kind_reasons("attention", fewest, device, width)):
             return ["relations that are large enough each"]  # to gather their rows gains nothing
-    return new_graph_reasons("relations", _edges_in(graphs), edges[first], id(self))
+    together = sum(graph.size(1) for graph in graphs)
+    return new_graph_reasons("relations", together, edges[first], id(self))

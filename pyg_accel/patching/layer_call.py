@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Hashable
 
-__all__ = ["layer_call"]
+__all__ = ["LOOKS_UP", "NOT", "SMALL", "layer_call"]
+
+NOT, LOOKS_UP, SMALL = 0, 1, 2  # how small a call is known to be: see _LayerCall.small
 
 
 _Before = tuple[str, tuple[Hashable, ...], bool, bool, int]
@@ -13,7 +15,8 @@ class _LayerCall(threading.local):
     """State of the innermost layer call of a thread.
 
     Attributes:
-        small: the call is known to be small: wrappers inside it run their originals.
+        small: ``SMALL``, the call is known to be: wrappers inside it run their originals;
+            ``LOOKS_UP``, all but those that remember; ``NOT``, it is not.
         again: so was the layer's last call, on the same graph.
         reason: why a part of it was too small; empty if no part was.
         new_to: the parts to which a graph was new, and for that too small.
@@ -22,7 +25,7 @@ class _LayerCall(threading.local):
         hits: how often any layer had found that when it began.
     """
 
-    small = False
+    small = NOT
     again = False
     reason = ""
     new_to: tuple[Hashable, ...] = ()

@@ -1,19 +1,21 @@
 """What stands around a layer's forward: small graphs, and results that are remembered inside."""
 
-import time
 import weakref
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo.eval_frame import skip_code
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.memo import MEMO, copied
 from pyg_accel.patching import small
-from pyg_accel.patching.layer_call import layer_call
+from pyg_accel.patching.layer_call import LOOKS_UP, NOT, SMALL, layer_call
 from pyg_accel.patching.reasons import (
     is_active,
     num_edges,
@@ -25,7 +27,7 @@ from pyg_accel.settings import settings
 
 __all__ = ["OF_EVERY_MODULE", "declined", "forget", "hooked", "layer", "memoise"]
 
-OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(Module()))
 # What torch's and PyG's constructors set, and no forward pass changes. Not from an instance: the
 # first one of a class renders its propagate.
 _OF_EVERY_LAYER = OF_EVERY_MODULE.union(MessagePassing.__init__.__code__.co_names)
@@ -39,49 +41,48 @@ def forget() -> None:
     small.forget()
 
 
-def layer(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for what runs the forward of a layer: there results are remembered, only there.
+def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for ``_call_impl``, which runs the forward of a layer and its hooks.
 
-    A user who calls such a function may change its result.
+    There results are remembered, only there: a user who calls what makes them may change them.
     """
-    if not torch.compiler.is_dynamo_compiling():
+    if not is_dynamo_compiling():
         known = small.find(self, args, kwargs)
         if known is not None:
-            start = time.perf_counter()
-            layer_call.small = True
+            start = perf_counter()
+            looks_up = known.remembers and layer_call.again
+            layer_call.small = LOOKS_UP if looks_up else SMALL
             try:
-                if known.remembers and layer_call.again:
+                if looks_up:
                     hits = MEMO.hits
-                    out = _remembering(original, self, args, kwargs)
+                    out = _remembering(self, args, kwargs)
                     known.was_remembered(MEMO.hits > hits)
                 else:
-                    out = original(self, *args, **kwargs)
+                    out = Module._call_impl(self, *args, **kwargs)
             finally:
-                layer_call.small = False
-            known.row.add(time.perf_counter() - start)
+                layer_call.small = NOT
+            known.row.add(perf_counter() - start)
             return out
-    return hooked(original, self, *args, **kwargs)
+    return hooked(self, *args, **kwargs)
 
 
-def hooked(original: Callable[..., Any], self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Stand in for the same whatever is known of the layer: the hooks inside of it run."""
     if torch_records() or not is_active(self):
-        return original(self, *args, **kwargs)
-    if layer_call.small:  # a part of another layer's call, with a graph of its own
-        layer_call.small = False
+        return Module._call_impl(self, *args, **kwargs)
+    if outer := layer_call.small:  # a part of another layer's call, with a graph of its own
+        layer_call.small = NOT
         try:
-            return _forward(original, self, args, kwargs)
+            return _forward(self, args, kwargs)
         finally:
-            layer_call.small = True
-    return _forward(original, self, args, kwargs)
+            layer_call.small = outer
+    return _forward(self, args, kwargs)
 
 
-def _forward(
-    original: Callable[..., Any], self: MessagePassing, args: tuple[Any, ...], kwargs: Any
-) -> Any:
+def _forward(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     outside = layer_call.begin(MEMO.hits)
     try:
-        out = _remembering(original, self, args, kwargs)
+        out = _remembering(self, args, kwargs)
         if not saved_tensors_are_hooked():
             small.learn(self, args, kwargs)
     finally:
@@ -89,13 +90,11 @@ def _forward(
     return out
 
 
-def _remembering(
-    original: Callable[..., Any], self: MessagePassing, args: tuple[Any, ...], kwargs: Any
-) -> Any:
+def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a call that gets from memory what was derived from its edge_index before."""
     before = MEMO.begin(self)
     try:
-        out = original(self, *args, **kwargs)
+        out = Module._call_impl(self, *args, **kwargs)
     finally:
         lent = MEMO.end(before)
     return _left(self, out, lent) if lent else out
@@ -106,15 +105,17 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
     """Return the result of a layer with copies of what it borrowed, and leave it copies."""
     own = vars(self)
     for name, value in own.items():
-        if name == "_buffers" or name not in _OF_EVERY_LAYER:
+        if name not in _OF_EVERY_LAYER or name == "_buffers":
             own[name] = copied(value, lent)
     return out if MEMO.lent is not None else copied(out, lent)
 
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if torch.compiler.is_dynamo_compiling() or MEMO.idle or transform_reasons():
+    if is_dynamo_compiling() or MEMO.idle or transform_reasons():
         return function(*args, **kwargs)
+    if layer_call.small:  # the layer's last call was on this graph too
+        return _remembered(function, *args, **kwargs)
     layer_call.remembers = True
     if _is_worth_nothing(function, args):
         return MEMO.run(function, *args, **kwargs)

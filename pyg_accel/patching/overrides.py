@@ -32,11 +32,11 @@ from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import skip_code
-from torch.nn import Embedding, Module
+from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
 
-from pyg_accel.patching.layer_call import layer_call
+from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
     "HOOK_DICTS", "Overrides", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
@@ -76,7 +76,10 @@ _recorded: list[tuple[Any, str, Any]] = []
 
 
 class Overrides:
-    """What the accelerated side provides. Every function gets the original first."""
+    """What the accelerated side provides.
+
+    Every function gets the original first, but ``layer`` and ``remember``, which become methods.
+    """
 
     def __init__(
         self,
@@ -130,18 +133,14 @@ def install(hooks: Overrides) -> None:
                 if _recorded:
                     _wrap_class(type(self), hooks)
 
-        around = functools.partial(_wrapped, inside=False)
+        around = functools.partial(_wrapped, unless=None)
         _replace(MessagePassing, "_set_jittable_templates", rendered)
         _replace(
             MessagePassing,
             "_collect",
             around(MessagePassing._collect, hooks.bypassed),
         )
-        _replace(
-            MessagePassing,
-            "_call_impl",
-            _unread(around(Module._call_impl, hooks.layer)),
-        )
+        _replace(MessagePassing, "_call_impl", hooks.layer)  # no wrapper: each call comes through
         _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
         _replace(
             QuantileAggregation, "forward", around(QuantileAggregation.forward, hooks.quantile)
@@ -149,7 +148,7 @@ def install(hooks: Overrides) -> None:
         _replace(SortAggregation, "forward", around(SortAggregation.forward, hooks.sort))
         _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
         _replace(HeteroConv, "forward", around(HeteroConv.forward, hooks.hetero))
-        _replace(Embedding, "forward", around(Embedding.forward, hooks.embedding))
+        _replace(Embedding, "forward", _wrapped(Embedding.forward, hooks.embedding))
         _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
@@ -173,21 +172,21 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 
 def _wrapped(
-    original: Callable[..., Any], hook: Callable[..., Any], *, inside: bool = True
+    original: Callable[..., Any], hook: Callable[..., Any], *, unless: int | None = LOOKS_UP
 ) -> Callable[..., Any]:
     """A function that hands the original and its arguments to a hook.
 
-    One that is called inside of layers runs the original if the layer's call is known to be small.
+    Inside of a layer's call that is known to be as small as ``unless`` it runs the original.
 
     It keeps ``__module__``, by which PyG recognises its own templates. TorchScript reads the
     original's source through it and looks names up in the wrapper's globals: they are those of the
     original. Dynamo, which counts recompilations by code, finds code of its own.
     """
     compiles, call = torch.compiler.is_dynamo_compiling, layer_call  # no globals: see above
-    if inside:
+    if unless is not None:
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not compiles() and call.small:
+            if not compiles() and call.small >= unless:
                 return original(*args, **kwargs)
             return hook(original, *args, **kwargs)
     else:
@@ -252,7 +251,7 @@ def _replace_functions(hooks: Overrides) -> None:
                 continue
             if original not in wrappers:
                 # A small call on a known graph too gets from memory what was derived from it.
-                wrapper = _wrapped(original, hook, inside=name not in _MEMOISED)
+                wrapper = _wrapped(original, hook, unless=SMALL if name in _MEMOISED else LOOKS_UP)
                 wrappers[original] = _unread(wrapper)
             if original not in wrappers.values():
                 _replace(module, name, wrappers[original])

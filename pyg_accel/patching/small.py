@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
@@ -47,6 +47,8 @@ class Small:
         nodes: rows of the features.
         edges: of the graph; of all, where there are several.
         largest: edges of the largest of several graphs.
+        owner: the layer, with which this goes.
+        shapes: of the features and the graph of a call that was found to be small.
         last: the edge_index of the last call.
         misses: calls in a row, each on the graph of the one before, that found nothing remembered.
     """
@@ -58,11 +60,23 @@ class Small:
     row: Row
     remembers: bool
     new_to: tuple[Hashable, ...]
+    owner: weakref.ref[torch.nn.Module]
     nodes: int = 0
     edges: int = 0
     largest: int = 0
+    shapes: tuple[torch.Size, ...] = ()
     last: weakref.ref[Tensor] | None = None
     misses: int = 0
+
+    def covers(self, given: _Given) -> bool:
+        """Whether a call is on a graph that is no larger, and on features of the width."""
+        width, nodes, edges, largest, _ = given
+        return (
+            edges <= self.edges
+            and nodes <= self.nodes
+            and largest <= self.largest
+            and width == self.width
+        )
 
     def was_remembered(self, found: bool) -> None:
         """Note whether a call on the last call's graph found what was derived from it.
@@ -75,7 +89,7 @@ class Small:
         self.remembers = self.misses < 3
 
 
-_known: "weakref.WeakKeyDictionary[torch.nn.Module, Small]" = weakref.WeakKeyDictionary()
+_known: dict[int, Small] = {}  # by the identity of the layer: a weak dictionary takes longer
 
 
 def forget() -> None:
@@ -114,22 +128,24 @@ def _given_types(xs: list[Any], graphs: list[Any]) -> _Given | None:
 def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Small | None:
     """Return what is known of a layer if a call of it is small by that.
 
-    Every call of every layer asks this first.
+    Every call of every layer asks this first. What it touches was put out of the processor's cache
+    by the layers before, so each look at something else counts, more than operations do.
     """
-    known = _known.get(module)
+    known = _known.get(id(module))
     if known is None or layer_call.small:  # a part of another layer's call, with a graph of its own
         return None
-    given = _given(args, kwargs)
-    if given is None:
-        return None
-    width, nodes, edges, largest, edge_index = given
+    x, edge_index = args[:2] if len(args) > 1 else (None, None)
+    if type(x) is tuple and x:
+        x = x[0]
+    shapes = (x.shape, edge_index.shape) if type(x) is Tensor and type(edge_index) is Tensor else ()
+    if not shapes or shapes != known.shapes:
+        given = _given(args, kwargs)
+        if given is None or not known.covers(given):
+            return None
+        known.shapes, edge_index = shapes, given[-1]
     if (
-        edges > known.edges
-        or nodes > known.nodes
-        or largest > known.largest
-        or width != known.width
-        or edge_index.get_device() != known.device
-        or torch.is_grad_enabled() != known.grad
+        edge_index.get_device() != known.device
+        or is_grad_enabled() != known.grad
         or module.training != known.training
         or settings.always
         or in_force() is not None
@@ -156,20 +172,21 @@ def _is_new(to: tuple[Hashable, ...], edge_index: Tensor) -> bool:
 def learn(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Remember of a layer what its call has shown, if all parts of it were too small."""
     given = _given(args, kwargs) if layer_call.reason and not layer_call.others else None
+    key = id(module)
     if given is None:
-        _known.pop(module, None)
+        _known.pop(key, None)
         return
     width, nodes, edges, largest, edge_index = given
     new_to = tuple(dict.fromkeys(layer_call.new_to))
     if new_to:
         _is_new(new_to, edge_index)  # what was new to them may be another, derived from this one
-    facts = width, torch.is_grad_enabled(), module.training, edge_index.get_device()
-    known = _known.get(module)
+    facts = width, is_grad_enabled(), module.training, edge_index.get_device()
+    known = _known.get(key)
     before = known and (known.width, known.grad, known.training, known.device, known.new_to)
     if known is None or before != (*facts, new_to):
-        known = _known[module] = Small(
+        known = _known[key] = Small(
             *facts, row_of(type(module).__name__, "", "PyG", layer_call.reason),
-            layer_call.remembers, new_to,
+            layer_call.remembers, new_to, weakref.ref(module, lambda _: _known.pop(key, None)),
         )  # fmt: skip
     # All at once, as all are asked for: each of two graphs may have more of one.
     if edges >= known.edges and nodes >= known.nodes and largest >= known.largest:
