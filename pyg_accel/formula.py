@@ -334,8 +334,16 @@ def gradient(
             for them; without, a gradient that may be of one column already is summed once more.
     """
 
+    def width(part: Formula) -> int | None:
+        return None if shapes is None else shape_of(part, shapes)[1]
+
     def part(child: Formula, child_seed: Formula | None) -> Formula | None:
-        return None if child_seed is None else gradient(child, index, child_seed, shapes)
+        if child_seed is None:
+            return None
+        if width(child_seed) == width(child) == 1 != width(formula):
+            # Every column reads the child and has this seed: they are summed at the operand.
+            child_seed = Binary("add", child_seed, _zeros(formula, shapes or {}))
+        return gradient(child, index, child_seed, shapes)
 
     match formula:
         case Operand(index=found):
@@ -344,17 +352,35 @@ def gradient(
             return None
         case Sum(arg=arg):
             # The sum was repeated over the columns that the seed has.
-            one = shapes is not None and shape_of(seed, shapes)[1] == 1
-            return part(arg, seed if one else Sum(seed))
+            return gradient(arg, index, seed if width(seed) == 1 else Sum(seed), shapes)
         case Unary(op=op, arg=arg, value=value):
             parts = [part(arg, g) for g in _gradients(op, value, seed, formula, arg)]
         case Binary(op=op, left=left, right=right):
             both = _gradients(op, 0.0, seed, formula, left, right)
             parts = [part(child, g) for child, g in zip((left, right), both, strict=True)]
+    found_parts = [each for each in parts if each is not None]
+    if shapes is not None and shapes[index][1] == 1 and len({*map(width, found_parts)}) > 1:
+        # What has one column is not to be added up again.
+        found_parts = [each if width(each) == 1 else Sum(each) for each in found_parts]
     total: Formula | None = None
-    for each in parts:
-        total = total if each is None else _add(each, total)
+    for each in found_parts:
+        total = _add(each, total)
     return total
+
+
+def _zeros(formula: Formula, shapes: dict[int, Shape]) -> Formula:
+    """Return a formula of the width of another, which is not 1, whose value is 0."""
+    widest = next(o for o in _outside_of_sums(formula) if shapes[o.index][1] != 1)
+    return Binary("keep", widest, Const(0.0))
+
+
+def _outside_of_sums(formula: Formula) -> Iterator[Operand]:
+    if isinstance(formula, Operand):
+        yield formula
+    elif not isinstance(formula, Sum):
+        parts = children(formula)
+        for part in parts[:1] if isinstance(formula, Binary) and formula.op == "sel" else parts:
+            yield from _outside_of_sums(part)
 
 
 _ARGUMENTS = {name: Operand("e", place) for place, name in enumerate("xyfg")}

@@ -197,6 +197,39 @@ def test_the_gradient_of_a_message_equals_autograd(text):
         torch.testing.assert_close(found, torch.zeros_like(found) if right is None else right)
 
 
+@pytest.mark.parametrize("narrow", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *DIFFERENTIABLE,
+        "sum(add(u0,v1))",
+        "sum(mul(add(u0,v1),u0))",
+        "sum(sub(tanh(v1),mul(2.0,u0)))",
+        "sum(add(sum(mul(u0,v1)),e2))",
+        "add(sum(u0),mul(u0,e2))",
+    ],
+)
+def test_the_gradient_of_a_message_whose_operands_broadcast_equals_autograd(text, narrow):
+    formula, rows = parse(text), torch.arange(5)
+    place = {"u": rows, "v": rows, "e": rows}
+    given_ = [
+        torch.randn(5, 1, 1 if i in narrow else 4, dtype=torch.float64, requires_grad=True)
+        for i in range(3)
+    ]
+    out = evaluate(formula, given_, place)
+    seed = torch.randn(5, 1, out.size(2), dtype=torch.float64)
+    shapes = {i: (t.size(1), t.size(2)) for i, t in enumerate([*given_, seed])}
+    for index, operand in enumerate(given_):
+        wanted = gradient(formula, index, Operand("e", 3), shapes)
+        if wanted is None or not out.requires_grad:
+            continue
+        found = evaluate(wanted, [*given_, seed], place)
+        if index in narrow:  # as kernels do
+            found = found.sum(-1, keepdim=True)
+        (right,) = torch.autograd.grad(out, operand, seed, retain_graph=True)
+        torch.testing.assert_close(found.expand_as(right), right)
+
+
 @pytest.mark.parametrize(
     "text",
     ["abs(u0)", "relu(u0)", "leaky_relu(u0,0.3)", *(f"pow(u0,{p})" for p in (0.0, 1.0, 2.0, 3.0))],

@@ -177,6 +177,8 @@ def _differentiable(
 ) -> list[Tensor | None]:
     """The gradients as autograd follows them: of a pass over all blocks that keeps everything."""
     blocks, function, sides, _, of_edges = how
+    # Each a tensor of its own: one may be read at several sides, or be made from another.
+    tensors = [t.view_as(t) for t in tensors]
     columns: list[list[Tensor]] = []
     for block in blocks:
         parts = [_part(block, side, t) for side, t in zip(sides, tensors, strict=True)]

@@ -212,6 +212,10 @@ OTHER = {
     "permuted-heads": lambda i, j, e, w: (i + j).view(-1, 2, 3).transpose(1, 2).reshape(-1, F),
     "reduced-heads": lambda i, j, e, w: (i + j).view(-1, 2, 3).mean(1),
     "summed-heads": lambda i, j, e, w: (i * j).view(-1, 2, 3).sum(-1),
+    "summed-where-one-broadcasts": lambda i, j, e, w: (w + j).sum(-1, keepdim=True) * e,
+    "summed-scores-where-one-broadcasts": lambda i, j, e, w: (i[:, :1] - j).sum(-1).view(-1, 1),
+    "chosen-or-inexact-number": lambda i, j, e, w: torch.where(w > 0, (i + j).tanh(), 0.1),
+    "chosen-or-integers": lambda i, j, e, w: torch.where(w > 0, i + j, torch.full((F,), 2**25 + 1)),
     "summed-over-heads": lambda i, j, e, w: (i * j).view(-1, 2, 3).sum(1),
     "summed-over-heads-kept": lambda i, j, e, w: (
         (i * j).view(-1, 2, 3).sum(dim=[1], keepdim=True)[:, 0]
@@ -236,6 +240,14 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_any_other_message_equals_stock(name, aggr, inputs, same_as_stock):
     same_as_stock(Layer(OTHER[name], aggr), *inputs)
+
+
+@pytest.mark.parametrize("other", [0.5, torch.tensor(0.5)], ids=["number", "scalar-tensor"])
+def test_a_number_that_is_chosen_does_not_widen_the_messages(other, inputs, same_as_stock):
+    x, edge_index, e, w = inputs
+    given = [t.detach().bfloat16() for t in (x, e, w)]
+    layer = Layer(lambda i, j, e, w: torch.where(w > 0, i * j, other), "max")
+    same_as_stock(layer, given[0], edge_index, *given[1:])
 
 
 # Functions of pieces, on wide messages that are 0, or not far from it, at many edges.

@@ -74,6 +74,19 @@ class Best(pyg.MessagePassing):
         return (out - least) / (best - least + 1) * (1 + place.to(out.dtype))
 
 
+class NormalisedProduct(pyg.MessagePassing):
+    """Reads the same features as sources and as targets, and others that are made of them."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, wave=x.sin())
+
+    def message(self, x_i: Tensor, x_j: Tensor, wave_j: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x_i * x_j + wave_j, x_j.shape[1:])
+
+
 @pytest.fixture
 def blocks(monkeypatch) -> None:
     """Accelerate graphs of any size, in blocks of few edges; edge features wait for them too."""
@@ -120,6 +133,7 @@ LAYERS: dict[str, Case] = {
         ),
         X_E,
     ),
+    "product": (NormalisedProduct, ("x", "edges")),
     "bmm": (lambda: Einsum(mlp(5, 7, 360)), X_E),
     "edge": (lambda: pyg.EdgeConv(mlp(36, 20, 24)), ("x", "edges")),
     "edge-mean": (lambda: pyg.EdgeConv(mlp(36, 20, 24), aggr="mean"), ("x", "edges")),
@@ -211,7 +225,7 @@ def test_the_other_flow_and_two_kinds_of_nodes_equal_stock(name, same_as_stock):
 
 
 @pytest.mark.usefixtures("pieces")
-@pytest.mark.parametrize("name", ["nn", "nn-max", "edge-mean", "mine"])
+@pytest.mark.parametrize("name", ["nn", "nn-max", "edge-mean", "mine", "product"])
 def test_gradients_have_gradients(name):
     make, names = LAYERS[name]
     layer, args = make().double(), world(*names)

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from torch_geometric.nn import GINEConv, GraphSAGE, LEConv, MessagePassing, ResGatedGraphConv
+from torch_geometric.nn import (
+    GATv2Conv,
+    GINEConv,
+    GraphSAGE,
+    LEConv,
+    MessagePassing,
+    ResGatedGraphConv,
+)
 from torch_geometric.utils import degree
 
 from pyg_accel import optimize, plan
@@ -260,3 +267,14 @@ def test_sizes_and_values_may_change_between_calls():
         with torch.no_grad():
             conv.scale.mul_(2)
     assert layer(*args) is not None and not layer.reasons
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_attention_recorded_on_a_graph_of_one_edge_serves_other_graphs(loops):
+    """The row of a parameter is then one for each edge, and one for all of them."""
+    conv = GATv2Conv(6, 4, heads=2, add_self_loops=loops).double()
+    layer = RewrittenLayer(conv, Options())
+    x = torch.randn(N, 6).double()
+    for edge_index in (torch.tensor([[3], [5]]), torch.randint(N, (2, E))):
+        torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
+    assert layer.decisions and not layer.reasons

@@ -172,17 +172,26 @@ for _op, _each in (("add", "__radd__"), ("sub", "__rsub__"), ("sub", "rsub"), ("
 @rule("where")
 def _where(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Choose between messages by a condition that is no message."""
-    if len(args) != 3 or kwargs or isinstance(args[0], LazyTensor):
+    condition = args[0]
+    if len(args) != 3 or kwargs or isinstance(condition, LazyTensor):
+        raise Declined
+    if condition.dtype is not torch.bool:
         raise Declined
     lead = need_formula(args[1] if isinstance(args[1], LazyTensor) else args[2], summed=True)
     with torch._C.DisableTorchFunctionSubclass():
         dtype = lead.dtype
     sides: list[Tensor] = []
-    for condition, value in ((args[0], args[1]), (~args[0], args[2])):
+    for chosen, value in ((condition, args[1]), (~condition, args[2])):
         if isinstance(value, LazyTensor):
-            sides.append(_combine("keep", value, condition.to(dtype)))
-        else:
-            sides.append(torch.where(condition, value, 0.0))
+            sides.append(_combine("keep", value, chosen.to(dtype)))
+            continue
+        if isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex()):
+            raise Declined
+        if not isinstance(value, Tensor):
+            value = torch.tensor(value, dtype=dtype, device=chosen.device)
+        elif value.dim() == 0 or not value.is_floating_point():  # as torch promotes them
+            value = value.to(dtype)
+        sides.append(torch.where(chosen, value, 0.0))
     return _combine("add", *sides)
 
 

@@ -7,13 +7,14 @@ needs the product (paper, section 5.2).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import utils
 
-from pyg_accel.formula import Operand
+from pyg_accel.formula import Operand, map_operands
 from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, running
 from pyg_accel.rewrite.algebra import Call, NotLifted
@@ -126,6 +127,11 @@ class AttentionWeights(EdgeFactor):
         return self.of(self, tuple(plain_shape(self)), (attend, replace(attention, rate=rate)))
 
 
+def _as_target(place: int, operand: Operand) -> Operand:
+    """The operand of that place as one of targets, others as they are."""
+    return Operand("v", place) if operand.index == place else operand
+
+
 class AttentionRecorder(ReplayRecorder):
     """A recorder of layers whose messages may be weighted by a softmax of scores."""
 
@@ -203,16 +209,21 @@ class AttentionRecorder(ReplayRecorder):
         features = {id(t): t for found in sources for t in found if id(t) in self.exprs}
         places = {key: place for place, key in enumerate(features)}
         operands = []
-        for n, found in zip(numbers, sources, strict=True):
+        for place, (n, found) in enumerate(zip(numbers, sources, strict=True)):
             if len(found) > 1 or any(id(t) not in places and t is not self._attr for t in found):
                 raise NotLifted(f"{self._name} makes scores of several features at once")
             tensor, source = trace.operands[n], found[0] if found else None
-            place = -1 if source is None else places.get(id(source), len(places))
+            side, repeated = trace.sides[n], trace.repeated[n]
+            if source is None and side == "e" and trace.num_edges == 1:
+                # A parameter of one row: that of the only edge, and of all edges in other calls.
+                side, repeated = "v", True
+                formula = map_operands(formula, partial(_as_target, place))
+            origin = -1 if source is None else places.get(id(source), len(places))
             if source is not None and source is self._attr and self._loops is not None:
                 self.parts.compiles = False  # how many loops there are is known after looking
             linear = tensor.dim() == 2 and source is not None and self.is_linear(tensor)
-            operands.append(ScoreOperand(trace.sides[n], trace.repeated[n], place,
-                                         self.replay(tensor, source), linear))  # fmt: skip
+            operands.append(ScoreOperand(side, repeated, origin, self.replay(tensor, source),
+                                         linear))  # fmt: skip
         heads = shape[1] if len(shape) == 2 else 1
         folds = all(o.linear for o in operands if 0 <= o.place < len(places))
         args = tuple(self.exprs[key] for key in places)
