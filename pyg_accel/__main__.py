@@ -71,13 +71,14 @@ def doctor() -> int:
 
     from pyg_accel.doctor import examine
     from pyg_accel.large_pages import small_pages_reasons
+    from pyg_accel.machine import processor
     from pyg_accel.settings import SETTINGS, settings
 
     print(f"pyg_accel {pyg_accel.__version__} in {Path(pyg_accel.__file__).parent}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     for module, distributions in PACKAGES.items():
         print(f"  {module:16} {_version(module, distributions)}")
-    print(f"processor: {_processor()}, {torch.get_num_threads()} threads")
+    print(f"processor: {processor()}, {torch.get_num_threads()} threads")
     print(f"large pages: {'; '.join(small_pages_reasons()) or 'yes'}")
     gpus = torch.cuda.device_count()
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus))
@@ -132,15 +133,6 @@ def _version(module: str, distributions: Sequence[str]) -> str:
             continue
         return found if name == distributions[0] else f"{found} ({name})"
     return "found, version unknown" if find_spec(module) else "not installed"
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def run_script(script: str, args: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 __all__ = [
+    "Bounded",
     "RecentlySeen",
     "Snapshot",
     "TensorCache",
@@ -22,9 +23,29 @@ __all__ = [
     "version_of",
 ]  # fmt: skip
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _PLAIN, _STRIDED = (Tensor, Parameter), torch.strided
+
+
+class Bounded(dict[K, T]):
+    """A dictionary that is emptied when it is full, of what can be found again.
+
+    Args:
+        most: how many entries there may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: T) -> None:
+        if len(self) >= self._most:
+            self.clear()
+        super().__setitem__(key, value)
+
+
 _holders: list[list[Any]] = []
 
 

@@ -185,14 +185,10 @@ def _from_syntax(node: ast.expr, text: str) -> Formula:
 
 def operands_of(formula: Formula) -> Iterator[Operand]:
     """Yield every operand, in the order of reading; one used twice comes twice."""
-    match formula:
-        case Operand():
-            yield formula
-        case Unary(arg=arg) | Sum(arg=arg):
-            yield from operands_of(arg)
-        case Binary(left=left, right=right):
-            yield from operands_of(left)
-            yield from operands_of(right)
+    if isinstance(formula, Operand):
+        yield formula
+    for child in children(formula):
+        yield from operands_of(child)
 
 
 def children(formula: Formula) -> tuple[Formula, ...]:
@@ -406,12 +402,8 @@ def _gradients(
         match node:
             case Operand():
                 return given[node]
-            case Unary(op=op, arg=arg, value=value):
-                return Unary(op, put(arg), value)
             case Binary(op="mul", left=left, right=right):
                 return times(put(left), put(right))
-            case Binary(op=op, left=left, right=right):
-                return Binary(op, put(left), put(right))
-        return node
+        return map_children(node, put)
 
     return [put(_gradient_of(text)) if text else None for text in texts]

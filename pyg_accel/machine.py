@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["INTERPRETED", "Device", "Gpu", "gpu_of"]
+__all__ = ["INTERPRETED", "Device", "Gpu", "gpu_of", "processor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Device:
         if device.type != "cpu":
             return cls(device.type, device.type)
         isa = torch.backends.cpu.get_cpu_capability()
-        return cls("cpu", _processor(), isa, torch.get_num_threads())
+        return cls("cpu", _family(), isa, torch.get_num_threads())
 
     def __str__(self) -> str:
         if self.kind != "cpu":
@@ -55,16 +55,19 @@ class Device:
 
 
 @lru_cache(maxsize=1)
-def _processor() -> str:
-    """The family, such as ``AMD EPYC``: the number of the model is left out."""
-    name = platform.processor() or platform.machine()
+def processor() -> str:
+    """Return the name of the processor, with the number of its model."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
             if line.startswith("model name"):
-                name = line.partition(":")[2]
-                break
-    words = name.replace("(R)", " ").replace("(TM)", " ").split()
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _family() -> str:
+    """Of the processor, such as ``AMD EPYC``: the number of the model is left out."""
+    words = processor().replace("(R)", " ").replace("(TM)", " ").split()
     return " ".join(words[:2]) or "unknown"
 
 

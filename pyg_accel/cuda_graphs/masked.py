@@ -41,13 +41,7 @@ _BY_INDEX = (
 class Constants(TorchFunctionMode):
     """Makes tensors of Python numbers on the device, without a copy that the host waits for."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.tensor and len(args) == 1 and type(args[0]) in (bool, int, float):
             return torch.full((), *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -63,13 +57,7 @@ class Known(TorchFunctionMode):
         super().__init__()
         self._largest = largest
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.max, Tensor.max) and len(args) == 1 and not kwargs:
             for tensor, most in self._largest:
                 if args[0] is tensor:
@@ -84,13 +72,7 @@ class Masked(TorchFunctionMode):
         super().__init__()
         self._padding = padding
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not args or not isinstance(args[0], Tensor):
             return func(*args, **kwargs)

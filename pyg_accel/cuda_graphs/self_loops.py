@@ -10,7 +10,6 @@ not. A row or two are added, so that their number tells what they are: what is k
 leaves padding out, as it does for other axes, and what is not sees some in every trial.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,13 +39,7 @@ class SelfLoops(TorchFunctionMode):
         self._ids = {memory_of(edges): edges for edges in padding.edges}
         self._masks: dict[int, tuple[Tensor, int]] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not args:
             return func(**kwargs)

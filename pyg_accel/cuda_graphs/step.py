@@ -52,7 +52,8 @@ def graphed_step(
     if not callable(step_function) or isinstance(step_function, torch.nn.Module):
         raise ValueError(f"expected 'step_function' to be a function (got {step_function!r})")
     found = list(_modules_of(step_function) if modules is None else modules)
-    return GraphedStep(step_function, found, dynamic, max_captures, dict(roles or {}))
+    return GraphedStep(step_function, found, dynamic=dynamic, max_captures=max_captures,
+                       roles=dict(roles or {}))  # fmt: skip
 
 
 def _modules_of(function: Any) -> Iterator[torch.nn.Module]:
@@ -84,19 +85,13 @@ class GraphedStep:
     """A step, and the captures of its calls; made by :func:`graphed_step`."""
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        modules: Sequence[torch.nn.Module],
-        dynamic: bool | None,
-        max_captures: int,
-        roles: Mapping[str, str],
+        self, function: Callable[..., Any], modules: Sequence[torch.nn.Module], **options: Any
     ) -> None:
         """Wrap a function."""
         update_wrapper(self, function, updated=())
         self._engine = Engine(
-            _Step(function, modules), names_of(function), differentiable=False,
-            dynamic=dynamic, max_captures=max_captures, roles=roles,
-        )  # fmt: skip
+            _Step(function, modules), names_of(function), differentiable=False, **options
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step."""

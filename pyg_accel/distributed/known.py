@@ -5,7 +5,7 @@ functions below, are edges of the same halo.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -153,13 +153,7 @@ def turned(halo: Halo, edges: Tensor) -> Tensor:
 class Following(TorchFunctionMode):
     """Sees the torch functions of a layer, and knows edges that they pick from known ones."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not kwargs and len(args) == 1 and getattr(func, "__name__", "") == "max":
             wire = _PER_EDGE.find(args, None) if type(args[0]) is Tensor else None
             if wire is not None:

@@ -43,7 +43,7 @@ class AllNodesBatchNorm1d(torch.nn.BatchNorm1d):
                 unbiased = (squares / (number - 1).clamp(min=1)).to(self.running_var.dtype)
                 self.running_var.lerp_(unbiased, share)
         out = centred / (squares / number + self.eps).sqrt().view(shape)
-        return _affine(out, self.weight, self.bias, shape)
+        return _affine(self, out, shape)
 
 
 class AllNodesBatchNorm(nn.BatchNorm):
@@ -63,117 +63,141 @@ class AllNodesBatchNorm(nn.BatchNorm):
         return out
 
 
-class AllNodesGraphNorm(nn.GraphNorm):
+class _NormOfGraphs(torch.nn.Module):
+    """What norms over the nodes of a graph have in common."""
+
+    def forward(
+        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+    ) -> Tensor:
+        """Normalise [N, C]."""
+        wire = RUNNING.wire
+        if wire is None or not self.reads_nodes():
+            out: Tensor = super().forward(x, batch, batch_size)
+            return out
+        size = num_graphs(wire, batch) if batch_size is None else batch_size
+        return self.over_all(x, _Graphs(wire, x, batch, size))
+
+    def reads_nodes(self) -> bool:
+        """Return whether the norm of a node depends on others."""
+        return True
+
+    def over_all(self, x: Tensor, graphs: "_Graphs") -> Tensor:
+        """Normalise [N, C] by the nodes of all ranks."""
+        raise NotImplementedError
+
+
+class _Graphs:
+    """The graphs of a batch, over the nodes of all ranks."""
+
+    def __init__(self, wire: Wire, x: Tensor, batch: Tensor | None, size: int) -> None:
+        self._wire, self._batch, self._size = wire, batch, size
+        self.several = batch is not None
+        self.counts = counts(wire, x, batch, size).view(-1, 1)
+        self.numbers = self.counts.clamp(min=1)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Return the sums of each graph [B, C]."""
+        return group_sums(self._wire, x, self._batch, self._size)
+
+    def means(self, x: Tensor) -> Tensor:
+        """Return the means of each graph [B, C]."""
+        return self.sums(x) / self.numbers
+
+    def of_nodes(self, values: Tensor) -> Tensor:
+        """Return values of graphs [B, C] for each of their nodes; of one graph they broadcast."""
+        return values if self._batch is None else values.index_select(0, self._batch)
+
+    def centred(self, x: Tensor) -> Tensor:
+        """Return features less the means of their graphs."""
+        return x - self.of_nodes(self.means(x))
+
+
+class AllNodesGraphNorm(_NormOfGraphs, nn.GraphNorm):
     """``GraphNorm`` over the nodes of all ranks."""
 
-    def forward(
-        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
-    ) -> Tensor:
-        """Normalise [N, C]."""
-        wire = RUNNING.wire
-        if wire is None:
-            return super().forward(x, batch, batch_size)
-        size = _size(wire, batch, batch_size)
-        number = counts(wire, x, batch, size).clamp(min=1).view(-1, 1)
-        mean = group_sums(wire, x, batch, size) / number
-        out: Tensor = x - _of_nodes(mean, batch) * self.mean_scale
-        var = group_sums(wire, out.pow(2), batch, size) / number
-        out = self.weight * out / _of_nodes((var + self.eps).sqrt(), batch) + self.bias
+    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
+        """See the base class."""
+        x = x - graphs.of_nodes(graphs.means(x)) * self.mean_scale
+        deviation = (graphs.means(x.pow(2)) + self.eps).sqrt()
+        out: Tensor = self.weight * x / graphs.of_nodes(deviation) + self.bias
         return out
 
 
-class AllNodesPairNorm(nn.PairNorm):
+class AllNodesPairNorm(_NormOfGraphs, nn.PairNorm):
     """``PairNorm`` over the nodes of all ranks."""
 
-    def forward(
-        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
-    ) -> Tensor:
-        """Normalise [N, C]."""
-        wire = RUNNING.wire
-        if wire is None:
-            return super().forward(x, batch, batch_size)
-        size = _size(wire, batch, batch_size)
-        number = counts(wire, x, batch, size).clamp(min=1).view(-1, 1)
-        x = x - _of_nodes(group_sums(wire, x, batch, size) / number, batch)
+    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
+        """See the base class."""
+        x = graphs.centred(x)
         if self.scale_individually:
-            out: Tensor = self.scale * x / (self.eps + x.norm(2, -1, keepdim=True))
-            return out
-        squares = group_sums(wire, x.pow(2).sum(-1, keepdim=True), batch, size) / number
-        out = self.scale * x / (self.eps + _of_nodes(squares, batch)).sqrt()
+            lengths = self.eps + x.norm(2, -1, keepdim=True)
+        else:
+            squares = graphs.means(x.pow(2).sum(-1, keepdim=True))
+            lengths = (self.eps + graphs.of_nodes(squares)).sqrt()
+        out: Tensor = self.scale * x / lengths
         return out
 
 
-class AllNodesMeanSubtractionNorm(nn.MeanSubtractionNorm):
+class AllNodesMeanSubtractionNorm(_NormOfGraphs, nn.MeanSubtractionNorm):
     """``MeanSubtractionNorm`` over the nodes of all ranks."""
 
     def forward(
         self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None
     ) -> Tensor:
-        """Normalise [N, C]."""
-        wire = RUNNING.wire
-        if wire is None:
-            return super().forward(x, batch, dim_size)
-        size = _size(wire, batch, dim_size)
-        number = counts(wire, x, batch, size).clamp(min=1).view(-1, 1)
-        return x - _of_nodes(group_sums(wire, x, batch, size) / number, batch)
+        """Normalise [N, C]; the number of graphs has another name here."""
+        return super().forward(x, batch, dim_size)
+
+    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
+        """See the base class."""
+        return graphs.centred(x)
 
 
-class AllNodesLayerNorm(nn.LayerNorm):
+class AllNodesLayerNorm(_NormOfGraphs, nn.LayerNorm):
     """``LayerNorm`` whose mode "graph" is over the nodes of all ranks."""
 
-    def forward(
-        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
-    ) -> Tensor:
-        """Normalise [N, C]."""
-        wire = RUNNING.wire
-        if wire is None or self.mode != "graph":
-            return super().forward(x, batch, batch_size)
-        size = _size(wire, batch, batch_size)
-        number = counts(wire, x, batch, size).clamp(min=1).view(-1, 1) * x.size(-1)
-        mean = group_sums(wire, x, batch, size).sum(-1, keepdim=True) / number
-        x = x - _of_nodes(mean, batch)
-        var = group_sums(wire, x * x, batch, size).sum(-1, keepdim=True) / number
-        std = var.sqrt() + self.eps if batch is None else (var + self.eps).sqrt()
-        return _affine(x / _of_nodes(std, batch), self.weight, self.bias, [1, -1])
+    def reads_nodes(self) -> bool:
+        """See the base class."""
+        return bool(self.mode == "graph")
+
+    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
+        """See the base class."""
+
+        def means(values: Tensor) -> Tensor:
+            return graphs.means(values).mean(-1, keepdim=True)
+
+        x = x - graphs.of_nodes(means(x))
+        var = means(x * x)
+        std = (var + self.eps).sqrt() if graphs.several else var.sqrt() + self.eps
+        return _affine(self, x / graphs.of_nodes(std), [1, -1])
 
 
-class AllNodesInstanceNorm(nn.InstanceNorm):
+class AllNodesInstanceNorm(_NormOfGraphs, nn.InstanceNorm):
     """``InstanceNorm`` over the nodes of all ranks."""
 
-    def forward(
-        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
-    ) -> Tensor:
-        """Normalise [N, C]."""
-        wire = RUNNING.wire
-        if wire is None or not (self.training or not self.track_running_stats):
-            return super().forward(x, batch, batch_size)
-        size = _size(wire, batch, batch_size)
-        number = counts(wire, x, batch, size).clamp(min=1).view(-1, 1)
-        mean = group_sums(wire, x, batch, size) / number
-        x = x - _of_nodes(mean, batch)
-        squares = group_sums(wire, x * x, batch, size)
+    def reads_nodes(self) -> bool:
+        """See the base class."""
+        return self.training or not self.track_running_stats
+
+    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
+        """See the base class."""
+        mean = graphs.means(x)
+        x = x - graphs.of_nodes(mean)
+        squares = graphs.sums(x * x)
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
-                unbiased = squares / (number - 1).clamp(min=1)
+                unbiased = squares / (graphs.numbers - 1).clamp(min=1)
                 self.running_mean.lerp_(mean.mean(0), self.momentum or 0.0)
                 self.running_var.lerp_(unbiased.mean(0), self.momentum or 0.0)
-        out = x / _of_nodes((squares / number + self.eps).sqrt(), batch)
-        return _affine(out, self.weight, self.bias, [1, -1])
+        deviation = (squares / graphs.numbers + self.eps).sqrt()
+        return _affine(self, x / graphs.of_nodes(deviation), [1, -1])
 
 
-class AllNodesGraphSizeNorm(nn.GraphSizeNorm):
+class AllNodesGraphSizeNorm(_NormOfGraphs, nn.GraphSizeNorm):
     """``GraphSizeNorm`` by the sizes that graphs have over all ranks."""
 
-    def forward(
-        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
-    ) -> Tensor:
-        """Normalise [N, C]."""
-        wire = RUNNING.wire
-        if wire is None:
-            return super().forward(x, batch, batch_size)
-        size = _size(wire, batch, batch_size)
-        root = counts(wire, x, batch, size).pow(-0.5).view(-1, 1)
-        return x * _of_nodes(root, batch)
+    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
+        """See the base class."""
+        return x * graphs.of_nodes(graphs.counts.pow(-0.5))
 
 
 NORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
@@ -188,16 +212,7 @@ NORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 }
 
 
-def _size(wire: Wire, batch: Tensor | None, given: int | None) -> int:
-    return 1 if batch is None else num_graphs(wire, batch) if given is None else given
-
-
-def _of_nodes(values: Tensor, batch: Tensor | None) -> Tensor:
-    """Values of graphs [B, C] for each of their nodes; of the one graph they broadcast."""
-    return values if batch is None else values.index_select(0, batch)
-
-
-def _affine(out: Tensor, weight: Any, bias: Any, shape: list[int]) -> Tensor:
-    if weight is not None:
-        out = out * weight.view(shape)
-    return out if bias is None else out + bias.view(shape)
+def _affine(norm: Any, out: Tensor, shape: list[int]) -> Tensor:
+    if norm.weight is not None:
+        out = out * norm.weight.view(shape)
+    return out if norm.bias is None else out + norm.bias.view(shape)

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyg_accel.backends import OpSpec
 from pyg_accel.backends.dispatch import is_fast, situation
 from pyg_accel.backends.spec import shapes_of
+from pyg_accel.cache import Bounded
 from pyg_accel.checks import shown
 from pyg_accel.column_reuse import kind_of
 from pyg_accel.facts import Kind
@@ -106,7 +107,7 @@ def attention(
     )  # fmt: skip
     fused = is_fast(sized) and not (any(needs) and not is_backward_fast(sized, needs))
     if kind is not None and all(t.dtype == dtype for t in operands):
-        _keep_way(kind, score_text, value_text, operands, fused=fused)
+        _ways[_way(kind, score_text, value_text, operands)] = fused
     if not fused:
         return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
     arrays = Arrays.of(graph, edge_order=edge_order, transposed=any(needs))
@@ -115,7 +116,7 @@ def attention(
 
 
 # Whether calls of a kind are one operator, by everything that this depends on.
-_ways: dict[tuple[Any, ...], bool] = {}
+_ways: Bounded[tuple[Any, ...], bool] = Bounded(4096)
 
 
 def _way(kind: Kind, score: str, value: str, operands: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -141,14 +142,6 @@ def _find_way(
     ):
         return None
     return _ways.get(_way(kind_of(graph.csr()), score, value, operands))
-
-
-def _keep_way(
-    kind: Kind, score: str, value: str, operands: Sequence[Tensor], *, fused: bool
-) -> None:
-    if len(_ways) >= 4096:
-        _ways.clear()
-    _ways[_way(kind, score, value, operands)] = fused
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -23,6 +23,7 @@ from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.dispatch import asked_for, decide, is_fast, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
+from pyg_accel.cache import Bounded
 from pyg_accel.column_reuse import kind_of
 from pyg_accel.facts import Kind
 from pyg_accel.formula import (
@@ -223,7 +224,7 @@ class _Way(NamedTuple):
     of_second: Decision | None = None
 
 
-_ways: dict[tuple[Any, ...], _Way] = {}
+_ways: Bounded[tuple[Any, ...], _Way] = Bounded(4096)
 
 
 def _attention_backward(*args: Any) -> list[Tensor]:
@@ -234,8 +235,6 @@ def _attention_backward(*args: Any) -> list[Tensor]:
            grad.size(1), grad.size(2))  # fmt: skip
     way = _ways.get(key)
     if way is None:
-        if len(_ways) >= 4096:
-            _ways.clear()
         way = _ways[key] = _find_way(arrays, kinds, operands, grad, (score, value), tuple(needs))
     plan, given = way.plan, (operands, grad, out, total)
     found = way.first.run(way.of_first, turned, given)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from pyg_accel.backends.spec import shapes_of
+from pyg_accel.cache import Bounded
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
@@ -116,8 +117,6 @@ def _reduction(
     facts = tuple([(t.shape[1:], t.dtype, grad and t.requires_grad) for t in operands])
     key = (text, reduces, edge_order, facts)
     if key not in _reductions:
-        if len(_reductions) >= 4096:
-            _reductions.clear()
         _reductions[key] = _make_reduction(graph, text, reduces, operands, edge_order, grad)
     known = _reductions[key]
     if known is None:
@@ -156,7 +155,7 @@ def _make_reduction(
                      edge_order=edge_order, needs=needs)  # fmt: skip
 
 
-_reductions: dict[Any, Reduction | None] = {}
+_reductions: Bounded[Any, Reduction | None] = Bounded(4096)
 
 
 @dataclass(frozen=True, slots=True)

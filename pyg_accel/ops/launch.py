@@ -12,6 +12,7 @@ from pyg_accel.backends.base import Bound
 from pyg_accel.backends.dispatch import decide, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import shapes_of
+from pyg_accel.cache import Bounded
 from pyg_accel.column_reuse import kind_of
 from pyg_accel.facts import Kind
 from pyg_accel.formula import parse
@@ -35,7 +36,7 @@ class Launch:
     def __init__(self, text: str, reduces: tuple[str, ...], *, want_arg: bool) -> None:
         self.text, self.reduces, self.want_arg = text, reduces, want_arg
         # By everything else that the choice depends on: a backend's name, and what runs the calls.
-        self._bound: dict[tuple[Any, ...], tuple[str, Bound]] = {}
+        self._bound: Bounded[tuple[Any, ...], tuple[str, Bound]] = Bounded(_MOST)
 
     def __call__(self, csr: CSR, operands: list[Tensor]) -> list[Tensor]:
         """Run :func:`pyg_accel.backends.reference.gspmm` on the cheapest backend.
@@ -50,8 +51,6 @@ class Launch:
         key = (kind, csr.eid is None, rounded, situation(), *strides)
         bound = self._bound.get(key)
         if bound is None:
-            if len(self._bound) >= _MOST:
-                self._bound.clear()
             bound = self._bound[key] = self._bind(csr, kind, operands, rounded)
         name, run = bound
         note_choice(name)
@@ -73,7 +72,7 @@ class Launch:
         return name, lambda csr, given: run(csr, formula, given, reduces, want_arg=want_arg)
 
 
-_decisions: dict[tuple[Any, ...], Decision] = {}
+_decisions: Bounded[tuple[Any, ...], Decision] = Bounded(_CHOICES)
 
 
 def kernel_for(key: tuple[Any, ...], spec: Callable[[], OpSpec]) -> Kernel:
@@ -86,8 +85,6 @@ def kernel_for(key: tuple[Any, ...], spec: Callable[[], OpSpec]) -> Kernel:
     key = (situation(), *key)
     decision = _decisions.get(key)
     if decision is None:
-        if len(_decisions) >= _CHOICES:
-            _decisions.clear()
         decision = _decisions[key] = decide(spec())
     note_choice(decision.backend.name)
     return decision.kernel

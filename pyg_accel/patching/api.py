@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ def _install() -> None:
     hooks = dict(_HOOKS)
     for handle in _hook_handles:
         hooks |= handle.hooks
-    overrides.install(overrides.Overrides(**hooks))
+    overrides.install(hooks)
 
 
 class OverrideHandle:
@@ -63,7 +62,7 @@ class OverrideHandle:
     They are there whether or not anything is patched; what they call asks that itself.
 
     Args:
-        hooks: by the names of :class:`~pyg_accel.patching.overrides.Overrides`.
+        hooks: by the names that those of ``patch()`` have.
     """
 
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
@@ -123,12 +122,7 @@ class PatchHandle:
     def __enter__(self) -> "PatchHandle":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 

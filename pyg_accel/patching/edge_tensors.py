@@ -5,7 +5,7 @@ A :class:`~pyg_accel.patching.lazy.LazyTensor` stands for messages and belongs t
 the next step may do without it: softmax weights, products with one matrix per relation.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,25 +58,13 @@ class DeferredOperand(EdgeTensor):
         return follow(func, (self, *args), kwargs)
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, EdgeTensor) and not issubclass(t, DeferredOperand) for t in types):
             return NotImplemented  # torch asks the lazy one then, which knows what to do
         return follow(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         # Reached from C++, where no Python function was called and no gradients are recorded.
         def materialize(waiting: DeferredOperand) -> Tensor:
             if waiting.differentiable():

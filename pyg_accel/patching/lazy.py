@@ -10,7 +10,7 @@ belongs to is a :class:`~pyg_accel.patching.trace.Trace`.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -132,13 +132,7 @@ class LazyTensor(EdgeTensor):
         return f"LazyTensor({self.formula}, shape={list(plain_shape(self))})"
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if asks(func):
             with torch._C.DisableTorchFunctionSubclass():
@@ -150,13 +144,7 @@ class LazyTensor(EdgeTensor):
         return rules().apply(func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         # Every function is caught above; an operator that comes by another way has no formula.
         raise Unrecognised(f"'{func}' on messages")
 

@@ -26,7 +26,7 @@ and put back by :func:`uninstall`:
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -39,7 +39,7 @@ from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggreg
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
-    "HOOK_DICTS", "Overrides", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
 ]  # fmt: skip
 
 _MISSING = object()
@@ -59,58 +59,30 @@ _MEMOISED = (
 _HOLDERS = ("torch_geometric.nn", "torch_geometric.utils", "torch_sparse")
 _HOMES = ("torch_geometric.", "torch_sparse.")
 HOOK_DICTS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_message_and_aggregate_forward_pre_hooks",
-    "_message_and_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks",
-    "_edge_update_forward_hooks",
+    "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
+    "_message_forward_pre_hooks", "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
+    "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
+)  # fmt: skip
+# What stands in for a method: the name of the hook, and the `unless` of its wrapper.
+_METHODS: tuple[tuple[type, str, str, int | None], ...] = (
+    (MessagePassing, "_collect", "bypassed", None),
+    (Aggregation, "__call__", "aggregate", LOOKS_UP),
+    (QuantileAggregation, "forward", "quantile", None),
+    (SortAggregation, "forward", "sort", None),
+    (RGCNConv, "forward", "relations", LOOKS_UP),
+    (HeteroConv, "forward", "hetero", None),
+    (Embedding, "forward", "embedding", LOOKS_UP),
 )
+_FUNCTIONS = ("softmax", "spmm", "set_sparse_value", "scatter", "segment", "to_dense_batch")
+
+# What the accelerated side provides, by name. Every function gets the original first, but `layer`
+# and `remember`, which become methods.
+Hooks = Mapping[str, Callable[..., Any]]
 
 _lock = threading.RLock()
 _recorded: list[tuple[Any, str, Any]] = []
-
-
-class Overrides:
-    """What the accelerated side provides.
-
-    Every function gets the original first, but ``layer`` and ``remember``, which become methods.
-    """
-
-    def __init__(
-        self,
-        call: Callable[..., Any],
-        bypassed: Callable[..., Any],
-        aggregate: Callable[..., Any],
-        layer: Callable[..., Any],
-        memoise: Callable[..., Any],
-        softmax: Callable[..., Any],
-        spmm: Callable[..., Any],
-        set_sparse_value: Callable[..., Any],
-        remember: Callable[..., Any],
-        relations: Callable[..., Any],
-        hetero: Callable[..., Any],
-        embedding: Callable[..., Any],
-        scatter: Callable[..., Any],
-        segment: Callable[..., Any],
-        to_dense_batch: Callable[..., Any],
-        quantile: Callable[..., Any],
-        sort: Callable[..., Any],
-    ) -> None:
-        """See :mod:`pyg_accel.patching`."""
-        self.call, self.bypassed, self.aggregate = call, bypassed, aggregate
-        self.layer = layer
-        self.remember, self.embedding = remember, embedding
-        self.relations, self.hetero = relations, hetero
-        self.quantile, self.sort = quantile, sort
-        self.functions = dict.fromkeys(_MEMOISED, memoise) | {
-            "softmax": softmax, "spmm": spmm, "set_sparse_value": set_sparse_value,
-            "scatter": scatter, "segment": segment, "to_dense_batch": to_dense_batch,
-        }  # fmt: skip
 
 
 def installed() -> bool:
@@ -118,8 +90,12 @@ def installed() -> bool:
     return bool(_recorded)
 
 
-def install(hooks: Overrides) -> None:
-    """Replace what the docstring of this module lists; does nothing the second time."""
+def install(hooks: Hooks) -> None:
+    """Replace what the docstring of this module lists; does nothing the second time.
+
+    Args:
+        hooks: all of those that :mod:`pyg_accel.patching.api` lists.
+    """
     with _lock:
         if _recorded:
             return
@@ -133,23 +109,11 @@ def install(hooks: Overrides) -> None:
                 if _recorded:
                     _wrap_class(type(self), hooks)
 
-        around = functools.partial(_wrapped, unless=None)
         _replace(MessagePassing, "_set_jittable_templates", rendered)
-        _replace(
-            MessagePassing,
-            "_collect",
-            around(MessagePassing._collect, hooks.bypassed),
-        )
-        _replace(MessagePassing, "_call_impl", hooks.layer)  # no wrapper: each call comes through
-        _replace(Aggregation, "__call__", _wrapped(Aggregation.__call__, hooks.aggregate))
-        _replace(
-            QuantileAggregation, "forward", around(QuantileAggregation.forward, hooks.quantile)
-        )
-        _replace(SortAggregation, "forward", around(SortAggregation.forward, hooks.sort))
-        _replace(RGCNConv, "forward", _wrapped(RGCNConv.forward, hooks.relations))
-        _replace(HeteroConv, "forward", around(HeteroConv.forward, hooks.hetero))
-        _replace(Embedding, "forward", _wrapped(Embedding.forward, hooks.embedding))
-        _replace(MessagePassing, hooks.remember.__name__, hooks.remember)
+        _replace(MessagePassing, "_call_impl", hooks["layer"])  # no wrapper: all calls go through
+        for cls, name, hook, unless in _METHODS:
+            _replace(cls, name, _wrapped(getattr(cls, name), hooks[hook], unless=unless))
+        _replace(MessagePassing, hooks["remember"].__name__, hooks["remember"])
         _replace_functions(hooks)
         find: Callable[[Any], Any] = torch.jit._script._get_overloads
         _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
@@ -218,12 +182,12 @@ def _subclasses(cls: type) -> Iterator[type]:
         yield from _subclasses(child)
 
 
-def _wrap_classes(hooks: Overrides) -> None:
+def _wrap_classes(hooks: Hooks) -> None:
     for cls in dict.fromkeys(_subclasses(MessagePassing)):
         _wrap_class(cls, hooks)
 
 
-def _wrap_class(cls: type, hooks: Overrides) -> None:
+def _wrap_class(cls: type, hooks: Hooks) -> None:
     own = vars(cls)
     for name, rendered in _RENDERED.items():
         bypass = f"_orig_{name}"
@@ -234,18 +198,20 @@ def _wrap_class(cls: type, hooks: Overrides) -> None:
         setattr(cls, bypass, getattr(own[bypass], _ORIGINAL, own[bypass]))
         if template is own[bypass] or own.get(name) is not template:
             continue  # written by the user: not ours to change
-        wrapper = _wrapped(template, hooks.call)
+        wrapper = _wrapped(template, hooks["call"])
         _replace(cls, name, wrapper)
         _replace(cls, rendered, wrapper)
 
 
-def _replace_functions(hooks: Overrides) -> None:
+def _replace_functions(hooks: Hooks) -> None:
+    functions = dict.fromkeys(_MEMOISED, hooks["memoise"])
+    functions |= {name: hooks[name] for name in _FUNCTIONS}
     wrappers: dict[Any, Any] = {}
     users = {cls.__module__ for cls in _subclasses(MessagePassing)}  # import softmax by name
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith(_HOLDERS) and module_name not in users:
             continue
-        for name, hook in hooks.functions.items():
+        for name, hook in functions.items():
             original = vars(module).get(name)
             if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
                 continue

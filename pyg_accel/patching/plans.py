@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel import ops
+from pyg_accel.cache import Bounded
 from pyg_accel.formula import Formula
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
@@ -240,7 +241,7 @@ def sizes_of(
 
 
 # Of each layer: its plans, None for kinds of call that have none.
-_known: "weakref.WeakKeyDictionary[MessagePassing, dict[Key, Plan | None]]" = (
+_known: "weakref.WeakKeyDictionary[MessagePassing, Bounded[Key, Plan | None]]" = (
     weakref.WeakKeyDictionary()
 )
 
@@ -252,14 +253,12 @@ def forget() -> None:
 
 def find(module: MessagePassing, kind: Key | None) -> Plan | None:
     """Return the plan of a kind of call, if there is one."""
-    return None if kind is None else _known.get(module, {}).get(kind)
+    known = None if kind is None else _known.get(module)
+    return None if known is None or kind is None else known.get(kind)
 
 
 def keep(module: MessagePassing, kind: Key, make: Callable[[], Plan | None]) -> None:
     """Keep what is made for a kind of call, if nothing is known of it yet."""
-    known = _known.setdefault(module, {})
-    if kind in known:
-        return
-    if len(known) >= _MOST:
-        known.clear()
-    known[kind] = make()
+    known = _known.setdefault(module, Bounded(_MOST))
+    if kind not in known:
+        known[kind] = make()

@@ -1,6 +1,6 @@
 """The mode that sees the torch functions of one accelerated call."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,13 +33,7 @@ class Watch(TorchFunctionMode):
         self.given: Callable[[], Iterable[Tensor]] = tuple
         self._storages: set[int] | None = None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
         if name in self.watched:

@@ -114,9 +114,7 @@ class Deferred(DeferredOperand):
         return self.run.apply(func, (self, *args), kwargs)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer what needs no data, and compute them for everything else."""
         if func in ABOUT:
             with torch._C.DisableTorchFunctionSubclass():

@@ -80,8 +80,7 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
                     found.setdefault(tree)
             return tuple(found)
         case Sum(terms=terms):
-            return tuple(Node("add", parts, _rows(parts), _cols(parts), heads=_heads(parts))
-                         for parts in _combinations(terms, scaling))  # fmt: skip
+            return tuple(map(_sum, _combinations(terms, scaling)))
         case Map(name=name, arg=arg, keeps=True, multiplies=multiplies):
             kept = [
                 Node("select", (t,), t.rows, t.cols, "cbsr", name=name, multiplies=multiplies)
@@ -257,17 +256,6 @@ def _means(tree: Tree) -> Tree:
     return tree if args == tree.args else replace(tree, args=args)
 
 
-def _main(parts: tuple[Tree, ...]) -> Tree:
-    return next((p for p in parts if p.kind != "bias"), parts[0])
-
-
-def _rows(parts: tuple[Tree, ...]) -> str:
-    return _main(parts).rows
-
-
-def _cols(parts: tuple[Tree, ...]) -> str:
-    return _main(parts).cols
-
-
-def _heads(parts: tuple[Tree, ...]) -> int:
-    return _main(parts).heads
+def _sum(parts: tuple[Tree, ...]) -> Node:
+    main = next((p for p in parts if p.kind != "bias"), parts[0])
+    return Node("add", parts, main.rows, main.cols, heads=main.heads)

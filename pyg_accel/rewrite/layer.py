@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.cache import Bounded
 from pyg_accel.call_report import record
 from pyg_accel.patching.reasons import data_reasons, is_active, size_reasons
 from pyg_accel.patching.sampling import in_force, refuse_training
@@ -79,7 +80,7 @@ class RewrittenLayer(torch.nn.Module):
         self._start()
 
     def _start(self) -> None:
-        self._algebras: dict[Any, tuple[Algebra, dict[str, int]] | str] = {}
+        self._algebras: Bounded[Any, tuple[Algebra, dict[str, int]] | str] = Bounded(KINDS)
         self._left: dict[Any, str] = {}  # calls of user layers that PyG makes, and why
         self._compiled: dict[str, Program] = {}
         self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
@@ -325,8 +326,6 @@ class RewrittenLayer(torch.nn.Module):
                 found = algebra, widths_of(algebra, call)
             except NotLifted as reason:
                 found = str(reason)
-            if len(self._algebras) >= KINDS:
-                self._algebras.clear()
             self._algebras[kinds] = found
         if isinstance(found, str):
             raise NotLifted(found)

@@ -15,7 +15,10 @@ from pyg_accel.cache import Snapshot
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import GRAPHS, CompiledGraph, graph_of
 
-__all__ = ["Matrix", "Scores", "degree_of", "derived", "inverse_root", "looped", "plain"]
+__all__ = [
+    "Matrix", "Scores", "degree_of", "derived", "in_order_of", "inverse_degree", "inverse_root",
+    "looped", "plain", "weighted",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -118,6 +121,11 @@ def plain(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Grap
     return graph_of(edge_index, num_rows, num_cols, target)
 
 
+def in_order_of(graph: Graph, values: Tensor) -> Tensor:
+    """Return values [E, ...] of an edge list in the order of the entries of its graph."""
+    return values if graph.perm is None else values.index_select(0, graph.perm)
+
+
 def looped(
     edge_index: Tensor,
     weight: Tensor | None,
@@ -146,8 +154,7 @@ def looped(
         ends = torch.where(edge_index[0] == edge_index[1], edge_index[0], nobody)
         filled = weight.new_full((num_nodes + 1,), fill).scatter(0, ends.long(), weight)
         values = torch.cat([weight, filled[:num_nodes]])
-        assert compiled.perm is not None
-        return Matrix(compiled, values.index_select(0, compiled.perm), spare=1)
+        return Matrix(compiled, in_order_of(compiled, values), spare=1)
 
     def make() -> Graph:
         loops, _ = add_remaining_self_loops(edge_index, None, fill, num_nodes)
@@ -157,13 +164,20 @@ def looped(
     graph = GRAPHS.get((edge_index,), ("looped", target, num_nodes, num_cols), make)
     if weight is None:
         return Matrix(graph)
-    perm = graph.perm
 
     def stored() -> Tensor:
-        _, full = add_remaining_self_loops(edge_index, weight, fill, num_nodes)
-        return full if perm is None else full.index_select(0, perm)
+        return in_order_of(graph, add_remaining_self_loops(edge_index, weight, fill, num_nodes)[1])
 
     return Matrix(graph, derived(graph, ("looped", fill), (edge_index, weight), stored))
+
+
+def weighted(graph: Graph, weight: Tensor) -> Matrix:
+    """Return the matrix of a graph with values [E] that come in the order of the edge list."""
+    if graph.perm is None:
+        return Matrix(graph, weight)
+    if weight.requires_grad:
+        return Matrix(graph, weight, edge_order=True)
+    return Matrix(graph, derived(graph, "weights", (weight,), lambda: in_order_of(graph, weight)))
 
 
 def degree_of(matrix: Matrix, dtype: torch.dtype) -> Tensor:
@@ -173,6 +187,11 @@ def degree_of(matrix: Matrix, dtype: torch.dtype) -> Tensor:
         return matrix.rows(graph.degree).to(dtype)
     sums: Tensor = ops.gspmm(graph, "e0", [weight.unsqueeze(-1)], edge_order=matrix.edge_order)
     return matrix.rows(sums.squeeze(-1)).to(dtype)
+
+
+def inverse_degree(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """Return what sums over the entries of rows are multiplied with to make means, [num_rows]."""
+    return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
 
 
 def inverse_root(degree: Tensor) -> Tensor:

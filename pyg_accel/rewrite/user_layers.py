@@ -120,9 +120,7 @@ class UserLayerRun(Recorder):
             for values in (vars(module), module._buffers):
                 settle_items(values)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Defer what can be."""
         kwargs = kwargs or {}
         if self._busy:

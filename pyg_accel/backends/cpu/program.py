@@ -6,12 +6,9 @@ from functools import lru_cache
 
 from pyg_accel.formula import (
     SIDES,
-    Binary,
-    Const,
     Formula,
     Operand,
     Sum,
-    Unary,
     children,
     has_sum,
     operands_of,
@@ -91,16 +88,8 @@ def compile_formulas(
     registers: dict[Formula, int] = {}
     code: list[int] = []
     for node in _instructions(*formulas):
-        inputs, value = (0, 0), 0.0
-        match node:
-            case Unary():
-                inputs, value = (_register(node.arg, registers), 0), node.value
-                op = node.op
-            case Binary():
-                inputs = (_register(node.left, registers), _register(node.right, registers))
-                op = node.op
-            case Const():
-                op, value = "const", node.value
+        inputs = [*(_register(child, registers) for child in children(node)), 0, 0][:2]
+        op, value = getattr(node, "op", "const"), getattr(node, "value", 0.0)
         wide = shape_of(node, sizes)[1] == width and width > 1
         invariant = all(o.side == "v" for o in operands_of(node)) and not selects(node)
         bits = struct.unpack("<q", struct.pack("<d", value))[0]

@@ -19,8 +19,9 @@ from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
 from pyg_accel.backends.triton.kernels.attention import delta_kernel
 from pyg_accel.backends.triton.launch import attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch, type_of
-from pyg_accel.backends.triton.plan import graph_facts, operand_shape, seen
+from pyg_accel.backends.triton.plan import graph_facts, operand_shape, seen, vector_unit
 from pyg_accel.backends.triton.recipe import AttentionRecipe
+from pyg_accel.cache import Bounded
 from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
     Formula,
@@ -152,9 +153,7 @@ def _kernels(
         graph.device, *graph[:3], heads, width, itemsize, max(len(wide), 1), resident, by_edge
     )
     kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
-    unit = max(16 // min(s.itemsize for s in shapes), 1)
-    while width % unit:
-        unit //= 2
+    unit = vector_unit(shapes, width)
     recipe = AttentionRecipe(
         score=score, value=value, sums=sums, widths=widths, stores=stores,
         infinite=infinite, kinds=kinds, aligned=units, near=near, tile=tile, heads=block,
@@ -172,7 +171,7 @@ def _kernels(
     )
 
 
-_passes: dict[tuple[Any, ...], "_Pass"] = {}
+_passes: "Bounded[tuple[Any, ...], _Pass]" = Bounded(4096)
 
 
 def _pass_over(
@@ -191,8 +190,6 @@ def _pass_over(
     )  # fmt: skip
     found = _passes.get(key)
     if found is None:
-        if len(_passes) >= 4096:
-            _passes.clear()
         found = _passes[key] = _Pass(csr, operands, heads, width, formulas, infinite)
     return found
 

@@ -3,7 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, operands_of, selects
+from pyg_accel.formula import (
+    Binary,
+    Const,
+    Formula,
+    Operand,
+    Sum,
+    Unary,
+    children,
+    operands_of,
+    selects,
+)
 from pyg_accel.functions import FUNCTIONS
 
 __all__ = ["Names", "emit", "index_operands", "keeps_zero", "number", "per_target"]
@@ -85,12 +95,8 @@ def per_target(formula: Formula) -> Iterator[Formula]:
     if _of_target(formula):
         yield formula
         return
-    match formula:
-        case Unary(arg=arg) | Sum(arg=arg):
-            yield from per_target(arg)
-        case Binary(left=left, right=right):
-            yield from per_target(left)
-            yield from per_target(right)
+    for child in children(formula):
+        yield from per_target(child)
 
 
 def _of_target(formula: Formula) -> bool:
@@ -119,10 +125,8 @@ def keeps_zero(formula: Formula) -> bool:
 
 def index_operands(formula: Formula) -> set[Formula]:
     """Operands that hold winners rather than features."""
+    here: set[Formula] = set()
     match formula:
-        case Unary(arg=arg) | Sum(arg=arg):
-            return index_operands(arg)
-        case Binary(op=op, left=left, right=right):
-            here: set[Formula] = {right} if op == "sel" else set()
-            return here | index_operands(left) | index_operands(right)
-    return set()
+        case Binary(op="sel", right=right):
+            here.add(right)
+    return here.union(*map(index_operands, children(formula)))

@@ -4,6 +4,7 @@ A plan depends on the formula, on shapes and strides, and on the size of the gra
 once and found by them from then on.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -38,6 +39,7 @@ __all__ = [
     "make_plan",
     "operand_shape",
     "seen",
+    "vector_unit",
 ]
 
 
@@ -106,6 +108,14 @@ class OperandShape:
     unit: int
     near: bool
     itemsize: int
+
+
+def vector_unit(shapes: Sequence[OperandShape], width: int) -> int:
+    """Return how many features 16 bytes hold, or as many as divide the width."""
+    unit = max(16 // min(s.itemsize for s in shapes), 1)
+    while width % unit:
+        unit //= 2
+    return unit
 
 
 def operand_shape(operand: Seen, heads: int, width: int) -> OperandShape:
@@ -234,9 +244,7 @@ def _kernels(
     kept = max(len(states), 1)
     tile = choose_tile(graph.device, *graph[:3], columns, itemsize, gathers, resident, kept, dot)
     kinds, units, near = zip(*((s.kind, s.unit, s.near) for s in shapes), strict=True)
-    unit = max(16 // min(s.itemsize for s in shapes), 1)
-    while width % unit:
-        unit //= 2
+    unit = vector_unit(shapes, width)
     head_of_tile = "one" if dot or heads == 1 or width % tile.columns == 0 else "mixed"
     adds = dot and columns > tile.columns
     if dot and not adds and heads > 1 and width < 64 and width & (width - 1) == 0:

@@ -19,7 +19,7 @@ from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, running
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf
-from pyg_accel.rewrite.matrices import Matrix, Scores, derived, looped
+from pyg_accel.rewrite.matrices import Matrix, Scores, derived, in_order_of, looped
 from pyg_accel.rewrite.recorder import EdgeFactor, Reading
 from pyg_accel.rewrite.rules.replay import Replay, ReplayRecorder
 from pyg_accel.rewrite.terms import Term, terms_of
@@ -99,14 +99,14 @@ class Attention:
 
 def edge_attributes(call: Call, matrix: Matrix, loops: Any) -> Tensor:
     """Return attributes [entries, D] in the order of a matrix, with those of self-loops."""
-    perm, given = matrix.graph.perm, call.given["edge_attr"]
+    given = call.given["edge_attr"]
 
     def stored() -> Tensor:
         attr: Tensor = given.view(-1, 1) if given.dim() == 1 else given
         if loops is not None:  # theirs are means, say, of the others, without those that are there
             rest, attr = utils.remove_self_loops(call.edge_index, attr)
             attr = utils.add_self_loops(rest, attr, loops, call.num_rows)[1]
-        return attr if perm is None else attr.index_select(0, perm)
+        return in_order_of(matrix.graph, attr)
 
     if given.requires_grad:
         return stored()

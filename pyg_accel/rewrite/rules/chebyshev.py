@@ -9,7 +9,7 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.ir import Expr, Leaf
-from pyg_accel.rewrite.matrices import Matrix, derived
+from pyg_accel.rewrite.matrices import Matrix, derived, in_order_of
 from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import ExprBuilder, add, check_weight, need_sum
 
@@ -73,11 +73,9 @@ def _laplacian(call: Call) -> Matrix:
         return Graph.from_edge_index(normalised()[0], (call.num_rows, call.num_rows), conv.flow)
 
     graph = GRAPHS.get((call.edge_index,), key, make)
-    perm = graph.perm
 
     def stored() -> Tensor:
-        values = normalised()[1]
-        return values if perm is None else values.index_select(0, perm)
+        return in_order_of(graph, normalised()[1])
 
     owners = (call.edge_index,) if weight is None else (call.edge_index, weight)
     return Matrix(graph, derived(graph, ("laplacian", largest, call.x.dtype), owners, stored))

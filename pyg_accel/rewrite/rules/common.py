@@ -16,9 +16,11 @@ from pyg_accel.rewrite.matrices import (
     Scores,
     degree_of,
     derived,
+    inverse_degree,
     inverse_root,
     looped,
     plain,
+    weighted,
 )
 
 __all__ = [
@@ -199,14 +201,7 @@ def plain_matrix(call: Call) -> Matrix:
 
 def with_weight(call: Call, weight: Tensor) -> Matrix:
     """Return the matrix of edges with values [E]."""
-    graph = plain_matrix(call).graph
-    if graph.perm is None:
-        return Matrix(graph, weight)
-    if weight.requires_grad:
-        return Matrix(graph, weight, edge_order=True)
-    perm = graph.perm
-    stored = derived(graph, "weights", (weight,), lambda: weight.index_select(0, perm))
-    return Matrix(graph, stored)
+    return weighted(plain_matrix(call).graph, weight)
 
 
 def inverse_count(parts: ExprBuilder) -> Leaf:
@@ -216,8 +211,7 @@ def inverse_count(parts: ExprBuilder) -> Leaf:
 
 def inverse_count_of(call: Call) -> Tensor:
     """Return the numbers that sums over the edges are multiplied with to make means, [N]."""
-    graph, dtype = plain_matrix(call).graph, call.x.dtype
-    return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
+    return inverse_degree(plain_matrix(call).graph, call.x.dtype)
 
 
 def cached(parts: ExprBuilder, conv: Any, call: Call) -> Callable[[Expr], Expr] | None:
@@ -239,12 +233,7 @@ def cached(parts: ExprBuilder, conv: Any, call: Call) -> Callable[[Expr], Expr] 
                 getattr(conv, "improved", False), conv.add_self_loops, conv.flow, call.x.dtype,
             )  # fmt: skip
         edge_index, values = conv._cached_edge_index
-        graph = plain(edge_index, call.num_rows, call.num_cols, call.target)
-        perm = graph.perm
-        if perm is None:
-            return Matrix(graph, values)
-        stored = derived(graph, "weights", (values,), lambda: values.index_select(0, perm))
-        return Matrix(graph, stored)
+        return weighted(plain(edge_index, call.num_rows, call.num_cols, call.target), values)
 
     return parts.leaf(Leaf("Â", "N", "N", "weighted"), value).__matmul__
 

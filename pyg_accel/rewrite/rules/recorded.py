@@ -182,9 +182,7 @@ class _Recording(AttentionRecorder):
         """Return that of the features: a call on one node tells what comes out of several."""
         return self.call.x.dtype
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Defer what can be; take a note of everything else."""
         kwargs = kwargs or {}
         if func is Tensor.numel:  # other calls of the kind have edges, if this one has none

@@ -1,5 +1,7 @@
 """RGCN: a matrix of edges for each relation, or one over the stacked graphs of many."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch_geometric.nn import RGCNConv
@@ -9,7 +11,7 @@ from pyg_accel.ops.relations import Relations, multiply_relations, stack_relatio
 from pyg_accel.patching.relations import MANY, weights_of
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Map
-from pyg_accel.rewrite.matrices import Matrix, derived, plain
+from pyg_accel.rewrite.matrices import Matrix, derived, inverse_degree, plain
 from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import ExprBuilder, add, need_sum_or_mean
 
@@ -50,10 +52,7 @@ def _stacked(parts: ExprBuilder, call: Call, x: Leaf, *, mean: bool) -> Expr:
     pairs = parts.leaf(Leaf("P", "P", x.rows, "sparse"), lambda call: Matrix(_relations(call).into))
     rows: Expr = pairs @ x
     if mean:
-        inverse = Leaf("D⁻¹", "P", "P", "diagonal", mean_of=pairs.name)
-        rows = Broadcast(
-            parts.leaf(inverse, lambda call: _inverse(_relations(call).into, call)), rows
-        )
+        rows = _mean(parts, "D⁻¹", pairs, rows, lambda call: _relations(call).into)
     parts.calls["by-relation"] = _by_relation
     summed = parts.leaf(Leaf("S", "N", "P", "sparse"), lambda call: Matrix(_relations(call).out))
     return summed @ Map("by-relation", rows, "H")
@@ -87,9 +86,17 @@ def _of_relation(parts: ExprBuilder, r: int, x: Leaf, *, mean: bool) -> Expr:
     a = parts.leaf(Leaf(f"A{r}", "N", x.rows, "sparse"), lambda call: Matrix(_graphs(call)[r]))
     out: Expr = a @ x
     if mean:
-        inverse = Leaf(f"D{r}⁻¹", "N", "N", "diagonal", mean_of=a.name)
-        out = Broadcast(parts.leaf(inverse, lambda call: _inverse(_graphs(call)[r], call)), out)
+        out = _mean(parts, f"D{r}⁻¹", a, out, lambda call: _graphs(call)[r])
     return out @ parts.leaf(Leaf(f"W{r}", "F", "H", "weight"), _weight(r))
+
+
+def _mean(
+    parts: ExprBuilder, name: str, matrix: Leaf, sums: Expr, graph: Callable[[Call], Graph]
+) -> Expr:
+    """Divide sums over the rows of a matrix by their numbers of entries."""
+    inverse = Leaf(name, matrix.rows, matrix.rows, "diagonal", mean_of=matrix.name)
+    value = parts.leaf(inverse, lambda call: inverse_degree(graph(call), call.x.dtype))
+    return Broadcast(value, sums)
 
 
 def _graphs(call: Call) -> list[Graph]:
@@ -111,12 +118,6 @@ def _graphs(call: Call) -> list[Graph]:
 
     owners = (call.edge_index, types)
     return derived(whole, ("relations", most), owners, split)
-
-
-def _inverse(graph: Graph, call: Call) -> Tensor:
-    """One over the number of entries of each row."""
-    dtype = call.x.dtype
-    return derived(graph, ("D⁻¹", dtype), (), lambda: 1 / graph.degree.clamp(min=1).to(dtype))
 
 
 def _weight(r: int):  # type: ignore[no-untyped-def]
