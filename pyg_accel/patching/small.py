@@ -49,7 +49,7 @@ class Small:
         largest: edges of the largest of several graphs.
         owner: the layer, with which this goes.
         shapes: of the features and the graph of a call that was found to be small.
-        last: the edge_index of the last call.
+        last: the edge_index of the last call, of a layer that remembers.
         misses: calls in a row, each on the graph of the one before, that found nothing remembered.
     """
 
@@ -158,9 +158,10 @@ def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     if known.new_to and (is_built_ahead(edge_index) or not _is_new(known.new_to, edge_index)):
         return None
-    layer_call.again = known.last is not None and known.last() is edge_index
-    if not layer_call.again:
-        known.last = weakref.ref(edge_index)
+    if known.remembers:
+        layer_call.again = known.last is not None and known.last() is edge_index
+        if not layer_call.again:
+            known.last = weakref.ref(edge_index)
     return known
 
 
