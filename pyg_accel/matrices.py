@@ -13,7 +13,7 @@ __all__ = [
     "edges_of_tensor",
     "graph_of_matrix",
     "is_sparse_matrix",
-    "num_entries",
+    "num_edges",
     "tensor_reasons",
     "values_of",
 ]
@@ -26,10 +26,11 @@ def is_sparse_matrix(value: Any) -> bool:
     return value.layout in _LAYOUTS if isinstance(value, Tensor) else is_sparse_tensor(value)
 
 
-def num_entries(adj: Any) -> int:
-    """Return how many edges a matrix stands for."""
-    entries: int = adj._nnz() if isinstance(adj, Tensor) else adj.nnz()
-    return entries
+def num_edges(graph: Any) -> int:
+    """Return how many edges an edge_index has, or a matrix stands for."""
+    if not is_sparse_matrix(graph):
+        return graph.size(1)  # type: ignore[no-any-return]
+    return graph._nnz() if isinstance(graph, Tensor) else graph.nnz()
 
 
 def tensor_reasons(adj: Tensor, dtype: torch.dtype | None = None) -> list[str]:

@@ -24,7 +24,7 @@ from torch._C import _is_any_autocast_enabled
 from pyg_accel.cache import RecentlySeen, Snapshot, TensorCache, memory_of
 from pyg_accel.settings import settings
 
-__all__ = ["MEMO", "Memo", "copied", "is_sparse_tensor", "tensors_in"]
+__all__ = ["MEMO", "Memo", "changed", "copied", "is_sparse_tensor", "tensors_in"]
 
 _INERT = frozenset({type(None), bool, int, float, str})  # what most attributes of layers are
 
@@ -76,22 +76,32 @@ def tensors_in(value: Any) -> list[Tensor]:
     return []
 
 
-def copied(value: Any, shared: list[Tensor]) -> Any:
-    """Return a value with copies of tensors that share memory with certain ones."""
+def changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with its tensors and sparse matrices changed.
+
+    Those inside of lists, tuples and dictionaries too; a container in which all stay is itself.
+    """
     if type(value) in _INERT:
         return value
-    if isinstance(value, Tensor):
-        return value.clone() if memory_of(value) in map(memory_of, shared) else value
-    if is_sparse_tensor(value):
-        again = not set(map(memory_of, tensors_in(value))).isdisjoint(map(memory_of, shared))
-        return value.clone() if again else value
+    if isinstance(value, Tensor) or is_sparse_tensor(value):
+        return change(value)
     if type(value) is dict:
-        items: Any = {key: copied(item, shared) for key, item in value.items()}
+        items: Any = {key: changed(item, change) for key, item in value.items()}
         return items if any(items[key] is not value[key] for key in value) else value
     if type(value) in (list, tuple):
-        items = type(value)(copied(item, shared) for item in value)
+        items = type(value)(changed(item, change) for item in value)
         return items if any(i is not v for i, v in zip(items, value, strict=True)) else value
     return value
+
+
+def copied(value: Any, shared: list[Tensor]) -> Any:
+    """Return a value with copies of tensors that share memory with certain ones."""
+
+    def copy(own: Any) -> Any:
+        again = not set(map(memory_of, tensors_in(own))).isdisjoint(map(memory_of, shared))
+        return own.clone() if again else own
+
+    return changed(value, copy)
 
 
 def _is_edge_index(value: Any) -> bool:

@@ -149,19 +149,23 @@ struct MaxkArgs {
   bool wide;
 };
 
+// Which columns of `width` the k slots of every row of a CBSR matrix are.
+struct CbsrColumns {
+  const void* indices;  // [rows, k], uint8 or, if `wide`, uint16
+  bool wide;
+  int64_t k;
+  int64_t width;
+};
+
 // Products of the graph with CBSR features: k values and columns for each source node, in float or
 // double alone. `x` and `out` are what the operator at hand reads and writes:
 //   spmm    out[i, c] = sum (mean) over entries (i, j) and slots s with indices[j, s] = c of
 //           weight * values[j, s]
 //   sspmm   out[j, s] = sum over entries (i, j) of weight * x[i, indices[j, s]]
 //   dot     out[edge] = sum over s of values[j, s] * x[i, indices[j, s]]
-struct CbsrArgs {
+struct CbsrArgs : CbsrColumns {
   Csr csr;
-  const void* values;   // [num_cols, k]
-  const void* indices;  // [num_cols, k], uint8 or, if `wide`, uint16
-  bool wide;
-  int64_t k;
-  int64_t width;
+  const void* values;  // [num_cols, k]
   const void* weight;  // [num_edges] or null
   const void* x;       // [num_rows, width]
   void* out;
@@ -172,14 +176,10 @@ struct CbsrArgs {
 //   mm      out[row] = sum over s of values[row, s] * dense[indices[row, s]]
 //   sddmm   out[row, s] = x[row] . dense[indices[row, s]]
 //   mm_t    out[c] = sum over rows and s with indices[row, s] = c of values[row, s] * x[row]
-struct CbsrLinearArgs {
-  const void* values;   // [rows, k]
-  const void* indices;  // [rows, k], uint8 or, if `wide`, uint16
-  bool wide;
-  int64_t k;
-  int64_t width;
-  const void* dense;  // [width, columns]
-  const void* x;      // [rows, columns]
+struct CbsrLinearArgs : CbsrColumns {
+  const void* values;  // [rows, k]
+  const void* dense;   // [width, columns]
+  const void* x;       // [rows, columns]
   int64_t columns;
   void* out;
 };

@@ -11,12 +11,14 @@ bool wide_indices(int64_t width) {
   return width > 256;
 }
 
-void check_indices(const Tensor& indices, int64_t width) {
-  const ScalarType type = wide_indices(width) ? ScalarType::UInt16 : ScalarType::Byte;
+CbsrColumns columns_of(const Tensor& indices, int64_t width) {
+  const bool wide = wide_indices(width);
+  const ScalarType type = wide ? ScalarType::UInt16 : ScalarType::Byte;
   STD_TORCH_CHECK(indices.is_cpu() && indices.is_contiguous() && indices.dim() == 2 &&
                       indices.scalar_type() == type,
                   "expected 'indices' to be contiguous [N, k], uint8 up to 256 columns and uint16 "
                   "above");
+  return {indices.const_data_ptr(), wide, indices.size(1), width};
 }
 
 // Returns the dtype: CBSR products know floats and doubles.
@@ -67,15 +69,10 @@ Tensor cbsr_spmm(const Tensor& rowptr,
                  int64_t width,
                  const std::optional<Tensor>& weight,
                  bool mean) {
-  CbsrArgs args{};
+  CbsrArgs args{columns_of(indices, width)};
   args.csr = csr_of(rowptr, col, eid, num_cols, false);
-  check_indices(indices, width);
-  args.k = indices.size(1);
   const DType dtype = check_matrix(values, "values", num_cols, args.k);
   args.values = values.const_data_ptr();
-  args.indices = indices.const_data_ptr();
-  args.wide = wide_indices(width);
-  args.width = width;
   args.weight = check_weight(weight, values, args.csr.num_entries);
   args.mean = mean;
   Tensor out = new_result(values, {args.csr.num_rows, width});
@@ -103,16 +100,11 @@ Tensor cbsr_sspmm(const Tensor& rowptr,
                   const Tensor& x,
                   const Tensor& indices,
                   const std::optional<Tensor>& weight) {
-  CbsrArgs args{};
+  CbsrArgs args{columns_of(indices, x.size(1))};
   args.csr = csr_of(rowptr, col, eid, num_cols, sorted);
   check_vector(rowptr_t, "rowptr_t", num_cols + 1, args.csr.wide);
-  args.width = x.size(1);
   const DType dtype = check_matrix(x, "x", args.csr.num_rows, args.width);
-  check_indices(indices, args.width);
   STD_TORCH_CHECK(indices.size(0) == num_cols, "expected 'indices' to have ", num_cols, " rows");
-  args.k = indices.size(1);
-  args.indices = indices.const_data_ptr();
-  args.wide = wide_indices(args.width);
   args.weight = check_weight(weight, x, args.csr.num_entries);
   args.x = x.const_data_ptr();
   Tensor out = new_result(x, {num_cols, args.k});
@@ -145,17 +137,12 @@ Tensor cbsr_dot(const Tensor& rowptr,
                 const Tensor& values,
                 const Tensor& indices,
                 const Tensor& x) {
-  CbsrArgs args{};
+  CbsrArgs args{columns_of(indices, x.size(1))};
   args.csr = csr_of(rowptr, col, eid, num_cols, false);
-  args.width = x.size(1);
   const DType dtype = check_matrix(x, "x", args.csr.num_rows, args.width);
-  check_indices(indices, args.width);
-  args.k = indices.size(1);
   STD_TORCH_CHECK(check_matrix(values, "values", num_cols, args.k) == dtype,
                   "expected 'values' of the dtype of 'x'");
   args.values = values.const_data_ptr();
-  args.indices = indices.const_data_ptr();
-  args.wide = wide_indices(args.width);
   args.x = x.const_data_ptr();
   Tensor out = new_result(x, {args.csr.num_entries});
   args.out = out.mutable_data_ptr();
@@ -170,15 +157,9 @@ Tensor cbsr_dot(const Tensor& rowptr,
   return out;
 }
 
-// The columns of CBSR rows, what they select from, and the dtype: of the sizes that all products
-// with a dense matrix share.
+// What all products with a dense matrix share.
 CbsrLinearArgs linear_args(const Tensor& indices, int64_t width, int64_t columns) {
-  check_indices(indices, width);
-  CbsrLinearArgs args{};
-  args.indices = indices.const_data_ptr();
-  args.wide = wide_indices(width);
-  args.k = indices.size(1);
-  args.width = width;
+  CbsrLinearArgs args{columns_of(indices, width)};
   args.columns = columns;
   return args;
 }

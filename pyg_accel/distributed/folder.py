@@ -23,6 +23,7 @@ from pyg_accel.distributed.partitioners import PARTITIONERS, method_reasons
 from pyg_accel.distributed.stores import (
     ONE,
     Types,
+    begins,
     by_type,
     edge_stores,
     holds_ids,
@@ -252,14 +253,13 @@ class Stored:
         """Return who owns what, for any number of ranks."""
         order = self.array(_ORDER)
         work = torch.zeros(order.numel(), dtype=torch.int64)  # edges of the node at every place
+        first = begins(self.nodes)
         for i, key in enumerate(self.edges):
             degrees = self.array(_of(_ROWPTR, key, i)).diff()
             if key[0] is ONE:
                 work = degrees
             else:
-                begin = sum(
-                    n for k, n in list(self.nodes.items())[: list(self.nodes).index(key[2])]
-                )
+                begin = first[key[2]]
                 work[(order >= begin) & (order < begin + self.nodes[key[2]])] += degrees
         return by_type(Partition(order, cut(work, ranks)), self.nodes)
 

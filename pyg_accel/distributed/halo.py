@@ -155,9 +155,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        needed = [g for g, need in zip(grads, ctx.needs_input_grad[1:], strict=True) if need]
-        found = iter(_Collect.apply(ctx.halo, *needed))  # type: ignore[no-untyped-call]
-        return None, *(next(found) if need else None for need in ctx.needs_input_grad[1:])
+        return None, *_of_needed(ctx, _Collect, grads)
 
 
 class _Collect(torch.autograd.Function):
@@ -168,9 +166,14 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        needed = [g for g, need in zip(grads, ctx.needs_input_grad[1:], strict=True) if need]
-        found = iter(_Exchange.apply(ctx.halo, *needed))  # type: ignore[no-untyped-call]
-        return None, *(next(found) if need else None for need in ctx.needs_input_grad[1:])
+        return None, *_of_needed(ctx, _Exchange, grads)
+
+
+def _of_needed(ctx: Any, function: Any, grads: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """Apply a function to the gradients that count; None for the others."""
+    needs = ctx.needs_input_grad[1:]
+    found = iter(function.apply(ctx.halo, *(g for g, n in zip(grads, needs, strict=True) if n)))
+    return [next(found) if need else None for need in needs]
 
 
 def _marked(ctx: Any, results: list[Tensor]) -> tuple[Tensor, ...]:

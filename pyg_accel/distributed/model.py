@@ -13,6 +13,7 @@ from pyg_accel.distributed.partition import Partition
 from pyg_accel.distributed.passes import Passes
 from pyg_accel.distributed.randomness import RankRandom
 from pyg_accel.distributed.stores import Types
+from pyg_accel.distributed.sums import linear, padded
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
@@ -123,8 +124,8 @@ class Distributed(torch.nn.Module):
     def _gathered(self, leaf: Tensor, key: Any) -> Tensor:
         if key not in self._places:
             self._places[key] = _Places(self.types[key], self.wire)
-        out: Tensor = _AllRows.apply(self._places[key], leaf)  # type: ignore[no-untyped-call]
-        return out
+        places = self._places[key]
+        return linear(places.gathered, places.scattered, leaf)
 
     def average_gradients(self) -> None:
         """Replace the gradient of every parameter by its mean over ranks, as DDP does."""
@@ -182,32 +183,14 @@ class _Places:
         node_of[places] = part.order
         self.node_of = node_of.to(wire.device)  # [P * longest], N for padding
 
+    def gathered(self, own: Tensor) -> Tensor:
+        """Return the rows of all ranks in the user's order."""
+        return self.wire.gather(padded(own, self.longest)).index_select(0, self.of_node)
 
-class _AllRows(torch.autograd.Function):
-    """Rows of all ranks in the user's order; gradients of all ranks come back added up."""
-
-    @staticmethod
-    def forward(ctx: Any, places: _Places, own: Tensor) -> Tensor:
-        ctx.places = places
-        padded = own.new_zeros(places.longest, *own.shape[1:])
-        padded[: places.own] = own
-        return places.wire.gather(padded).index_select(0, places.of_node)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, _SumOfRows.apply(ctx.places, grad)  # type: ignore[no-untyped-call]
-
-
-class _SumOfRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, places: _Places, grad: Tensor) -> Tensor:
-        ctx.places = places
-        more = torch.cat([grad, grad.new_zeros(1, *grad.shape[1:])])
-        return places.wire.scatter_sums(more.index_select(0, places.node_of))[: places.own]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, _AllRows.apply(ctx.places, grad)  # type: ignore[no-untyped-call]
+    def scattered(self, grad: Tensor) -> Tensor:
+        """Return the sums over ranks of the gradients of this rank's rows."""
+        more = padded(grad, grad.size(0) + 1)
+        return self.wire.scatter_sums(more.index_select(0, self.node_of))[: self.own]
 
 
 class _Anchor(torch.autograd.Function):

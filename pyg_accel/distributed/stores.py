@@ -1,6 +1,7 @@
 """The attributes of a data set by what they belong to: nodes and edges of each type."""
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from torch_geometric.data import Data, HeteroData
 from pyg_accel.distributed.partition import Partition
 
 __all__ = [
-    "ONE", "Types", "by_type", "edge_stores", "holds_ids", "joined", "node_stores", "stays_whole",
-    "store_of",
+    "ONE", "Types", "begins", "by_type", "edge_stores", "holds_ids", "joined", "node_stores",
+    "stays_whole", "store_of",
 ]  # fmt: skip
 
 Types = dict[Any, Partition]  # by node type; None for a Data
@@ -50,9 +51,9 @@ def holds_ids(name: str) -> bool:
 def joined(data: Data | HeteroData) -> tuple[Tensor, dict[Any, int]]:
     """Return the edges of all types, nodes numbered type by type, and how many each type has."""
     sizes = {key: int(store.num_nodes or 0) for key, store in node_stores(data).items()}
-    begins = _begins(sizes)
+    first = begins(sizes)
     parts = [
-        torch.stack([store.edge_index[0] + begins[a], store.edge_index[1] + begins[b]]).long()
+        torch.stack([store.edge_index[0] + first[a], store.edge_index[1] + first[b]]).long()
         for (a, _, b), store in edge_stores(data).items()
     ]
     return torch.cat(parts, dim=1) if parts else torch.empty(2, 0, dtype=torch.int64), sizes
@@ -66,17 +67,15 @@ def by_type(whole: Partition, sizes: Mapping[Any, int]) -> Types:
     owner = torch.empty_like(whole.order)
     owner[whole.order] = torch.repeat_interleave(torch.arange(ranks), whole.cuts.diff())
     result = {}
-    begins = _begins(sizes)
+    first = begins(sizes)
     for key, n in sizes.items():
-        mine = (whole.order >= begins[key]) & (whole.order < begins[key] + n)
-        order = whole.order[mine] - begins[key]  # ranges of ranks stay together
-        counts = torch.bincount(owner[begins[key] : begins[key] + n], minlength=ranks)
+        mine = (whole.order >= first[key]) & (whole.order < first[key] + n)
+        order = whole.order[mine] - first[key]  # ranges of ranks stay together
+        counts = torch.bincount(owner[first[key] : first[key] + n], minlength=ranks)
         result[key] = Partition(order, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
     return result
 
 
-def _begins(sizes: Mapping[Any, int]) -> dict[Any, int]:
-    begins, most = dict[Any, int](), 0
-    for key, n in sizes.items():
-        begins[key], most = most, most + n
-    return begins
+def begins(sizes: Mapping[Any, int]) -> dict[Any, int]:
+    """Return the number of the first node of each type, of nodes numbered type by type."""
+    return dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))

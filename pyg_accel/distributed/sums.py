@@ -1,5 +1,6 @@
 """Sums over the nodes of all ranks, with gradients: what norms and pools are made of."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,62 +8,66 @@ from torch import Tensor
 
 from pyg_accel.distributed.wire import Wire
 
-__all__ = ["counts", "gathered", "group_sums", "largest_of_groups", "num_graphs", "total"]
+__all__ = [
+    "counts", "gathered", "group_sums", "largest_of_groups", "linear", "num_graphs", "padded",
+    "total",
+]  # fmt: skip
 
 
-class _Total(torch.autograd.Function):
-    """The sum over ranks; the loss that counts is the mean of the ranks' losses, as DDP has it."""
+_Map = Callable[[Tensor], Tensor]
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map between the tensors of all ranks, and its adjoint, which is its gradient.
+
+    The loss that counts is the mean of the ranks' losses, as DDP has it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, wire: Wire, tensor: Tensor) -> Tensor:
-        ctx.wire = wire
-        return wire.total(tensor.clone(memory_format=torch.contiguous_format))
+    def forward(ctx: Any, run: _Map, adjoint: _Map, tensor: Tensor) -> Tensor:
+        ctx.turned = adjoint, run
+        return run(tensor)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, _Total.apply(ctx.wire, grad)  # type: ignore[no-untyped-call]
+        run, adjoint = ctx.turned
+        return None, None, linear(run, adjoint, grad)
+
+
+def linear(run: _Map, adjoint: _Map, tensor: Tensor) -> Tensor:
+    """Return the result of a linear map between ranks; differentiable any number of times."""
+    result: Tensor = _Linear.apply(run, adjoint, tensor)  # type: ignore[no-untyped-call]
+    return result
 
 
 def total(wire: Wire, tensor: Tensor) -> Tensor:
     """Return the sum of the tensors of all ranks, on every rank; differentiable."""
-    summed: Tensor = _Total.apply(wire, tensor)  # type: ignore[no-untyped-call]
-    return summed
 
+    def run(own: Tensor) -> Tensor:
+        return wire.total(own.clone(memory_format=torch.contiguous_format))
 
-class _Gathered(torch.autograd.Function):
-    """Rows of all ranks, padded to one length there; the gradients of all ranks come back."""
-
-    @staticmethod
-    def forward(ctx: Any, wire: Wire, longest: int, rows: Tensor) -> Tensor:
-        ctx.wire, ctx.longest, ctx.own = wire, longest, rows.size(0)
-        padded = rows.new_zeros(longest, *rows.shape[1:])
-        padded[: rows.size(0)] = rows
-        return wire.gather(padded, "rows")
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, None, _Scattered.apply(ctx.wire, ctx.longest, ctx.own, grad)  # type: ignore[no-untyped-call]
-
-
-class _Scattered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, wire: Wire, longest: int, own: int, grad: Tensor) -> Tensor:
-        ctx.wire, ctx.longest = wire, longest
-        return wire.scatter_sums(grad, "rows")[:own]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, None, None, _Gathered.apply(ctx.wire, ctx.longest, grad)  # type: ignore[no-untyped-call]
+    return linear(run, run, tensor)
 
 
 def gathered(wire: Wire, rows: Tensor) -> Tensor:
     """Return the rows of all ranks, rank after rank, on every rank; differentiable."""
-    own = torch.tensor([rows.size(0)], device=wire.device)
-    sizes = wire.gather(own, "rows").tolist()
+    own = rows.size(0)
+    sizes = wire.gather(torch.tensor([own], device=wire.device), "rows").tolist()
     longest = max(sizes)
-    whole: Tensor = _Gathered.apply(wire, longest, rows)  # type: ignore[no-untyped-call]
+
+    def gather(rows: Tensor) -> Tensor:
+        return wire.gather(padded(rows, longest), "rows")
+
+    whole = linear(gather, lambda grad: wire.scatter_sums(grad, "rows")[:own], rows)
     parts = whole.view(wire.size, longest, *rows.shape[1:])
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def padded(rows: Tensor, longest: int) -> Tensor:
+    """Return rows with zeros behind them: those of all ranks are gathered in one length."""
+    result = rows.new_zeros(longest, *rows.shape[1:])
+    result[: rows.size(0)] = rows
+    return result
 
 
 def group_sums(wire: Wire, rows: Tensor, batch: Tensor | None, size: int) -> Tensor:

@@ -137,9 +137,9 @@ class Wire:
             _reduce_scatter(out, tensor.contiguous(), group=self.group)
         return out
 
-    def copy_of_first(self, tensor: Tensor, kind: str = "set-up") -> Tensor:
+    def copy_of_first(self, tensor: Tensor) -> Tensor:
         """Overwrite a tensor by that of the first rank."""
-        with self._measured(kind, _bytes(tensor), _bytes(tensor)):
+        with self._measured("set-up", _bytes(tensor), _bytes(tensor)):
             dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self.group)
         return tensor
 

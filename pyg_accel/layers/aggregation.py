@@ -21,7 +21,7 @@ from pyg_accel.checks import shown
 from pyg_accel.graph import Graph
 from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.layers.adjacency import adjacency
-from pyg_accel.matrices import is_sparse_matrix
+from pyg_accel.matrices import is_sparse_matrix, num_edges
 
 __all__ = [
     "BEYOND",
@@ -34,7 +34,6 @@ __all__ = [
     "is_plain",
     "linear_map",
     "multiplies_first",
-    "num_edges",
     "num_nodes",
     "pyg_reasons",
     "transformed",
@@ -110,13 +109,6 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
     fewer = (features.width - features.k * _PRODUCTS_AN_ENTRY) * width  # multiplications a node
     edges = num_edges(edge_index) * more * _PRODUCTS_A_COLUMN
     return edges <= num_nodes(features) * fewer
-
-
-def num_edges(edge_index: Any) -> int:
-    """Return how many edges an adjacency stores."""
-    if not isinstance(edge_index, Tensor):
-        return int(edge_index.nnz())
-    return edge_index.size(1) if edge_index.layout == torch.strided else edge_index._nnz()
 
 
 def linear_map(features: Features, weight: Tensor, bias: Tensor | None = None) -> Tensor:

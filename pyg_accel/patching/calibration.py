@@ -158,8 +158,6 @@ def calibrate_sampling(
         )
     if not max_drop >= 0:
         raise ValueError(f"expected 'max_drop' to be at least 0 (got {max_drop})")
-    if not isinstance(repeats, int) or repeats < 1:
-        raise ValueError(f"expected 'repeats' to be a whole number of at least 1 (got {repeats!r})")
     degree = _degrees(data)
     if widths is None:
         most = int(degree.max()) if degree.numel() else 1

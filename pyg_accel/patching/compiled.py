@@ -86,7 +86,7 @@ def call(
     comptime(after)
     if isinstance(stock, Tensor) and _goes_on(key):
         name = original.__name__
-        ours = _run(key, name, edge_index, _without_none(kwargs), state, sample)
+        ours = _run(key, name, edge_index, _replaced(kwargs, None, _NONE), state, sample)
         comptime(accept)
         if _goes_on(key):
             stock = ours
@@ -166,7 +166,7 @@ def _made(
     with reading.attributes() as module, _reparametrize_module(module, state):
         decided = reading.reason is not None
         out, reading.formulas = reading.run(
-            module, name, edge_index, _with_none(kwargs), decided=decided
+            module, name, edge_index, _replaced(kwargs, _NONE, None), decided=decided
         )
     return out
 
@@ -179,17 +179,10 @@ def _passable(value: Any) -> bool:
     return value is None or isinstance(value, (Tensor, int, float, bool, str))
 
 
-def _without_none(value: Any) -> Any:
+def _replaced(value: Any, old: Any, new: Any) -> Any:
+    """Arguments with None for its name, or the other way round; lists become tuples."""
     if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items()}
+        return {k: _replaced(v, old, new) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple([_without_none(v) for v in value])
-    return _NONE if value is None else value
-
-
-def _with_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _with_none(v) for k, v in value.items()}
-    if isinstance(value, tuple):
-        return tuple([_with_none(v) for v in value])
-    return None if isinstance(value, str) and value == _NONE else value
+        return tuple([_replaced(v, old, new) for v in value])
+    return new if type(value) is type(old) and value == old else value

@@ -50,8 +50,8 @@ class DeferredOperand(EdgeTensor):
         raise NotImplementedError
 
     def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return the result of ``func(self, *args, **kwargs)`` if that can wait, or None."""
-        raise NotImplementedError
+        """Return the result of ``func(self, *args, **kwargs)`` if that can wait; else None."""
+        return None
 
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the result of a function that works row by row."""

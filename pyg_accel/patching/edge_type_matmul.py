@@ -22,7 +22,7 @@ __all__ = ["Matrices", "Products", "multiply", "with_pairs_as_sources"]
 
 
 class Matrices(DeferredOperand):
-    """``weight[edge_type]``: a matrix for every edge.
+    """``weight[edge_type]``: a matrix for every edge; nothing but the product can do without them.
 
     Attributes:
         weight: [R, ...].
@@ -49,10 +49,6 @@ class Matrices(DeferredOperand):
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
         return self.weight.requires_grad
-
-    def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Nothing but the product can do without them."""
-        return None
 
 
 class Products(DeferredOperand):
@@ -85,10 +81,6 @@ class Products(DeferredOperand):
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
         return self.rows.requires_grad
-
-    def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A function that is not known to work row by row needs the edges."""
-        return None
 
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See :meth:`DeferredOperand.hoisted`."""

@@ -13,12 +13,12 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.matrices import num_edges
 from pyg_accel.memo import MEMO, copied
 from pyg_accel.patching import small
 from pyg_accel.patching.layer_call import LOOKS_UP, NOT, SMALL, layer_call
 from pyg_accel.patching.reasons import (
     is_active,
-    num_edges,
     size_reasons,
     torch_records,
     transform_reasons,

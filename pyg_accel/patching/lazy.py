@@ -32,6 +32,7 @@ __all__ = [
     "LazyTensor",
     "PostReduce",
     "Unrecognised",
+    "first_operand",
     "is_single_side",
     "rules",
     "running",
@@ -152,3 +153,9 @@ class LazyTensor(EdgeTensor):
 def is_single_side(lazy: LazyTensor) -> bool:
     """Whether a lazy tensor is one operand, not yet combined with another side."""
     return isinstance(lazy.formula, Operand) and lazy.parts is None and lazy.later is IDENTITY
+
+
+def first_operand(lazy: LazyTensor) -> Tensor:
+    """Return the operand of a lazy tensor of one side."""
+    assert isinstance(lazy.formula, Operand)
+    return lazy.tracer.operands[lazy.formula.index]

@@ -20,7 +20,7 @@ from pyg_accel.ops.blocked import at_once, in_blocks
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side, rules
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side, rules
 from pyg_accel.patching.reasons import has_hooks, modules_in
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.settings import settings
@@ -91,6 +91,8 @@ _KINDS = (Message, Step, Product)
 class Network(DeferredOperand):
     """What a network makes of every edge, [E, ...], later.
 
+    Functions of networks are recorded by the rules of lazy tensors.
+
     Attributes:
         node: how.
         call: that it belongs to.
@@ -116,22 +118,13 @@ class Network(DeferredOperand):
         """See :meth:`DeferredOperand.differentiable`."""
         return any(t.requires_grad for t, _ in _tensors(self.node))
 
-    def after(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Functions of networks are recorded by the rules of lazy tensors."""
-        return None
-
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See :meth:`DeferredOperand.hoisted`."""
         lazy = self.call.leaf("e", self, plain_shape(self), 0)
         made = rules().record(func, (lazy, *args), kwargs)
         if isinstance(made, (tuple, list)):
-            return type(made)(_operand(part) for part in made)
-        return _operand(made)
-
-
-def _operand(lazy: LazyTensor) -> Tensor:
-    assert isinstance(lazy.formula, Operand)
-    return lazy.tracer.operands[lazy.formula.index]
+            return type(made)(first_operand(part) for part in made)
+        return first_operand(made)
 
 
 def has_network(lazy: LazyTensor) -> bool:
@@ -146,7 +139,7 @@ def is_of_edges(lazy: LazyTensor) -> bool:
     """Whether a network reads tensors of edges alone: in PyG its numbers are there as well."""
     if not is_single_side(lazy):
         return False
-    operand = _operand(lazy)
+    operand = first_operand(lazy)
     return isinstance(operand, Network) and all(side in "ew" for _, side in _tensors(operand.node))
 
 

@@ -13,9 +13,8 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record
-from pyg_accel.formula import Operand
-from pyg_accel.matrices import is_sparse_matrix
-from pyg_accel.memo import MEMO, tensors_in
+from pyg_accel.matrices import is_sparse_matrix, num_edges
+from pyg_accel.memo import MEMO, changed, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
@@ -24,7 +23,7 @@ from pyg_accel.patching.edge_tensors import materialize, plain_shape
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side
 from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.overrides import hook_reasons, template
 from pyg_accel.patching.reasons import (
@@ -36,7 +35,6 @@ from pyg_accel.patching.reasons import (
     is_active,
     kind_reasons,
     new_graph_reasons,
-    num_edges,
     size_reasons,
     torch_records,
     transform_reasons,
@@ -55,6 +53,16 @@ __all__ = ["bypassed", "call", "forget", "set_sparse_value", "softmax", "spmm"]
 
 _JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
 _NO_REASONS: list[str] = []
+
+
+class _Call(NamedTuple):
+    """A call of a rendered ``propagate`` or ``edge_updater``, the original."""
+
+    original: Callable[..., Any]
+    layer: MessagePassing
+    edge_index: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class _Found(NamedTuple):
@@ -103,11 +111,8 @@ def call(
             kind = "" if found is None else found.kind
             small = kind_reasons(kind, edges, edge_index.device.type, width)
             if not small:
-                by = (id(self), original)
-                small = new_graph_reasons(kind, edges, edge_index, by, width)
-                if small:
-                    layer_call.new_to = (*layer_call.new_to, by)
-                elif kind == "sums" and _is_derived_anew():
+                small = new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
+                if not small and kind == "sums" and _is_derived_anew():
                     small = kind_reasons("other sums", edges, edge_index.device.type, width)
             if small:
                 layers.declined[self] = edges
@@ -120,10 +125,10 @@ def call(
         record(layer, "", "PyG", small[0], time.perf_counter() - start)
         return out
     refuse_training(self)
-    plain = None
+    given, plain = _Call(original, self, edge_index, args, kwargs), None
     if not args and in_force() is None and (found is None or not found.reason):
         plain = kind_of_call(original, self, edge_index, kwargs)
-        out = _planned(original, self, edge_index, kwargs, plain)
+        out = _planned(given, plain)
         if out is not None:
             return out
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
@@ -132,7 +137,7 @@ def call(
     if not reasons and found is None and saved_tensors_are_hooked():
         # A checkpoint counts what a call saves, that of an attempt which fails too, and expects the
         # same when it runs the call again; then it will be known what the first call shows.
-        found = _tried(original, self, edge_index, args, kwargs, key)
+        found = _tried(given, key)
         if found.reason:
             reasons = [found.reason]
         elif sized:
@@ -144,7 +149,7 @@ def call(
         # A message that turns out not to be a formula, today, runs twice: from the same state.
         state = random_state(device_of(edge_index), self)
         try:
-            out, trace, names = _attempt(original, self, edge_index, args, kwargs)
+            out, trace, names = _attempt(given)
         except Unrecognised as reason:
             reasons = [str(reason)]
             if reason.permanent:
@@ -153,7 +158,7 @@ def call(
         else:
             seconds = time.perf_counter() - start
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
-                verify(original, self, edge_index, args, kwargs, out, state)
+                verify(*given, out, state)
             learner.learn(self, plain, kwargs, trace, out)
             kind = trace.kind()
             if kind == "sums" and plans.find(self, plain) is None:  # each call will be traced
@@ -191,43 +196,31 @@ def _width_of(original: Callable[..., Any], self: MessagePassing, kwargs: dict[s
     return width
 
 
-def _planned(
-    original: Callable[..., Any],
-    self: MessagePassing,
-    edge_index: Tensor,
-    kwargs: dict[str, Any],
-    kind: Key | None,
-) -> Any:
+def _planned(call: _Call, kind: Key | None) -> Any:
     """Make a call of a kind that has a plan; None if it has none."""
+    self, edge_index = call.layer, call.edge_index
     plan = plans.find(self, kind)
     if plan is None or data_reasons(edge_index) or transform_reasons():
         return None
     start = time.perf_counter()
     state = random_state(edge_index.device, self) if settings.verify else None
     with record_choices() as names:
-        out = plan.run(self, edge_index, kwargs)
+        out = plan.run(self, edge_index, call.kwargs)
     if out is None:
         return None
     seconds = time.perf_counter() - start
     if state is not None:
-        verify(original, self, edge_index, (), kwargs, out, state)
+        verify(*call, out, state)
     record(type(self).__name__, plan.text, "+".join(names) or "deferred", "", seconds)
     return out
 
 
-def _tried(
-    original: Callable[..., Any],
-    self: MessagePassing,
-    edge_index: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    key: Any,
-) -> _Found:
+def _tried(call: _Call, key: Any) -> _Found:
     """What a call shows that leaves nothing else behind."""
-    state = random_state(device_of(edge_index), self)
+    state = random_state(device_of(call.edge_index), call.layer)
     try:
         with torch.no_grad():
-            _, trace, _ = _attempt(original, self, edge_index, args, kwargs)
+            _, trace, _ = _attempt(call)
     except Unrecognised as reason:
         found = _Found(str(reason), "")
         if not reason.permanent:
@@ -236,28 +229,22 @@ def _tried(
         found = _Found("", trace.kind())
     finally:
         restore(state)
-    _found.setdefault(self, {})[key] = found
+    _found.setdefault(call.layer, {})[key] = found
     return found
 
 
 # After a graph break Dynamo would compile the functions that a trace consists of.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attempt(
-    original: Callable[..., Any],
-    self: MessagePassing,
-    edge_index: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
+def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     """Make a call with lazy messages: its result, what was seen, and the backends that ran."""
-    trace, plain, named = _trace(original, self, edge_index, args, kwargs)
+    original, self, edge_index, args, _ = call
+    trace, plain, kwargs = _trace(call)
     trace.layer = self
     if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
             raise Unrecognised(reason, permanent=False)
     trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
-    kwargs = named
     with record_choices() as names, trace:
         out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
     return out, trace, names
@@ -336,17 +323,12 @@ def _compile(
     return out, "; ".join(dict.fromkeys(trace.formulas))
 
 
-def _trace(
-    original: Callable[..., Any],
-    module: MessagePassing,
-    edge_index: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
+def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
     """What watches a call, and the graph and arguments that it is made with.
 
     Fused products stay what they are. Otherwise the graph is an ordinary edge_index.
     """
+    original, module, edge_index, args, kwargs = call
     if is_sparse_matrix(edge_index):
         if module.fuse and original.__name__ == "propagate":
             return SparseTrace(MEMO), edge_index, kwargs
@@ -366,19 +348,17 @@ def _trace(
 def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
     for name, value in list(vars(module).items()):
-        ordinary = value if name in OF_EVERY_MODULE else _each(value, change)
+        ordinary = value if name in OF_EVERY_MODULE else changed(value, change)
         if ordinary is not value:
             vars(module)[name] = ordinary
-    return _each(out, change)
+    return changed(out, change)
 
 
 def _ordinary(value: Any) -> Any:
     """Write out a lazy tensor; attention weights may wait for who takes them."""
     if isinstance(value, LazyTensor):
-        if is_single_side(value) and isinstance(value.formula, Operand):
-            operand = value.tracer.operands[value.formula.index]
-            if isinstance(operand, Weights):
-                return operand
+        if is_single_side(value) and isinstance(operand := first_operand(value), Weights):
+            return operand
         return value.tracer.compute(value)
     return value
 
@@ -386,17 +366,3 @@ def _ordinary(value: Any) -> Any:
 def _written(value: Any) -> Any:
     """Write out a lazy tensor, attention weights too."""
     return materialize(_ordinary(value))
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Change tensors, also inside lists, tuples and dictionaries; others are themselves."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) is dict:
-        changed = {key: _each(item, change) for key, item in value.items()}
-        return changed if any(changed[key] is not value[key] for key in value) else value
-    if type(value) in (list, tuple):
-        items = [_each(item, change) for item in value]
-        same = all(new is old for new, old in zip(items, value, strict=True))
-        return value if same else type(value)(items)
-    return value

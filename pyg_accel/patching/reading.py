@@ -255,13 +255,7 @@ class Look(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws, self.foreign = 0, False
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.draws += torch.Tag.nondeterministic_seeded in func.tags
         if not func.__name__.startswith("lift"):  # numbers that are written in the code
             self.foreign |= any(

@@ -14,8 +14,9 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.cache import RecentlySeen, saved_tensors_are_hooked
-from pyg_accel.matrices import is_sparse_matrix, num_entries
+from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.ops.csr import is_built_ahead
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.patching.reading import picked_from
 from pyg_accel.patching.sampling import in_force
@@ -37,7 +38,6 @@ __all__ = [
     "layer_reasons",
     "modules_in",
     "new_graph_reasons",
-    "num_edges",
     "size_reasons",
     "switch",
     "takes_part",
@@ -158,14 +158,6 @@ def data_reasons(edge_index: Any) -> list[str]:
     return ["tensors without data"] if fake else []
 
 
-def num_edges(edge_index: Any) -> int:
-    """Return how many edges a graph has, whatever its class and layout."""
-    if type(edge_index) is Tensor and edge_index.layout is torch.strided:
-        return edge_index.size(1)
-    edges: int = num_entries(edge_index) if is_sparse_matrix(edge_index) else edge_index.size(1)
-    return edges
-
-
 def size_reasons(
     num_edges: int | torch.SymInt,
     device: str,
@@ -232,7 +224,7 @@ def kind_reasons(kind: str, num_edges: int, device: str, width: int = 0) -> list
 def new_graph_reasons(
     kind: str, num_edges: int, graph: Tensor, by: Hashable, width: int = 0
 ) -> list[str]:
-    """What is small for a kind of call on a graph that is new to the layer.
+    """What is small for a kind of call on a graph that is new to the layer, which is noted.
 
     Args:
         kind: as of :func:`kind_reasons`.
@@ -245,6 +237,8 @@ def new_graph_reasons(
     if limits is None or saved_tensors_are_hooked():  # a checkpoint repeats what ran now
         return []
     if SEEN.is_new(by, graph) and num_edges < limits.new and not is_built_ahead(graph):
+        if by not in layer_call.new_to:
+            layer_call.new_to += (by,)
         return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
     return []
 

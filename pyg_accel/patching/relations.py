@@ -18,7 +18,6 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
-from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
@@ -48,10 +47,9 @@ def forward(
     """Stand in for ``RGCNConv.forward``; where this cannot, each relation is a call of its own."""
     if takes_part(self) and type(edge_index) is Tensor and self.num_relations < MANY:
         edges = edge_index.size(-1)
-        few = kind_reasons("relations", edges, edge_index.device.type)
-        if few or new_graph_reasons("relations", edges, edge_index, id(self)):
-            if not few:
-                layer_call.new_to = (*layer_call.new_to, id(self))
+        if kind_reasons("relations", edges, edge_index.device.type) or (
+            new_graph_reasons("relations", edges, edge_index, id(self))
+        ):
             return MEMO.run(original, self, x, edge_index, edge_type)  # nothing to remember
     if not takes_part(self) or _reasons(self, x, edge_index, edge_type):
         return original(self, x, edge_index, edge_type)

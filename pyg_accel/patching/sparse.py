@@ -18,7 +18,7 @@ from pyg_accel.matrices import (
     edges_of_tensor,
     graph_of_matrix,
     is_sparse_matrix,
-    num_entries,
+    num_edges,
     tensor_reasons,
     values_of,
 )
@@ -53,7 +53,7 @@ class SparseTrace(Watch):
         reduce = REDUCES.get(reduce, "")
         if not reduce or not is_sparse_matrix(adj) or x.layout != torch.strided or x.dim() != 2:
             return None
-        if num_entries(adj) == 0 or (isinstance(adj, Tensor) and tensor_reasons(adj, x.dtype)):
+        if num_edges(adj) == 0 or (isinstance(adj, Tensor) and tensor_reasons(adj, x.dtype)):
             return None
         with torch._C.DisableTorchFunction():
             try:

@@ -1,7 +1,6 @@
 """One accelerated call: what it gathers, and the kernels that its formulas run on."""
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -115,12 +114,7 @@ class Trace(Watch):
         running.traces.append(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         running.traces.pop()
         ordinary = error is None or isinstance(error, Exception)
@@ -151,13 +145,7 @@ class Trace(Watch):
             self.made.append(Made(func if known else None, args, kwargs, result))
         return result
 
-    def pass_on(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        result: Any = None,
-    ) -> None:
+    def pass_on(self, func: Any, args: Any = (), kwargs: Any = None, result: Any = None) -> None:
         """Take a note of a function that just ran."""
         if func in REPEATABLE and type(result) is Tensor:
             self.made.append(Made(func, args, kwargs or {}, result))

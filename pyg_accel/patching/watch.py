@@ -57,13 +57,7 @@ class Watch(TorchFunctionMode):
         if not self._storages.isdisjoint(map(memory_of, changed)):
             raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
 
-    def pass_on(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        result: Any = None,
-    ) -> None:
+    def pass_on(self, func: Any, args: Any = (), kwargs: Any = None, result: Any = None) -> None:
         """Take a note of a function that just ran, and on what if that were ordinary tensors."""
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 from typing import Any, NamedTuple
@@ -43,9 +43,7 @@ class _Series(NamedTuple):
         return "new" if self.fresh else "training" if self.train else "inference"
 
 
-def measure_thresholds(
-    device: str, *, sizes: Sequence[int] | None = None, progress: bool = True
-) -> dict[str, Any]:
+def measure_thresholds(device: str, *, progress: bool = True) -> dict[str, Any]:
     """Return the thresholds of a kind of device, as a tuning file has them.
 
     A limit is the least of the sizes from which on no call of its kind is slower. What is not
@@ -53,10 +51,9 @@ def measure_thresholds(
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
-        sizes: numbers of edges, ascending; by default some of each order of magnitude.
         progress: show a progress bar.
     """
-    sizes = sizes or SIZES[device]
+    sizes = SIZES[device]
     limits: dict[tuple[str, str], int] = {}  # indices into sizes
     ratios: list[tuple[float, int]] = []
     with never_by_size(device), patched():

@@ -652,9 +652,9 @@ def test_all_but_these_layers_are_traced_once(name, monkeypatch):
     """A layer that loses its plan fails, and so does one that is listed here and has got one."""
     attempt, traced = propagate._attempt, []
 
-    def counted(original, self, *args):
-        traced.append(type(self).__name__)
-        return attempt(original, self, *args)
+    def counted(call):
+        traced.append(type(call.layer).__name__)
+        return attempt(call)
 
     monkeypatch.setattr(propagate, "_attempt", counted)
     layer, args = build(name), LAYERS[name].inputs(World())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
 from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
-from pyg_accel.patching.lazy import IDENTITY, LazyTensor, is_single_side
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
 
 __all__ = [
     "MAX_MATERIALIZED_WIDTH",
@@ -17,7 +17,6 @@ __all__ = [
     "Declined",
     "Kwargs",
     "Rule",
-    "first_operand",
     "hoist",
     "is_of_nodes",
     "map_operands_of",
@@ -76,12 +75,6 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
         return trace.leaf(operand.side, value, shape, 0, repeated=repeated)
 
     return type(result)(map(wrap, result)) if isinstance(result, (list, tuple)) else wrap(result)
-
-
-def first_operand(lazy: LazyTensor) -> Tensor:
-    """Return the operand of a lazy tensor of one side."""
-    assert isinstance(lazy.formula, Operand)
-    return lazy.tracer.operands[lazy.formula.index]
 
 
 def is_of_nodes(lazy: LazyTensor) -> bool:

@@ -14,9 +14,15 @@ import torch
 from torch import Tensor
 
 from pyg_accel.patching.edge_tensors import name_of, plain_shape
-from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Unrecognised, is_single_side
+from pyg_accel.patching.lazy import (
+    IDENTITY,
+    LazyTensor,
+    Unrecognised,
+    first_operand,
+    is_single_side,
+)
 from pyg_accel.patching.networks import Network, Node, Product, Step, leaf, node_of, reasons_against
-from pyg_accel.patching.rules.common import Args, Declined, Kwargs, first_operand
+from pyg_accel.patching.rules.common import Args, Declined, Kwargs
 from pyg_accel.patching.trace import Trace
 
 __all__ = ["defers", "lazies_in", "leaves_edges_alone", "makes_matrices", "product", "record"]
