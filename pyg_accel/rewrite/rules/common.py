@@ -25,7 +25,6 @@ from pyg_accel.rewrite.matrices import (
 
 __all__ = [
     "ExprBuilder",
-    "Parts",
     "add",
     "cached",
     "check_weight",
@@ -137,9 +136,6 @@ def _sources(call: Call) -> Tensor:
 def _targets(call: Call) -> Tensor:
     assert call.x_dst is not None
     return call.x_dst
-
-
-Parts = ExprBuilder  # its former name
 
 
 def ones_of(rows: str) -> Callable[[Call], Value]:
