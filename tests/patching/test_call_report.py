@@ -1,12 +1,14 @@
 """The report: what ran, how often, how long, and why not."""
 
 import io
+import threading
 
 import pytest
 import torch
 from torch_geometric.nn import DNAConv, SAGEConv
 
 import pyg_accel
+from pyg_accel.call_report import record, row_of
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -85,3 +87,22 @@ def test_without_a_fast_backend_pyg_runs_and_the_report_says_why(monkeypatch, ca
     (row,) = pyg_accel.report().rows
     assert (row.backend, row.formula) == ("PyG", "")
     assert "disabled by PYG_ACCEL_DISABLE" in row.reason
+
+
+def test_calls_of_several_threads_and_of_a_row_kept_from_before_a_reset_are_all_counted():
+    kept = row_of("Layer", "", "PyG", "small")
+    kept.add(1.0)
+    pyg_accel.reset_report()
+    record("Layer", "", "PyG", "small", 1.0)  # a row of its own, which the kept one joins
+
+    def add() -> None:
+        for _ in range(1000):
+            kept.add(1.0)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (row,) = pyg_accel.report(io.StringIO()).rows
+    assert (row.calls, row.seconds) == (4001, 4001.0)

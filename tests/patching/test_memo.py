@@ -105,6 +105,12 @@ def test_a_result_that_requires_gradients_by_now_is_computed_anew():
     assert not memo(norm, edges)[1].requires_grad
 
 
+def test_a_result_in_the_memory_of_an_argument_is_not_kept():
+    memo, edges = Memo(), torch.randint(0, 9, (2, 20))
+    memo(lambda given: given.detach(), edges)
+    assert not memo._results
+
+
 def test_results_depend_on_the_default_dtype():
     memo, edges = Memo(), torch.randint(0, 9, (2, 30))
     assert memo(norm, edges)[1].dtype == torch.float32

@@ -1,5 +1,6 @@
 """Layers that know the graphs that are too small for them."""
 
+import gc
 import threading
 
 import pytest
@@ -21,7 +22,7 @@ from torch_geometric.nn import (
 
 import pyg_accel
 from pyg_accel.patching import small
-from pyg_accel.patching.layer_call import layer_call
+from pyg_accel.patching.layer_call import LOOKS_UP, NOT, SMALL, layer_call
 from pyg_accel.settings import settings
 from pyg_accel.transforms import BuildCSR
 
@@ -213,12 +214,48 @@ def test_nothing_is_left_behind_by_a_call_that_raises_nor_seen_by_other_threads(
         wrong = few + 1000
         with pytest.raises((IndexError, RuntimeError)):
             layer(x, wrong)
-        assert not layer_call.small
-        layer_call.small = True
+        assert layer_call.small == NOT
+        layer_call.small = SMALL
         try:
             thread = threading.Thread(target=lambda: seen.append(layer_call.small))
             thread.start()
             thread.join()
         finally:
-            layer_call.small = False
-    assert seen == [False]
+            layer_call.small = NOT
+    assert seen == [NOT]
+
+
+class Asking(SAGEConv):
+    """A layer that notes how small its call is, and asks for self-loops."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        self.asked = layer_call.small
+        return x_j
+
+
+def test_functions_that_remember_are_asked_only_where_a_graph_comes_again():
+    sage, gcn = Asking(8, 8), GCNConv(8, 8)
+    x, stays, levels = torch.randn(300, 8), graph(200), []
+    gcn.lin.register_forward_hook(lambda *_: levels.append(layer_call.small))
+    with pyg_accel.patched():
+        for layer in (sage, gcn):
+            layer(x, graph(200))
+            layer(x, stays)
+        levels.clear()
+        for edges in (stays, graph(200)):
+            sage(x, edges)
+            assert sage.asked == SMALL
+            gcn(x, edges)
+    assert levels == [LOOKS_UP, SMALL]
+
+
+def test_a_layer_that_dies_is_forgotten():
+    layer, x = SAGEConv(8, 8), torch.randn(300, 8)
+    with pyg_accel.patched():
+        for _ in range(2):
+            layer(x, graph(200))
+        known = id(layer)
+        assert known in small._known
+        del layer
+        gc.collect()
+        assert known not in small._known
