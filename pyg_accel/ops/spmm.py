@@ -50,7 +50,7 @@ def spmm(
         raise ValueError(f"expected 'weight' to be a tensor with {graph.num_edges} rows")
     while weight.dim() < x.dim():
         weight = weight.unsqueeze(-1)
-    if weight.shape[1:].numel() > x.shape[1:].numel():
+    if any(mine > max(full, 1) for mine, full in zip(weight.shape[1:], x.shape[1:], strict=False)):
         raise ValueError(
             f"expected 'weight' to have no more features than 'x' (got {list(weight.shape)} and "
             f"{list(x.shape)})"

@@ -175,6 +175,7 @@ class _Run:
         total: Tensor | None = None
         others: list[Tensor] = []
         products: list[tuple[Tensor, Tensor]] = []
+        ones: int | None = None
         for a in args:
             assert a is not None
             item = program._items[a]
@@ -184,7 +185,7 @@ class _Run:
                 left, right = program._args[a]
                 assert left is not None and right is not None
                 if program._items[left].name in program._algebra.constants:
-                    row = self.value(right).squeeze(0)  # ones times a row: a bias
+                    ones, row = left, self.value(right).squeeze(0)  # ones times a row: a bias
                     total = row if total is None else total + row
                     continue
                 data = self.value(left)
@@ -198,6 +199,8 @@ class _Run:
             total = data @ weight if total is None else torch.addmm(total, data, weight)
         if node.heads > 1 and total is not None:
             total = total.unflatten(-1, (node.heads, total.size(-1) // node.heads))
+        if ones is not None and total is not None and not products and not others:
+            total = total.expand(self.value(ones).size(0), *total.shape)
         for other in others:
             total = other if total is None else total + other
         assert total is not None

@@ -41,3 +41,14 @@ def test_a_graph_without_edges_gives_no_values():
         assert out.shape == shape
         grads = torch.autograd.grad(out.sum(), [target, source])
         assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
+
+
+@pytest.mark.parametrize("op", ["dot", "add"])
+def test_features_without_columns_broadcast_to_nothing(op):
+    graph = Graph.from_edge_index(torch.randint(6, (2, 20)), (6, 6))
+    x = torch.empty(6, 2, 0, requires_grad=True)
+    y = torch.randn(6, 2, 1, requires_grad=True)
+    out = ops.sddmm(graph, x, y, op)
+    out.sum().backward()
+    assert out.shape == ((20, 2) if op == "dot" else (20, 2, 0)) and not out.any()
+    assert y.grad is not None and not y.grad.any()

@@ -90,3 +90,12 @@ def test_edges_listed_twice_count_twice():
     x = torch.tensor([[1.0], [10.0]])
     assert ops.spmm(graph, x).tolist() == [[10.0], [2.0]]
     assert ops.spmm(graph, x, reduce="mean").tolist() == [[10.0], [1.0]]
+
+
+def test_features_without_columns_take_weights():
+    graph = Graph.from_edge_index(torch.randint(6, (2, 20)), (6, 6))
+    weight = torch.randn(20, requires_grad=True)
+    out = ops.spmm(graph, torch.empty(6, 0), weight)
+    out.sum().backward()
+    assert out.shape == (6, 0)
+    assert weight.grad is not None and not weight.grad.any()

@@ -103,7 +103,22 @@ class Averaged(Hops):
         return x_j * edge_weight.view(-1, 1) * 2
 
 
-LAYERS = [TwoEnds, Normalised, Inside, Concatenated, Between, Hops, Averaged]
+class BiasesAlone(Base):
+    """Two linear layers between two hops: some trees sum up what their biases make by itself."""
+
+    def __init__(self):
+        super().__init__("mean")
+        self.first, self.second = torch.nn.Linear(6, 2), torch.nn.Linear(2, 5)
+
+    def forward(self, x, edge_index, edge_weight):
+        h = self.propagate(edge_index, x=x, edge_weight=edge_weight)
+        h = self.second(self.first(h))
+        return self.propagate(edge_index, x=h, edge_weight=edge_weight)
+
+    message = Between.message
+
+
+LAYERS = [BiasesAlone, TwoEnds, Normalised, Inside, Concatenated, Between, Hops, Averaged]
 
 
 def inputs():

@@ -15,7 +15,7 @@ from pyg_accel.backends.cpu.program import program_reasons, sums_inside
 from pyg_accel.backends.dtypes import DTYPES, EIGHT_BITS, widened
 from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.formula import Binary, Formula, Operand, Sum, parse
+from pyg_accel.formula import Binary, Formula, Operand, Sum, has_sum, parse
 from pyg_accel.graph import CSR
 from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
 
@@ -38,6 +38,8 @@ def _fused_reasons(spec: OpSpec) -> list[str]:
 
 def _gspmm_reasons(spec: OpSpec) -> list[str]:
     formula = parse(spec.formula)
+    if has_sum(formula) and any(0 in shape for shape in spec.shapes):
+        return ["there are no columns to sum up"]
     if spec.shapes and sums_inside(formula):
         return _fused_reasons(spec)
     return placement_reasons(spec, "cpu") + program_reasons(formula, spec.reduces)

@@ -7,7 +7,6 @@ needs the product (paper, section 5.2).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -127,11 +126,6 @@ class AttentionWeights(EdgeFactor):
         return self.of(self, tuple(plain_shape(self)), (attend, replace(attention, rate=rate)))
 
 
-def _as_target(place: int, operand: Operand) -> Operand:
-    """The operand of that place as one of targets, others as they are."""
-    return Operand("v", place) if operand.index == place else operand
-
-
 class AttentionRecorder(ReplayRecorder):
     """A recorder of layers whose messages may be weighted by a softmax of scores."""
 
@@ -208,7 +202,7 @@ class AttentionRecorder(ReplayRecorder):
         sources = [[*self.sources_of(trace.operands[n])] for n in numbers]
         features = {id(t): t for found in sources for t in found if id(t) in self.exprs}
         places = {key: place for place, key in enumerate(features)}
-        operands = []
+        operands, shared = [], set[int]()
         for place, (n, found) in enumerate(zip(numbers, sources, strict=True)):
             if len(found) > 1 or any(id(t) not in places and t is not self._attr for t in found):
                 raise NotLifted(f"{self._name} makes scores of several features at once")
@@ -217,13 +211,14 @@ class AttentionRecorder(ReplayRecorder):
             if source is None and side == "e" and trace.num_edges == 1:
                 # A parameter of one row: that of the only edge, and of all edges in other calls.
                 side, repeated = "v", True
-                formula = map_operands(formula, partial(_as_target, place))
+                shared.add(place)
             origin = -1 if source is None else places.get(id(source), len(places))
             if source is not None and source is self._attr and self._loops is not None:
                 self.parts.compiles = False  # how many loops there are is known after looking
             linear = tensor.dim() == 2 and source is not None and self.is_linear(tensor)
             operands.append(ScoreOperand(side, repeated, origin, self.replay(tensor, source),
                                          linear))  # fmt: skip
+        formula = map_operands(formula, lambda o: Operand("v", o.index) if o.index in shared else o)
         heads = shape[1] if len(shape) == 2 else 1
         folds = all(o.linear for o in operands if 0 <= o.place < len(places))
         args = tuple(self.exprs[key] for key in places)
