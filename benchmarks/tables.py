@@ -215,7 +215,7 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "Accuracy with MaxK, 32 of 256",
         "maxk_accuracy",
         "The same on real data: 3 layers, 256 hidden, 60 epochs. Cora has every k of the paper, of "
-        "fewer seeds where k is not 32; cornell5 has three. On twitch-fr, and with ReLU on "
+        "fewer seeds where k is not 32. On twitch-fr, and with ReLU on "
         "cornell5, the network names the larger class alone, with stock PyG too: that says little "
         "of MaxK. On facebook-pages 60 epochs are too few for ReLU with some seeds.",
         table_lines.maxk_accuracy,
