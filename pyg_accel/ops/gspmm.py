@@ -79,8 +79,6 @@ def gspmm(
     if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
         raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
     if ordinary and operands and is_eager() and type(graph) is Graph:
-        if edge_order and reduces == ("none",) and _is_of_edges(text):
-            edge_order = False  # any order will do; in this one neighbours are so in memory
         reduction = _reduction(graph, text, reduces, operands, edge_order)
         if reduction is not None:
             reduced = reduction(graph, operands)
@@ -105,12 +103,6 @@ def gspmm(
     unfold = plan.layout.unfold_summed if plan.summed else plan.layout.unfold
     results = [unfold(t) for t in outs]
     return results[0] if isinstance(reduce, str) else results
-
-
-@lru_cache(maxsize=4096)
-def _is_of_edges(text: str) -> bool:
-    """Whether a formula reads operands of edges alone."""
-    return all(operand.side == "e" for operand in operands_of(parse(text)))
 
 
 def _reduction(

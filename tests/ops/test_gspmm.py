@@ -139,22 +139,6 @@ def test_edge_order_and_csr_order_differ_by_the_permutation(graph):
     )
 
 
-@pytest.mark.parametrize("text", ["mul(e0,e1)", "sum(mul(e0,e1))"])
-def test_messages_of_edges_alone_need_no_order(graph, monkeypatch, text):
-    one, other = (torch.randn(graph.num_edges, 3, dtype=torch.double, requires_grad=True)
-                  for _ in range(2))  # fmt: skip
-    asked, csr = [], Graph.csr
-    monkeypatch.setattr(
-        Graph, "csr", lambda self, *, edge_order=False: asked.append(edge_order) or csr(self)
-    )
-    out = ops.gspmm(graph, text, [one, other], reduce="none", edge_order=True)
-    expected = one * other if text.startswith("mul") else (one * other).sum(-1)
-    torch.testing.assert_close(out, expected)
-    found = torch.autograd.grad(out.sin().sum(), [one, other])
-    torch.testing.assert_close(found, torch.autograd.grad(expected.sin().sum(), [one, other]))
-    assert asked and not any(asked)
-
-
 def test_a_formula_may_be_text_or_data(graph):
     x = operand(4, 2)
     text, data = (ops.gspmm(graph, f, [x]) for f in ("relu(u0)", parse("relu(u0)")))
