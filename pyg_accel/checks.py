@@ -5,6 +5,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from pyg_accel.machine import is_captured
+
 __all__ = ["require", "shown", "whole"]
 
 
@@ -45,7 +47,7 @@ def require(condition: Tensor, message: str) -> None:
         return
     while torch._C._functorch.is_functorch_wrapped_tensor(condition):  # of each item of a batch
         condition = torch._C._functorch.get_unwrapped(condition).all()
-    recorded = condition.is_cuda and torch.cuda.is_current_stream_capturing()
+    recorded = is_captured(condition)
     if recorded or type(condition) is not Tensor:
         torch._assert_async(condition, message)
     elif not bool(condition):

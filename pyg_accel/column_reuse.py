@@ -10,6 +10,7 @@ import torch
 
 from pyg_accel.facts import Kind, facts_of
 from pyg_accel.graph import CSR
+from pyg_accel.machine import is_captured
 
 __all__ = [
     "HEIGHTS",
@@ -91,7 +92,7 @@ def _known_kind(csr: CSR) -> Kind:
     if torch.are_deterministic_algorithms_enabled():
         return facts.kind
     if facts.shared_kind is None:
-        if csr.col.is_cuda and torch.cuda.is_current_stream_capturing():
+        if is_captured(csr.col):
             return facts.kind
         reuse_of(csr)
     assert facts.shared_kind is not None

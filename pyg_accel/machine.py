@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["INTERPRETED", "Device", "Gpu", "gpu_of", "processor"]
+__all__ = ["INTERPRETED", "Device", "Gpu", "gpu_of", "is_captured", "processor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,11 @@ class Device:
     def as_dict(self) -> dict[str, str | int]:
         """Return the fields, for a file."""
         return asdict(self)
+
+
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Return whether calls on a tensor now become part of a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 @lru_cache(maxsize=1)

@@ -22,6 +22,7 @@ from torch import Tensor, get_default_dtype, is_inference_mode_enabled
 from torch._C import _is_any_autocast_enabled
 
 from pyg_accel.cache import RecentlySeen, Snapshot, TensorCache, memory_of
+from pyg_accel.machine import is_captured
 from pyg_accel.settings import settings
 
 __all__ = ["MEMO", "Memo", "changed", "copied", "is_sparse_tensor", "tensors_in"]
@@ -139,15 +140,6 @@ def _given(values: list[Any]) -> list[Tensor]:
     return tensors
 
 
-def _place(
-    function: Callable[..., Any], names: Iterable[str], values: list[Any], tensors: list[Tensor]
-) -> tuple[Any, ...] | None:
-    """Where the result of a call is kept; None for one that is not remembered."""
-    if not tensors or any([t.requires_grad or t.is_inference() for t in tensors]):
-        return None
-    return (function, *names, *_modes(), *map(_key, values))
-
-
 def _without(tensors: list[Tensor], result: Any) -> Any:
     """The result of a call, with places for those of its tensors that it was given."""
     if type(result) is not tuple:
@@ -205,14 +197,10 @@ class Memo:
         tensors = _given(values)
         if any([type(t) is not Tensor for t in tensors]):
             return function(*args, **kwargs), None
-        key = _place(function, kwargs, values, tensors)
-        try:
-            known = None if key is None else self._results.find(tensors, key)
-        except TypeError:  # an argument that cannot be a key
-            key = None
+        key, known = self._look_up(function, kwargs, values, tensors)
         if key is None:
             return self._equal_to_known(values, self.run(function, *args, **kwargs)), None
-        if known is not None and known.fits():
+        if known is not None:
             self.hits += 1
             return known.of(tensors), known.tensors
         result = self._equal_to_known(values, self.run(function, *args, **kwargs))
@@ -229,11 +217,26 @@ class Memo:
         """Whether a call would be answered from memory; nothing is called."""
         values = [*args, *kwargs.values()]
         tensors = _given(values)
-        key = _place(function, kwargs, values, tensors)
-        if self._running.on or key is None or any(type(t) is not Tensor for t in tensors):
+        if self._running.on or any([type(t) is not Tensor for t in tensors]):
             return False
-        known = self._results.find(tensors, key)
-        return known is not None and known.fits()
+        return self._look_up(function, kwargs, values, tensors)[1] is not None
+
+    def _look_up(
+        self,
+        function: Callable[..., Any],
+        names: Iterable[str],
+        values: list[Any],
+        tensors: list[Tensor],
+    ) -> tuple[tuple[Any, ...] | None, _Remembered | None]:
+        """Where the result of a call is kept, None if it is not; and the result that is there."""
+        if not tensors or any([t.requires_grad or t.is_inference() for t in tensors]):
+            return None, None
+        key = (function, *names, *_modes(), *map(_key, values))
+        try:
+            known = self._results.find(tensors, key)
+        except TypeError:  # an argument that cannot be a key
+            return None, None
+        return key, known if known is not None and known.fits() else None
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function; what it calls is not remembered either."""
@@ -308,7 +311,7 @@ class Memo:
         parent = given[0]  # whose life it shares; that it equals what is returned is checked
         if any(found is t or found._base is t for t in given):
             return found  # it would keep itself alive
-        if found.is_cuda and torch.cuda.is_current_stream_capturing():
+        if is_captured(found):
             return found  # to compare is to wait for the device
         with self._lock:
             family = self._families.get((parent,), (), list)

@@ -1,6 +1,6 @@
 """Whether a captured call gives what the eager one does."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,7 @@ _NORMAL = {torch.randn: torch.zeros, torch.randn_like: torch.zeros_like}
 class Still(TorchFunctionMode):
     """No randomness: padded and unpadded calls would draw different numbers."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]

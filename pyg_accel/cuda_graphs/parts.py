@@ -5,7 +5,7 @@ outside of it. A CUDA device answers that with an assertion, after which the pro
 more; so parts are compared with those of the unpadded call before anything reads them.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
 from pyg_accel.cuda_graphs.inputs import Uncapturable
+from pyg_accel.patching.edge_tensors import name_of
 
 __all__ = ["Part", "PartsTaken", "SameParts"]
 
@@ -23,8 +24,23 @@ _FUNCTIONS = frozenset({
 })  # fmt: skip
 
 
-class PartsTaken(TorchFunctionMode):
-    """Collects the parts that a call takes.
+class _Parts(TorchFunctionMode):
+    """Looks at the parts that a call takes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if (name := name_of(func)) in _FUNCTIONS:
+            for part, rows in _parts(args, made):
+                self.look(name, part, rows)
+        return made
+
+    def look(self, name: str, part: Part, rows: int) -> None:
+        """Look at a part of so many rows, which a function of that name took."""
+        raise NotImplementedError
+
+
+class PartsTaken(_Parts):
+    """Collects them.
 
     Attributes:
         found: what was taken.
@@ -35,20 +51,12 @@ class PartsTaken(TorchFunctionMode):
         super().__init__()
         self.found: set[Part] = set()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func.__name__ in _FUNCTIONS:
-            self.found.update(part for part, _ in _parts(args, made))
-        return made
+    def look(self, name: str, part: Part, rows: int) -> None:
+        """Take a note of it."""
+        self.found.add(part)
 
 
-class SameParts(TorchFunctionMode):
+class SameParts(_Parts):
     """Refuses parts of padded rows that the unpadded call did not take."""
 
     def __init__(self, known: Collection[Part], padded: Collection[int]) -> None:
@@ -56,20 +64,10 @@ class SameParts(TorchFunctionMode):
         super().__init__()
         self._known, self._padded = known, padded
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func.__name__ in _FUNCTIONS:
-            for part, rows in _parts(args, made):
-                if rows in self._padded and part not in self._known:
-                    raise Uncapturable("it takes a part of its nodes or edges by their position "
-                                       f"({func.__name__})")  # fmt: skip
-        return made
+    def look(self, name: str, part: Part, rows: int) -> None:
+        """Raise Uncapturable for another one."""
+        if rows in self._padded and part not in self._known:
+            raise Uncapturable(f"it takes a part of its nodes or edges by their position ({name})")
 
 
 def _parts(args: tuple[Any, ...], made: Any) -> list[tuple[Part, int]]:

@@ -68,10 +68,12 @@ def at_once(
         of_edges: results have a row for each edge.
     """
     block = whole_block(graph)
+    if graph.perm is None:
+        return function(block, list(tensors))
     parts = [_part(block, side, t) if side == "e" else t
              for side, t in zip(sides, tensors, strict=True)]  # fmt: skip
     made = function(block, parts)
-    if not of_edges or graph.perm is None:
+    if not of_edges:
         return made
     return [torch.empty_like(t).index_copy(0, block.edges, t) for t in made]
 

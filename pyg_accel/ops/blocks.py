@@ -7,6 +7,7 @@ much as a millisecond of work, so there blocks are large, and only for what does
 of a graph are cut once, and kept with it.
 """
 
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
@@ -19,7 +20,10 @@ from torch import Tensor
 from pyg_accel.facts import facts_of
 from pyg_accel.graph import Graph
 
-__all__ = ["Block", "blocks_of", "edges_of_a_block", "fits_whole", "padded_degrees", "whole_block"]
+__all__ = [
+    "Block", "blocks_of", "edges_of_a_block", "fits_whole", "free_bytes", "padded_degrees",
+    "whole_block",
+]  # fmt: skip
 
 _FEWEST = 1 << 10  # edges of a block
 _PART = 16  # of a GPU's memory, for what a network makes of edges at a time
@@ -70,9 +74,15 @@ def fits_whole(size: int, device: torch.device) -> bool:
         return False
     if torch.cuda.is_current_stream_capturing():  # cutting a graph would wait for the device
         return True
-    free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return 2 * size <= free + unused
+    return 2 * size <= free_bytes(device) + unused
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory nobody has."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _part_of_memory(device: torch.device) -> int:

@@ -25,6 +25,7 @@ from pyg_accel.formula import (
     swap_sides,
 )
 from pyg_accel.graph import CSR
+from pyg_accel.machine import is_captured
 from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
 from pyg_accel.ops.arrays import NO_GRADS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
@@ -223,7 +224,7 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
     weight: Tensor | None = facts.derived.get(("mean", dtype))
     if weight is not None:
         return weight, by_edge
-    capturing = turned.col.is_cuda and torch.cuda.is_current_stream_capturing()
+    capturing = is_captured(turned.col)
     if turned.col.is_cuda and (capturing or not facts.stays):
         return _share(rowptr, dtype).view(-1, 1, 1), by_node
     weight = _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1)

@@ -18,6 +18,7 @@ from torch_geometric.nn.conv.hetero_conv import group
 
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
+from pyg_accel.machine import is_captured
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import (
     AttentionRelations,
@@ -65,16 +66,14 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     state = random_state(next(iter(xs.values())).device) if settings.verify else None
     one = next(iter(parts.values()))
     types = tuple(dict.fromkeys(name for key in layers for name in (key[0], key[-1])))
-    graphs, how = (
-        [edges[key] for key in layers],
-        {
-            "sizes": tuple(xs[name].size(0) for name in types),
-            "ends": tuple((types.index(key[0]), types.index(key[-1])) for key in layers),
-            "loops": tuple(part.loops for part in parts.values()),
-            "attends": isinstance(one.options, Attention),
-        },
-    )
-    if _is_captured(graphs[0]) and not MEMO.remembers(_stack, *graphs, **how):
+    graphs = [edges[key] for key in layers]
+    how = {
+        "sizes": tuple(xs[name].size(0) for name in types),
+        "ends": tuple((types.index(key[0]), types.index(key[-1])) for key in layers),
+        "loops": tuple(part.loops for part in parts.values()),
+        "attends": isinstance(one.options, Attention),
+    }
+    if is_captured(graphs[0]) and not MEMO.remembers(_stack, *graphs, **how):
         return original(self, xs, edges)  # stacking waits for the device
     try:
         relations: Relations | AttentionRelations = MEMO(_stack, *graphs, **how)
@@ -89,11 +88,6 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     formula, seconds = f"{formula_of(one)}, {len(layers)} relations", time.perf_counter() - start
     record(type(self).__name__, formula, "+".join(names), "", seconds)
     return out
-
-
-def _is_captured(graph: Tensor) -> bool:
-    """Whether calls on a graph now become part of a CUDA graph."""
-    return graph.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _joined(out: dict[str, Tensor]) -> Tensor:

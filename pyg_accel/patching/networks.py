@@ -6,7 +6,6 @@ row (:mod:`pyg_accel.patching.rules.rowwise`). A reduction over the targets runs
 of a block, reduces, and drops what they made; see :mod:`pyg_accel.ops.blocked`.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from torch import Tensor
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, operands_of
 from pyg_accel.ops.blocked import at_once, in_blocks
-from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole
+from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side, rules
@@ -214,15 +213,9 @@ def _decline_narrow_ends(trace: "Trace", shape: torch.Size, dtype: torch.dtype) 
     numbers = [plain_shape(t)[1:].numel() for t, _ in trace.gathered]
     if max(numbers, default=0) > _NARROW:
         return
-    if _FACTOR * shape.numel() * dtype.itemsize < _free_bytes(trace.device):
+    if _FACTOR * shape.numel() * dtype.itemsize < free_bytes(trace.device):
         raise Unrecognised("a network on a few numbers of the nodes, without gradients",
                            permanent=False)  # fmt: skip
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _run(

@@ -119,12 +119,12 @@ def test_the_graphs_of_a_capture_are_stacked_if_they_are_known(monkeypatch, repo
     expected = layer(x, edges)
     with pyg_accel.patched():
         settings.always = True
-        monkeypatch.setattr("pyg_accel.patching.hetero._is_captured", lambda graph: True)
+        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: True)
         layer(x, edges)
         assert not [row for row in report_of() if row.layer == "HeteroConv"]
-        monkeypatch.setattr("pyg_accel.patching.hetero._is_captured", lambda graph: False)
+        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: False)
         layer(x, edges)
-        monkeypatch.setattr("pyg_accel.patching.hetero._is_captured", lambda graph: True)
+        monkeypatch.setattr("pyg_accel.patching.hetero.is_captured", lambda graph: True)
         found = layer(x, edges)
     assert [row.calls for row in report_of() if row.layer == "HeteroConv"] == [2]
     for name, out in expected.items():

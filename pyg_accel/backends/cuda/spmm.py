@@ -1,12 +1,12 @@
 """Launches the Tensor-Core SpMM."""
 
-import torch
 from torch import Tensor
 
 from pyg_accel.backends.cuda import rest
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
 from pyg_accel.cache import TensorCache
 from pyg_accel.graph import CSR
+from pyg_accel.machine import is_captured
 from pyg_accel.native import cuda_library
 
 __all__ = ["aligned", "reordered", "run"]
@@ -65,7 +65,7 @@ def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
     tenth of a sum. A learned weight is a new tensor every time, and not kept. A CUDA graph reads
     the weights anew in every replay, whatever they are by then.
     """
-    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+    if is_captured(weight):
         return _taken(weight, order, eid)
     owners = (_owner(weight), order) if eid is None else (_owner(weight), order, eid)
     found = _values.find(owners, ())

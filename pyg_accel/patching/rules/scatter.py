@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.machine import is_captured
 from pyg_accel.patching.edge_tensors import name_of, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised
 from pyg_accel.patching.networks import leaf, node_of, reasons_against
@@ -83,7 +84,7 @@ def _scatter_reduce(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any
     lazy, out, reduce = given["src"], given["self"], _SCATTER_REDUCES.get(given.get("reduce", ""))
     if reduce is None or out.requires_grad:
         raise Declined
-    if out.is_cuda and torch.cuda.is_current_stream_capturing():
+    if is_captured(out):
         raise Declined  # to look at what is there is to wait for the device
     start = 1.0 if reduce == "prod" else 0.0  # what the kernels give to targets without edges
     if given.get("include_self", True) != (reduce == "prod") or not bool((out == start).all()):
