@@ -31,6 +31,8 @@ class RmatShape(NamedTuple):
 
 COMMUNITY_SHAPES = {
     "arxiv-like": CommunityShape(169_343, 2_332_486, 400, 0.7, 0.7),
+    "flickr-like": CommunityShape(89_250, 989_006, 7, 0.6, 0.7),
+    "yelp-like": CommunityShape(716_847, 13_954_820, 100, 0.7, 0.6),
     "amazon0505-like": CommunityShape(410_236, 4_878_874, 8_000, 0.8, 0.3),
     "molecules-like": CommunityShape(1_889_542, 3_946_402, 75_000, 1.0, 0.01),
     "proteins-like": CommunityShape(132_534, 79_122_504, 112, 0.6, 0.5),

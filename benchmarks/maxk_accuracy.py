@@ -1,6 +1,7 @@
 """Accuracy of MaxK with k = 32 of 256 against ReLU on five real data sets.
 
     python -m benchmarks.maxk_accuracy [--datasets NAME ...] [--models SAGE ...] [--k 32]
+    python -m benchmarks.maxk_accuracy --device cuda --jobs 8      # trainings at a time
 
 The networks and the training are those of `maxk_training`. Data are read from the folder that
 PYG_ACCEL_DATA names. A row is a training; it is written when that is over, and what
@@ -8,9 +9,13 @@ maxk_accuracy.csv has already is not trained again.
 """
 
 import argparse
+import functools
 import itertools
+import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +23,7 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import machine, results, tasks
+from benchmarks import association, results, tasks
 from benchmarks.datasets import load_task, load_twitch_fr
 from benchmarks.maxk_models import CONVS
 from benchmarks.maxk_training import HIDDEN, LAYERS, SEEDS, train
@@ -27,6 +32,7 @@ NAME = "maxk_accuracy"
 DATASETS = ("Cora", "CiteSeer", "twitch-fr", "facebook-pages", "cornell5")
 EPOCHS = 60
 KEY = ["dataset", "model", "k", "seed", "hidden", "epochs"]
+Case = tuple[str, str, int, int, int, int]  # in the order of KEY; k = 0 is ReLU
 
 
 def load(name: str, root: str) -> Data:
@@ -34,6 +40,29 @@ def load(name: str, root: str) -> Data:
     if name == "twitch-fr":
         return load_twitch_fr(root)
     return tasks.cornell5(root) if name == "cornell5" else load_task(name, root)
+
+
+@functools.lru_cache(maxsize=1)
+def _data(name: str, device: str) -> Data:
+    return load(name, os.environ["PYG_ACCEL_DATA"]).to(device)
+
+
+def accuracy_of(case: Case, device: str) -> dict[str, float]:
+    """The accuracies of one training."""
+    name, kind, k, seed, hidden, epochs = case
+    return train(_data(name, device), (kind, k or None), seed, hidden=hidden, epochs=epochs)
+
+
+@contextmanager
+def mapping(jobs: int) -> Iterator[Callable[..., Iterator[dict[str, float]]]]:
+    """`map`, in so many processes, under `patch()`."""
+    if jobs == 1:
+        with pyg_accel.patched():
+            yield map
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=pyg_accel.patch) as pool:
+        yield pool.map
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,10 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--out", type=Path, default=results.FOLDER)
     options = parser.parse_args(arguments)
-    root = os.environ.get("PYG_ACCEL_DATA")
-    if root is None:
+    if "PYG_ACCEL_DATA" not in os.environ:
         raise SystemExit("PYG_ACCEL_DATA does not name the folder of the data sets")
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / f"{NAME}.csv"
@@ -58,17 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (options.hidden,), (options.epochs,),
     )  # fmt: skip
     missing = [case for case in plan if case not in done]
-    facts = machine.facts() | {"layers": LAYERS}
-    data, loaded = Data(), ""
-    with pyg_accel.patched():
-        for case in (progress := tqdm(missing, unit="training")):
-            name, kind, k, seed, hidden, epochs = case
-            progress.set_postfix_str(f"{name}, {kind}, {f'k={k}' if k else 'ReLU'}")
-            if name != loaded:
-                data, loaded = load(name, root), name
-            found = train(data, (kind, k or None), seed, hidden=hidden, epochs=epochs)
-            rows.append(dict(zip(KEY, (name, kind, k or None, seed, hidden, epochs), strict=True))
-                        | found | facts)  # fmt: skip
+    facts = association.facts_of(options.device) | {"layers": LAYERS}
+    with mapping(options.jobs) as run:
+        found = run(functools.partial(accuracy_of, device=options.device), missing)
+        for case, right in zip(tqdm(missing, unit="training"), found, strict=True):
+            head = dict(zip(KEY, case, strict=True))
+            rows.append(head | {"k": case[2] or None} | right | facts)
             pd.DataFrame(rows).to_csv(file, index=False, float_format="%.5g")
     print(results.read(file).groupby(["dataset", "model", "k"], dropna=False, sort=False)
           ["accuracy"].agg(["mean", "std", "count"]).round(2).to_string())  # fmt: skip

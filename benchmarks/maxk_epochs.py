@@ -11,12 +11,15 @@ gets torch's CSR matrix, which is faster than an edge_index and runs where that 
 GCN's self-loops make it slower there, as in PyG. `ReLU, no edges` is the limit of Amdahl's law.
 
 Before anything is timed a MaxK layer is compared with PyG's on masked features, gradients included.
+A graph, model and shape is timed whole; run again, it goes on with those that the CSV lacks.
 """
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +30,25 @@ from torch.nn import Module
 from torch.nn.functional import cross_entropy
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.models import GCN, GIN, GraphSAGE
+from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import graphs, machine
+from benchmarks import association, gpu_machine, graphs, machine, results
 from benchmarks.datasets import load_cornell5
 from benchmarks.maxk_models import build
 from pyg_accel.layers import MaxK, MaxKSAGEConv
 
 NAME = "maxk_epochs"
 HIDDEN, LAYERS, CLASSES = 256, 3, 40
-FEATURES = {"arxiv-like": 128, "products-like": 100, "reddit-like": 602}
+FEATURES = {"products-like": 100, "reddit-like": 602, "flickr-like": 500, "yelp-like": 300,
+            "proteins-like": 8}  # fmt: skip
 STACKS = {"SAGE": GraphSAGE, "GCN": GCN, "GIN": GIN}
 ALLOWED = 1e-4  # of the largest element: fp32 sums in another order
 CPU_ROUNDS = 5
+KEY = ["graph", "model", "shape"]
+BASES = ("ReLU, torch CSR", "ReLU, patched", "ReLU, no edges")
+Steps = dict[str, Callable[[], Any]]
+Times = Iterator[tuple[str, dict[str, float]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,32 +58,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=STACKS, default=["SAGE"])
     parser.add_argument("--shapes", nargs="+", choices=("paper", "PyG"), default=["paper", "PyG"])
     parser.add_argument("--k", nargs="+", type=int, default=[16, 32, 64])
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    parser.add_argument("--seconds", type=float, default=1.0, help="per case, on a GPU")
+    parser.add_argument("--out", type=Path, default=results.FOLDER)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    facts, rows = _facts(options.device), []
-    for graph in options.graphs:
-        edge_index, nodes = _edges(graph, options.device)
-        check(edge_index, nodes, options.k[0])
-        for model in options.models:
-            for shape in options.shapes:
-                for row in measure(graph, edge_index, nodes, model, shape, options.k):
-                    rows.append({"graph": graph, "model": model, "shape": shape, **row, **facts})
-                    print("  ".join(f"{v:.5g}" if isinstance(v, float) else f"{v!s:<14}"
-                                    for v in list(rows[-1].values())[:8]), flush=True)  # fmt: skip
-                frame = pd.DataFrame(rows)
-                file = options.out / f"{NAME}_{options.device}.csv"
-                frame.to_csv(file, index=False, float_format="%.5g")
-        del edge_index
+    file = options.out / f"{NAME}_{options.device}.csv"
+    rows: list[dict[str, Any]] = results.read(file).to_dict("records") if file.exists() else []
+    done = {(*(row[key] for key in KEY), row["case"]) for row in rows}
+    facts, loaded = association.facts_of(options.device), ""
+    plan = [
+        key
+        for key in itertools.product(options.graphs, options.models, options.shapes)
+        if not {(*key, case) for case in (*BASES, *(f"MaxK {k}" for k in options.k))} <= done
+    ]
+    for key in (progress := tqdm(plan, unit="network")):
+        progress.set_postfix_str(", ".join(key))
+        graph, model, shape = key
+        if graph != loaded:
+            (edge_index, nodes), loaded = _edges(graph, options.device), graph
+            check(edge_index, nodes, options.k[0])
+        times = _times_cpu if options.device == "cpu" else partial(_times_cuda, options.seconds)
+        found = measure(graph, edge_index, nodes, model, shape, options.k, times)
+        rows = [row for row in rows if tuple(row[name] for name in KEY) != key]
+        rows += [dict(zip(KEY, key, strict=True)) | row | facts for row in found]
+        pd.DataFrame(rows).to_csv(file, index=False, float_format="%.5g")
     print(summary(pd.DataFrame(rows)).to_string(float_format="%.4g"))
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """A row per graph, model, shape and case, with its speed-ups."""
-    keys = ["graph", "model", "shape"]
-    table = frame.set_index([*keys, "case"])[["epoch_ms"]].copy()
-    for case in ("ReLU, torch CSR", "ReLU, patched"):
-        base = frame[frame["case"] == case].set_index(keys)["epoch_ms"]
+    table = frame.set_index([*KEY, "case"])[["epoch_ms"]].copy()
+    for case in BASES[:2]:
+        base = frame[frame["case"] == case].set_index(KEY)["epoch_ms"]
         table[f"over {case}"] = base / table["epoch_ms"]
     return table
 
@@ -100,24 +115,24 @@ def check(edge_index: Tensor, nodes: int, k: int) -> None:
 
 
 def measure(
-    graph: str, edge_index: Tensor, nodes: int, kind: str, shape: str, ks: Sequence[int]
-) -> Iterator[dict[str, Any]]:
+    graph: str, edge_index: Tensor, nodes: int, kind: str, shape: str, ks: Sequence[int],
+    times: Callable[[Steps], Times],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """A row a case."""
     device = edge_index.device
     x = torch.randn(nodes, FEATURES.get(graph.partition("@")[0], 128)).to(device)
     y = torch.randint(CLASSES, (nodes,)).to(device)
-    steps: dict[str, Callable[[], Any]] = {}
+    steps: Steps = {}
+    given = _matrix(edge_index, nodes), edge_index, edge_index[:, :0].contiguous()
     cases: dict[str, tuple[int | None, Any]] = {
-        "ReLU, torch CSR": (None, _matrix(edge_index, nodes)),
-        "ReLU, patched": (None, edge_index),
-        "ReLU, no edges": (None, edge_index[:, :0].contiguous()),
+        case: (None, edges) for case, edges in zip(BASES, given, strict=True)
     } | {f"MaxK {k}": (k, edge_index) for k in ks}
-    for name, (k, given) in cases.items():
+    for name, (k, edges) in cases.items():
         model = _model(kind, shape, x.size(1), k).to(device)
-        if name != "ReLU, torch CSR":
+        if name != BASES[0]:
             pyg_accel.patch(model)  # this one alone, so that cases can take turns
-        steps[name] = _step(model, x, y, given)
-    for name, took in (_times_cuda if device.type == "cuda" else _times_cpu)(steps):
+        steps[name] = _step(model, x, y, edges)
+    for name, took in times(steps):
         yield {"case": name, "k": cases[name][0], "N": nodes, "E": edge_index.size(1), **took}
     pyg_accel.unpatch()
 
@@ -141,18 +156,16 @@ def _step(model: Module, x: Tensor, y: Tensor, given: Any) -> Callable[[], Any]:
     return step
 
 
-def _times_cuda(steps: dict[str, Callable[[], Any]]) -> Iterator[tuple[str, dict[str, float]]]:
-    from benchmarks import gpu_machine
-
+def _times_cuda(seconds: float, steps: Steps) -> Times:
     for name, step in steps.items():
         step()
         torch.cuda.empty_cache()
         peak = gpu_machine.peak_memory(step)
-        took = gpu_machine.timed(step, budget=1.0)
+        took = gpu_machine.timed(step, budget=seconds)
         yield name, {"epoch_ms": took.median, "p20": took.p20, "p80": took.p80, "peak_mib": peak}
 
 
-def _times_cpu(steps: dict[str, Callable[[], Any]]) -> Iterator[tuple[str, dict[str, float]]]:
+def _times_cpu(steps: Steps) -> Times:
     took: dict[str, list[float]] = {name: [] for name in steps}
     for done in range(CPU_ROUNDS + 1):  # in turns, the first to warm up
         for name, step in steps.items():
@@ -179,14 +192,6 @@ def _matrix(edge_index: Tensor, nodes: int) -> Tensor:
     ones = torch.ones(edge_index.size(1), device=edge_index.device)
     adj = torch.sparse_coo_tensor(edge_index.flip(0), ones, (nodes, nodes))
     return adj.coalesce().to_sparse_csr()
-
-
-def _facts(device: str) -> dict[str, Any]:
-    if device == "cpu":
-        return machine.facts()
-    from benchmarks import gpu_machine
-
-    return gpu_machine.facts()
 
 
 if __name__ == "__main__":

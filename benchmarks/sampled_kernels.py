@@ -21,18 +21,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks import gpu_machine, graphs, machine, results
+from benchmarks import gpu_machine, machine, results, shares
 from pyg_accel import Graph, ops, sampling_rates
 from pyg_accel.backends.sampling import STRATEGIES, Sample, Sampling, edge_factors, take
 
 NAME = "sampled_kernels"
 GRAPHS = {
-    "cuda": ("reddit-like", "proteins-like", "products-like", "arxiv-like"),
+    "cuda": ("reddit-like", "proteins-like", "products-like", "arxiv-like", "pubmed-like"),
     "cpu": ("reddit-like@0.05", "rmat-20k", "rmat-169k"),
 }
 QUICK_GRAPHS = {"cuda": ("reddit-like@0.1",), "cpu": ("rmat-2.7k",)}
 FEATURES = 128
-WIDTHS = {"cuda": (16, 32, 64, 128, 256), "cpu": (16, 64, 256)}
+WIDTHS = {"cuda": (16, 32, 64, 128, 256, 512), "cpu": (16, 64, 256)}
 TARGETS = {16: 25.0, 32: 15.0, 64: 9.0}  # times cuSPARSE on reddit-like
 TUNED_WIDTHS = (16, 64)
 PEERS = {"sampled_spmm": "spmm, sampled before",
@@ -45,9 +45,9 @@ class Inputs:
     """A graph and features on a device."""
 
     def __init__(self, name: str, device: str) -> None:
-        rowptr, col = graphs.load(name, device=device)
-        self.name, self.nodes = name, rowptr.numel() - 1
-        self.graph = Graph.from_csr(rowptr.int(), col.int(), num_cols=self.nodes)
+        edge_index, self.nodes = shares.load(name, device)
+        self.name, size = name, (self.nodes, self.nodes)
+        self.graph = Graph.from_edge_index(edge_index.int(), size)
         generator = torch.Generator(device).manual_seed(0)
         self.x = torch.randn(self.nodes, FEATURES, device=device, generator=generator)
         self.rows = torch.randint(
@@ -85,8 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a small graph")
     parser.add_argument("--tune", action="store_true", help="try launch parameters instead")
     parser.add_argument("--only", default="", help="graphs whose name starts like this")
+    parser.add_argument("--widths", nargs="+", type=int, help="edges a node, at most")
     parser.add_argument("--out", type=Path, help="folder of the CSV")
     options = parser.parse_args(arguments)
+    widths = options.widths or WIDTHS[options.device]
     names = (QUICK_GRAPHS if options.quick else GRAPHS)[options.device]
     names = tuple(name for name in names if name.startswith(options.only))
     folder = options.out or Path(__file__).with_name("results")
@@ -95,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for name in (progress := tqdm(names, unit="graph")):
         progress.set_description(name)
-        measured = tune if options.tune else measure
-        for row in measured(Inputs(name, options.device)):
+        inputs = Inputs(name, options.device)
+        for row in tune(inputs) if options.tune else measure(inputs, widths):
             rows.append({**row, **facts})
             progress.write(line(row))
         suffix = ("_cuda" if options.device == "cuda" else "") + ("_tune" if options.tune else "")
@@ -108,11 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def with_others(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Rows that were measured, after those of graphs in the file that were not."""
+    """Rows that were measured, after those of the file whose graph and width were not."""
     if not path.exists():
         return frame
-    before = results.read(path)
-    return pd.concat([before[~before["graph"].isin(frame["graph"])], frame], ignore_index=True)
+    before, key = results.read(path).set_index(["graph", "width"]), ["graph", "width"]
+    kept = before[~before.index.isin(frame.set_index(key).index)].reset_index()
+    return pd.concat([kept[frame.columns], frame], ignore_index=True)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -133,7 +136,7 @@ def time_of(call: Callable[[], Any], device: str) -> dict[str, float]:
     }  # fmt: skip
 
 
-def measure(inputs: Inputs) -> Iterator[dict[str, Any]]:
+def measure(inputs: Inputs, widths: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Rows of one graph."""
     graph, x, device = inputs.graph, inputs.x, inputs.x.device.type
     facts = {"graph": inputs.name, "N": inputs.nodes, "E": graph.num_edges, "F": FEATURES}
@@ -146,8 +149,8 @@ def measure(inputs: Inputs) -> Iterator[dict[str, Any]]:
         check(inputs.error(call(), graph, x), backend)
         yield {**whole, "backend": backend, **time_of(call, device)}
 
-    rates = sampling_rates(graph, WIDTHS[device])
-    for strategy, width in itertools.product(STRATEGIES, WIDTHS[device]):
+    rates = sampling_rates(graph, widths)
+    for strategy, width in itertools.product(STRATEGIES, widths):
         case = {**facts, "strategy": strategy, "width": width, "rate": rates[width]}
         for row in one_case(inputs, strategy, width):
             yield {**case, **row}
