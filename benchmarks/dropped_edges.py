@@ -47,8 +47,8 @@ def load(name: str, device: str) -> Data:
     elif name in REAL:
         data = load_task(name, os.environ.get("PYG_ACCEL_DATA"))
     else:
-        csr = graphs.load(name)
-        x = torch.randn(csr[0].numel() - 1, FEATURES)
+        csr = graphs.load(name, device=device)
+        x = torch.randn(csr[0].numel() - 1, FEATURES, device=device)
         data = Data(x=x, edge_index=graphs.edge_list(csr))
     return data.to(device)
 

@@ -51,7 +51,7 @@ class Net(torch.nn.Module):
 def train(conv: type[torch.nn.Module], data: Data, *, epochs: int, seed: int) -> Net:
     """A model that has learned on the training nodes, over all edges."""
     torch.manual_seed(seed)
-    model = Net(conv, data.x.size(1), int(data.y.max()) + 1)
+    model = Net(conv, data.x.size(1), int(data.y.max()) + 1).to(data.x.device)
     optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
     mask = data.train_mask
     with pyg_accel.patched(model):
