@@ -17,6 +17,7 @@ from pyg_accel.patching.overrides import is_hooked
 from pyg_accel.patching.readable import METHODS, Reads, read_class
 from pyg_accel.patching.reasons import has_hooks, is_watched
 from pyg_accel.patching.reductions import is_simple, reduces_of
+from pyg_accel.patching.sampling import in_force
 
 __all__ = ["Key", "kind_of_call", "reads_of", "tensors_of"]
 
@@ -61,7 +62,7 @@ def kind_of_call(
         original, module.training, aggregation, module.flow, module.node_dim,
         edge_index.dtype, edge_index.size(0), edge_index.size(1) > 0, device,
         torch.is_grad_enabled(), _autocast(device.type), cls.message,
-        cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(),
+        cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(), in_force(),
     ]  # fmt: skip
     key += [names.get(name) for names, name in reads.globals]
     for name in reads.attributes:

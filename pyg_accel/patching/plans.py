@@ -3,7 +3,7 @@
 The first call of a kind is traced. If all that it did is one reduction of a formula, one softmax,
 or one softmax and the sum that it weighs, over tensors that the call was given, and nothing else
 can change that (:mod:`.readable`), the formulas are kept with the places of their operands, and the
-next call of the kind goes straight to the kernel.
+next call of the kind goes straight to the kernel, that of a sample of edges where one is asked for.
 
 A kind of call (:mod:`.kinds`) is everything that a trace looks at: what is known of each argument
 beside its numbers, modes of torch, and the attributes that the layer's methods read.
@@ -20,12 +20,14 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel import ops
 from pyg_accel.cache import Bounded
-from pyg_accel.formula import Formula
+from pyg_accel.formula import Formula, parse
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.patching.attention import Source, Weights, Where, attend
+from pyg_accel.patching.edge_tensors import materialize
 from pyg_accel.patching.kinds import Key
 from pyg_accel.patching.reductions import combine
+from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.steps import Step
 
 __all__ = [
@@ -189,7 +191,14 @@ class Plan:
             if origin.repeated:
                 operands[place] = operands[place].expand(where.num_rows, *operands[place].shape[1:])
         assert isinstance(self.formula, str)
-        out = ops.gspmm(graph, self.formula, operands, reduce=self.reduce, edge_order=True)
+        out: Any
+        if in_force() is None:
+            out = ops.gspmm(graph, self.formula, operands, reduce=self.reduce, edge_order=True)
+        else:
+            reduces = (self.reduce,) if isinstance(self.reduce, str) else self.reduce
+            operands = [materialize(t) for t in operands]
+            out, _ = aggregate(graph, parse(self.formula), operands, reduces)
+            out = out[0] if isinstance(self.reduce, str) else out
         if not isinstance(self.reduce, str):
             got = dict(zip(self.reduce, out, strict=True))
             out = combine(module.aggr_module, got, lambda: graph.degree, 0)

@@ -126,7 +126,7 @@ def call(
         return out
     refuse_training(self)
     given, plain = _Call(original, self, edge_index, args, kwargs), None
-    if not args and in_force() is None and (found is None or not found.reason):
+    if not args and (found is None or not found.reason):
         plain = kind_of_call(original, self, edge_index, kwargs)
         out = _planned(given, plain)
         if out is not None:
@@ -203,7 +203,8 @@ def _planned(call: _Call, kind: Key | None) -> Any:
     if plan is None or data_reasons(edge_index) or transform_reasons():
         return None
     start = time.perf_counter()
-    state = random_state(edge_index.device, self) if settings.verify else None
+    verified = settings.verify and in_force() is None  # a sample is not what PyG computes
+    state = random_state(edge_index.device, self) if verified else None
     with record_choices() as names:
         out = plan.run(self, edge_index, call.kwargs)
     if out is None:

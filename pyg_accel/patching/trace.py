@@ -297,7 +297,7 @@ class Trace(Watch):
         self.done = None
         if lazy.later is not IDENTITY or lazy.edge_dim:
             return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
-        if paired is None and not note:
+        if paired is None:
             self.done = Done(formula, self._given_places(numbers), reduces[0], outs[0])
         return outs
 

@@ -1,5 +1,6 @@
 """Calls that are made again without a trace: what they depend on is changed between them."""
 
+import contextlib
 import copy
 import gc
 import importlib
@@ -1589,3 +1590,40 @@ def test_plans_of_a_layer_are_limited() -> None:
             layer.scale = k + 0.5
             layer(X, EDGES)
         assert 0 < len(plans._known[layer]) <= plans._MOST
+
+
+def sampled_call(layer: torch.nn.Module, given: tuple[Any, ...], **how: Any) -> Tensor:
+    torch.manual_seed(5)
+    with torch.no_grad(), pyg_accel.sampled(**how) if how else contextlib.nullcontext():
+        out: Tensor = layer(X, EDGES, *given)
+    return out
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_samples_of_edges(name: str, monkeypatch: pytest.MonkeyPatch, report_of: Any) -> None:
+    """Calls with a plan compute what traced ones do, with each sample of its own."""
+    make, given = LAYERS[name]
+    layer = make().eval()
+    ways: list[dict[str, Any]] = [
+        {"width": 2}, {"width": 2, "rescale": "gcn"}, {"width": 3, "strategy": "bucket"},
+        {"width": 2, "strategy": "random"}, {"width": E}, {},
+    ]  # fmt: skip
+    with pyg_accel.patched():
+        expected = []
+        for how in ways:
+            plans.forget()
+            expected.append(sampled_call(layer, given, **how))
+        told = {(row.formula, row.backend) for row in report_of()}
+        pyg_accel.reset_report()
+        plans.forget()
+        with counted(monkeypatch) as seen:
+            for _ in range(2):
+                for how, out in zip(ways, expected, strict=True):
+                    found = sampled_call(layer, given, **how)
+                    torch.testing.assert_close(found, out, rtol=0, atol=0)
+    assert {(row.formula, row.backend) for row in report_of()} == told
+    sampled = any("over 2 edges" in formula for formula, _ in told)
+    assert sampled or name not in ("sage", "gcn", "graph", "gat", "tag")
+    assert sampled == any(not torch.equal(expected[-1], out) for out in expected[:-2])
+    if not name.startswith("transformer"):  # a softmax and a sum over a sample are two formulas
+        assert "trace" not in seen[len(seen) // 2 :]

@@ -26,6 +26,7 @@ from pyg_accel.graph import CSR
 __all__ = ["dot", "spmm", "sspmm"]
 
 GATHERS = 4  # features that a thread has in flight
+MOST_PUSHED = 1 / 4  # of the columns: more additions take longer than whole rows (H200)
 SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
 
 
@@ -37,8 +38,8 @@ def spmm(
 
 
 def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
-    """Gather whole rows, or push to the stored columns where atomic additions are allowed."""
-    if atomics_allowed():
+    """Gather whole rows, or push to few stored columns where atomic additions are allowed."""
+    if atomics_allowed() and indices.size(1) <= x.size(1) * MOST_PUSHED:
         return _push(csr, x, indices, weight)
     return weighted_sum(gspmm.run, transposed, x, weight, "sum").gather(1, indices.long())
 
