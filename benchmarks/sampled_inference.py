@@ -6,8 +6,8 @@ GCN and GraphSAGE of two layers. cornell5 and facebook-pages are real (PYG_ACCEL
 folder): there the models have learned over all edges, and the accuracy of the test nodes stands
 beside each time. The other graphs have Reddit's and ogbn-proteins' sizes, or a share of them, and
 nothing to learn. Widths take turns. A row of results/sampled_inference_DEVICE.csv is a width, 0 for
-all edges under `patch()` and, where `case` says so, for stock PyG; parts are those of
-:mod:`benchmarks.shares`. Run again, it goes on.
+all edges under `patch()` and, where `case` says so, for stock PyG, unless it runs out of memory;
+parts are those of :mod:`benchmarks.shares`. Run again, it goes on.
 """
 
 import copy
@@ -77,6 +77,10 @@ def measure(model: torch.nn.Module, data: Data, widths: Sequence[int]) -> Iterat
 
     with pyg_accel.patched(model):
         runs = {width: partial(inference, width) for width in (STOCK, 0, *widths)}
+        try:
+            inference(STOCK)
+        except torch.OutOfMemoryError:  # one tensor of it is larger than a GPU's memory
+            del runs[STOCK]
         times = laps(runs, device)
         for width, run in runs.items():
             right = nan
