@@ -11,7 +11,7 @@ import torch
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
-from pyg_accel.formula import Binary, Const, Operand, Sum, Unary, parse
+from pyg_accel.formula import Binary, Const, Operand, Sum, Unary, operands_of, parse
 from pyg_accel.machine import Gpu
 
 BACKEND = get_backend("triton")
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 if not REASONS:
     from pyg_accel.backends import schedule
-    from pyg_accel.backends.triton import launch, plan
+    from pyg_accel.backends.triton import gspmm, launch, padding, plan, sampled
     from pyg_accel.backends.triton.expression import keeps_zero, per_target
     from pyg_accel.backends.triton.launch import Tile, choose_tile
 
@@ -291,3 +291,77 @@ def test_narrow_rows_are_taken_in_any_order(heads, rows):
     x = torch.randn(max(rows, 1), 2 * heads, 1)[:, :heads]  # rows apart from one another
     order = torch.randint(max(rows, 1), (rows,), dtype=torch.int32)
     torch.testing.assert_close(gather.run(x, order), x[order.long()], rtol=0, atol=0)
+
+
+@pytest.fixture
+def copies(monkeypatch) -> list[tuple[int, ...]]:
+    """Shapes of the features that are padded; graphs of any size are worth it."""
+    made = []
+
+    def padded(t: torch.Tensor) -> torch.Tensor:
+        made.append(tuple(t.shape))
+        return padding.padded(t)
+
+    monkeypatch.setattr(padding, "LEAST", 0)
+    monkeypatch.setattr(padding, "ENTRIES_A_ROW", 0)
+    for module in (gspmm, sampled):
+        monkeypatch.setattr(module, "padded", padded)
+    return made
+
+
+@pytest.mark.parametrize(  # in half precision several are the largest, and each may win
+    ("reduce", "dtype"),
+    [("sum", torch.float32), ("max", torch.float32), ("sum", torch.bfloat16)],
+)
+@pytest.mark.parametrize(("heads", "width"), [(1, 41), (2, 19), (1, 18)])
+@pytest.mark.parametrize("text", ["u0", "mul(u0,e1)", "relu(add(u0,v1))", "div(v0,u1)"])
+def test_rows_that_fill_no_loads_are_copied_to_rows_that_do(
+    text, reduce, heads, width, dtype, copies
+):
+    graph = make_graph((0, 3, 40, 1, 7), num_cols=5)
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"u": (5, heads, width), "v": (5, heads, width), "e": (graph.num_edges, heads, 1)}
+    values = [torch.randn(shapes[o.side], generator=generator).to(dtype)
+              for o in sorted(operands_of(parse(text)), key=lambda o: o.index)]  # fmt: skip
+    found = []
+    for backend in ("triton", "reference"):
+        operands = [t.clone().requires_grad_() for t in values]
+        with use_backend(backend):
+            out = ops.gspmm(graph, text, operands, reduce=reduce)
+            out.square().sum().backward()
+        found.append([out.detach(), *(t.grad for t in operands if t.grad is not None)])
+        assert out.is_contiguous()
+    assert copies
+    near = 2e-5 if dtype is torch.float32 else 4e-2
+    for ours, right in zip(*found, strict=True):
+        torch.testing.assert_close(ours, right, rtol=near, atol=near * float(right.abs().max()))
+
+
+def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatch):
+    def made(x: torch.Tensor, text: str = "u0", reduce: str = "sum") -> int:
+        copies.clear()
+        graph = make_graph((4, 40), num_cols=x.size(0))
+        with use_backend("triton"):
+            ops.gspmm(graph, text, [x], reduce=reduce)
+        return len(copies)
+
+    assert made(torch.randn(5, 41)) > 0
+    assert made(torch.randn(5, 41)[:, :40]) > 0  # rows begin anywhere
+    assert made(torch.randn(5, 40)) == 0
+    assert made(torch.randn(5, 7)) == 0  # a row is one sector of the memory
+    assert made(torch.randn(44, 41), "e0") == 0
+    assert made(torch.randn(5, 41), reduce="none") == 0
+    monkeypatch.setattr(padding, "ENTRIES_A_ROW", 20)
+    assert made(torch.randn(5, 43)) == 0
+
+
+@pytest.mark.parametrize("width", [3, 64])
+def test_sums_of_samples_are_taken_of_copied_rows(width, copies):
+    graph = make_graph((0, 3, 40, 1, 7))
+    x, weight = torch.randn(13, 41), torch.rand(graph.num_edges)
+    found = []
+    for backend in ("triton", "reference"):
+        with use_backend(backend):
+            found.append(ops.sampled_spmm(graph, x, weight, width=width))
+    torch.testing.assert_close(*found)
+    assert copies == [(13, 1, 41)]

@@ -8,6 +8,7 @@ from torch import Tensor
 from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.triton import gather
 from pyg_accel.backends.triton.kernel_set import Tasks
+from pyg_accel.backends.triton.padding import padded, rows_to_pad
 from pyg_accel.backends.triton.plan import (
     Plan,
     accumulate_dtype,
@@ -45,6 +46,9 @@ def bind(
     """Return what launches calls like this one."""
     if has_sum(formula):
         return lambda csr, operands: run(csr, formula, operands, reduces, want_arg=want_arg)
+    wide = rows_to_pad(formula, operands, reduces, csr.col.numel(), csr.num_rows)
+    if wide:
+        return _bind_padded(csr, formula, operands, reduces, wide, want_arg=want_arg)
     dtype = next(t.dtype for t in operands if t.is_floating_point())
     extremes = sum(r in ("max", "min") for r in reduces) if want_arg else 0
     by_column = want_arg and winners_are_columns(formula, reduces)
@@ -68,6 +72,22 @@ def bind(
         return outs + args
 
     return reduce
+
+
+def _bind_padded(
+    csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], wide: list[int], *,
+    want_arg: bool,
+) -> Callable[[CSR, list[Tensor]], list[Tensor]]:  # fmt: skip
+    """Return what makes the call on padded features, and returns its own columns."""
+    width = operands[wide[0]].size(2)
+
+    def filled(operands: list[Tensor]) -> list[Tensor]:
+        return [padded(t) if i in wide else t for i, t in enumerate(operands)]
+
+    go = bind(csr, formula, filled(operands), reduces, want_arg=want_arg)
+    return lambda csr, operands: [
+        out[..., :width].contiguous() for out in go(csr, filled(operands))
+    ]
 
 
 def _without_sums(

@@ -11,6 +11,7 @@ from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.sampling import Sampling, primes
 from pyg_accel.backends.triton.kernels.sampled import choose_kernel, sum_kernel
 from pyg_accel.backends.triton.launcher import launch, type_of
+from pyg_accel.backends.triton.padding import padded, pays
 from pyg_accel.backends.triton.plan import device_facts
 from pyg_accel.graph import CSR
 from pyg_accel.machine import Gpu
@@ -80,6 +81,9 @@ def run(
     """Lay the columns of the sampled entries side by side, then add their rows up."""
     rows, entries = csr.num_rows, csr.col.numel()
     _, heads, features = x.shape
+    if scale is None and pays(x, min(rows * sampling.width, entries), rows):
+        out = run(csr, padded(x), None, weight, sampling, seed, tile)
+        return out[..., :features].contiguous()
     out = torch.empty(rows, heads, features, device=x.device,
                       dtype=x.dtype if scale is None else scale.dtype)  # fmt: skip
     if out.numel() == 0 or entries == 0:
