@@ -122,8 +122,8 @@ def further() -> list[str]:
                  "patched", "rewritten"), "`patch()`")  # fmt: skip
     guide = "[MaxK](how-to/train_with_maxk.md), k = 32 of 256"
     add("a model that you can train anew, many edges a node", guide, "reddit-like, GPU",
-        cell(MAXK, "epoch_ms", {"shape": "paper"}, "case", "ReLU, patched", "MaxK 32"),
-        "`patch()` with ReLU")  # fmt: skip
+        cell(MAXK, "epoch_ms", {"graph": "reddit-like", "model": "SAGE", "shape": "paper"}, "case",
+             "ReLU, patched", "MaxK 32"), "`patch()` with ReLU")  # fmt: skip
     add("the same on a CPU", guide, "cornell5, CPU",
         cell(("maxk_epochs_cpu", "maxk-on-a-cpu"), "epoch_ms", {"shape": "paper"}, "case",
              "ReLU, patched", "MaxK 32"), "`patch()` with ReLU")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Accuracy of MaxK with k = 32 of 256 against ReLU on five real data sets.
+"""Accuracy of MaxK, k of 256, against ReLU on five real data sets.
 
     python -m benchmarks.maxk_accuracy [--datasets NAME ...] [--models SAGE ...] [--k 32]
     python -m benchmarks.maxk_accuracy --device cuda --jobs 8      # trainings at a time

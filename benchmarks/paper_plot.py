@@ -3,10 +3,12 @@
 python -m benchmarks.paper_plot
 """
 
+import itertools
 from collections.abc import Callable
 
 import matplotlib
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import results
@@ -133,22 +135,55 @@ def draw_convergence(frame: pd.DataFrame) -> Figure:
 
 def draw_accuracy(frame: pd.DataFrame) -> Figure:
     """MaxK-GNN, figure 9: accuracy by k, mean and deviation of the seeds; ReLU is the band."""
-    several = frame.groupby("dataset")["k"].transform("nunique") > 1
-    groups = list(frame[several].groupby(["dataset", "model"], sort=False))
-    figure, axes = plt.subplots(1, len(groups), squeeze=False, figsize=(4 * len(groups), 3.2))
-    for axis, (key, group) in zip(axes[0], groups, strict=True):
+    figure, panels = _grid(frame, "dataset")
+    for axis, group in panels:
         found = group.groupby("k")["accuracy"].agg(["mean", "std"])
         axis.errorbar(found.index, found["mean"], found["std"], marker="o", markersize=3,
                       color=WON, label="MaxK")  # fmt: skip
         relu = group.loc[group["k"].isna(), "accuracy"]
         axis.axhline(relu.mean(), color=STOCK, label="ReLU")
         axis.axhspan(relu.mean() - relu.std(), relu.mean() + relu.std(), color=STOCK, alpha=0.2)
-        axis.set_xscale("log", base=2)
-        axis.set(title=", ".join(key), xlabel="k of 256", ylabel="accuracy, test, %")
-        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set(xlabel="k of 256", ylabel="accuracy, test, %")
         axis.legend(fontsize="small", loc="lower right")
     figure.tight_layout()
     return figure
+
+
+def draw_speed(frame: pd.DataFrame) -> Figure:
+    """MaxK-GNN, figure 9: epochs over ReLU on cuSPARSE by k; the lines are ours and the limit."""
+    figure, panels = _grid(frame[frame["shape"] == "paper"], "graph")
+    for axis, group in panels:
+        times = group.set_index("case")["epoch_ms"]
+        stock = times["ReLU, torch CSR"]
+        maxk = group[group["k"].notna()]
+        axis.plot(maxk["k"], stock / maxk["epoch_ms"], marker="o", markersize=3, color=WON,
+                  label="MaxK")  # fmt: skip
+        for case, style in (("ReLU, no edges", "--"), ("ReLU, patched", "-")):
+            axis.axhline(stock / times[case], linestyle=style, color=BLUE, label=case)
+        axis.axhline(1, color=STOCK, label="ReLU, torch CSR")
+        axis.set(xlabel="k of 256", ylabel="times faster")
+    figure.axes[0].legend(fontsize="x-small")
+    figure.tight_layout()
+    return figure
+
+
+def _grid(frame: pd.DataFrame, rows: str) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """A line of panels a data set or graph, a panel a model, over k in powers of 2."""
+    lines, models = frame[rows].unique(), frame["model"].unique()
+    size = (4 * len(models), 3 * len(lines))
+    figure, axes = plt.subplots(len(lines), len(models), squeeze=False, figsize=size)
+    panels = []
+    for line, model in itertools.product(lines, models):
+        axis = axes[list(lines).index(line)][list(models).index(model)]
+        group = frame[(frame[rows] == line) & (frame["model"] == model)]
+        if group["k"].nunique() < 2:
+            axis.axis("off")
+            continue
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_title(f"{line}, {model}")
+        panels.append((axis, group))
+    return figure, panels
 
 
 FIGURES: dict[str, Callable[[pd.DataFrame], Figure]] = {
@@ -158,6 +193,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Figure]] = {
     "dropped_edges": draw_dropped,
     "maxk_convergence": draw_convergence,
     "maxk_accuracy": draw_accuracy,
+    "maxk_epochs_cuda": draw_speed,
 }
 
 

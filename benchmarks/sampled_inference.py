@@ -112,7 +112,8 @@ def table(frame: pd.DataFrame) -> list[str]:
             edges = f"width {row['width']}" if row["width"] else EDGES[row["case"]]
             shown = [graph, model, edges, f"{row['kept']:.1%}", f"{row['ms']:.4g}",
                      f"{row['ms'] / whole:.0%}",
-                     *(f"{row[part] / total:.0%}" for part in PARTS), right]  # fmt: skip
+                     *(NONE if pd.isna(total) else f"{row[part] / total:.0%}" for part in PARTS),
+                     right]  # fmt: skip
             lines.append(f"| {' | '.join(shown)} |")
     return lines
 

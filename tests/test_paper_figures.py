@@ -263,5 +263,19 @@ def test_one_mean_and_deviation_a_k_is_drawn():
         for name, ks in {"Cora": (None, 2, 4), "CiteSeer": (None, 2)}.items()
         for k in ks for seed in range(2)
     ])  # fmt: skip
-    (axis,) = paper_plot.draw_accuracy(frame).axes
+    (axis,) = (axis for axis in paper_plot.draw_accuracy(frame).axes if axis.axison)
     assert axis.get_title() == "Cora, SAGE"
+
+
+def test_speed_by_k_is_over_relu_on_torchs_matrix():
+    times = {"ReLU, torch CSR": 8.0, "ReLU, patched": 4.0, "ReLU, no edges": 1.0, "MaxK 2": 2.0,
+             "MaxK 4": 4.0}  # fmt: skip
+    frame = pd.DataFrame([
+        {"graph": "g", "model": "SAGE", "shape": shape, "case": case, "epoch_ms": ms * factor,
+         "k": float(case.removeprefix("MaxK ")) if case.startswith("MaxK") else None}
+        for shape, factor in {"paper": 1, "PyG": 3}.items() for case, ms in times.items()
+    ])  # fmt: skip
+    (axis,) = paper_plot.draw_speed(frame).axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in axis.lines}
+    assert lines["MaxK"] == [4.0, 2.0]
+    assert lines["ReLU, no edges"] == [8.0, 8.0] and lines["ReLU, patched"] == [2.0, 2.0]

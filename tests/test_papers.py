@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch_geometric.data import Data
 
 pytest.importorskip("pandas", reason="the page is made by pandas, of the extra `bench`")
 pytest.importorskip("matplotlib", reason="the modules of benchmarks draw with it")
@@ -73,7 +74,9 @@ def test_every_row_has_a_state_and_what_it_asks_for(papers, rows):
 def options(module: str) -> set[str]:
     """The options that a module's parser knows, read from its source."""
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if any(ast.unparse(call.func) == "by_graph.options_of" for call in calls):
+        return options("benchmarks.by_graph")
     return {
         argument.value
         for call in calls
@@ -144,7 +147,7 @@ def test_trainings_that_a_file_has_are_not_repeated(papers, monkeypatch, tmp_pat
         return {"accuracy": 50.0 + seed, "validation": 50.0}
 
     monkeypatch.setattr(maxk_accuracy, "train", train)
-    monkeypatch.setattr(maxk_accuracy, "load", lambda name, root: None)
+    monkeypatch.setattr(maxk_accuracy, "load", lambda name, root: Data())
     monkeypatch.setenv("PYG_ACCEL_DATA", str(tmp_path))
     asked = ["--datasets", "Cora", "--seeds", "2", "--out", str(tmp_path)]
     with pytest.raises(KeyboardInterrupt):

@@ -230,3 +230,24 @@ def test_offsets_beyond_32_bits():
         back = ops.gspmm(graph, "e0", [messages], reduce="sum")
     right = x[graph.col[-degree:].long()]
     torch.testing.assert_close(back[-1].float(), right.float().sum(0), rtol=1e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize(("reduce", "dtype"), [("sum", torch.float32), ("max", torch.float32),
+                                              ("mean", torch.bfloat16)])  # fmt: skip
+def test_features_that_fill_no_loads_are_copied(reduce, dtype, monkeypatch):
+    from pyg_accel.backends.triton import gspmm, padding
+
+    copies = []
+    monkeypatch.setattr(gspmm, "padded", lambda t: copies.append(t) or padding.padded(t))
+    generator = torch.Generator("cuda").manual_seed(0)
+    edge_index = torch.randint(5000, (2, 1_000_000), device="cuda", generator=generator)
+    graph = Graph.from_edge_index(edge_index, (5000, 5000))
+    (x,) = make_operands(graph, "u", 41, dtype)
+    with use_backend("triton"):
+        found = ops.gspmm(graph, "u0", [x], reduce=reduce)
+    assert copies
+    right = torch.zeros(5000, 41, dtype=torch.float64, device="cuda")
+    target = edge_index[1].unsqueeze(1).expand(-1, 41)
+    right.scatter_reduce_(0, target, x.double()[edge_index[0]],
+                          {"max": "amax"}.get(reduce, reduce), include_self=False)  # fmt: skip
+    torch.testing.assert_close(found.double(), right, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
