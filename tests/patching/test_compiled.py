@@ -210,7 +210,7 @@ def test_small_graphs_are_left_to_pyg_with_the_reason(report_of):
         compiled = torch.compile(layer, backend="aot_eager")
         torch.testing.assert_close(compiled(x, edges), layer(x, edges))
     assert {row.reason for row in report_of()} == {
-        "small: fewer than 10000 edges",
+        "small: fewer than 7000 edges",
         "torch.compile: small: fewer than 80000 edges",
     }
 
@@ -370,7 +370,7 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
     else:
         assert any(row.formula for row in report_of())
     if name == "deep" and not whole:  # Dynamo gives some of its layers up, as those of stock PyG
-        assert reasons <= expected_reasons | {"small: fewer than 10000 edges"}
+        assert reasons <= expected_reasons | {"small: fewer than 7000 edges"}
     else:
         assert reasons == expected_reasons
 

@@ -169,7 +169,7 @@ def test_a_matrix_is_as_large_as_it_has_entries(make, report_of):
             adj_t = make(edge_index, size=(200, 200)).t()
             layer(x, adj_t.coalesce() if adj_t.layout == torch.sparse_coo else adj_t)
     by_reason: dict[str, Any] = {row.reason: row.formula for row in report_of()}
-    assert by_reason.pop("small: fewer than 10000 edges") == ""
+    assert by_reason.pop("small: fewer than 7000 edges") == ""
     assert by_reason.keys() == {""}
 
 
@@ -179,4 +179,4 @@ def test_a_wide_matrix_of_few_entries_is_small(report_of):
         adj_t = to_torch_csc_tensor(edge_index, size=(20_000, 20_000)).t()
         GraphConv(4, 4)(torch.randn(20_000, 4), adj_t)
     (row,) = report_of()
-    assert row.reason == "small: fewer than 10000 edges"
+    assert row.reason == "small: fewer than 7000 edges"

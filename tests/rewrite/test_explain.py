@@ -62,7 +62,7 @@ def test_a_plan_names_every_tree_with_its_time_and_its_verdict():
     fastest = min(t.seconds for t in conv.trees)
     assert conv.trees[0].seconds == pytest.approx(fastest, rel=0.03)
     assert edge.trees == ()
-    assert edge.reasons == ("small: fewer than 10000 edges",)
+    assert edge.reasons == ("small: fewer than 7000 edges",)
 
 
 def test_the_cost_model_is_not_asked_where_sizes_suffice():
@@ -85,7 +85,7 @@ def test_text(rich, monkeypatch):
     assert text.startswith("Net: 1 of 2 layers rewritten for training\n")
     assert "12 associations" in text
     assert "decided by cost, counting" in text
-    assert "left as it is: small: fewer than 10000 edges" in text
+    assert "left as it is: small: fewer than 7000 edges" in text
     assert "▶" in text
     assert found.layers[0].trees[0].backward
 
