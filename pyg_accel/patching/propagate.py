@@ -23,7 +23,13 @@ from pyg_accel.patching.edge_tensors import materialize, plain_shape
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side
+from pyg_accel.patching.lazy import (
+    LazyTensor,
+    Unrecognised,
+    first_operand,
+    is_single_side,
+    running,
+)
 from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.overrides import hook_reasons, template
 from pyg_accel.patching.reasons import (
@@ -347,8 +353,13 @@ def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
 
 def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
+
+    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
+        others = isinstance(value, LazyTensor) and value.tracer not in running.traces
+        return value if others else change(value)
+
     for name, value in list(vars(module).items()):
-        ordinary = value if name in OF_EVERY_MODULE else changed(value, change)
+        ordinary = value if name in OF_EVERY_MODULE else changed(value, change_own)
         if ordinary is not value:
             vars(module)[name] = ordinary
     return changed(out, change)
