@@ -19,7 +19,7 @@ from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import materialize, plain_shape
+from pyg_accel.patching.edge_tensors import EdgeTensor, materialize, plain_shape
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
@@ -252,7 +252,11 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
             raise Unrecognised(reason, permanent=False)
     trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
     with record_choices() as names, trace:
-        out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
+        try:
+            out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
+        except BaseException:  # a checkpoint ends a call that way when it has what it asked for
+            _finish(self, None, _nothing)
+            raise
     return out, trace, names
 
 
@@ -372,6 +376,11 @@ def _ordinary(value: Any) -> Any:
             return operand
         return value.tracer.compute(value)
     return value
+
+
+def _nothing(value: Any) -> Any:
+    """Drop an edge tensor, of a call that has no result."""
+    return None if isinstance(value, EdgeTensor) else value
 
 
 def _written(value: Any) -> Any:
