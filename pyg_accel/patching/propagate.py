@@ -251,12 +251,13 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
         for reason in hooked_inside(self):
             raise Unrecognised(reason, permanent=False)
     trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
+    out = None
     with record_choices() as names, trace:
         try:
             out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
-        except BaseException:  # a checkpoint ends a call that way when it has what it asked for
-            _finish(self, None, _nothing)
-            raise
+        finally:
+            if out is None:  # it raised, as a checkpoint does where it has all that it wants
+                _finish(self, None, _nothing)
     return out, trace, names
 
 
