@@ -166,11 +166,14 @@ class TensorCache(Generic[T]):
         trusting: keep values of inference tensors too, where a change in place goes unnoticed.
     """
 
+    # Owners may die inside any of the methods, those of other caches too, whichever thread collects
+    # garbage there: with a lock for each cache, two threads could wait for each other.
+    _lock = threading.RLock()
+
     def __init__(self, most: Callable[[], int] | None = None, *, trusting: bool = True) -> None:
         """Start empty."""
         self._most, self._trusting = most, trusting
         self._entries: OrderedDict[tuple[Hashable, ...], tuple[Snapshot, T]] = OrderedDict()
-        self._lock = threading.RLock()  # an owner may die inside any of the methods
 
     def get(self, owners: Sequence[Tensor], key: Hashable, make: Callable[[], T]) -> T:
         """Return the value that was kept; make it if there is none."""

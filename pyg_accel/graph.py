@@ -15,7 +15,7 @@ from pyg_accel.native import (
     cuda_unavailable_reasons,
 )
 
-__all__ = ["CSR", "Graph", "check_graph", "ptr2index"]
+__all__ = ["CSR", "Graph", "check_graph", "for_autograd", "ptr2index"]
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -47,8 +47,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def _for_autograd(make: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Make arrays that autograd may save, in inference mode too: training may use the graph."""
+def for_autograd(make: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make arrays that autograd may save, in inference mode too: training may use what is kept."""
 
     @functools.wraps(make)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -216,7 +216,7 @@ class Graph:
         return cls._from_coo(rows, cols, int(sizes[target] or 0), int(sizes[1 - target] or 0))
 
     @classmethod
-    @_for_autograd
+    @for_autograd
     def _from_coo(cls, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> "Graph":
         # 32-bit indices halve what the kernels read beside the features.
         narrow = _are_narrow(num_rows, num_cols, row)
@@ -276,7 +276,7 @@ class Graph:
         return self.rowptr.device
 
     @property
-    @_for_autograd
+    @for_autograd
     def degree(self) -> Tensor:
         """[num_rows], entries of each row."""
         if self._degree is None:
@@ -297,7 +297,7 @@ class Graph:
         eid = self.perm if edge_order else None
         return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted)
 
-    @_for_autograd
+    @for_autograd
     def transposed(self, *, edge_order: bool = False) -> CSR:
         """Return the arrays of the transposed graph, for edge operands in the order of this one."""
         if self._transposed is None:

@@ -1,6 +1,8 @@
 """What is kept of tensors: found while they live and stay as they are, and gone with them."""
 
+import contextlib
 import gc
+import threading
 import weakref
 
 import pytest
@@ -26,6 +28,31 @@ def test_a_snapshot_fits_the_same_unchanged_tensors():
     assert not seen.fits([a, b])
     with torch.inference_mode():
         assert version_of(torch.zeros(1)) == -1
+
+
+def test_caches_that_empty_each_other_do_not_wait_for_each_other():
+    first, second, both = TensorCache(), TensorCache(), threading.Barrier(2)
+
+    class Held:
+        """Goes while one cache is emptied, and with it what the other keeps."""
+
+        def __init__(self, other: TensorCache) -> None:
+            self.other = other
+
+        def __del__(self) -> None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # for the other thread to be as far
+            self.other.clear()
+
+    owner = torch.zeros(1)
+    first.put((owner,), "key", Held(second))
+    second.put((owner,), "key", Held(first))
+    threads = [threading.Thread(target=c.clear, daemon=True) for c in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_value_is_found_by_its_owners_and_key_only():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.facts import facts_of
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, for_autograd
 
 __all__ = [
     "Block", "blocks_of", "edges_of_a_block", "fits_whole", "free_bytes", "padded_degrees",
@@ -129,9 +129,14 @@ def blocks_of(graph: Graph, most: int, *, by_degree: bool = False) -> list[Block
     known = facts_of(graph.rowptr, graph.col, graph.num_cols).derived
     key = ("blocks", most, by_degree)
     if key not in known:
-        known[key] = list(_by_degree(graph, most) if by_degree else _in_order(graph, most))
+        known[key] = _cut(graph, most, by_degree=by_degree)
     blocks: list[Block] = known[key]
     return blocks
+
+
+@for_autograd
+def _cut(graph: Graph, most: int, *, by_degree: bool) -> list[Block]:
+    return list(_by_degree(graph, most) if by_degree else _in_order(graph, most))
 
 
 def whole_block(graph: Graph) -> Block:

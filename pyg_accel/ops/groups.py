@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.cache import owner_of
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, for_autograd
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.gspmm import gspmm
 
@@ -48,9 +48,11 @@ def groups_of_ptr(ptr: Tensor, num_rows: int) -> Graph:
         ValueError: if ptr does not ascend from 0 to N.
     """
 
+    @for_autograd
     def make() -> Graph:
-        return Graph.from_csr(ptr, torch.arange(num_rows, dtype=ptr.dtype, device=ptr.device),
-                              num_cols=num_rows)  # fmt: skip
+        rows = torch.arange(num_rows, dtype=ptr.dtype, device=ptr.device)
+        # An alias: what is remembered must not hold what it is found by.
+        return Graph.from_csr(ptr.detach(), rows, num_cols=num_rows)
 
     return GRAPHS.get((ptr,), ("groups that begin there", num_rows), make)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.cache import TensorCache, owner_of
-from pyg_accel.graph import Graph
+from pyg_accel.graph import Graph, for_autograd
 from pyg_accel.settings import settings
 
 __all__ = ["SLOTS", "Slots", "first_rows", "side_by_side", "slots_of", "taken_at"]
@@ -127,6 +127,7 @@ def slots_of(index: Tensor, num_groups: int | None, most: int | None) -> Slots |
     return slots
 
 
+@for_autograd
 def _make_slots(index: Tensor, num_groups: int | None, most: int | None) -> Slots | None:
     if not bool((index[:-1] <= index[1:]).all()) or (index.numel() and int(index[0]) < 0):
         return None

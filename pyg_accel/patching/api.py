@@ -1,5 +1,6 @@
 """``patch()`` and its undoing: which hooks go where, and what is switched on."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +44,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "sort": ordered.sort,
 }
 _ACCELERATED = (MessagePassing, torch.nn.Embedding)
+# Threads may enter and leave patched() at once: what is counted must agree with what is installed.
+_lock = threading.RLock()
 _handles: "list[PatchHandle]" = []
 _hook_handles: "list[OverrideHandle]" = []
 
@@ -67,12 +70,15 @@ class OverrideHandle:
 
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
         self.hooks = hooks
-        _hook_handles.append(self)
-        _install()
+        with _lock:
+            _hook_handles.append(self)
+            _install()
 
     def remove(self) -> None:
         """Take the hooks away; a second time does nothing."""
-        if self in _hook_handles:
+        with _lock:
+            if self not in _hook_handles:
+                return
             _hook_handles.remove(self)
             if _handles or _hook_handles:
                 _install()
@@ -91,33 +97,35 @@ class PatchHandle:
         self._everything = model is None
         self._removed = False
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
-        if not overrides.installed():
-            _install()
-        if self._everything:
-            reasons.switch(1)
-        for module in self._modules:
-            setattr(module, reasons.MARK, getattr(module, reasons.MARK, 0) + 1)
-        _handles.append(self)
+        with _lock:
+            if not overrides.installed():
+                _install()
+            if self._everything:
+                reasons.switch(1)
+            for module in self._modules:
+                setattr(module, reasons.MARK, getattr(module, reasons.MARK, 0) + 1)
+            _handles.append(self)
 
     def remove(self) -> None:
         """Undo the call that returned this handle; a second time does nothing."""
-        if self._removed:
-            return
-        self._removed = True
-        _handles.remove(self)
-        if self._everything:
-            reasons.switch(-1)
-        for module in self._modules:
-            count = getattr(module, reasons.MARK, 0) - 1
-            if count > 0:
-                setattr(module, reasons.MARK, count)
-            elif count == 0:
-                delattr(module, reasons.MARK)
-        layers.forget()
-        if not _handles:
-            if not _hook_handles:
-                overrides.uninstall()
-            propagate.forget()
+        with _lock:
+            if self._removed:
+                return
+            self._removed = True
+            _handles.remove(self)
+            if self._everything:
+                reasons.switch(-1)
+            for module in self._modules:
+                count = getattr(module, reasons.MARK, 0) - 1
+                if count > 0:
+                    setattr(module, reasons.MARK, count)
+                elif count == 0:
+                    delattr(module, reasons.MARK)
+            layers.forget()
+            if not _handles:
+                if not _hook_handles:
+                    overrides.uninstall()
+                propagate.forget()
 
     def __enter__(self) -> "PatchHandle":
         return self

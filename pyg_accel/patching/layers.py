@@ -104,9 +104,11 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
 def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
     """Return the result of a layer with copies of what it borrowed, and leave it copies."""
     own = vars(self)
-    for name, value in own.items():
+    for name, value in list(own.items()):  # another thread may run the layer and set its own
         if name not in _OF_EVERY_LAYER or name == "_buffers":
-            own[name] = copied(value, lent)
+            left = copied(value, lent)
+            if left is not value:
+                own[name] = left
     return out if MEMO.lent is not None else copied(out, lent)
 
 

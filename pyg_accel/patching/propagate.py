@@ -19,11 +19,17 @@ from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import materialize, plain_shape
+from pyg_accel.patching.edge_tensors import EdgeTensor, materialize, plain_shape
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side
+from pyg_accel.patching.lazy import (
+    LazyTensor,
+    Unrecognised,
+    first_operand,
+    is_single_side,
+    running,
+)
 from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.overrides import hook_reasons, template
 from pyg_accel.patching.reasons import (
@@ -246,8 +252,13 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
         for reason in hooked_inside(self):
             raise Unrecognised(reason, permanent=False)
     trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
+    out = None
     with record_choices() as names, trace:
-        out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
+        try:
+            out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
+        finally:
+            if out is None:  # it raised, as a checkpoint does where it has all that it wants
+                _finish(self, None, _nothing)
     return out, trace, names
 
 
@@ -348,8 +359,13 @@ def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
 
 def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
     """Nothing lazy may leave: not in the result and not in what the layer put aside."""
+
+    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
+        others = isinstance(value, LazyTensor) and value.tracer not in running.traces
+        return value if others else change(value)
+
     for name, value in list(vars(module).items()):
-        ordinary = value if name in OF_EVERY_MODULE else changed(value, change)
+        ordinary = value if name in OF_EVERY_MODULE else changed(value, change_own)
         if ordinary is not value:
             vars(module)[name] = ordinary
     return changed(out, change)
@@ -362,6 +378,11 @@ def _ordinary(value: Any) -> Any:
             return operand
         return value.tracer.compute(value)
     return value
+
+
+def _nothing(value: Any) -> Any:
+    """Drop an edge tensor, of a call that has no result."""
+    return None if isinstance(value, EdgeTensor) else value
 
 
 def _written(value: Any) -> Any:

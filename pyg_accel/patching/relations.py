@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import RGCNConv
+from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
@@ -25,15 +25,16 @@ from pyg_accel.patching.reasons import (
     new_graph_reasons,
     takes_part,
 )
+from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["MANY", "REDUCES", "forward", "weights_of"]
+__all__ = ["MANY", "forward", "reduce_of", "weights_of"]
 
 MANY = 8  # relations from which on the loop costs more than stacking a small graph
-REDUCES = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
+_REDUCES = frozenset({"sum", "mean", "max", "min"})
 _OWN = ("message", "aggregate", "update", "message_and_aggregate")
 
 
@@ -61,18 +62,30 @@ def forward(
         relations: Relations = MEMO(_stack, edge_index, edge_type, sizes, self.flow)
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, x, edge_index, edge_type)
+    reduce = str(reduce_of(self))
     with record_choices() as names:
-        out = relational_spmm(relations, source, weights_of(self), reduce=REDUCES[str(self.aggr)])
+        out = relational_spmm(relations, source, weights_of(self), reduce=reduce)
     if self.root is not None:
         out = out + target @ self.root
     if self.bias is not None:
         out = out + self.bias
     if state is not None:
         verify(original, self, x, (edge_index, edge_type), {}, out, state)
-    formula = f"{REDUCES[str(self.aggr)]}_j u0, {self.num_relations} relations"
+    formula = f"{reduce}_j u0, {self.num_relations} relations"
     seconds = time.perf_counter() - start
     record(type(self).__name__, formula, "+".join(names), "", seconds)
     return out
+
+
+def reduce_of(self: MessagePassing) -> str | None:
+    """Return how a layer reduces its messages; None if that is no sum, mean, maximum or minimum.
+
+    Its ``aggr_module`` does, whatever its ``aggr`` is: that may have been replaced.
+    """
+    if not is_simple(self.aggr_module):
+        return None
+    (reduce,) = reduces_of(self.aggr_module) or ("",)
+    return reduce if reduce in _REDUCES else None
 
 
 def _stack(
@@ -109,8 +122,8 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[st
             reasons.append("features of another type or device")
     if torch.promote_types(self.weight.dtype, torch.get_default_dtype()) != self.weight.dtype:
         reasons.append("relations are added up in another type than the layer's")
-    if not isinstance(self.aggr, str) or self.aggr not in REDUCES:
-        reasons.append(f"aggr={self.aggr!r}")
+    if reduce_of(self) is None:
+        reasons.append(f"aggr={self.aggr_module!r}")
     own = [name for name in _OWN if getattr(type(self), name) is not getattr(RGCNConv, name)]
     reasons += [f"a {name} of its own" for name in own]
     if is_watched(self):

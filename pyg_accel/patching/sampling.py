@@ -1,5 +1,6 @@
 """``sampled()``: sums and means of patched layers over a sample of each node's edges (ES-SpMM)."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,9 +22,29 @@ _in_force: ContextVar[Sampling | None] = ContextVar("pyg_accel_sampled", default
 
 
 class _State:
-    """What a compiled model depends on: Dynamo guards attributes, and cannot read a ContextVar."""
+    """What a compiled model depends on: Dynamo guards attributes, and cannot read a ContextVar.
 
-    key = ""
+    Attributes:
+        key: the sample of the block that was entered last; empty outside of all of them.
+        entered: the keys of all blocks that are open, which threads may leave in any order.
+    """
+
+    def __init__(self) -> None:
+        self.key = ""
+        self.entered: list[str] = []
+        self._lock = threading.Lock()
+
+    def enter(self, key: str) -> None:
+        """Begin a block."""
+        with self._lock:
+            self.entered.append(key)
+            self.key = key
+
+    def leave(self, key: str) -> None:
+        """End one."""
+        with self._lock:
+            self.entered.remove(key)
+            self.key = self.entered[-1] if self.entered else ""
 
 
 state = _State()
@@ -56,13 +77,13 @@ def sampled(width: int = 64, strategy: str = "fastrand", *, rescale: str = "row"
     sampling = Sampling(width, strategy, rescale)
     if not overrides.installed():
         raise RuntimeError("sampled() acts on patched models: call pyg_accel.patch() first")
-    token, before = _in_force.set(sampling), state.key
-    state.key = f"{width} {strategy} {rescale}"
+    token, key = _in_force.set(sampling), f"{width} {strategy} {rescale}"
+    state.enter(key)
     try:
         yield
     finally:
         _in_force.reset(token)
-        state.key = before
+        state.leave(key)
 
 
 in_force = _in_force.get  # how aggregations are sampled at this point; None if they are not

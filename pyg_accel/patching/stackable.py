@@ -24,7 +24,7 @@ from pyg_accel.ops.relations import (
     features_of_pairs,
     sums_of_relations,
 )
-from pyg_accel.patching.relations import REDUCES
+from pyg_accel.patching.relations import reduce_of
 
 __all__ = ["Parts", "aggregate", "formula_of", "parts_of"]
 
@@ -126,21 +126,21 @@ def aggregate(
 
 
 def _of_sage(conv: SAGEConv) -> Parts | None:
-    if not isinstance(conv.aggr, str) or conv.aggr not in REDUCES or conv.project or conv.normalize:
+    if (reduce := reduce_of(conv)) is None or conv.project or conv.normalize:
         return None
     root = conv.lin_r if conv.root_weight else None
-    return Parts(REDUCES[conv.aggr], (conv.lin_l,), (), root, conv.lin_l.bias)
+    return Parts(reduce, (conv.lin_l,), (), root, conv.lin_l.bias)
 
 
 def _of_graph_conv(conv: GraphConv) -> Parts | None:
-    if not isinstance(conv.aggr, str) or conv.aggr not in REDUCES:
+    if (reduce := reduce_of(conv)) is None:
         return None
-    return Parts(REDUCES[conv.aggr], (conv.lin_rel,), (), conv.lin_root, conv.lin_rel.bias)
+    return Parts(reduce, (conv.lin_rel,), (), conv.lin_root, conv.lin_rel.bias)
 
 
 def _attention_of(conv: Any) -> Attention | None:
     """The options of a layer; None if it drops weights, or does not add up."""
-    if conv.aggr not in ("add", "sum") or (conv.dropout > 0 and conv.training):
+    if reduce_of(conv) != "sum" or (conv.dropout > 0 and conv.training):
         return None
     slope = float(getattr(conv, "negative_slope", 0.0))
     return Attention(type(conv), conv.heads, conv.out_channels, conv.concat, slope)

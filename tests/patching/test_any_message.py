@@ -1,5 +1,6 @@
 """Messages are ordinary Python: what a formula cannot say gives what PyG gives, gradients too."""
 
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GATConv, MessagePassing, NNConv
+from torch_geometric.nn import FAConv, GATConv, MessagePassing, NNConv
 
 import pyg_accel
 
@@ -149,6 +150,16 @@ def test_a_checkpoint_of_a_layer_that_is_not_known_yet(reentrant):
                 checkpoint(layer, given, *args, use_reentrant=reentrant).sum().backward()
             grads.append(given.grad)
         torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_a_checkpoint_leaves_no_messages_in_a_layer():
+    x, edge_index = torch.randn(N, F, requires_grad=True), torch.randint(N, (2, E))
+    layer = FAConv(F)  # puts messages aside, and takes them away when it has its result
+    with pyg_accel.patched():
+        for _ in range(2):  # the backward pass ends its call where it has what it needs
+            checkpoint(layer, x, x, edge_index, use_reentrant=False).sum().backward()
+            assert layer._alpha is None
+            pickle.dumps(layer)
 
 
 def test_a_message_may_read_the_edge_index():

@@ -423,6 +423,17 @@ def test_state_and_parameters_are_as_before():
     assert not hasattr(layer, "_pyg_accel_patched")
 
 
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("name", ["nn", "edge"])
+def test_blocks_of_inference_mode_serve_training(name, same_as_stock):
+    make, names = LAYERS[name]
+    layer, args = make().double(), world(*names)
+    with pyg_accel.patched():
+        with torch.inference_mode():
+            layer(*args)
+        same_as_stock(layer, *args)
+
+
 @pytest.mark.usefixtures("blocks")
 def test_a_checkpoint_runs_blocks_again(same_as_stock):
     layer, args = LAYERS["edge"][0]().double(), world("x", "edges")

@@ -209,6 +209,22 @@ def test_a_layer_finds_the_groups_of_its_graph_again(aggregation, patch, monkeyp
     assert calls == [name] * 2
 
 
+def test_places_of_inference_mode_serve_training():
+    settings.always = True
+    x, index = torch.randn(N, F, requires_grad=True), groups()
+    weights = torch.randn(N, F)
+
+    def gradient() -> Tensor:
+        dense, mask = utils.to_dense_batch(x, index)
+        return torch.autograd.grad((dense[mask] * weights).sin().sum(), x)[0]
+
+    expected = gradient()
+    with pyg_accel.patched():
+        with torch.inference_mode():
+            utils.to_dense_batch(x, index)
+        torch.testing.assert_close(gradient(), expected)
+
+
 def test_a_mask_may_be_changed():
     settings.always = True
     x, index = torch.randn(N, F), groups()

@@ -1,5 +1,7 @@
 """Reductions over groups outside of layers: pools, aggregations, scatter, segment, softmax."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -129,6 +131,17 @@ def test_an_index_that_was_changed_in_place_is_another():
         batch.copy_(batch.flip(0))
         found = utils.scatter(x, batch, dim_size=G)
     torch.testing.assert_close(found, utils.scatter(x, batch, dim_size=G))
+
+
+def test_a_graph_of_groups_is_gone_with_its_ptr():
+    settings.always = True
+    x, ptr = torch.randn(N, F), starts(groups(ordered=True))
+    known = weakref.ref(ptr)
+    with pyg_accel.patched():
+        utils.segment(x, ptr, "max")
+        del ptr
+        gc.collect()
+        assert known() is None
 
 
 def test_only_a_patch_of_everything_reaches_readouts(report_of):

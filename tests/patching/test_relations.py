@@ -19,6 +19,7 @@ from torch_geometric.nn import (
     SAGEConv,
     TransformerConv,
 )
+from torch_geometric.nn.aggr import SumAggregation
 
 import pyg_accel
 from pyg_accel.errors import VerificationError
@@ -558,6 +559,29 @@ def test_relations_that_change_in_place_are_seen(homogeneous):
         second = layer(x, edge_index, edge_type)
     torch.testing.assert_close(second, layer(x, edge_index, edge_type))
     assert not torch.allclose(first, second)
+
+
+def test_relations_are_reduced_by_the_aggregation_that_a_layer_has(
+    same_as_stock, homogeneous, report_of
+):
+    layer = RGCNConv(WIDTH, 4, RELATIONS, aggr="mean").double()
+    layer.aggr_module = SumAggregation()
+    same_as_stock(layer, *homogeneous)
+    layer.aggr = "max"  # says nothing, once a layer has been made
+    same_as_stock(layer, *homogeneous)
+    assert {row.formula for row in report_of()} == {f"sum_j u0, {RELATIONS} relations"}
+
+
+@pytest.mark.parametrize("kind", [SAGEConv, GraphConv])
+def test_types_of_edges_are_reduced_by_the_aggregations_that_layers_have(
+    same_as_stock, report_of, kind
+):
+    x, edges = typed_graph()
+    model = hetero(edges, lambda: kind(WIDTH, 4, aggr="mean"))
+    for conv in model.convs.values():
+        conv.aggr_module = SumAggregation()
+    same_as_stock(model, x, edges)
+    assert [row.formula for row in report_of()] == [f"sum_j u0, {RELATIONS} relations"]
 
 
 class Twice(RGCNConv):

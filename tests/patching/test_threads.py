@@ -1,0 +1,138 @@
+"""Threads that call patched layers, and begin and end what is in force, at the same time."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
+
+import pyg_accel
+from pyg_accel.patching import layers, overrides, reasons, sampling
+
+pytestmark = pytest.mark.usefixtures("always")
+
+N = 20
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(N, 6)
+
+
+@pytest.fixture
+def edge_index() -> Tensor:
+    return torch.randint(0, N, (2, 90))
+
+
+@contextmanager
+def frequent_switches() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def in_thread(function: Callable[[], object]) -> None:
+    """Run a function to its end in another thread; raise what it raises."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function).result()
+
+
+def test_blocks_of_threads_overlap(x: Tensor, edge_index: Tensor) -> None:
+    layer = SAGEConv(6, 4)
+
+    def blocks(thread: int) -> bool:
+        stop, installed = time.monotonic() + 2, True
+        while time.monotonic() < stop and installed:
+            with pyg_accel.patched(layer if thread % 2 else None):
+                installed = overrides.installed()
+                layer(x, edge_index)
+        return installed
+
+    with frequent_switches(), ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(blocks, range(4)))
+    assert not overrides.installed()
+    assert not reasons.is_active(layer)
+
+
+def test_sampled_blocks_of_threads_end_in_any_order() -> None:
+    entered, left = Event(), Event()
+
+    def first() -> None:
+        with pyg_accel.sampled(4):
+            entered.set()
+            left.wait(10)
+
+    with pyg_accel.patched():
+        thread = Thread(target=first)
+        thread.start()
+        entered.wait(10)
+        with pyg_accel.sampled(8):
+            left.set()
+            thread.join()
+            assert sampling.state.key == "8 fastrand row"
+        assert sampling.state.key == ""
+
+
+class Keeps(MessagePassing):
+    """Keeps its first messages, and lets something happen before it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Tensor | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        if self.first is None:
+            self.first = x_j.relu()
+            self.meanwhile()
+        return 2 * x_j
+
+
+def test_messages_of_another_thread_are_left_to_it(x: Tensor, edge_index: Tensor) -> None:
+    expected = Keeps()(x, edge_index)
+    layer, outs = Keeps(), []
+
+    def call() -> None:
+        with torch.no_grad():  # the other thread's messages have gradients
+            outs.append(layer(x, edge_index))
+
+    layer.meanwhile = lambda: in_thread(call)
+    with pyg_accel.patched():
+        pyg_accel.reset_report()
+        outs.append(layer(x.clone().requires_grad_(), edge_index).detach())
+        report = pyg_accel.report()
+    for out in outs:
+        torch.testing.assert_close(out, expected)
+    assert all(row.formula for row in report.rows), report
+    assert type(layer.first) is Tensor
+
+
+def test_a_layer_gets_attributes_while_it_is_left(
+    x: Tensor, edge_index: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, copied = GCNConv(6, 4), layers.copied
+    expected = layer(x, edge_index)
+
+    def while_another_thread_runs(value: Any, shared: list[Tensor]) -> Any:
+        vars(layer)[f"attribute_{len(vars(layer))}"] = 1
+        layer.known = 2
+        return copied(value, shared)
+
+    monkeypatch.setattr(layers, "copied", while_another_thread_runs)
+    layer.known = 1
+    with pyg_accel.patched(layer):
+        torch.testing.assert_close(layer(x, edge_index), expected)
+    assert layer.known == 2
