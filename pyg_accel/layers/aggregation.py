@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 from torch_geometric.nn import Linear, MessagePassing
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_accel import ops
 from pyg_accel.backends.dispatch import record_choices
@@ -27,6 +28,7 @@ __all__ = [
     "BEYOND",
     "Beyond",
     "Features",
+    "adds_or_averages",
     "aggregate",
     "compress",
     "compress_both",
@@ -56,7 +58,8 @@ class Beyond(Protocol):
 
 
 BEYOND: list[Beyond] = []  # one, while a model is distributed
-_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean"}
+# By the module that aggregates: it may be another than a layer's ``aggr`` was set to.
+_REDUCES: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean"}
 # To aggregate k stored entries a row takes about as long as this many times k columns with zeros:
 # on a CPU 8 was measured where all features fit into the last cache; out of it, bytes say 1.25. On
 # a GPU 1.5 to 2.4, the more the larger k.
@@ -205,7 +208,7 @@ def aggregate(
             weight = weight.view(-1)
         if is_sparse_matrix(edge_index):  # of an edge_index, weights promote as in PyG
             weight = weight.to(dtype_of(features))
-    reduce = _REDUCES[str(conv.aggr)]
+    reduce = _REDUCES[type(conv.aggr_module)]
     if not start:
         return _reduced(graph, features, weight, reduce)
     with record_choices() as names:
@@ -223,11 +226,16 @@ def _reduced(graph: Graph, features: Features, weight: Tensor | None, reduce: st
     return out
 
 
+def adds_or_averages(conv: torch.nn.Module) -> bool:
+    """Return whether a layer's aggregation is one that the kernels of MaxK have."""
+    return type(conv.aggr_module) in _REDUCES
+
+
 def pyg_reasons(conv: MessagePassing, features: Features, edge_index: Any) -> list[str]:
     """Return why PyG has to aggregate; it is given the features with their zeros."""
     reasons = []
-    if not isinstance(conv.aggr, str) or conv.aggr not in _REDUCES:
-        reasons.append(f"aggr={conv.aggr!r}: the kernels of MaxK add up and average")
+    if not adds_or_averages(conv):
+        reasons.append(f"aggr={conv.aggr_module!r}: the kernels of MaxK add up and average")
     if isinstance(features, Tensor) and features.dim() != 2:
         reasons.append(f"features of {features.dim()} dimensions")
     if torch.compiler.is_compiling():  # then PyG too passes over all that follows

@@ -6,6 +6,7 @@ from typing import Any
 from torch.nn import Module
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
+from pyg_accel.layers.aggregation import adds_or_averages
 from pyg_accel.layers.maxk_gcn_conv import MaxKGCNConv
 from pyg_accel.layers.maxk_gin_conv import MaxKGINConv
 from pyg_accel.layers.maxk_sage_conv import MaxKSAGEConv
@@ -59,8 +60,8 @@ def why_not(conv: Module, k: int) -> str:
     """Return why a layer has no MaxK version that makes sense; empty if it has."""
     if type(conv) not in _VERSIONS:
         return "MaxK layers exist for SAGEConv, GCNConv and GINConv"
-    if conv.aggr not in ("sum", "add", "mean"):
-        return f"aggr={conv.aggr!r}: MaxK's kernels add up and average"
+    if not adds_or_averages(conv):
+        return f"aggr={conv.aggr_module!r}: MaxK's kernels add up and average"
     width = _width(conv)
     if width is not None and k >= width:
         return f"k={k} would keep all of its {width} features, and leave no nonlinearity"

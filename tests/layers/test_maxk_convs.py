@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Linear, Sequential
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
+from torch_geometric.nn.aggr import SumAggregation
 
 import pyg_accel
 from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, maxk
@@ -317,7 +318,14 @@ def test_hooks_and_explainers_see_messages(change, reason, report_of):
 def test_other_aggregations_say_that_pyg_did_it(report_of):
     MaxKSAGEConv(F, H, aggr="max", k=K).double()(features(), edges())
     (row,) = report_of()
-    assert row.backend == "PyG" and row.reason.startswith("aggr='max'")
+    assert row.backend == "PyG" and row.reason.startswith("aggr=MaxAggregation()")
+
+
+def test_an_aggregation_that_was_replaced():
+    layers, x, edge_index = pair_of("SAGE"), features(), edges()
+    for layer in layers:
+        layer.aggr_module = SumAggregation()
+    assert_same(layers[0](x, edge_index), layers[1](masked(x), edge_index), layers, x)
 
 
 def test_maxk_as_a_module():

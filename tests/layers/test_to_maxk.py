@@ -208,7 +208,7 @@ class Hooked(Functional):
         (Hooked, K, "a hook on Hooked"),
         (lambda: GAT(IN, HIDDEN, 2, OUT), K, "MaxK layers exist for"),
         (lambda: nn.Linear(2, 2), K, "no message passing layers"),
-        (lambda: GraphSAGE(IN, HIDDEN, 2, OUT, aggr="max"), K, "aggr='max'"),
+        (lambda: GraphSAGE(IN, HIDDEN, 2, OUT, aggr="max"), K, "aggr=MaxAggregation()"),
         (lambda: GraphSAGE(IN, HIDDEN, 2, OUT, act="elu"), K, "ELU in front of it, not ReLU"),
         (lambda: GraphSAGE(IN, HIDDEN, 2, OUT, act=None), K, "nothing in front of it, not ReLU"),
         (lambda: GraphSAGE(IN, HIDDEN, 2, OUT), HIDDEN, "leave no nonlinearity"),
