@@ -1,0 +1,395 @@
+"""Every pair of operands of DGL's binary-reduce and copy-reduce, as layers of PyG on a CPU.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.binary_reduce [--quick] [--graphs ...] [--messages ...]
+
+A message is computed from values of the source (u), the target (v) or the edge (e), 64 features
+each and one number an edge once, by a layer that a user of PyG would write; `v_sub_u` and the like
+are there because a difference has two orders. It is reduced to the targets, forward and, for sums,
+with the gradients of its operands, or stays on the edges (`edge_updater`). What is reduced to the
+sources is the same on the reversed graph. Rows are of the layer as it is (`stock`), of the same
+layer under `patch()` (`patched`) and of DGL where PYG_ACCEL_DGL_PYTHON names its environment
+(README, Peers), which calls a kernel for the message and one for its sum where it has none for
+both. Edges are sorted by source, as PyG's `coalesce` leaves them.
+
+Outputs and gradients are held against float64 before they are timed: one of ours that is wrong ends
+the run, a wrong peer is marked in `correct`. Variants take turns; with OMP_NUM_THREADS=1 the clock
+is that of the processor, for machines that others use. Rows are written case by case and those that
+exist are skipped, so that an interrupted run goes on: delete the CSV file to begin anew.
+"""
+
+import argparse
+import itertools
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from tqdm import tqdm
+
+import pyg_accel
+from benchmarks import graphs, machine, results
+from benchmarks.dgl_peer import PYTHON_VARIABLE, RemoteCall, Worker
+from benchmarks.sizes import laps, stock_pyg
+
+NAME = "binary_reduce"
+GRAPHS, QUICK_GRAPHS = ("arxiv-like@0.3", "rmat-169k@0.3"), ("arxiv-like@0.05",)
+FEATURES = 64
+ROUNDS = 5  # turns of the variants
+TOLERANCE = 1e-5  # of the largest number: fp32 sums in another order
+LOST = 0.98  # a ratio below is listed
+EDGES = "edges"  # in place of a reduction
+WORK = (("sum", "forward"), ("sum", "training"), ("mean", "forward"), ("max", "forward"),
+        (EDGES, "forward"))  # fmt: skip
+CASE = ["graph", "message", "reduce", "pass"]
+Op = Callable[..., Tensor]
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dim=-1, keepdim=True)
+
+
+def copy(a: Tensor) -> Tensor:
+    return a
+
+
+OPS: dict[str, Op] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
+    "dot": dot, "copy": copy,
+}  # fmt: skip
+
+
+class Message(NamedTuple):
+    """What travels along an edge.
+
+    Attributes:
+        ends: of its operands, in their order: `uv`, `ve`, `u`.
+        op: of `OPS`.
+        scalar: an edge has one number.
+    """
+
+    ends: str
+    op: str
+    scalar: bool = False
+
+    @property
+    def name(self) -> str:
+        """As DGL calls it."""
+        named = f"copy_{self.ends}" if self.op == "copy" else f"_{self.op}_".join(self.ends)
+        return f"{named}, scalar" if self.scalar else named
+
+
+class Layer(MessagePassing):
+    """A message, reduced to the targets or left on the edges; operands are [N, F] and [E, F]."""
+
+    def __init__(self, op: Op, reduce: str) -> None:
+        super().__init__(aggr=None if reduce == EDGES else reduce)
+        self.op, self.on_edges = op, reduce == EDGES
+
+    def forward(self, u: Tensor, v: Tensor, e: Tensor, edge_index: Tensor) -> Tensor:
+        run = self.edge_updater if self.on_edges else self.propagate
+        return run(edge_index, x=(u, v), e=e)
+
+
+class UV(Layer):
+    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        return self.op(x_j, x_i)
+
+    def edge_update(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        return self.op(x_j, x_i)
+
+
+class VU(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.op(x_i, x_j)
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.op(x_i, x_j)
+
+
+class UE(Layer):
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        return self.op(x_j, e)
+
+    def edge_update(self, x_j: Tensor, e: Tensor) -> Tensor:
+        return self.op(x_j, e)
+
+
+class EU(Layer):
+    def message(self, e: Tensor, x_j: Tensor) -> Tensor:
+        return self.op(e, x_j)
+
+    def edge_update(self, e: Tensor, x_j: Tensor) -> Tensor:
+        return self.op(e, x_j)
+
+
+class VE(Layer):
+    def message(self, x_i: Tensor, e: Tensor) -> Tensor:
+        return self.op(x_i, e)
+
+    def edge_update(self, x_i: Tensor, e: Tensor) -> Tensor:
+        return self.op(x_i, e)
+
+
+class EV(Layer):
+    def message(self, e: Tensor, x_i: Tensor) -> Tensor:
+        return self.op(e, x_i)
+
+    def edge_update(self, e: Tensor, x_i: Tensor) -> Tensor:
+        return self.op(e, x_i)
+
+
+class U(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.op(x_j)
+
+    def edge_update(self, x_j: Tensor) -> Tensor:
+        return self.op(x_j)
+
+
+class E(Layer):
+    def message(self, e: Tensor) -> Tensor:
+        return self.op(e)
+
+
+LAYERS: dict[str, type[Layer]] = {
+    "uv": UV, "vu": VU, "ue": UE, "eu": EU, "ve": VE, "ev": EV, "u": U, "e": E,
+}  # fmt: skip
+
+
+def _messages() -> Iterator[Message]:
+    yield from (Message("u", "copy"), Message("e", "copy"))
+    for ends in ("uv", "ue", "ve"):
+        yield from (Message(ends, op) for op in OPS if op != "copy")
+        yield from (Message(ends[::-1], op) for op in ("sub", "div"))
+    yield Message("ue", "mul", scalar=True)  # last: DGL gets other features of edges
+
+
+MESSAGES = {message.name: message for message in _messages()}
+
+
+class Operands:
+    """A graph and values for every message on it, float32.
+
+    Numbers have random signs and are between 0.5 and 1.5 in size, so that quotients are numbers of
+    the same kind.
+
+    Attributes:
+        edge_index: [2, E], sorted by source.
+        rowptr, col: the same graph, targets by sources.
+        edge: [E] where an entry of `col` is in `edge_index`.
+        values: by `u`, `v` [N, F], `e` [E, F], `weight` [E, 1] and `grad` [N, F], that of a sum.
+    """
+
+    def __init__(self, graph: str, features: int = FEATURES) -> None:
+        self.rowptr, self.col = csr = graphs.load(graph)
+        by_target = graphs.edge_list(csr)
+        order = by_target[0].argsort(stable=True)
+        self.edge_index = by_target[:, order].contiguous()
+        self.edge = order.argsort()
+        nodes, edges = self.rowptr.numel() - 1, self.col.numel()
+        sizes = {"u": (nodes, features), "v": (nodes, features), "e": (edges, features),
+                 "weight": (edges, 1), "grad": (nodes, features)}  # fmt: skip
+        generator = torch.Generator().manual_seed(0)
+        uniform = {name: torch.rand(size, generator=generator) for name, size in sizes.items()}
+        self.values = {k: torch.where(x < 0.5, x - 1.5, x + 0.5) for k, x in uniform.items()}
+
+    def of(self, message: Message, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """The values of `u`, `v` and `e`; those that the message reads may get a gradient."""
+        found = {end: self.values[end] for end in "uv"}
+        found["e"] = self.values["weight" if message.scalar else "e"]
+        return {k: x.detach().to(dtype).requires_grad_(k in message.ends) for k, x in found.items()}
+
+    def grad(self, out: Tensor) -> Tensor:
+        """A gradient for an output of targets."""
+        return self.values["grad"][:, : out.size(1)].to(out.dtype)
+
+
+def with_gradients(
+    run: Callable[..., Tensor], values: Mapping[str, Tensor], message: Message,
+    operands: Operands, *, train: bool,
+) -> list[Tensor]:  # fmt: skip
+    """The output, and the gradients of what the message reads if it is to train."""
+    with torch.set_grad_enabled(train):
+        out = run(**values)
+    if not train:
+        return [out]
+    wanted = [values[end] for end in message.ends]
+    return [out.detach(), *torch.autograd.grad(out, wanted, operands.grad(out))]
+
+
+def truth(message: Message, reduce: str, operands: Operands, *, train: bool) -> list[Tensor]:
+    """What is right, in float64, from the definition; a target without edges gets 0."""
+    source, target = operands.edge_index
+
+    def run(u: Tensor, v: Tensor, e: Tensor) -> Tensor:
+        at_edges = {"u": lambda: u[source], "v": lambda: v[target], "e": lambda: e}
+        messages = OPS[message.op](*(at_edges[end]() for end in message.ends))
+        if reduce == EDGES:
+            return messages
+        zeros = messages.new_zeros(v.size(0), messages.size(1))
+        if reduce == "sum":
+            return zeros.index_add(0, target, messages)
+        return zeros.index_reduce(
+            0, target, messages, {"max": "amax"}.get(reduce, reduce), include_self=False
+        )
+
+    values = operands.of(message, torch.float64)
+    return with_gradients(run, values, message, operands, train=train)
+
+
+def largest_error(found: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """The largest difference as a part of the largest number; infinite for another shape."""
+    if [x.shape for x in found] != [x.shape for x in right]:
+        return float("inf")
+    errors = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, right, strict=True)]
+    return max(float("inf") if error != error else error for error in errors)
+
+
+class Dgl:
+    """A worker that has the graph and the values of messages."""
+
+    def __init__(self, operands: Operands) -> None:
+        self.worker, self.operands = Worker(os.environ[PYTHON_VARIABLE]), operands
+        self.loaded: bool | None = None
+
+    def call(self, message: Message, reduce: str, *, train: bool) -> RemoteCall:
+        if self.loaded != message.scalar:
+            self._load(message)
+        name = {"u": "copy_lhs", "e": "copy_rhs"}.get(message.ends, message.op)
+        request = {"operation": name, "operands": list(message.ends), "relu": False,
+                   "reduce": None if reduce == EDGES else reduce, "train": train}  # fmt: skip
+        return RemoteCall(self.worker, request, machine.clock_of("cpu").__name__)
+
+    def _load(self, message: Message) -> None:
+        path, held = self.worker.folder / "inputs.npz", self.operands
+        arrays = {"rowptr": held.rowptr, "col": held.col, "edge": held.edge,
+                  "grad": held.values["grad"], **held.of(message)}  # fmt: skip
+        np.savez(path, **{name: array.detach().numpy() for name, array in arrays.items()})
+        self.worker.ask({"load": str(path)})
+        path.unlink()
+        self.loaded = message.scalar
+
+    def close(self) -> None:
+        self.worker.stop()
+
+
+def measure(
+    message: Message, reduce: str, operands: Operands, dgl: Dgl | None, *, train: bool,
+    seconds: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row a variant. `patch()` is on, and gives way to stock PyG."""
+    layer = LAYERS[message.ends](OPS[message.op], reduce)
+    values = operands.of(message)
+
+    def step() -> list[Tensor]:
+        run = partial(layer, edge_index=operands.edge_index)
+        return with_gradients(run, values, message, operands, train=train)
+
+    right = truth(message, reduce, operands, train=train)
+    pyg_accel.reset_report()
+    for _ in range(2):  # the second call knows the graph, and may take another path
+        error = largest_error(step(), right)
+        if not error <= TOLERANCE:
+            raise AssertionError(f"off by {error:.2g} of the largest number")
+    with open(os.devnull, "w") as nowhere:
+        report = pyg_accel.report(nowhere).rows
+    with stock_pyg():
+        rows = {"stock": {"error": largest_error(step(), right)}, "patched": {"error": error}}
+    rows["patched"] |= {
+        "formula": "; ".join(dict.fromkeys(r.formula for r in report if r.formula)),
+        "backend": "+".join(dict.fromkeys(r.backend for r in report)),
+        "reason": "; ".join(dict.fromkeys(r.reason for r in report if r.reason)),
+    }
+    remote = dgl.call(message, reduce, train=train) if dgl else None
+    if remote:
+        rows["DGL"] = {"error": largest_error(remote.outputs(), right)}
+    del right
+    times: dict[str, list[float]] = {variant: [] for variant in rows}
+    for _ in range(ROUNDS):
+        with stock_pyg():
+            times["stock"] += laps(step, "cpu", seconds / ROUNDS)
+        times["patched"] += laps(step, "cpu", seconds / ROUNDS)
+        if remote:
+            calls = max(1, round(seconds / ROUNDS / remote.lap(1)))
+            times["DGL"].append(remote.lap(calls) / calls)
+    for variant, row in rows.items():
+        took = machine.quantiles(times[variant])
+        row |= {"variant": variant, "ms": took.median, "p20": took.p20, "p80": took.p80,
+                "correct": row["error"] <= TOLERANCE,
+                "clock": machine.clock_of("cpu").__name__}  # fmt: skip
+    return list(rows.values())
+
+
+def ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of each case how many times faster than stock PyG and DGL; not than a wrong one."""
+    right = frame[frame["correct"]]
+    times = right.pivot_table("ms", CASE, "variant", sort=False)
+    over = {peer: times[peer] / times["patched"] for peer in ("stock", "DGL") if peer in times}
+    return pd.DataFrame(over)
+
+
+def show(frame: pd.DataFrame) -> None:
+    """Print means, and every case that loses more than noise."""
+    for peer, column in ratios(frame).items():
+        column = column.dropna()
+        lost = column[column < LOST].sort_values()
+        print(f"over {peer}: {results.geometric_mean(column):.2f}, "
+              f"{len(lost)} of {len(column)} lost")  # fmt: skip
+        for case, ratio in lost.items():
+            print(f"  {ratio:.2f}  {', '.join(case)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--graphs", nargs="+")
+    parser.add_argument("--messages", nargs="+", choices=MESSAGES, default=[*MESSAGES])
+    parser.add_argument("--quick", action="store_true", help="a small graph: does it all work?")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per variant of a case")
+    parser.add_argument("--out", type=Path, help="folder of the CSV, by default results/")
+    options = parser.parse_args(arguments)
+    names = options.graphs or (QUICK_GRAPHS if options.quick else GRAPHS)
+    seconds = 0.01 if options.quick else options.seconds
+    folder = options.out or (results.QUICK if options.quick else results.FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{NAME}.csv"
+    rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
+    done, facts = {tuple(row[k] for k in CASE) for row in rows}, machine.facts()
+    cases = [
+        (graph, name, reduce, work)
+        for graph, name, (reduce, work) in itertools.product(names, options.messages, WORK)
+        if (graph, name, reduce, work) not in done
+        and (name, reduce) != ("copy_e", EDGES)  # nothing to compute
+    ]
+    if not os.environ.get(PYTHON_VARIABLE):
+        print(f"left out, DGL: {PYTHON_VARIABLE} is not set")
+    with pyg_accel.patched(), tqdm(total=len(cases), unit="case") as progress:
+        for graph, group in itertools.groupby(cases, key=operator.itemgetter(0)):
+            operands = Operands(graph)
+            dgl = Dgl(operands) if os.environ.get(PYTHON_VARIABLE) else None
+            sizes = {"N": operands.rowptr.numel() - 1, "E": operands.col.numel(), "F": FEATURES}
+            for case in group:
+                progress.set_postfix_str(", ".join(case))
+                head: dict[str, Any] = dict(zip(CASE, case, strict=True))
+                try:
+                    found = measure(MESSAGES[case[1]], case[2], operands, dgl,
+                                    train=case[3] == "training", seconds=seconds)  # fmt: skip
+                except AssertionError as problem:
+                    raise AssertionError(f"{head}: {problem}") from problem
+                rows += [head | sizes | row | facts for row in found]
+                pd.DataFrame(rows).to_csv(path, index=False, float_format="%.5g")
+                progress.update()
+            if dgl:
+                dgl.close()
+    show(pd.DataFrame(rows))
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
