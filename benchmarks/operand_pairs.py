@@ -62,7 +62,7 @@ class Layer(MessagePassing):
 
     def forward(self, u: Tensor, v: Tensor, e: Tensor, edge_index: Tensor) -> Tensor:
         run = self.edge_updater if self.on_edges else self.propagate
-        return run(edge_index, x=(u, v), e=e)
+        return run(edge_index, x=(u, v), e=e, size=(u.size(0), v.size(0)))
 
 
 class UV(Layer):

@@ -56,9 +56,9 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "primitives",
         "What DGL would call for the formulas of one forward pass, read from `report()`; each "
         "formula is one kernel here. `paper`: how many its table 2 lists; the text that we have of "
-        "it has lost the names. GAT's softmax is made of its four parts, which DGL runs one by one; "
-        "a fifth is of its gradient. The decoder of GC-MC takes the rows of its pairs by index, "
-        "which is no message passing.",
+        "it has lost their names. GAT's softmax is taken apart into the four parts that DGL runs "
+        "one by one. The decoder of GC-MC takes the rows of its pairs by index, which is no "
+        "message passing.",
         primitives.table,
     ),
     (
