@@ -41,7 +41,7 @@ from benchmarks.sizes import laps, stock_pyg
 NAME = "binary_reduce"
 GRAPHS, QUICK_GRAPHS = ("arxiv-like@0.3", "rmat-169k@0.2"), ("arxiv-like@0.05",)
 ROUNDS = 3  # turns of the variants
-TOLERANCE = 1e-5  # of the largest number: fp32 sums in another order
+TOLERANCE = 1e-4  # of the largest number: fp32 sums in another order, over a hub's edges
 LOST = 0.98  # a ratio below is listed
 WORK = (("sum", "forward"), ("sum", "training"), ("mean", "forward"), ("max", "forward"),
         (EDGES, "forward"))  # fmt: skip

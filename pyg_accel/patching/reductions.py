@@ -89,10 +89,15 @@ def aggregate(
 
 
 def _of_edges(aggregation: Aggregation, x: Tensor, index: Any) -> Tensor:
-    """Messages that are values of edges as they are: lazy where kernels reduce them."""
+    """Messages that are values of edges alone: lazy where kernels reduce them.
+
+    Those that a message made of nodes' features it has written out already, for which it has a size
+    limit of its own.
+    """
     trace = running.traces[-1]
     if (
-        x.dim() < 2
+        trace.gathered
+        or x.dim() < 2
         or x.size(0) != trace.num_edges
         or not x.is_floating_point()
         or trace.row_of(index) != trace.target
