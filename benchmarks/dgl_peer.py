@@ -63,20 +63,33 @@ class Dgl:
 
 
 class RemoteCall:
-    """One operation in the worker: called it gives the output, and it takes its own time."""
+    """One operation in the worker: called it gives the output, and it takes its own time.
 
-    def __init__(self, worker: "Worker", request: dict[str, Any]) -> None:
-        self._worker = worker
-        self._request = request
+    Args:
+        worker: that has the operands.
+        request: which operation, as the worker reads it.
+        clock: a function of `time`.
+    """
+
+    def __init__(
+        self, worker: "Worker", request: dict[str, Any], clock: str = "perf_counter"
+    ) -> None:
+        self._worker, self._request, self._clock = worker, request, clock
 
     def __call__(self) -> Tensor:
-        path = self._worker.folder / "output.npy"
+        return self.outputs()[0].squeeze(-1)  # of a dot product
+
+    def outputs(self) -> list[Tensor]:
+        """The output, and the gradients of the operands where they are asked for."""
+        path = self._worker.folder / "output.npz"
         self._worker.ask({"run": self._request, "output": str(path)})
-        return torch.from_numpy(np.load(path))
+        with np.load(path) as stored:
+            return [torch.from_numpy(stored[name]) for name in stored.files]
 
     def lap(self, calls: int) -> float:
         """Seconds that `calls` calls in a row took in the worker."""
-        return self._worker.ask({"run": self._request, "calls": calls})["seconds"]
+        request = {"run": self._request, "calls": calls, "clock": self._clock}
+        return self._worker.ask(request)["seconds"]
 
 
 class Worker:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from benchmarks import applications, cpu_epochs, cpu_kernels, gpu_epochs, results
+from benchmarks import applications, binary_reduce, cpu_epochs, cpu_kernels, gpu_epochs, results
 
 Make = Callable[[pd.DataFrame], list[str]]
 NONE = "—"  # not measured, or nothing to compare with
@@ -91,6 +91,30 @@ def kernels(frame: pd.DataFrame) -> list[str]:
         f"SDDMM and binary-reduce against DGL alone: {mean:.2f}x over {len(beyond)} cases.",
     ]
     return lines
+
+
+def operand_pairs(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and message: over stock PyG / over DGL; then means, and what loses to PyG."""
+    over = binary_reduce.ratios(frame)
+    ours = frame[frame["variant"] == "patched"].set_index(binary_reduce.CASE)
+    left = ours.index[ours["formula"].isna()]
+    works = [work for work in binary_reduce.WORK if work in over.index.droplevel([0, 1])]
+    heads = [reduce if name == "forward" else f"{reduce}, {name}" for reduce, name in works]
+    lines = [f"| graph | message | {' | '.join(heads)} |", "|---|---|" + "--:|" * len(heads)]
+    for (graph, message), _ in over.groupby(["graph", "message"], sort=False):
+        cells = []
+        for work in works:
+            case = (graph, message, *work)
+            known = over.loc[case] if case in over.index else []
+            cell = " / ".join(NONE if pd.isna(r) else f"{r:.2f}x" for r in known) or NONE
+            cells.append(f"{cell} \\*" if case in left else cell)
+        lines.append(f"| {graph} | `{message}` | {' | '.join(cells)} |")
+    means = ", ".join(
+        f"{results.geometric_mean(ratio.dropna()):.2f}x over {peer} "
+        f"({(ratio < binary_reduce.LOST).sum()} of {ratio.count()} below {binary_reduce.LOST})"
+        for peer, ratio in over.items()
+    )
+    return [*lines, "", f"Geometric means: {means}. \\*: left to PyG."]
 
 
 def gpu_models(frame: pd.DataFrame) -> list[str]:

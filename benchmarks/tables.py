@@ -18,6 +18,7 @@ from benchmarks import (
     machine,
     maxk_convergence,
     papers,
+    primitives,
     results,
     sampled_inference,
     shares,
@@ -57,6 +58,25 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
         "time, and it differs by 30% from one process to the next: cases that patch() leaves to "
         "PyG (MoNet, LGNN, the batches) run the same kernels, in the same number.",
         table_lines.applied,
+    ),
+    (
+        "Primitives of these applications",
+        "primitives",
+        "What DGL would call for the formulas of one forward pass, read from `report()`; each "
+        "formula is one kernel here. `paper`: how many its table 2 lists; the text that we have of "
+        "it has lost their names. GAT's softmax is taken apart into the four parts that DGL runs "
+        "one by one. The decoder of GC-MC takes the rows of its pairs by index, which is no "
+        "message passing.",
+        primitives.table,
+    ),
+    (
+        "Binary-reduce and copy-reduce on a CPU",
+        "binary_reduce",
+        "Every pair of operands that DGL has: layers of PyG with that message under `patch()`, 64 "
+        "features, one thread. Times of stock PyG / DGL 1.1.3 over ours, processor time. `u` is "
+        "the source of an edge, `v` its target, `e` the edge; `edges`: no reduction, one value an "
+        "edge is written. Other programs ran beside.",
+        table_lines.operand_pairs,
     ),
     (
         "Where the time goes on a CPU",

@@ -1,5 +1,6 @@
 """Benchmarks of single figures of the papers: samples, shares, inference, curves."""
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import torch
 from torch_geometric.utils import subgraph
 
 import pyg_accel
+from pyg_accel.settings import settings
 
 pd = pytest.importorskip("pandas", reason="of the extra `bench`")
 pytest.importorskip("matplotlib", reason="of the extra `bench`")
@@ -21,18 +23,25 @@ try:
         association,
         association_samples,
         association_tables,
+        binary_reduce,
         dropped_edges,
         gaan,
         graphs,
         maxk_convergence,
+        operand_pairs,
         paper_plot,
+        primitives,
         results,
         sampled_inference,
         shares,
+        table_lines,
     )
     from benchmarks.graphs import community_task
 finally:
     sys.path.remove(str(ROOT))
+
+
+DGL_PYTHON = os.environ.get(binary_reduce.PYTHON_VARIABLE, "")  # tests begin without variables
 
 
 def pairs(edge_index):
@@ -279,3 +288,134 @@ def test_speed_by_k_is_over_relu_on_torchs_matrix():
     lines = {line.get_label(): list(line.get_ydata()) for line in axis.lines}
     assert lines["MaxK"] == [4.0, 2.0]
     assert lines["ReLU, no edges"] == [8.0, 8.0] and lines["ReLU, patched"] == [2.0, 2.0]
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Operands of a small graph are the same for all, and every size is accelerated."""
+    monkeypatch.setattr(settings, "always", True)
+    return operand_pairs.Operands("rmat-2.7k@0.1", features=6)
+
+
+@pytest.mark.parametrize("name", operand_pairs.MESSAGES)
+def test_what_is_right_is_a_loop_over_the_edges(name, tiny):
+    message = operand_pairs.MESSAGES[name]
+    values, nodes = tiny.of(message, torch.float64), tiny.rowptr.numel() - 1
+    received = [[] for _ in range(nodes)]
+    for number, (source, target) in enumerate(tiny.edge_index.t().tolist()):
+        rows = {"u": source, "v": target, "e": number}
+        read = [values[end].detach()[rows[end]] for end in message.ends]
+        received[target].append(operand_pairs.OPS[message.op](*read))
+    reduces = {
+        "sum": lambda rows: rows.sum(0), "mean": lambda rows: rows.mean(0),
+        "max": lambda rows: rows.amax(0),
+    }  # fmt: skip
+    for reduce, of in reduces.items():
+        (right,) = binary_reduce.truth(message, reduce, tiny, train=False)
+        for target, rows in enumerate(received):
+            wanted = of(torch.stack(rows)) if rows else torch.zeros(right.size(1)).double()
+            torch.testing.assert_close(right[target], wanted)
+
+
+def test_every_pair_of_operands_is_timed_once_and_what_is_accelerated_has_a_formula(
+    tiny, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(binary_reduce, "Operands", lambda graph: tiny)
+    asked = ["--graphs", "tiny", "--seconds", "0.0001", "--out", str(tmp_path)]
+    binary_reduce.main(asked)
+    file = tmp_path / "binary_reduce.csv"
+    frame, before = results.read(file), file.read_text()
+    works, messages = binary_reduce.WORK, operand_pairs.MESSAGES
+    # 6 ordered pairs of ends with 5 operations, of which 3 commute, 2 copies, a scalar an edge.
+    assert len(messages) == 3 * (5 + 2) + 2 + 1
+    wanted = {(m, *work) for m in messages for work in works} - {("copy_e", "edges", "forward")}
+    found = frame.groupby("variant")[["message", "reduce", "pass"]].apply(
+        lambda rows: list(rows.itertuples(index=False, name=None))
+    )
+    assert set(found.index) == {"stock", "patched"}
+    for cases in found:
+        assert len(cases) == len(set(cases)) and set(cases) == wanted
+    assert frame["correct"].all() and (frame["error"] <= binary_reduce.TOLERANCE).all()
+    assert (frame["ms"] > 0).all() and (frame["p20"] <= frame["p80"]).all()
+    ours = frame[frame["variant"] == "patched"]
+    left = ours.loc[ours["formula"].isna(), ["message", "reduce"]]
+    assert left.to_numpy().tolist() == [["copy_u", "edges"]]  # a gather
+    binary_reduce.main(asked)
+    assert file.read_text() == before
+
+
+def test_a_message_that_is_computed_wrongly_ends_the_run(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(binary_reduce, "Operands", lambda graph: tiny)
+    monkeypatch.setattr(binary_reduce, "truth", lambda *_, train: [torch.ones(270, 6).double()])
+    asked = ["--graphs", "tiny", "--messages", "u_mul_e", "--out", str(tmp_path)]
+    with pytest.raises(AssertionError, match=r"'message': 'u_mul_e'.*off by"):
+        binary_reduce.main(asked)
+
+
+def test_the_table_of_operands_has_ratios_and_leaves_a_wrong_peer_out():
+    case = {"graph": "g", "message": "u_add_v", "reduce": "sum", "correct": True}
+    times = {"forward": (6.0, 2.0, 3.0, True), "training": (1.5, 2.0, 1.0, False)}
+    frame = pd.DataFrame([
+        {**case, "pass": name, "variant": variant, "ms": ms, "formula": "",
+         "correct": variant != "DGL" or right}
+        for name, (stock, patched, dgl, right) in times.items()
+        for variant, ms in (("stock", stock), ("patched", patched), ("DGL", dgl))
+    ])  # fmt: skip
+    frame.loc[(frame["variant"] == "patched") & (frame["pass"] == "training"), "formula"] = None
+    head, _, row, _, last = table_lines.operand_pairs(frame)
+    assert head == "| graph | message | sum | sum, training |"
+    assert row == "| g | `u_add_v` | 3.00x / 1.50x | 0.75x / — \\* |"
+    assert "1.50x over stock (1 of 2 below 0.98), 1.50x over DGL (0 of 1 below" in last
+
+
+@pytest.mark.skipif(not DGL_PYTHON, reason="DGL is not there")
+def test_dgl_computes_every_pair_of_operands(tiny, monkeypatch, tmp_path):
+    monkeypatch.setenv(binary_reduce.PYTHON_VARIABLE, DGL_PYTHON)
+    monkeypatch.setattr(binary_reduce, "Operands", lambda graph: tiny)
+    binary_reduce.main(["--graphs", "tiny", "--seconds", "0.0001", "--out", str(tmp_path)])
+    frame = results.read(tmp_path / "binary_reduce.csv")
+    theirs = frame[frame["variant"] == "DGL"]
+    assert len(theirs) * 3 == len(frame) and theirs["correct"].all()
+
+
+@pytest.mark.parametrize(
+    ("formula", "names"),
+    [
+        ("sum_j u0", "u_copy_add_v"),
+        ("mean_j u0, 206 relations", "u_copy_mean_v"),
+        ("mean+max_j e0", "e_copy_mean_v e_copy_max_v"),
+        ("sum_j mul(e0,u1)", "u_mul_e_add_v"),
+        ("max_j sub(v0,u1)", "v_sub_u_max_v"),
+        ("sum_j div(relu(add(e0,1.0)),u1)", "e_div_u_add_v"),
+        ("sum_j relu(add(u0,e1))", "u_add_e_copy_e e_copy_add_v"),
+        ("sum_j mul(sigmoid(add(v0,u1)),u2)", "u_add_v_copy_e u_mul_e_add_v"),
+        ("sum(mul(v0,u1))", "u_dot_v_copy_e"),
+        ("mul(u0,v1)", "u_mul_v_copy_e"),
+        ("sum_j mul(2.0,u0); add(u0,v1)", "u_copy_add_v u_add_v_copy_e"),
+        ("sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)",
+         "u_add_v_copy_e e_copy_max_v e_sub_v_copy_e e_copy_add_v e_div_v_copy_e u_mul_e_add_v"),
+    ],
+)  # fmt: skip
+def test_a_formula_is_made_of_primitives(formula, names):
+    assert primitives.primitives(formula) == names.split()
+
+
+@pytest.mark.parametrize("formula", ["max_j network(edges), in blocks", "where(u0,v1,e2)", "u0+v1"])
+def test_what_is_no_formula_has_no_primitives(formula):
+    with pytest.raises(ValueError, match=r"not a formula|no scores|no dot"):
+        primitives.primitives(formula)
+
+
+def test_the_primitives_of_the_applications_are_what_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # programs find benchmarks/ by themselves
+    primitives.main(["--out", str(tmp_path)])
+    frame = results.read(tmp_path / "primitives.csv")
+    found = primitives.called(frame)
+    assert list(found) == [application.name for application in primitives.APPLICATIONS]
+    assert found["GCN"] == ["u_mul_e_add_v"] and len(found["GAT"]) == 6
+    assert not frame["layer"].isin(primitives.OUTSIDE).any() and (frame["calls"] > 0).all()
+    assert found == primitives.called(results.read(results.FOLDER / "primitives.csv"))
+    lines = primitives.table(frame)
+    assert lines[0].startswith("| application | `u_mul_e_add_v` |")
+    assert lines[2].startswith("| GCN | x |") and lines[2].endswith("| 1 | 1 |")
+    assert settings.always is False

@@ -247,6 +247,8 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     original, self, edge_index, args, _ = call
     trace, plain, kwargs = _trace(call)
     trace.layer = self
+    if isinstance(trace, Trace):
+        trace.size = kwargs.get("size")
     if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):

@@ -21,7 +21,7 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.nn.aggr.fused import FusedAggregation
 
 from pyg_accel.patching.edge_tensors import plain_shape
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised, running
 from pyg_accel.patching.ordered import quantiles_of_sources, takes_quantiles
 from pyg_accel.patching.reasons import WATCHED, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
@@ -54,6 +54,8 @@ def aggregate(
     **kwargs: Any,
 ) -> Tensor:
     """Stand in for ``Aggregation.__call__``; unknown aggregations run their own code."""
+    if type(x) is Tensor and not torch.compiler.is_dynamo_compiling() and running.traces:
+        x = _of_edges(self, x, index)
     if not isinstance(x, LazyTensor):
         return original(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
     reduces = reduces_of(self)
@@ -84,6 +86,25 @@ def aggregate(
     if tracer.done is not None and tracer.done.reduce != "attention":
         tracer.done = tracer.done._replace(reduce=reduces, result=out)
     return out
+
+
+def _of_edges(aggregation: Aggregation, x: Tensor, index: Any) -> Tensor:
+    """Messages that are values of edges alone: lazy where kernels reduce them.
+
+    Those that a message made of nodes' features it has written out already, for which it has a size
+    limit of its own.
+    """
+    trace = running.traces[-1]
+    if (
+        trace.gathered
+        or x.dim() < 2
+        or x.size(0) != trace.num_edges
+        or not x.is_floating_point()
+        or trace.row_of(index) != trace.target
+        or reduces_of(aggregation) is None
+    ):
+        return x
+    return trace.leaf("e", x, x.shape, 0)
 
 
 def is_simple(aggregation: Any) -> bool:

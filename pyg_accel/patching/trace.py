@@ -83,6 +83,7 @@ class Trace(Watch):
         made: views of ordinary tensors, and what repeatable functions made of them.
         others: whether any other function ran on ordinary tensors, or returned one.
         drawn: how many random masks of attention weights were drawn.
+        size: of sources and targets, by row of edge_index, if the call was given it.
     """
 
     runs_networks = True  # in blocks of target rows
@@ -108,6 +109,7 @@ class Trace(Watch):
         self.made: list[Made] = []
         self.others = False
         self.drawn = 0
+        self.size: Sequence[int | None] | None = None
 
     def __enter__(self) -> "Trace":
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -399,6 +401,8 @@ class Trace(Watch):
         if known is not None and known != num_rows:
             raise Unrecognised("a number of target nodes that is not that of their features")
         source = self.sizes[1 - self.target]
+        if source is None and self.size is not None:  # the message reads values of edges alone
+            source = self.size[1 - self.target]
         return self.graph(num_rows, num_rows if source is None else source)
 
 

@@ -736,3 +736,35 @@ def test_layers_inside_a_message_equal_stock(inputs, same_as_stock):
             return self.inner(self.x, self.edges)[index] * x_j + x_i
 
     same_as_stock(Outer(), *inputs)
+
+
+class OfEdges(MessagePassing):
+    """Reduces values of edges as they are."""
+
+    def forward(self, e: Tensor, edge_index: Tensor, size: tuple[int, int] | None) -> Tensor:
+        return self.propagate(edge_index, e=e, size=size)
+
+    def message(self, e: Tensor) -> Tensor:
+        return e
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", ["sum", "min"]])
+def test_values_of_edges_are_reduced_by_kernels(aggr, flow, same_as_stock, report_of):
+    edge_index = torch.stack([torch.randint(2 * N, (E,)), torch.randint(N - 3, (E,))])
+    layer = OfEdges(aggr=aggr, flow=flow)
+    same_as_stock(layer, features(E, F), edge_index, (2 * N, N))  # more sources than targets
+    same_as_stock(layer, features(E, F), edge_index, (2 * N, N))  # now the graph is known
+    wanted = f"{aggr if isinstance(aggr, str) else '+'.join(aggr)}_j e0"
+    assert [(row.formula, row.reason) for row in report_of()] == [(wanted, "")]
+
+
+@pytest.mark.parametrize("kind", ["no size", "numbers", "one dimension", "median"])
+def test_other_values_of_edges_are_left_to_pyg(kind, same_as_stock, report_of):
+    edge_index = torch.stack([torch.randint(2 * N, (E,)), torch.randint(N - 3, (E,))])
+    e = {"numbers": torch.randint(9, (E, F)), "one dimension": features(E)}.get(kind)
+    layer = OfEdges(aggr="median" if kind == "median" else "sum", node_dim=-1 if e is not None
+                    and e.dim() == 1 else -2)  # fmt: skip
+    size = None if kind == "no size" else (2 * N, N)
+    same_as_stock(layer, features(E, F) if e is None else e, edge_index, size)
+    assert [row.formula for row in report_of()] == [""]
