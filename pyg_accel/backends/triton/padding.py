@@ -38,7 +38,6 @@ def pays(t: Tensor, entries: int, num_rows: int) -> bool:
     return (
         bool(width * size % UNIT or t.stride(0) * size % UNIT)
         and width * size > NARROW
-        and size <= UNIT
         and entries * heads * width >= LEAST
         and entries >= ENTRIES_A_ROW * (t.size(0) + num_rows)
     )
