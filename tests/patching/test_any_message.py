@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import FAConv, GATConv, MessagePassing, NNConv
+from torch_geometric.utils import softmax
 
 import pyg_accel
 
@@ -160,6 +161,32 @@ def test_a_checkpoint_leaves_no_messages_in_a_layer():
             checkpoint(layer, x, x, edge_index, use_reentrant=False).sum().backward()
             assert layer._alpha is None
             pickle.dumps(layer)
+
+
+class Leaves(MessagePassing):
+    """Leaves attention weights in the layer, and returns nothing."""
+
+    def __init__(self):
+        super().__init__(aggr="sum")
+
+    def forward(self, x, a, edge_index):
+        self.edge_updater(edge_index, a=(a, a))
+        return self.propagate(edge_index, x=x)
+
+    def edge_update(self, a_j, a_i, index, size_i):
+        self._alpha = softmax(a_j + a_i, index, num_nodes=size_i)
+
+    def message(self, x_j):
+        return self._alpha * x_j
+
+
+def test_weights_may_be_left_in_the_layer():
+    layer, edge_index = Leaves(), torch.randint(N, (2, E))
+    x, a = torch.randn(N, F), torch.randn(N, 1)
+    right = layer(x, a, edge_index)
+    with pyg_accel.patched():
+        for _ in range(2):
+            torch.testing.assert_close(layer(x, a, edge_index), right)
 
 
 def test_a_message_may_read_the_edge_index():
