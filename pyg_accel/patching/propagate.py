@@ -227,7 +227,7 @@ def _tried(call: _Call, key: Any) -> _Found:
     state = random_state(device_of(call.edge_index), call.layer)
     try:
         with torch.no_grad():
-            _, trace, _ = _attempt(call)
+            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, _apart)))
     except Unrecognised as reason:
         found = _Found(str(reason), "")
         if not reason.permanent:
@@ -380,6 +380,11 @@ def _ordinary(value: Any) -> Any:
             return operand
         return value.tracer.compute(value)
     return value
+
+
+def _apart(value: Any) -> Any:
+    """Attention weights that write nothing out for the call they were made for."""
+    return value.apart() if isinstance(value, Weights) else value
 
 
 def _nothing(value: Any) -> Any:

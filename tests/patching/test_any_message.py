@@ -153,6 +153,20 @@ def test_a_checkpoint_of_a_layer_that_is_not_known_yet(reentrant):
         torch.testing.assert_close(grads[1], grads[0])
 
 
+def test_a_checkpoint_of_dropped_weights_and_a_sample():
+    edge_index, layer = torch.randint(N, (2, E)), GATConv(F, 4, heads=2, dropout=0.4)
+    x, grads = torch.randn(N, F), []
+    with pyg_accel.patched(), pyg_accel.sampled(3, "random"):
+        for checkpointed in (True, False):  # the layer is not known yet in the first of them
+            given = x.clone().requires_grad_()
+            torch.manual_seed(4)
+            args = (given, edge_index)
+            out = checkpoint(layer, *args, use_reentrant=False) if checkpointed else layer(*args)
+            out.square().sum().backward()
+            grads.append(given.grad)
+    torch.testing.assert_close(*grads)
+
+
 def test_a_checkpoint_leaves_no_messages_in_a_layer():
     x, edge_index = torch.randn(N, F, requires_grad=True), torch.randint(N, (2, E))
     layer = FAConv(F)  # puts messages aside, and takes them away when it has its result
