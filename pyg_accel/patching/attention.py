@@ -10,7 +10,7 @@ that the numbers are those of PyG.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -158,6 +158,12 @@ class Weights(DeferredOperand):
         )  # fmt: skip
         made.source, made.mask, made.made, made._real = source, mask, (), None
         return made
+
+    def apart(self) -> "Weights":
+        """Return the same weights, with gradients if those are on now, which keep results apart."""
+        weights = Weights(replace(self.source), plain_shape(self), self.mask)
+        weights.made = self.made
+        return weights
 
     def ordinary(self) -> Tensor:
         """Return them as an ordinary tensor."""

@@ -19,7 +19,7 @@ from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import EdgeTensor, materialize, plain_shape
+from pyg_accel.patching.edge_tensors import materialize, plain_shape
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
@@ -227,7 +227,7 @@ def _tried(call: _Call, key: Any) -> _Found:
     state = random_state(device_of(call.edge_index), call.layer)
     try:
         with torch.no_grad():
-            _, trace, _ = _attempt(call)
+            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, _apart)))
     except Unrecognised as reason:
         found = _Found(str(reason), "")
         if not reason.permanent:
@@ -382,9 +382,14 @@ def _ordinary(value: Any) -> Any:
     return value
 
 
+def _apart(value: Any) -> Any:
+    """Attention weights that write nothing out for the call they were made for."""
+    return value.apart() if isinstance(value, Weights) else value
+
+
 def _nothing(value: Any) -> Any:
-    """Drop an edge tensor, of a call that has no result."""
-    return None if isinstance(value, EdgeTensor) else value
+    """Drop a message of a call that has no result; weights that an earlier call left stay."""
+    return None if isinstance(value, LazyTensor) else value
 
 
 def _written(value: Any) -> Any:

@@ -298,9 +298,9 @@ def copies(monkeypatch) -> list[tuple[int, ...]]:
     """Shapes of the features that are padded; graphs of any size are worth it."""
     made = []
 
-    def padded(t: torch.Tensor) -> torch.Tensor:
+    def padded(t: torch.Tensor, *size: int) -> torch.Tensor:
         made.append(tuple(t.shape))
-        return padding.padded(t)
+        return padding.padded(t, *size)
 
     monkeypatch.setattr(padding, "LEAST", 0)
     monkeypatch.setattr(padding, "ENTRIES_A_ROW", 0)
@@ -337,6 +337,24 @@ def test_rows_that_fill_no_loads_are_copied_to_rows_that_do(
         torch.testing.assert_close(ours, right, rtol=near, atol=near * float(right.abs().max()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_winners_are_padded_to_the_width_of_their_gradients(dtype, copies, monkeypatch):
+    graph = make_graph((3, 40, 7), num_cols=5)
+    x = torch.stack([torch.randperm(5) for _ in range(41)], 1).to(dtype).requires_grad_()
+    make, met = gspmm.make_plan, []
+
+    def make_plan(formula, operands, *args):
+        met.append({t.shape[2] for t in operands})
+        return make(formula, operands, *args)
+
+    monkeypatch.setattr(gspmm, "make_plan", make_plan)
+    with use_backend("triton"):
+        ops.gspmm(graph, "mul(u0,u0)", [x], reduce="max").sum().backward()
+    assert (3, 1, 41) in copies
+    assert len(met) == 2
+    assert all(len(widths) == 1 for widths in met)
+
+
 def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatch):
     def made(x: torch.Tensor, text: str = "u0", reduce: str = "sum") -> int:
         copies.clear()
@@ -348,6 +366,7 @@ def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatc
     assert made(torch.randn(5, 41)) > 0
     assert made(torch.randn(5, 41)[:, :40]) > 0  # rows begin anywhere
     assert made(torch.randn(5, 40)) == 0
+    assert made(torch.randn(1, 41)[:, :40]) == 0  # one row is at no distance from another
     assert made(torch.randn(5, 7)) == 0  # a row is one sector of the memory
     assert made(torch.randn(44, 41), "e0") == 0
     assert made(torch.randn(5, 41), reduce="none") == 0

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import FAConv, GATConv, MessagePassing, NNConv
+from torch_geometric.utils import softmax
 
 import pyg_accel
 
@@ -152,6 +153,20 @@ def test_a_checkpoint_of_a_layer_that_is_not_known_yet(reentrant):
         torch.testing.assert_close(grads[1], grads[0])
 
 
+def test_a_checkpoint_of_dropped_weights_and_a_sample():
+    edge_index, layer = torch.randint(N, (2, E)), GATConv(F, 4, heads=2, dropout=0.4)
+    x, grads = torch.randn(N, F), []
+    with pyg_accel.patched(), pyg_accel.sampled(3, "random"):
+        for checkpointed in (True, False):  # the layer is not known yet in the first of them
+            given = x.clone().requires_grad_()
+            torch.manual_seed(4)
+            args = (given, edge_index)
+            out = checkpoint(layer, *args, use_reentrant=False) if checkpointed else layer(*args)
+            out.square().sum().backward()
+            grads.append(given.grad)
+    torch.testing.assert_close(*grads)
+
+
 def test_a_checkpoint_leaves_no_messages_in_a_layer():
     x, edge_index = torch.randn(N, F, requires_grad=True), torch.randint(N, (2, E))
     layer = FAConv(F)  # puts messages aside, and takes them away when it has its result
@@ -160,6 +175,32 @@ def test_a_checkpoint_leaves_no_messages_in_a_layer():
             checkpoint(layer, x, x, edge_index, use_reentrant=False).sum().backward()
             assert layer._alpha is None
             pickle.dumps(layer)
+
+
+class Leaves(MessagePassing):
+    """Leaves attention weights in the layer, and returns nothing."""
+
+    def __init__(self):
+        super().__init__(aggr="sum")
+
+    def forward(self, x, a, edge_index):
+        self.edge_updater(edge_index, a=(a, a))
+        return self.propagate(edge_index, x=x)
+
+    def edge_update(self, a_j, a_i, index, size_i):
+        self._alpha = softmax(a_j + a_i, index, num_nodes=size_i)
+
+    def message(self, x_j):
+        return self._alpha * x_j
+
+
+def test_weights_may_be_left_in_the_layer():
+    layer, edge_index = Leaves(), torch.randint(N, (2, E))
+    x, a = torch.randn(N, F), torch.randn(N, 1)
+    right = layer(x, a, edge_index)
+    with pyg_accel.patched():
+        for _ in range(2):
+            torch.testing.assert_close(layer(x, a, edge_index), right)
 
 
 def test_a_message_may_read_the_edge_index():

@@ -80,9 +80,10 @@ def _bind_padded(
 ) -> Callable[[CSR, list[Tensor]], list[Tensor]]:  # fmt: skip
     """Return what makes the call on padded features, and returns its own columns."""
     width = operands[wide[0]].size(2)
+    size = min(operands[i].element_size() for i in wide)  # winners are no floats
 
     def filled(operands: list[Tensor]) -> list[Tensor]:
-        return [padded(t) if i in wide else t for i, t in enumerate(operands)]
+        return [padded(t, size) if i in wide else t for i, t in enumerate(operands)]
 
     go = bind(csr, formula, filled(operands), reduces, want_arg=want_arg)
     return lambda csr, operands: [

@@ -20,9 +20,15 @@ LEAST = 2**25  # numbers that edges gather: fewer are summed before the copies a
 ENTRIES_A_ROW = 4  # for each row that is copied
 
 
-def padded(t: Tensor) -> Tensor:
-    """Return features [N, H, F] with zeros behind each head, so that it fills its last load."""
-    missing = -t.size(2) % (UNIT // t.element_size())
+def padded(t: Tensor, size: int | None = None) -> Tensor:
+    """Return features [N, H, F] with zeros behind each head, so that it fills its last load.
+
+    Args:
+        t: features [N, H, F].
+        size: bytes of the smallest of the numbers that it meets, which all need the same width; by
+            default of its own.
+    """
+    missing = -t.size(2) % (UNIT // (size or t.element_size()))
     return torch.nn.functional.pad(t, (0, missing))
 
 
@@ -35,8 +41,9 @@ def pays(t: Tensor, entries: int, num_rows: int) -> bool:
         num_rows: of the sums.
     """
     size, (_, heads, width) = t.element_size(), t.shape
+    distance = t.stride(0) if t.size(0) > 1 else 0  # between rows; that of a single one is anything
     return (
-        bool(width * size % UNIT or t.stride(0) * size % UNIT)
+        bool(width * size % UNIT or distance * size % UNIT)
         and width * size > NARROW
         and entries * heads * width >= LEAST
         and entries >= ENTRIES_A_ROW * (t.size(0) + num_rows)
