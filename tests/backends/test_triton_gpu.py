@@ -238,7 +238,7 @@ def test_features_that_fill_no_loads_are_copied(reduce, dtype, monkeypatch):
     from pyg_accel.backends.triton import gspmm, padding
 
     copies = []
-    monkeypatch.setattr(gspmm, "padded", lambda t: copies.append(t) or padding.padded(t))
+    monkeypatch.setattr(gspmm, "padded", lambda *t: copies.append(t) or padding.padded(*t))
     generator = torch.Generator("cuda").manual_seed(0)
     edge_index = torch.randint(5000, (2, 1_000_000), device="cuda", generator=generator)
     graph = Graph.from_edge_index(edge_index, (5000, 5000))
