@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--add", action="store_true", help="keep the CSV's rows of other cases")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a case, for all variants")
     options = parser.parse_args(arguments)
-    facts = machine.facts() if options.device == "cpu" else gpu_machine.facts()
+    facts = gpu_machine.facts_of(options.device)
     cases = [available(case, options) for case in CASES if case.application in options.applications]
     name = NAME if options.device == "cpu" else f"{NAME}_cuda"
     rows = kept(name, cases, quick=options.quick) if options.add else []

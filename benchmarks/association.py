@@ -29,7 +29,7 @@ from torch.nn import Module
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv, SGConv, TAGConv
 from tqdm import tqdm
 
-from benchmarks import gpu_machine, graphs, machine, results
+from benchmarks import gpu_machine, graphs, results
 from benchmarks.gaan import DotAttention
 from pyg_accel.rewrite import matrices
 from pyg_accel.rewrite.algebra import Call
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = folder / f"association_{device}.csv"
     rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
     done = {tuple(row[key] for key in ("graph", "model", "in", "out", "mode")) for row in rows}
-    facts = facts_of(device)
+    facts = gpu_machine.facts_of(device)
     deadline = time.monotonic() + 60 * options.minutes
     for name in tqdm(names, unit="graph"):
         cases = [(model, *sizes, mode) for model in options.models
@@ -206,11 +206,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                              "in": n_in, "out": n_out, "mode": mode, **row, **facts})  # fmt: skip
             pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6g")
     print(f"all measured: {path}")
-
-
-def facts_of(device: str) -> dict[str, Any]:
-    """What every row says of the machine."""
-    return machine.facts() if device == "cpu" else gpu_machine.facts()
 
 
 def load(name: str, device: str) -> tuple[Tensor, int]:

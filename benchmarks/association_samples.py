@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks import association, graphs, machine, results
+from benchmarks import association, gpu_machine, graphs, machine, results
 from benchmarks.association import MODELS, decide, measure
 from benchmarks.table_lines import NONE
 from pyg_accel.rewrite.algebra import Call
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     todo = [case for case in todo if case not in done]
     if todo:
         association.clock = machine.clock_of(device)
-        facts = association.facts_of(device)
+        facts = gpu_machine.facts_of(device)
         csr = graphs.load(graph, device=device)
         whole = whole_choices(csr)
     for case in (progress := tqdm(todo, unit="case")):

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from benchmarks import association, results
+from benchmarks import gpu_machine, results
 
 
 def options_of(
@@ -45,7 +45,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}_{options.device}.csv"
     rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
-    done, facts = {row["graph"] for row in rows}, association.facts_of(options.device)
+    done, facts = {row["graph"] for row in rows}, gpu_machine.facts_of(options.device)
     for graph in (progress := tqdm([n for n in names if n not in done], unit="graph")):
         progress.set_postfix_str(graph)
         rows += [{"graph": graph, **row, **facts} for row in measure(graph)]

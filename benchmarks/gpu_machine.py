@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import machine
 from benchmarks.machine import Quantiles, _commit, quantiles
 
 BUDGET = 0.1  # seconds for the laps of one function
@@ -26,6 +27,11 @@ def facts() -> dict[str, str | int]:
         "commit": _commit(),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def facts_of(device: str) -> dict[str, Any]:
+    """What every row says of the machine, of a run on a CPU or on a GPU."""
+    return facts() if device == "cuda" else machine.facts()
 
 
 def copy_bandwidth(mib: int = 4096) -> float:

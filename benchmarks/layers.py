@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import gpu_machine, machine, results
+from benchmarks import gpu_machine, results
 from benchmarks.layer_cases import CASES, Case, Inputs, inputs
 from benchmarks.sizes import laps, stock_pyg
 
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = results.QUICK if options.quick else results.FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{NAME}_{options.device}.csv"
-    facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
+    facts = gpu_machine.facts_of(options.device)
     rows = results.read(path).to_dict("records") if path.exists() and not options.quick else []
     done = {tuple("" if pd.isna(row[k]) else row[k] for k in CASE) for row in rows}
     cases = [

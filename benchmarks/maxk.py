@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="folder of the CSV")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds a case and backend")
     options = parser.parse_args(arguments)
-    facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
+    facts = gpu_machine.facts_of(options.device)
     rows: list[dict[str, Any]] = []
     names = [n for n in (QUICK if options.quick else GRAPHS)[options.device]
              if n.startswith(options.only)]  # fmt: skip

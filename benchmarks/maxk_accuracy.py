@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import association, results, tasks
+from benchmarks import gpu_machine, results, tasks
 from benchmarks.datasets import load_task, load_twitch_fr
 from benchmarks.maxk_models import CONVS
 from benchmarks.maxk_training import HIDDEN, LAYERS, SEEDS, train
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (options.hidden,), (options.epochs,),
     )  # fmt: skip
     missing = [case for case in plan if case not in done]
-    facts = association.facts_of(options.device) | {"layers": LAYERS}
+    facts = gpu_machine.facts_of(options.device) | {"layers": LAYERS}
     with mapping(options.jobs) as run:
         found = run(functools.partial(accuracy_of, device=options.device), missing)
         for case, right in zip(tqdm(missing, unit="training"), found, strict=True):

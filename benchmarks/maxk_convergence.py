@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import association, results
+from benchmarks import gpu_machine, results
 from benchmarks.maxk_accuracy import DATASETS, load
 from benchmarks.maxk_models import CONVS
 from benchmarks.maxk_training import HIDDEN, Setting, network, training_step, validation
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = itertools.product(
         options.datasets, options.models, (0, *options.k), range(options.seeds)
     )
-    facts = association.facts_of(options.device)
+    facts = gpu_machine.facts_of(options.device)
     data, loaded = Data(), ""
     with pyg_accel.patched():
         for case in (progress := tqdm([c for c in plan if c not in done], unit="training")):

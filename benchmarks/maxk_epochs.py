@@ -33,7 +33,7 @@ from torch_geometric.nn.models import GCN, GIN, GraphSAGE
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import association, gpu_machine, graphs, machine, results
+from benchmarks import gpu_machine, graphs, machine, results
 from benchmarks.datasets import load_cornell5
 from benchmarks.maxk_models import build
 from pyg_accel.layers import MaxK, MaxKSAGEConv
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file = options.out / f"{NAME}_{options.device}.csv"
     rows: list[dict[str, Any]] = results.read(file).to_dict("records") if file.exists() else []
     done = {(*(row[key] for key in KEY), row["case"]) for row in rows}
-    facts, loaded = association.facts_of(options.device), ""
+    facts, loaded = gpu_machine.facts_of(options.device), ""
     plan = [
         key
         for key in itertools.product(options.graphs, options.models, options.shapes)

@@ -35,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    on_gpu = options.device == "cuda"
-    facts: dict[str, Any] = gpu_machine.facts() if on_gpu else machine.facts()
+    facts = gpu_machine.facts_of(options.device)
     rows = []
     for graph, relations in QUICK if options.quick else CASES:
         rows += [{**row, **facts} for row in measure(graph, relations, options.device)]

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder = options.out or Path(__file__).with_name("results")
     folder.mkdir(parents=True, exist_ok=True)
-    facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
+    facts = gpu_machine.facts_of(options.device)
     rows = []
     for graph in options.graphs:
         rowptr, col = graphs.load(graph, device=options.device)

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = tuple(name for name in names if name.startswith(options.only))
     folder = options.out or Path(__file__).with_name("results")
     folder.mkdir(parents=True, exist_ok=True)
-    facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
+    facts = gpu_machine.facts_of(options.device)
     rows: list[dict[str, Any]] = []
     for name in (progress := tqdm(names, unit="graph")):
         progress.set_description(name)

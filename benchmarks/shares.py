@@ -22,7 +22,7 @@ from torch_geometric.nn import GAT, GCN, GraphSAGE
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import association, results, tasks
+from benchmarks import association, gpu_machine, results, tasks
 
 NAME = "shares"
 # What the names of operators hold; the first that fits counts. Attention in one kernel is a sum.
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = folder / f"{NAME}_{device}.csv"
     rows: list[dict[str, Any]] = results.read(path).to_dict("records") if path.exists() else []
     done = {tuple(row[key] for key in KEY) for row in rows}
-    facts, loaded = association.facts_of(device), ""
+    facts, loaded = gpu_machine.facts_of(device), ""
     todo = [c for c in plan(device, options.only, options.quick) if c not in done]
     for case in (progress := tqdm(todo, unit="case")):
         what, graph, name, n_in, hidden, n_out, layers, mode = case

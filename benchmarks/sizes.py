@@ -30,7 +30,7 @@ from torch.nn.functional import relu
 from tqdm import tqdm
 
 import pyg_accel
-from benchmarks import gpu_machine, machine, plot, results
+from benchmarks import gpu_machine, plot, results
 from benchmarks.machine import clock_of, quantiles
 from pyg_accel.patching import overrides
 from pyg_accel.settings import settings
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder = options.out or (results.QUICK if options.quick else results.FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
-    facts = gpu_machine.facts() if options.device == "cuda" else machine.facts()
+    facts = gpu_machine.facts_of(options.device)
     grid = QUICK if options.quick else GRIDS
     names = options.workloads or grid[options.device]
     cases = list(itertools.product(names, options.models, options.graphs, options.modes))

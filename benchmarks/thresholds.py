@@ -32,7 +32,7 @@ FEATURES = (8, 32, 128)
 def measure(device: str) -> list[dict[str, Any]]:
     """One row per layer, size and kind of graph."""
     rows: list[dict[str, Any]] = []
-    facts = machine.facts() if device == "cpu" else gpu_machine.facts()
+    facts = gpu_machine.facts_of(device)
     grid = list(product((False, True), (False, True), SIZES[device], FEATURES))
     for fresh, train, edges, features in tqdm(grid, desc="thresholds"):
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         **not_measured(device),
         **found_on(device, rows),
         "measured_with": f"python -m benchmarks.thresholds --device {device}",
-        "machine": machine.facts() if device == "cpu" else gpu_machine.facts(),
+        "machine": gpu_machine.facts_of(device),
     }
     devices = json.loads(SHIPPED.read_text()) | {device: found}
     SHIPPED.write_text(json.dumps(devices, indent=2) + "\n")

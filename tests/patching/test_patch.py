@@ -24,17 +24,7 @@ from pyg_accel.patching import overrides, reasons
 
 pytestmark = pytest.mark.usefixtures("always")
 
-N = 20
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(N, 6)
-
-
-@pytest.fixture
-def edge_index() -> Tensor:
-    return torch.randint(0, N, (2, 90))
+N = 20  # nodes, as the fixtures x and edge_index have them
 
 
 @pytest.fixture

@@ -18,18 +18,6 @@ from pyg_accel.patching import layers, overrides, reasons, sampling
 
 pytestmark = pytest.mark.usefixtures("always")
 
-N = 20
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(N, 6)
-
-
-@pytest.fixture
-def edge_index() -> Tensor:
-    return torch.randint(0, N, (2, 90))
-
 
 @contextmanager
 def frequent_switches() -> Iterator[None]:
