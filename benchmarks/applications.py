@@ -3,14 +3,16 @@
     python -m benchmarks.applications [--device cuda] [--quick] [--applications GCN GAT ...]
 
 The programs are those of `examples/applications`; a row is one of them on one data set, real ones
-where PYG_ACCEL_DATA names their folder. Each variant has a process of its own and the same seed:
-`stock` is PyG and torch as they come, `large pages` stock PyG with torch's variable for large
-memory pages, which importing pyg_accel sets, `patched` has `pyg_accel.patch()`, `optimized` in
-addition `pyg_accel.optimize(model, train=True)`. Losses of the first steps must agree before the
-clock starts; then the processes take turns, an epoch each, so that they share the noise of the
-machine. The first epoch, which builds the graphs, is timed apart. Memory is the peak of two epochs
-above what the data take, `optimize()` included. With OMP_NUM_THREADS=1 `clock` is that of the
-processor, for machines that others use, and `load` is that of the machine when a case began.
+where PYG_ACCEL_DATA names their folder. All variants begin with the same seed: `stock` is PyG and
+torch as they come, `large pages` stock PyG with torch's variable for large memory pages, which
+importing pyg_accel sets, `patched` has `pyg_accel.patch()`, `optimized` in addition
+`pyg_accel.optimize(model, train=True)`. Losses of the first steps must agree before the clock
+starts; then the variants take turns, an epoch each, so that they share the noise of the machine.
+On a CPU each has a process of its own, since memory pages belong to a process. On a GPU one process
+has them all: steps there take as long as their Python, in which two processes differ by up to 30%.
+The first epoch, which builds the graphs, is timed apart. Memory is the peak of two epochs above
+what the data take, `optimize()` included. With OMP_NUM_THREADS=1 `clock` is that of the processor,
+for machines that others use, and `load` is that of the machine when a case began.
 
 The paper measures DGL 0.4.3 before and after its own work, on 28 cores and other models' sizes:
 1.5x to 13x over the seven. Its figures for each application are bars without numbers.
@@ -26,9 +28,9 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pandas as pd
 import torch
@@ -37,6 +39,7 @@ from tqdm import tqdm
 from benchmarks import gpu_machine, machine, results, tasks
 from benchmarks.fresh import PeakMemory, fresh_process, small_pages, wait_for_imports
 from benchmarks.machine import clock_of
+from benchmarks.stock import stock_pyg
 
 NAME = "applications"
 EXAMPLES = machine.ROOT / "examples/applications"
@@ -97,16 +100,14 @@ def program(name: str) -> ModuleType:
 
 
 class Run:
-    """A model in training, by one variant; the current one of its process."""
+    """A model in training, by one variant."""
 
-    current: "Run | None" = None
+    current: ClassVar[dict[str, "Run"]] = {}  # of this process, by variant
 
     def __init__(self, case: Case, variant: str, device: str, data: Any) -> None:
         import pyg_accel
 
         self.device, made = device, program(case.program)
-        if variant in ("patched", "optimized"):
-            pyg_accel.patch()
         torch.manual_seed(0)
         model: torch.nn.Module = made.build(data).to(device)
         self.batches: Iterable[Any] = [data]
@@ -148,36 +149,54 @@ class PeakOnGpu:
         self.mib = (torch.cuda.max_memory_allocated() - self._before) / 2**20
 
 
-def start(case: Case, variant: str, device: str) -> dict[str, Any]:
-    """Make the run of this process; losses, time and peak memory of the first epochs."""
+def clear(device: str) -> None:
+    """Forget the case before in this process, its runs and its graphs."""
     import pyg_accel
 
-    Run.current = None
-    pyg_accel.unpatch()  # forgets the graphs of the case before
-    pyg_accel.reset_report()
-    torch.mm(torch.ones(512, 512), torch.ones(512, 512))  # starts the threads for all alike
+    Run.current.clear()
+    pyg_accel.unpatch()
+    # Starts threads and libraries for all variants alike.
+    torch.mm(torch.ones(512, 512, device=device), torch.ones(512, 512, device=device))
+
+
+def mode_of(variant: str) -> AbstractContextManager[None]:
+    """What `patch()` does in this process where the variant has it, PyG as it is where not."""
+    import pyg_accel
+
+    if variant not in ("patched", "optimized"):
+        return stock_pyg()
+    pyg_accel.patch()
+    return nullcontext()
+
+
+def start(case: Case, variant: str, device: str) -> dict[str, Any]:
+    """Make a run in this process: losses, time, peak memory and report of its first epochs."""
+    import pyg_accel
+
     program(case.program)
     data, losses, clock = tasks.load(case.data).to(device), [], clock_of(device)
+    pyg_accel.reset_report()
     gc.collect()
-    if sys.platform == "linux":  # what an allocator keeps would hide the peak of the next case
+    if sys.platform == "linux":  # what an allocator keeps would hide the peak of the next run
         ctypes.CDLL(None).malloc_trim(0)
-    with PeakMemory() if device == "cpu" else PeakOnGpu() as memory:
-        Run.current = run = Run(case, variant, device, data)
+    with PeakMemory() if device == "cpu" else PeakOnGpu() as memory, mode_of(variant):
+        Run.current[variant] = run = Run(case, variant, device, data)
         begin = clock()
         losses += run.epoch()
         first = clock() - begin
         losses += run.epoch()
-    return {"losses": losses[:CHECKED], "first_epoch_ms": first * 1e3, "peak_mib": memory.mib}
+    return {"losses": losses[:CHECKED], "first_epoch_ms": first * 1e3, "peak_mib": memory.mib,
+            "report": report()}  # fmt: skip
 
 
-def lap() -> float:
-    """Seconds of an epoch in this process."""
-    assert Run.current is not None
-    return Run.current.lap()
+def lap(variant: str) -> float:
+    """Seconds of an epoch of a run of this process."""
+    with mode_of(variant):
+        return Run.current[variant].lap()
 
 
 def report() -> str:
-    """What was accelerated in this process, a line each."""
+    """What was accelerated since the last `reset_report()`, a line each."""
     import pyg_accel
 
     with open(os.devnull, "w") as nowhere:
@@ -191,11 +210,14 @@ def size_of(data: str) -> dict[str, int]:
 
 
 @contextmanager
-def processes_of(variants: Sequence[str]) -> Iterator[Processes]:
-    """A process a variant; stock PyG without large memory pages."""
+def processes_of(variants: Sequence[str], device: str) -> Iterator[Processes]:
+    """The processes that the variants run in; stock PyG has one without large memory pages."""
     with ExitStack() as stack:
-        processes = {}
+        processes: Processes = {}
         for variant in variants:
+            if device != "cpu" and processes:
+                processes[variant] = next(iter(processes.values()))
+                continue
             with small_pages() if variant == "stock" else nullcontext():
                 processes[variant] = stack.enter_context(fresh_process())
         wait_for_imports(*processes.values())
@@ -204,6 +226,8 @@ def processes_of(variants: Sequence[str]) -> Iterator[Processes]:
 
 def measure(case: Case, processes: Processes, device: str, seconds: float) -> list[dict[str, Any]]:
     """A row a variant."""
+    for process in dict.fromkeys(processes.values()):
+        process.submit(clear, device).result()
     found = {v: p.submit(start, case, v, device).result() for v, p in processes.items()}
     right = next(iter(found.values()))["losses"]
     for variant, run in found.items():
@@ -213,13 +237,12 @@ def measure(case: Case, processes: Processes, device: str, seconds: float) -> li
         if not run["error"] <= ALLOWED:
             raise SystemExit(f"{case}, {variant}: losses differ by {run['error']:.2g}")
     times = laps(processes, seconds)
-    shown = {v: p.submit(report).result() for v, p in processes.items()}
     rows = []
     for variant, run in found.items():
         epoch = machine.quantiles(times[variant])
         rows.append({"variant": variant, "epoch_ms": epoch.median, "p20": epoch.p20,
                      "p80": epoch.p80, "least_ms": min(times[variant]) * 1e3,
-                     "epochs": len(times[variant]), **run, "report": shown[variant]})  # fmt: skip
+                     "epochs": len(times[variant]), **run})  # fmt: skip
     return rows
 
 
@@ -230,7 +253,7 @@ def laps(processes: Processes, seconds: float) -> dict[str, list[float]]:
         if number == MOST or (number >= LEAST and sum(map(sum, times.values())) > seconds):
             return times
         for variant, process in processes.items():
-            times[variant].append(process.submit(lap).result())
+            times[variant].append(process.submit(lap, variant).result())
     raise AssertionError
 
 
@@ -272,18 +295,21 @@ def show(frame: pd.DataFrame) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     names = list(dict.fromkeys(case.application for case in CASES))
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--quick", action="store_true", help="a tenth of the sizes: does it work?")
     parser.add_argument("--applications", nargs="+", choices=names, default=names)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS)
     parser.add_argument("--add", action="store_true", help="keep the CSV's rows of other cases")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a case, for all variants")
     options = parser.parse_args(arguments)
+    variants = options.variants or [
+        variant for variant in VARIANTS if options.device == "cpu" or variant != "large pages"
+    ]
     facts = gpu_machine.facts_of(options.device)
     cases = [available(case, options) for case in CASES if case.application in options.applications]
     name = NAME if options.device == "cpu" else f"{NAME}_cuda"
     rows = kept(name, cases, quick=options.quick) if options.add else []
-    with processes_of(options.variants) as processes:
+    with processes_of(variants, options.device) as processes:
         for case in (progress := tqdm([case for case in cases if case])):
             progress.set_postfix_str(f"{case.application}, {case.data}")
             noise = {"load": os.getloadavg()[0], "clock": clock_of(options.device).__name__}

@@ -36,7 +36,8 @@ import pyg_accel
 from benchmarks import machine, results
 from benchmarks.dgl_peer import PYTHON_VARIABLE, RemoteCall, Worker
 from benchmarks.operand_pairs import EDGES, FEATURES, LAYERS, MESSAGES, OPS, Message, Operands
-from benchmarks.sizes import laps, stock_pyg
+from benchmarks.sizes import laps
+from benchmarks.stock import stock_pyg
 
 NAME = "binary_reduce"
 GRAPHS, QUICK_GRAPHS = ("arxiv-like@0.3", "rmat-169k@0.2"), ("arxiv-like@0.05",)

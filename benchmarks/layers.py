@@ -27,7 +27,8 @@ from tqdm import tqdm
 import pyg_accel
 from benchmarks import gpu_machine, results
 from benchmarks.layer_cases import CASES, Case, Inputs, inputs
-from benchmarks.sizes import laps, stock_pyg
+from benchmarks.sizes import laps
+from benchmarks.stock import stock_pyg
 
 NAME = "layers"
 EDGES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)

@@ -16,10 +16,9 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pandas as pd
@@ -32,7 +31,7 @@ from tqdm import tqdm
 import pyg_accel
 from benchmarks import gpu_machine, plot, results
 from benchmarks.machine import clock_of, quantiles
-from pyg_accel.patching import overrides
+from benchmarks.stock import stock_pyg
 from pyg_accel.settings import settings
 
 NAME = "sizes"
@@ -187,22 +186,6 @@ class Run:
         """What a few steps lead to: outputs, and weights of which gradients are a part."""
         outs = [self.step() for _ in range(6)]  # the last ones of a graphed model are replayed
         return [*outs, *(p.detach().clone() for p in self.model.parameters())]
-
-
-@contextmanager
-def stock_pyg() -> Iterator[None]:
-    """PyG as it is, with nothing of patch() in the way, which goes on knowing its graphs."""
-    ours = [(owner, name, vars(owner)[name]) for owner, name, _ in overrides._recorded
-            if isinstance(vars(owner).get(name), FunctionType)]  # fmt: skip
-    theirs = {(id(owner), name): stock for owner, name, stock in reversed(overrides._recorded)}
-    for owner, name, _ in ours:
-        stock = theirs[id(owner), name]
-        delattr(owner, name) if stock is overrides._MISSING else setattr(owner, name, stock)
-    try:
-        yield
-    finally:
-        for owner, name, wrapper in ours:
-            setattr(owner, name, wrapper)
 
 
 def mode_of(variant: str) -> AbstractContextManager[None]:
