@@ -296,15 +296,15 @@ def test_narrow_rows_are_taken_in_any_order(heads, rows):
 @pytest.fixture
 def copies(monkeypatch) -> list[tuple[int, ...]]:
     """Shapes of the features that are padded; graphs of any size are worth it."""
-    made = []
+    made, pad = [], padding.padded
 
     def padded(t: torch.Tensor, *size: int) -> torch.Tensor:
         made.append(tuple(t.shape))
-        return padding.padded(t, *size)
+        return pad(t, *size)
 
     monkeypatch.setattr(padding, "LEAST", 0)
     monkeypatch.setattr(padding, "ENTRIES_A_ROW", 0)
-    for module in (gspmm, sampled):
+    for module in (padding, sampled):
         monkeypatch.setattr(module, "padded", padded)
     return made
 
@@ -372,6 +372,44 @@ def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatc
     assert made(torch.randn(5, 41), reduce="none") == 0
     monkeypatch.setattr(padding, "ENTRIES_A_ROW", 20)
     assert made(torch.randn(5, 43)) == 0
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 41), (2, 11)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("score", "value", "sides", "copied"),
+    [
+        ("leaky_relu(add(u1,v2),0.2)", "u0", ["uF", "uH", "vH"], True),
+        ("sum(mul(leaky_relu(add(v1,u0),0.2),v2))", "u0", ["uF", "vF", "vF"], True),
+        ("div(sum(mul(v0,u1)),8.0)", "u2", ["vF", "uF", "uF"], True),
+        ("sum(mul(v0,add(u1,e2)))", "add(u3,e2)", ["vF", "uF", "eF", "uF"], False),
+        # A sum over further columns of zeros would be another one.
+        ("sum(exp(mul(v0,u1)))", "u2", ["vF", "uF", "uF"], False),
+        ("e1", "mul(u0,e2)", ["uF", "eH", "eH"], True),
+    ],
+)
+def test_attention_over_rows_that_fill_no_loads(
+    score, value, sides, copied, heads, width, dtype, copies
+):
+    graph = make_graph((0, 3, 40, 1, 7), num_cols=5)
+    rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
+    generator = torch.Generator().manual_seed(1)
+    values = [torch.randn(rows[side], heads, width if kind == "F" else 1, generator=generator) / 4
+              for side, kind in sides]  # fmt: skip
+    found = []
+    for backend in ("triton", "reference"):
+        operands = [t.to(dtype, copy=True).requires_grad_() for t in values]
+        with use_backend(backend):
+            out = ops.attention(graph, score, value, operands)
+            out.square().sum().backward()
+        assert out.is_contiguous()
+        found.append([out.detach(), *(t.grad for t in operands)])
+    near = 2e-5 if dtype is torch.float32 else 1e-12
+    for ours, right in zip(*found, strict=True):
+        torch.testing.assert_close(ours, right, rtol=near, atol=near * float(right.abs().max()))
+    formulas = [parse(score), parse(value)]
+    assert bool(padding.rows_to_pad(formulas, operands, 51, 5)) == copied
+    assert copies or not copied
 
 
 @pytest.mark.parametrize("width", [3, 64])

@@ -235,10 +235,10 @@ def test_offsets_beyond_32_bits():
 @pytest.mark.parametrize(("reduce", "dtype"), [("sum", torch.float32), ("max", torch.float32),
                                               ("mean", torch.bfloat16)])  # fmt: skip
 def test_features_that_fill_no_loads_are_copied(reduce, dtype, monkeypatch):
-    from pyg_accel.backends.triton import gspmm, padding
+    from pyg_accel.backends.triton import padding
 
-    copies = []
-    monkeypatch.setattr(gspmm, "padded", lambda *t: copies.append(t) or padding.padded(*t))
+    copies, padded = [], padding.padded
+    monkeypatch.setattr(padding, "padded", lambda *t: copies.append(t) or padded(*t))
     generator = torch.Generator("cuda").manual_seed(0)
     edge_index = torch.randint(5000, (2, 1_000_000), device="cuda", generator=generator)
     graph = Graph.from_edge_index(edge_index, (5000, 5000))

@@ -19,6 +19,7 @@ from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
 from pyg_accel.backends.triton.kernels.attention import delta_kernel
 from pyg_accel.backends.triton.launch import attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch, type_of
+from pyg_accel.backends.triton.padding import cut, fill, rows_to_pad
 from pyg_accel.backends.triton.plan import graph_facts, operand_shape, seen, vector_unit
 from pyg_accel.backends.triton.recipe import AttentionRecipe
 from pyg_accel.cache import Bounded
@@ -39,6 +40,9 @@ def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> lis
     """Go over each row once, with a running maximum of its scores."""
     shapes = shapes_of(operands)
     heads, width = _extent(score, value, shapes)
+    if wide := rows_to_pad([score, value], operands, csr.col.numel(), csr.num_rows):
+        out, sums = run(csr, score, value, fill(operands, wide))
+        return [cut(out, width), sums]
     like, rows = operands[0], csr.num_rows
     out = like.new_empty(rows, heads, width)
     sums = like.new_empty(rows, heads, dtype=accumulate(like.dtype))
@@ -65,6 +69,10 @@ def _several(
     infinite: int = -1,
 ) -> list[Tensor]:
     heads, width = (max(each) for each in zip(*shapes, strict=True))
+    if wide := rows_to_pad(formulas, operands, csr.col.numel(), csr.num_rows):
+        filled = fill(operands, wide)
+        outs = _several(csr, formulas, reduces, filled, shapes_of(filled), infinite)
+        return [cut(out, width) if out.size(2) > width else out for out in outs]
     dtype, device = operands[0].dtype, csr.col.device
     outs = [
         torch.empty(csr.num_rows if reduce == "sum" else csr.col.numel(), heads,

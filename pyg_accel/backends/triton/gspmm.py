@@ -8,7 +8,7 @@ from torch import Tensor
 from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.triton import gather
 from pyg_accel.backends.triton.kernel_set import Tasks
-from pyg_accel.backends.triton.padding import padded, rows_to_pad
+from pyg_accel.backends.triton.padding import cut, fill, rows_to_pad
 from pyg_accel.backends.triton.plan import (
     Plan,
     accumulate_dtype,
@@ -46,8 +46,8 @@ def bind(
     """Return what launches calls like this one."""
     if has_sum(formula):
         return lambda csr, operands: run(csr, formula, operands, reduces, want_arg=want_arg)
-    wide = rows_to_pad(formula, operands, reduces, csr.col.numel(), csr.num_rows)
-    if wide:
+    summed = "none" not in reduces
+    if summed and (wide := rows_to_pad([formula], operands, csr.col.numel(), csr.num_rows)):
         return _bind_padded(csr, formula, operands, reduces, wide, want_arg=want_arg)
     dtype = next(t.dtype for t in operands if t.is_floating_point())
     extremes = sum(r in ("max", "min") for r in reduces) if want_arg else 0
@@ -80,15 +80,8 @@ def _bind_padded(
 ) -> Callable[[CSR, list[Tensor]], list[Tensor]]:  # fmt: skip
     """Return what makes the call on padded features, and returns its own columns."""
     width = operands[wide[0]].size(2)
-    size = min(operands[i].element_size() for i in wide)  # winners are no floats
-
-    def filled(operands: list[Tensor]) -> list[Tensor]:
-        return [padded(t, size) if i in wide else t for i, t in enumerate(operands)]
-
-    go = bind(csr, formula, filled(operands), reduces, want_arg=want_arg)
-    return lambda csr, operands: [
-        out[..., :width].contiguous() for out in go(csr, filled(operands))
-    ]
+    go = bind(csr, formula, fill(operands, wide), reduces, want_arg=want_arg)
+    return lambda csr, operands: [cut(out, width) for out in go(csr, fill(operands, wide))]
 
 
 def _without_sums(

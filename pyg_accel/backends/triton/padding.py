@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyg_accel.formula import Formula, operands_of
+from pyg_accel.backends.triton.attention_codegen import stays_finite
+from pyg_accel.formula import Binary, Const, Formula, Operand, Sum, Unary, children, operands_of
+from pyg_accel.functions import FUNCTIONS
 
-__all__ = ["padded", "pays", "rows_to_pad"]
+__all__ = ["cut", "fill", "padded", "pays", "rows_to_pad"]
 
 UNIT = 16  # bytes of a load
 NARROW = 32  # bytes of a row that the memory hands out at once, whatever is asked of them
@@ -51,19 +53,58 @@ def pays(t: Tensor, entries: int, num_rows: int) -> bool:
 
 
 def rows_to_pad(
-    formula: Formula, operands: Sequence[Tensor], reduces: Sequence[str], entries: int,
-    num_rows: int,
-) -> list[int]:  # fmt: skip
-    """Return the operands to pad in a reduction over the targets; none where it does not pay.
+    formulas: Sequence[Formula], operands: Sequence[Tensor], entries: int, num_rows: int
+) -> list[int]:
+    """Return the operands to pad where formulas are summed over the targets; none if none pays.
 
     Features of edges are not copied: each of their rows is read once.
     """
+    if entries * max(t.size(1) * t.size(2) for t in operands) < LEAST:  # asked first: it is cheap
+        return []
     sides: dict[int, set[str]] = {}
-    for operand in operands_of(formula):
-        sides.setdefault(operand.index, set()).add(operand.side)
+    for formula in formulas:
+        for operand in operands_of(formula):
+            sides.setdefault(operand.index, set()).add(operand.side)
     width = max((operands[i].size(2) for i in sides), default=0)
     wide = [i for i in sides if operands[i].size(2) == width]
-    if "none" in reduces or any("e" in sides[i] for i in wide):
+    if any("e" in sides[i] for i in wide):
         return []
     gathered = [operands[i] for i in wide if "u" in sides[i]]
-    return wide if any(pays(t, entries, num_rows) for t in gathered) else []
+    if not any(pays(t, entries, num_rows) for t in gathered):
+        return []
+    return wide if all(_adds_zeros(formula, wide) for formula in formulas) else []
+
+
+def _adds_zeros(formula: Formula, wide: Sequence[int]) -> bool:
+    """Whether sums over the width that are inside of a formula stay what they are."""
+    if isinstance(formula, Sum):
+        return _is_zero(formula.arg, wide)
+    return all(_adds_zeros(part, wide) for part in children(formula))
+
+
+def _is_zero(formula: Formula, wide: Sequence[int]) -> bool:
+    """Whether a formula is 0 in columns in which the wide operands are."""
+    match formula:
+        case Operand(index=index):
+            return index in wide
+        case Const(value=value):
+            return value == 0.0
+        case Unary(op=op, arg=arg):
+            return FUNCTIONS[op].keeps_zero and _is_zero(arg, wide)
+        case Binary(op="mul", left=left, right=right):
+            both = stays_finite(left) and stays_finite(right)
+            return both and (_is_zero(left, wide) or _is_zero(right, wide))
+        case Binary(op="add" | "sub", left=left, right=right):
+            return _is_zero(left, wide) and _is_zero(right, wide)
+    return False
+
+
+def fill(operands: Sequence[Tensor], wide: Sequence[int]) -> list[Tensor]:
+    """Return operands of which some are padded."""
+    size = min(operands[i].element_size() for i in wide)  # winners are no floats
+    return [padded(t, size) if i in wide else t for i, t in enumerate(operands)]
+
+
+def cut(out: Tensor, width: int) -> Tensor:
+    """Return the columns of a result that are not those of zeros."""
+    return out[..., :width].contiguous()
