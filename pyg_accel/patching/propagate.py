@@ -167,8 +167,8 @@ def call(
                 verify(*given, out, state)
             learner.learn(self, plain, kwargs, trace, out)
             kind = trace.kind()
-            if kind == "sums" and plans.find(self, plain) is None:  # each call will be traced
-                kind = "other sums"
+            if kind in ("sums", "messages") and plans.find(self, plain) is None:
+                kind = f"other {kind}"  # each call will be traced
             _found.setdefault(self, {})[key] = _Found("", kind)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
             if formulas:

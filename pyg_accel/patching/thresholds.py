@@ -26,12 +26,13 @@ SHIPPED = Path(__file__).with_name("thresholds.json")
 
 
 # Sums of features, with a weight per edge perhaps; those that are traced in each call, or whose
-# graph is derived anew in each; messages made of several features; softmax weights; features of
-# edges; softmax weights of narrow features of edges; all relations of a layer at once; what a
-# network makes of every edge; a matrix that a network makes of every edge.
+# graph is derived anew in each; messages made of several features; those that are traced in each
+# call; softmax weights; features of edges; softmax weights of narrow features of edges; all
+# relations of a layer at once; what a network makes of every edge; a matrix that a network makes of
+# every edge.
 KINDS = (
-    "sums", "other sums", "messages", "attention", "edge features", "edge attention", "relations",
-    "edge networks", "edge matrices",
+    "sums", "other sums", "messages", "other messages", "attention", "edge features",
+    "edge attention", "relations", "edge networks", "edge matrices",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GINEConv,
+    GMMConv,
     HEATConv,
     HeteroConv,
     PDNConv,
@@ -307,13 +308,14 @@ def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
 
 def test_what_a_call_computes_is_its_kind(kinds, report_of):
     limits = {"inference": 10**6, "training": 10**6, "new": 10**6}
-    kinds(sums=limits, other_sums=limits, messages=limits, attention=limits, edge_features=limits,
-          edge_attention=limits, relations=limits)  # fmt: skip
+    kinds(sums=limits, other_sums=limits, messages=limits, other_messages=limits, attention=limits,
+          edge_features=limits, edge_attention=limits, relations=limits)  # fmt: skip
     x, edges = torch.randn(20, F), torch.randint(0, 20, (2, E))
     calls = {
         "sums": (GCNConv(F, F), (x, edges)),
         "other sums": (EGConv(16, 16), (torch.randn(20, 16), edges)),
         "messages": (FiLMConv(F, F), (x, edges)),
+        "other messages": (GMMConv(F, F, 3, 2), (x, edges, torch.randn(E, 3))),
         "attention": (GATConv(F, F), (x, edges)),
         "edge features": (GINEConv(torch.nn.Linear(F, F)), (x, edges, torch.randn(E, F))),
         "edge attention": (TransformerConv(F, F, edge_dim=3), (x, edges, torch.randn(E, 3))),
