@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,11 +37,17 @@ class Inputs:
 
 
 def inputs(nodes: int, edges: int, width: int, device: str) -> Inputs:
-    """Random inputs; in-degrees follow a power law."""
+    """Random inputs, new ones in each call; in-degrees follow a power law."""
+    return Inputs(*(t.to(device, copy=True) for t in _numbers(nodes, edges, width)))
+
+
+@lru_cache(maxsize=1)
+def _numbers(nodes: int, edges: int, width: int) -> tuple[Tensor, ...]:
+    """The same, made once for all layers that are called with them."""
     random = torch.Generator().manual_seed(0)
     targets = torch.rand(edges, generator=random).pow(2).mul(nodes).long()
     edge_index = torch.stack([torch.randint(nodes, (edges,), generator=random), targets])
-    made = (
+    return (
         torch.randn(nodes, width, generator=random),
         edge_index,
         torch.randn(edges, EDGE_DIM, generator=random),
@@ -48,7 +55,6 @@ def inputs(nodes: int, edges: int, width: int, device: str) -> Inputs:
         torch.randint(RELATIONS, (edges,), generator=random),
         torch.randn(nodes, 3, generator=random),
     )
-    return Inputs(*(t.to(device) for t in made))
 
 
 Call = Callable[[Inputs], tuple[Any, ...]]

@@ -98,6 +98,15 @@ def test_every_width_equals_the_truth(way, heads, width):
     check(make_graph("short"), "gatv2", heads, width, torch.float32)
 
 
+@pytest.mark.parametrize("width", [10, 41])
+@pytest.mark.parametrize("name", ["gat", "gatv2", "transformer", "edges"])
+def test_features_that_fill_no_loads_are_copied(name, width, monkeypatch):
+    from pyg_accel.backends.triton import padding
+
+    monkeypatch.setattr(padding, "LEAST", 0)
+    check(make_graph("hubs"), name, 3, width, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_every_dtype_equals_the_truth(way, dtype):
     check(make_graph("hubs"), "gatv2", 2, 32, dtype)
