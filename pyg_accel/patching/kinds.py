@@ -32,6 +32,7 @@ _FUNCTIONS = (
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 _FORWARDS: dict[type, Any] = {cls: cls.forward for cls in (*_LINEAR, *_FUNCTIONS, *_LISTS)}
 _CONSTANTS = (bool, int, str)
+_FEW = 14  # bits of a number of edges for which no trace saves memory
 _MISSING = object()
 _NONE, _NO_SUCH = ("None",), ("no such attribute",)
 
@@ -60,7 +61,7 @@ def kind_of_call(
     device = edge_index.device
     key: list[Any] = [
         original, module.training, aggregation, module.flow, module.node_dim,
-        edge_index.dtype, edge_index.size(0), edge_index.size(1) > 0, device,
+        edge_index.dtype, edge_index.size(0), _magnitude(edge_index.size(1)), device,
         torch.is_grad_enabled(), _autocast(device.type), cls.message,
         cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(), in_force(),
     ]  # fmt: skip
@@ -86,6 +87,11 @@ def _aggregation(aggregation: Any) -> Any:
         return None if own else type(aggregation)
     reduces = reduces_of(aggregation)
     return None if reduces is None or is_watched(aggregation) else (type(aggregation), reduces)
+
+
+def _magnitude(num_edges: int) -> int:
+    """The number of edges to a power of two: what fills much memory is traced to other formulas."""
+    return num_edges and max(num_edges.bit_length(), _FEW)
 
 
 def _autocast(device: str) -> torch.dtype | None:

@@ -101,9 +101,11 @@ def test_every_width_equals_the_truth(way, heads, width):
 @pytest.mark.parametrize("width", [10, 41])
 @pytest.mark.parametrize("name", ["gat", "gatv2", "transformer", "edges"])
 def test_features_that_fill_no_loads_are_copied(name, width, monkeypatch):
-    from pyg_accel.backends.triton import padding
+    from pyg_accel.backends.triton import attention, padding
 
     monkeypatch.setattr(padding, "LEAST", 0)
+    monkeypatch.setattr(attention, "_DENSE", 0)
+    monkeypatch.setattr(attention, "_SPARSE", 0)
     check(make_graph("hubs"), name, 3, width, torch.float32)
 
 

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 if not REASONS:
     from pyg_accel.backends import schedule
-    from pyg_accel.backends.triton import gspmm, launch, padding, plan, sampled
+    from pyg_accel.backends.triton import attention, gspmm, launch, padding, plan, sampled
     from pyg_accel.backends.triton.expression import keeps_zero, per_target
     from pyg_accel.backends.triton.launch import Tile, choose_tile
 
@@ -304,6 +304,8 @@ def copies(monkeypatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(padding, "LEAST", 0)
     monkeypatch.setattr(padding, "ENTRIES_A_ROW", 0)
+    for name in ("_SPARSE", "_DENSE"):
+        monkeypatch.setattr(attention, name, 0)
     for module in (padding, sampled):
         monkeypatch.setattr(module, "padded", padded)
     return made
@@ -367,7 +369,8 @@ def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatc
     assert made(torch.randn(5, 41)[:, :40]) > 0  # rows begin anywhere
     assert made(torch.randn(5, 40)) == 0
     assert made(torch.randn(1, 41)[:, :40]) == 0  # one row is at no distance from another
-    assert made(torch.randn(5, 7)) == 0  # a row is one sector of the memory
+    assert made(torch.randn(5, 7)) > 0
+    assert made(torch.randn(5, 1)) == 0  # a weight
     assert made(torch.randn(44, 41), "e0") == 0
     assert made(torch.randn(5, 41), reduce="none") == 0
     monkeypatch.setattr(padding, "ENTRIES_A_ROW", 20)
@@ -410,6 +413,25 @@ def test_attention_over_rows_that_fill_no_loads(
     formulas = [parse(score), parse(value)]
     assert bool(padding.rows_to_pad(formulas, operands, 51, 5)) == copied
     assert copies or not copied
+
+
+def test_attention_copies_rows_that_many_edges_read(copies, monkeypatch):
+    monkeypatch.setattr(attention, "_SPARSE", 4)
+    monkeypatch.setattr(attention, "_DENSE", 9)
+    graph = make_graph((40, 11), num_cols=5)  # 51 edges, 7 rows: more than 4 of them, less than 9
+    x, narrow = torch.randn(5, 1, 41), torch.randn(2, 1, 1)
+
+    def made(score: str, operands: list[torch.Tensor]) -> int:
+        copies.clear()
+        with use_backend("triton"):
+            ops.attention(graph, score, "u0", operands)
+        return len(copies)
+
+    assert made("v1", [x, narrow]) > 0
+    assert made("v1", [torch.randn(5, 1, 301), narrow]) == 0  # long rows
+    assert made("sum(mul(v1,u0))", [x, torch.randn(2, 1, 41)]) == 0  # both sides are copied
+    monkeypatch.setattr(attention, "_DENSE", 4)
+    assert made("sum(mul(v1,u0))", [x, torch.randn(2, 1, 41)]) > 0
 
 
 @pytest.mark.parametrize("width", [3, 64])

@@ -462,6 +462,22 @@ def test_large_graphs_run_in_blocks_at_default_settings(name, report_of):
     assert "in blocks" in row.formula and row.calls == 3
 
 
+def test_a_plan_of_a_small_graph_is_none_of_a_large_one(report_of, monkeypatch):
+    """Features that a layer makes of edges are written out where they are few, and only there."""
+    monkeypatch.setattr(concatenation, "FEWEST_BYTES", 1 << 20)
+    settings.always = True
+    layer, x, formulas = pyg.CGConv(16, 4).eval(), torch.randn(500, 16), []
+    sizes = (2_000, 2_000, 40_000, 40_000, 2_000)
+    calls = [(x, torch.randint(500, (2, edges)), torch.randn(edges, 4)) for edges in sizes]
+    right = [layer(*call) for call in calls]
+    with pyg_accel.patched():
+        for call, expected in zip(calls, right, strict=True):
+            pyg_accel.reset_report()
+            torch.testing.assert_close(layer(*call), expected, rtol=1e-4, atol=1e-4)
+            formulas += [row.formula for row in report_of()]
+    assert ["network" in formula for formula in formulas] == [False, False, True, True, False]
+
+
 def test_differences_of_a_few_numbers_are_blocks_where_that_is_no_slower(report_of, monkeypatch):
     layer = pyg.PointNetConv(mlp(3, 20, 24), add_self_loops=False)
     args = (None, torch.randn(500, 3), torch.randint(0, 500, (2, 20_000)))
