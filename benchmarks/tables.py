@@ -54,9 +54,10 @@ SECTIONS: tuple[tuple[str, str, str, Make], ...] = (
     (
         "The seven applications on a GPU",
         "applications_cuda",
-        "The same, milliseconds of the clock. Below some 10 ms the host's work is what takes the "
-        "time, and it differs by 30% from one process to the next: cases that patch() leaves to "
-        "PyG (MoNet, LGNN, the batches) run the same kernels, in the same number.",
+        "The same, milliseconds of the clock, all variants in turns inside of one process. Below "
+        "some 10 ms the host's work is what takes the time: where patch() leaves calls to PyG "
+        "(MoNet, LGNN, the batches), the same kernels run, and what is lost is the question "
+        "whether a call is small, in LGNN 72 times a step.",
         table_lines.applied,
     ),
     (

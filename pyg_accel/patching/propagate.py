@@ -51,6 +51,7 @@ from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
+from pyg_accel.patching.thresholds import KINDS
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
@@ -167,7 +168,7 @@ def call(
                 verify(*given, out, state)
             learner.learn(self, plain, kwargs, trace, out)
             kind = trace.kind()
-            if kind in ("sums", "messages") and plans.find(self, plain) is None:
+            if f"other {kind}" in KINDS and plans.find(self, plain) is None:
                 kind = f"other {kind}"  # each call will be traced
             _found.setdefault(self, {})[key] = _Found("", kind)
             formulas = "; ".join(dict.fromkeys(trace.formulas))
@@ -193,7 +194,7 @@ _widths: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDicti
 
 def _width_of(original: Callable[..., Any], self: MessagePassing, kwargs: dict[str, Any]) -> int:
     """The width of a call's features: of scores, that of the features that they will weigh."""
-    width = width_of(kwargs)
+    width = width_of(kwargs, self.node_dim)
     known = _widths.get(self, 0)
     if original.__name__ != "propagate":
         return max(width, known)

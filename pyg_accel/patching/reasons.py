@@ -194,11 +194,18 @@ def size_reasons(
     return [f"small: fewer than {fewest} edges"] if compiled else measured.few_edges
 
 
-def width_of(arguments: Mapping[str, Any]) -> int:
-    """Return the most features of a node or an edge among the arguments of a call."""
+def width_of(arguments: Mapping[str, Any], node_dim: int = 0) -> int:
+    """Return the most features of a node or an edge among the arguments of a call.
+
+    Args:
+        arguments: of the call.
+        node_dim: dimension with the nodes, of those that have it; else it is the first.
+    """
     given = [v for value in arguments.values()
              for v in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
-    return max((v.shape[1:].numel() for v in given if isinstance(v, Tensor)), default=0)
+    tensors = [v for v in given if isinstance(v, Tensor)]
+    rows = [v.size(node_dim if v.dim() > 2 else 0) if v.dim() else 1 for v in tensors]
+    return max((v.numel() // max(n, 1) for v, n in zip(tensors, rows, strict=True)), default=0)
 
 
 def kind_reasons(kind: str, num_edges: int, device: str, width: int = 0) -> list[str]:

@@ -25,14 +25,14 @@ __all__ = ["KINDS", "SHIPPED", "Limits", "Thresholds", "thresholds"]
 SHIPPED = Path(__file__).with_name("thresholds.json")
 
 
-# Sums of features, with a weight per edge perhaps; those that are traced in each call, or whose
-# graph is derived anew in each; messages made of several features; those that are traced in each
-# call; softmax weights; features of edges; softmax weights of narrow features of edges; all
-# relations of a layer at once; what a network makes of every edge; a matrix that a network makes of
-# every edge.
+# Sums of features, with a weight per edge perhaps; messages made of several features; softmax
+# weights; features of edges. The others of these are traced in each call (or, of sums, have a graph
+# that is derived anew in each). Softmax weights of narrow features of edges; all relations of a
+# layer at once; what a network makes of every edge; a matrix that a network makes of every edge.
 KINDS = (
-    "sums", "other sums", "messages", "other messages", "attention", "edge features",
-    "edge attention", "relations", "edge networks", "edge matrices",
+    "sums", "other sums", "messages", "other messages", "attention", "other attention",
+    "edge features", "other edge features", "edge attention", "relations", "edge networks",
+    "edge matrices",
 )  # fmt: skip
 
 

@@ -32,7 +32,8 @@ def layers(features: int) -> dict[str, tuple[str, torch.nn.Module]]:
         "GATv2Conv": ("attention", _nn.GATv2Conv(f, **heads)),
         "GINEConv": ("edge features", _nn.GINEConv(linear, **with_edges)),
         "TransformerConv": ("edge attention", _nn.TransformerConv(f, **narrow, **with_edges)),
-        "GENConv with edges": ("edge features", _nn.GENConv(f, f, **with_edges)),
+        "AGNNConv": ("other attention", _nn.AGNNConv()),
+        "GENConv with edges": ("other edge features", _nn.GENConv(f, f, **with_edges)),
         "EdgeConv": ("edge networks", _nn.EdgeConv(_network(2 * f, f, f))),
         "NNConv": ("edge matrices", _nn.NNConv(f, 8, _network(EDGE_FEATURES, 32, 8 * f))),
         "RGCNConv": ("relations", _nn.RGCNConv(f, f, RELATIONS)),
@@ -61,7 +62,7 @@ def step(
     rest: list[Tensor] = []
     if isinstance(layer, _nn.GraphConv):
         rest = [x.new_ones(edges)]
-    elif kind in ("edge features", "edge attention", "edge matrices"):
+    elif kind in ("edge features", "other edge features", "edge attention", "edge matrices"):
         rest = [torch.randn(edges, EDGE_FEATURES, device=x.device)]
     elif kind == "relations":
         rest = [torch.randint(RELATIONS, (edges,), device=x.device)]

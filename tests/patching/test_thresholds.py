@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
+    AGNNConv,
+    ARMAConv,
     EdgeConv,
     EGConv,
     FiLMConv,
     GATConv,
     GCNConv,
+    GENConv,
     GINConv,
     GINEConv,
     GMMConv,
@@ -102,6 +105,17 @@ def test_wide_features_make_up_for_few_edges(elements, accelerated, tmp_path, ou
     settings.tuning = str(file)
     (found,) = outcomes()
     assert found == "mean_j u0" if accelerated else found.startswith("small: ")
+
+
+def test_nodes_in_another_dimension_are_no_features(tmp_path, report_of):
+    file = tmp_path / "wide.json"
+    limits = {"min_edges": 10**6, "min_elements": 2 * E * F + 1}
+    file.write_text(json.dumps({"cpu": {"thresholds": limits}}))
+    settings.tuning = str(file)
+    layer = ARMAConv(F, F, num_stacks=2)  # [2, nodes, F]
+    with pyg_accel.patched():
+        layer(torch.randn(20, F), torch.randint(0, 20, (2, E)))
+    assert [row.backend for row in report_of()] == ["PyG"]
 
 
 def test_always_ignores_the_limit(limit, outcomes):
@@ -309,7 +323,8 @@ def test_layers_tell_by_themselves_whether_a_graph_is_new(kinds):
 def test_what_a_call_computes_is_its_kind(kinds, report_of):
     limits = {"inference": 10**6, "training": 10**6, "new": 10**6}
     kinds(sums=limits, other_sums=limits, messages=limits, other_messages=limits, attention=limits,
-          edge_features=limits, edge_attention=limits, relations=limits)  # fmt: skip
+          other_attention=limits, edge_features=limits, other_edge_features=limits,
+          edge_attention=limits, relations=limits)  # fmt: skip
     x, edges = torch.randn(20, F), torch.randint(0, 20, (2, E))
     calls = {
         "sums": (GCNConv(F, F), (x, edges)),
@@ -317,6 +332,8 @@ def test_what_a_call_computes_is_its_kind(kinds, report_of):
         "messages": (FiLMConv(F, F), (x, edges)),
         "other messages": (GMMConv(F, F, 3, 2), (x, edges, torch.randn(E, 3))),
         "attention": (GATConv(F, F), (x, edges)),
+        "other attention": (AGNNConv(), (x, edges)),
+        "other edge features": (GENConv(F, F, edge_dim=3), (x, edges, torch.randn(E, 3))),
         "edge features": (GINEConv(torch.nn.Linear(F, F)), (x, edges, torch.randn(E, F))),
         "edge attention": (TransformerConv(F, F, edge_dim=3), (x, edges, torch.randn(E, 3))),
         "relations": (RGCNConv(F, F, 2), (x, edges, torch.arange(E) % 2)),
