@@ -371,6 +371,8 @@ def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatc
     assert made(torch.randn(1, 41)[:, :40]) == 0  # one row is at no distance from another
     assert made(torch.randn(5, 7)) > 0
     assert made(torch.randn(5, 1)) == 0  # a weight
+    assert made(torch.randn(5, 301)) == 0  # long rows, which are summed as they are
+    assert made(torch.randn(5, 301), "relu(u0)") > 0
     assert made(torch.randn(44, 41), "e0") == 0
     assert made(torch.randn(5, 41), reduce="none") == 0
     monkeypatch.setattr(padding, "ENTRIES_A_ROW", 20)

@@ -19,7 +19,7 @@ from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
 from pyg_accel.backends.triton.kernels.attention import delta_kernel
 from pyg_accel.backends.triton.launch import attention_tile, piece_tile
 from pyg_accel.backends.triton.launcher import launch, type_of
-from pyg_accel.backends.triton.padding import cut, fill, rows_to_pad
+from pyg_accel.backends.triton.padding import LONG_ROW, cut, fill, rows_to_pad
 from pyg_accel.backends.triton.plan import graph_facts, operand_shape, seen, vector_unit
 from pyg_accel.backends.triton.recipe import AttentionRecipe
 from pyg_accel.cache import Bounded
@@ -39,7 +39,7 @@ __all__ = ["run", "run_backward", "run_several"]
 # Measured on an H200: of 25 edges for each row that is copied, GATConv with rows of 160 bytes gains
 # a third, with 1312 bytes it loses 8%, and GATv2Conv and TransformerConv, where the copies are two
 # or three, lose up to 20%; of 250 edges all gain or lose nothing.
-_SPARSE, _DENSE, _LONG_ROW = 20, 200, 1024
+_SPARSE, _DENSE = 20, 200
 
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
@@ -116,7 +116,7 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
 def _entries_a_copy(score: Formula, operands: list[Tensor]) -> int:
     """How many edges a row that is copied must have, to gain more by it than the copies take."""
     row = max(t.size(1) * t.size(2) * t.element_size() for t in operands)
-    return _DENSE if has_sum(score) or row > _LONG_ROW else _SPARSE
+    return _DENSE if has_sum(score) or row > LONG_ROW else _SPARSE
 
 
 def _delta(grad: Tensor, out: Tensor) -> Tensor:
