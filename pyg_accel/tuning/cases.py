@@ -28,6 +28,7 @@ def layers(features: int) -> dict[str, tuple[str, torch.nn.Module]]:
         "FiLMConv": ("messages", _nn.FiLMConv(f, f)),
         "ResGatedGraphConv": ("messages", _nn.ResGatedGraphConv(f, f)),
         "GENConv": ("other messages", _nn.GENConv(f, f)),
+        "HypergraphConv": ("other messages", _nn.HypergraphConv(f, f)),
         "GATConv": ("attention", _nn.GATConv(f, **heads)),
         "GATv2Conv": ("attention", _nn.GATv2Conv(f, **heads)),
         "GINEConv": ("edge features", _nn.GINEConv(linear, **with_edges)),
