@@ -199,13 +199,18 @@ def width_of(arguments: Mapping[str, Any], node_dim: int = 0) -> int:
 
     Args:
         arguments: of the call.
-        node_dim: dimension with the nodes, of those that have it; else it is the first.
+        node_dim: dimension with the nodes; what has a row per edge may have it as its first.
     """
     given = [v for value in arguments.values()
              for v in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
     tensors = [v for v in given if isinstance(v, Tensor)]
-    rows = [v.size(node_dim if v.dim() > 2 else 0) if v.dim() else 1 for v in tensors]
-    return max((v.numel() // max(n, 1) for v, n in zip(tensors, rows, strict=True)), default=0)
+    return max((v.numel() // max(_rows(v, node_dim), 1) for v in tensors), default=0)
+
+
+def _rows(t: Tensor, node_dim: int) -> int:
+    if t.dim() < 3:
+        return t.size(0) if t.dim() else 1
+    return max(t.size(0), t.size(node_dim) if -t.dim() <= node_dim < t.dim() else 0)
 
 
 def kind_reasons(kind: str, num_edges: int, device: str, width: int = 0) -> list[str]:

@@ -31,6 +31,7 @@ from torch_geometric.nn import (
 import pyg_accel
 from pyg_accel.memo import MEMO
 from pyg_accel.patching import propagate
+from pyg_accel.patching.reasons import width_of
 from pyg_accel.patching.thresholds import Thresholds, thresholds
 from pyg_accel.settings import settings
 
@@ -116,6 +117,15 @@ def test_nodes_in_another_dimension_are_no_features(tmp_path, report_of):
     with pyg_accel.patched():
         layer(torch.randn(20, F), torch.randint(0, 20, (2, E)))
     assert [row.backend for row in report_of()] == ["PyG"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "node_dim", "width"),
+    [((30, 2, 5), -2, 10), ((2, 30, 5), -2, 10), ((30, 2, 5), 0, 10), ((30, 2, 5), 3, 10),
+     ((30, 5), -2, 5), ((30,), -2, 1), ((), -2, 1), ((0, 2, 5), 0, 0)],
+)  # fmt: skip
+def test_the_width_of_a_call_is_that_of_a_node_or_an_edge(shape, node_dim, width):
+    assert width_of({"x": torch.zeros(shape)}, node_dim) == width
 
 
 def test_always_ignores_the_limit(limit, outcomes):
