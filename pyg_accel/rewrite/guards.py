@@ -17,7 +17,6 @@ __all__ = [
     "METHODS",
     "RENDERED",
     "asks_types",
-    "identity_of",
     "is_rendered",
     "reasons_now",
     "state_of",
@@ -71,11 +70,6 @@ def state_of(conv: MessagePassing) -> Hashable:
         item for item in vars(conv).items() if type(item[1]) in _PLAIN and item[0] != "training"
     ]
     return tuple(options), tuple(map(id, modules_in(conv)))
-
-
-def identity_of(conv: MessagePassing) -> tuple[int, ...]:
-    """Return what changes whenever an attribute or a module of a layer is another object."""
-    return tuple([id(value) for module in modules_in(conv) for value in vars(module).values()])
 
 
 def _watchers(module: torch.nn.Module, where: str) -> list[str]:

@@ -19,25 +19,46 @@ from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.guards import reasons_now
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.registry import rule_of
-from pyg_accel.rewrite.select import Options, assumptions_of
+from pyg_accel.rewrite.select import assumptions_of
 from pyg_accel.rewrite.user_layers import lift_user_layer
 
 __all__ = ["associations", "bind", "is_user_layer", "lift", "parameters_of"]
 
 
+Parameters = Mapping[str, tuple[int, Any]]
+
+
 @lru_cache(maxsize=256)
-def parameters_of(cls: type) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments of a layer's ``forward`` and their defaults."""
+def parameters_of(cls: type) -> Parameters:
+    """Return the positions and defaults of the arguments of a layer's ``forward``, by name.
+
+    Those that are taken by name alone have a position behind all others.
+    """
     found = list(signature(cls.forward).parameters.values())[1:]  # type: ignore[attr-defined]
-    return tuple((p.name, None if p.default is p.empty else p.default) for p in found)
+    return {
+        p.name: (len(found) if p.kind is p.KEYWORD_ONLY else place,
+                 None if p.default is p.empty else p.default)
+        for place, p in enumerate(found) if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }  # fmt: skip
 
 
-def bind(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, defaults included."""
-    parameters = parameters_of(type(conv))  # type: ignore[arg-type]
-    given = dict(parameters)
-    given.update(zip((name for name, _ in parameters), args, strict=False))
-    given.update(kwargs)
+def bind(
+    parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, defaults included.
+
+    Raises:
+        NotLifted: for arguments that the layer takes otherwise, or not at all.
+    """
+    given = {name: default for name, (_, default) in parameters.items()}
+    names = [name for name, (place, _) in parameters.items() if place < len(args)]
+    if len(names) != len(args):
+        raise NotLifted("arguments without a name")
+    given.update(zip(names, args, strict=True))
+    for name, value in kwargs.items():
+        if name not in parameters or name in names:
+            raise NotLifted(f"an argument '{name}' that its forward does not name")
+        given[name] = value
     return given
 
 
@@ -92,10 +113,11 @@ def associations(
         if not isinstance(channels, int):
             x = tuple(torch.ones(4, max(c, 1), device=device) for c in channels)  # type: ignore[assignment]
         example_inputs = (x, torch.zeros(2, 4, dtype=torch.long, device=device))
-    call = Call(conv, bind(conv, example_inputs, example_kwargs))
+    call = Call(conv, bind(parameters_of(type(conv)), example_inputs, example_kwargs))  # type: ignore[arg-type]
     try:
         algebra = lift(conv, call)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotLifted(f"its code does not run on such arguments: {error}") from error
-    given = assumptions_of(algebra, call, Options(train, static, upstream))
+    call.static = static
+    given = assumptions_of(algebra, call, train=train, upstream=upstream)
     return associations_of(algebra.expr, algebra.also, given)
