@@ -3,7 +3,7 @@
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.consensus import SharedDecisions, spread_reasons
-from pyg_accel.rewrite.guards import reasons_now, state_of
+from pyg_accel.rewrite.guards import PLAIN, reasons_now, state_of
 from pyg_accel.rewrite.halos import HALO_LOOKUPS
-from pyg_accel.rewrite.lift import bind, is_user_layer, lift, parameters_of
+from pyg_accel.rewrite.lift import is_user_layer, lift, named, parameters_of
 from pyg_accel.rewrite.lower import Program
 from pyg_accel.rewrite.override import RUNNING
 from pyg_accel.rewrite.select import Decision, Options, make_decision, sort_of, widths_of
@@ -50,12 +50,10 @@ class RewrittenLayer(torch.nn.Module):
         reasons: why calls were left to the layer.
     """
 
-    conv: MessagePassing
-
     def __init__(self, conv: MessagePassing, options: Options) -> None:
         """Start without decisions."""
         super().__init__()
-        vars(self)["conv"] = conv  # no child
+        self.conv = conv
         self.options = options
         self.decisions: list[Decision] = []
         self.reasons: dict[str, int] = {}
@@ -63,6 +61,8 @@ class RewrittenLayer(torch.nn.Module):
         self._left: dict[Any, str] = {}  # calls of user layers that PyG makes, and why
         self._compiled: dict[str, Program] = {}
         self._arguments = parameters_of(type(conv))  # type: ignore[arg-type]
+        plain = [n for n, v in vars(conv).items() if v is None or type(v) in PLAIN]
+        self._options = [name for name in plain if name != "training"]
         self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
         self._spread = SharedDecisions()
         self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
@@ -74,8 +74,8 @@ class RewrittenLayer(torch.nn.Module):
             return self.conv(*args, **kwargs)  # an export is to run without this package
         if not torch.compiler.is_compiling():
             return self._run(*args, **kwargs)
-        given = bind(self._arguments, args, kwargs)
-        kind = " ".join([sort_of(value) for value in given.values()])
+        given = named(self._arguments, args, kwargs)
+        kind = self._sort(given)
         who = self._who(kind, sampled.key)
         if who == "program":
             return self._compiled[kind].run(Call(self.conv, given))
@@ -127,7 +127,7 @@ class RewrittenLayer(torch.nn.Module):
             return decision.program.run(call)
 
         try:
-            call = Call(self.conv, bind(self._arguments, args, kwargs))
+            call = Call(self.conv, named(self._arguments, args, kwargs))
             call.static = call.is_one_of(RUNNING.static)
             own = is_user_layer(type(self.conv))
             reasons = data_reasons(call.edge_index) if own else []
@@ -196,7 +196,7 @@ class RewrittenLayer(torch.nn.Module):
             if same and known.holds(sizes, entries):
                 return known
         decision = make_decision(algebra, call, self.options, sizes=sizes, fresh=fresh,
-                                 sampling=sampling)  # fmt: skip
+                                 sampling=sampling, kind=self._sort(call.given))  # fmt: skip
         self.decisions = [*self.decisions[1 - MOST :], decision]
         return decision
 
@@ -232,6 +232,11 @@ class RewrittenLayer(torch.nn.Module):
 
     def _kind(self, call: Call) -> tuple[Any, ...]:
         return call.static, state_of(self.conv), *map(_kind, call.given.values())
+
+    def _sort(self, given: Mapping[str, Any]) -> str:
+        """Return what compiled calls know of arguments and options, and may not differ in."""
+        options = [getattr(self.conv, name) for name in self._options]
+        return " ".join([sort_of(value) for value in (*given.values(), *options)])
 
     def _is_fresh(self, edge_index: Tensor) -> bool:
         """Whether graphs come and go, as batches do: two in a row that were never seen before."""

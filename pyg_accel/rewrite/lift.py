@@ -8,7 +8,7 @@ again only if a call has other kinds of arguments.
 from collections.abc import Mapping
 from functools import lru_cache
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.nn import MessagePassing
@@ -22,43 +22,59 @@ from pyg_accel.rewrite.registry import rule_of
 from pyg_accel.rewrite.select import assumptions_of
 from pyg_accel.rewrite.user_layers import lift_user_layer
 
-__all__ = ["associations", "bind", "is_user_layer", "lift", "parameters_of"]
+__all__ = ["associations", "bind", "is_user_layer", "lift", "named", "parameters_of"]
 
 
-Parameters = Mapping[str, tuple[int, Any]]
+class Parameters(NamedTuple):
+    """What a layer's ``forward`` takes.
+
+    Attributes:
+        defaults: of all arguments, by name; None where there is none.
+        positional: names of those that are taken by position, in order.
+        more: it takes any others as well.
+    """
+
+    defaults: Mapping[str, Any]
+    positional: tuple[str, ...]
+    more: bool
 
 
 @lru_cache(maxsize=256)
 def parameters_of(cls: type) -> Parameters:
-    """Return the positions and defaults of the arguments of a layer's ``forward``, by name.
-
-    Those that are taken by name alone have a position behind all others.
-    """
+    """Return what the ``forward`` of a class of layers takes."""
     found = list(signature(cls.forward).parameters.values())[1:]  # type: ignore[attr-defined]
-    return {
-        p.name: (len(found) if p.kind is p.KEYWORD_ONLY else place,
-                 None if p.default is p.empty else p.default)
-        for place, p in enumerate(found) if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    }  # fmt: skip
+    return Parameters(
+        {p.name: None if p.default is p.empty else p.default for p in found},
+        tuple(p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)),
+        any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found),
+    )
 
 
-def bind(
-    parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name, defaults included.
+def bind(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of a layer by name, defaults included.
 
     Raises:
-        NotLifted: for arguments that the layer takes otherwise, or not at all.
+        NotLifted: for arguments that the layer does not take.
     """
-    given = {name: default for name, (_, default) in parameters.items()}
-    names = [name for name, (place, _) in parameters.items() if place < len(args)]
-    if len(names) != len(args):
-        raise NotLifted("arguments without a name")
-    given.update(zip(names, args, strict=True))
-    for name, value in kwargs.items():
-        if name not in parameters or name in names:
-            raise NotLifted(f"an argument '{name}' that its forward does not name")
-        given[name] = value
+    return named(parameters_of(type(conv)), args, kwargs)  # type: ignore[arg-type]
+
+
+def named(
+    parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Do the same for the parameters of a layer: a compiler does not read :func:`parameters_of`.
+
+    Raises:
+        NotLifted: for arguments that the layer does not take.
+    """
+    given = dict(parameters.defaults)
+    given.update(zip(parameters.positional, args, strict=False))
+    given.update(kwargs)
+    if not parameters.more:
+        twice = [name for name in parameters.positional[: len(args)] if name in kwargs]
+        others = len(args) > len(parameters.positional) or len(given) > len(parameters.defaults)
+        if twice or others:
+            raise NotLifted("arguments that its forward does not take")
     return given
 
 
@@ -113,7 +129,7 @@ def associations(
         if not isinstance(channels, int):
             x = tuple(torch.ones(4, max(c, 1), device=device) for c in channels)  # type: ignore[assignment]
         example_inputs = (x, torch.zeros(2, 4, dtype=torch.long, device=device))
-    call = Call(conv, bind(parameters_of(type(conv)), example_inputs, example_kwargs))  # type: ignore[arg-type]
+    call = Call(conv, bind(conv, example_inputs, example_kwargs))
     try:
         algebra = lift(conv, call)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -34,7 +34,7 @@ _OWN_METHODS = frozenset((
 ))  # fmt: skip
 _STATE = frozenset(("_orig_mod", "_opt_layers", "_opt_options", "_opt_static", "_opt_example"))
 _OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"training", *_TABLES}
-_OWN = _STATE | _OF_EVERY_MODULE | {"forward", "_compiled_call_impl"}
+_OWN = _STATE | frozenset(_TABLES) | _OF_EVERY_MODULE | {"forward", "_compiled_call_impl"}
 
 
 class OptimizedModel(torch.nn.Module):
@@ -101,6 +101,10 @@ class OptimizedModel(torch.nn.Module):
         make, given, _ = self.__reduce__()
         return make(*given)  # type: ignore[no-any-return]
 
+    def __dir__(self) -> list[str]:
+        """Name what the model has too."""
+        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
+
     def __repr__(self) -> str:
         """Show the model."""
         return f"{type(self).__name__}({self._orig_mod!r})"
@@ -146,6 +150,8 @@ def _runners(model: torch.nn.Module, options: Options) -> Runners:
             found.setdefault(module, RewrittenLayer(module, options))
         elif type(module) is torch.nn.Embedding:
             found[module] = _Embedding(module)
+        elif isinstance(module, OptimizedModel):
+            found.update(module._opt_layers)
         else:
             todo += module.children()
     return found

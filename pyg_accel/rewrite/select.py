@@ -155,7 +155,7 @@ class Decision:
         entries: number of edges.
         fresh: graphs were new in every call.
         sampling: what ``sampled()`` asked for, if it applies.
-        kind: of the call's arguments, as compiled calls know them.
+        kind: of the call, as compiled calls know it.
         cost: the cost model.
         features: of the matrices of edges, those that it was told.
         choice: the tree, and why.
@@ -218,6 +218,7 @@ def make_decision(
     sizes: Mapping[str, int],
     fresh: bool = False,
     sampling: Sampling | None = None,
+    kind: str = "",
 ) -> Decision:
     """Choose a tree for a call.
 
@@ -261,8 +262,7 @@ def make_decision(
     choice, model, features = found
     program = Program(choice.tree, algebra, given.static, sampled=sampling is not None)
     return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, sampling,
-                    choice, program, " ".join(map(sort_of, call.given.values())), model,
-                    features)  # fmt: skip
+                    choice, program, kind, model, features)  # fmt: skip
 
 
 def assumptions_of(
@@ -301,9 +301,7 @@ def assumptions_of(
                     learned.add(leaf.name)
             elif value.requires_grad:
                 learned.add(leaf.name)
-    return Assumptions(
-        train, frozenset(learned), frozenset(static), spread=call.halos is not None
-    )
+    return Assumptions(train, frozenset(learned), frozenset(static), spread=call.halos is not None)
 
 
 def widths_of(algebra: Algebra, call: Call) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The calls of a model as a torch.fx graph whose leaves are its layers: to be drawn, not to be run."""
+"""The calls of a model as a torch.fx graph with layers as leaves: it is drawn and never run."""
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature

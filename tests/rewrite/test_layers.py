@@ -372,10 +372,8 @@ def test_dropout_of_attention_follows_the_mode():
     conv = nn.GATConv(6, 4, dropout=0.5).double()
     layer = RewrittenLayer(conv, Options())
     x, edge_index = features(), graph()
-    conv.eval()
-    torch.testing.assert_close(layer(x, edge_index), conv(x, edge_index))
-    conv.train()
-    outs = [layer(x, edge_index) for _ in range(2)]
+    torch.testing.assert_close(layer.eval()(x, edge_index), conv.eval()(x, edge_index))
+    outs = [layer.train()(x, edge_index) for _ in range(2)]
     assert not torch.equal(*outs)
 
 

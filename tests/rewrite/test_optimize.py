@@ -13,7 +13,7 @@ from pyg_accel import layers as layers_of_maxk
 from pyg_accel import optimize
 from pyg_accel.errors import VerificationError
 from pyg_accel.rewrite import lower
-from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
+from pyg_accel.rewrite.optimized import rewritten_layers
 from pyg_accel.settings import settings
 
 N, E = 200, 1500
@@ -410,9 +410,7 @@ def test_the_report_counts_calls_of_rewritten_layers_and_none_of_optimize_itself
     assert report_of() == []
     for _ in range(3):
         fast(*args)
-    trees = {
-        str(m.decisions[-1].choice.tree) for m in rewritten_layers(fast).values()
-    }
+    trees = {str(m.decisions[-1].choice.tree) for m in rewritten_layers(fast).values()}
     rows = report_of()
     assert {row.formula for row in rows} == trees
     assert [row.calls for row in rows] == [3, 3]

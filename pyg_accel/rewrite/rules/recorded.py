@@ -288,7 +288,7 @@ def _split(network: Any) -> tuple[Any, Any]:
     if isinstance(network, torch.nn.Linear):
         return network, _same
     if type(network) is MLP and len(network.lins):
-        rest = network.__class__.__new__(network.__class__)
+        rest: torch.nn.Module = MLP.__new__(MLP)
         vars(rest).update(vars(network), _modules=dict(network._modules))
         rest._modules["lins"] = torch.nn.ModuleList([torch.nn.Identity(), *list(network.lins)[1:]])
         first = network.lins[0]
