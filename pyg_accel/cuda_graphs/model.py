@@ -1,6 +1,6 @@
 """``graphed()``: a model whose calls are replayed from CUDA graphs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,12 +9,9 @@ from torch import Tensor
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.inputs import names_of
 from pyg_accel.cuda_graphs.state import modules_of
+from pyg_accel.wrapper import ModelWrapper
 
 __all__ = ["Graphed", "graphed"]
-
-_OWN = frozenset({"_original", "_options", "_engine"})
-# What torch.nn.Module keeps of the parts of a module: the same objects in the wrapper.
-_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 def graphed(
@@ -86,65 +83,21 @@ class _Model:
         """Nothing to do."""
 
 
-class Graphed(torch.nn.Module):
+class Graphed(ModelWrapper):
     """A model, and the captures of its calls; made by :func:`graphed`."""
+
+    _own = frozenset(("_options", "_engine"))
 
     def __init__(self, model: torch.nn.Module, **options: Any) -> None:
         """Wrap a model."""
-        super().__init__()
-        own = vars(self)
-        own.update({name: vars(model)[name] for name in _SHARED})
-        own.update(_original=model, _options=options)
-        del own["training"]  # that of the model is found by __getattr__
-        own["_engine"] = Engine(
-            _Model(model), names_of(model.forward), differentiable=True, **options
-        )
+        engine = Engine(_Model(model), names_of(model.forward), differentiable=True, **options)
+        super().__init__(model, _options=options, _engine=engine)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self._original(*args, **kwargs)
         return self._engine(args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_original"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
-            vars(self)[name] = value
-        else:
-            setattr(self._original, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._original, name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *dir(self._original)})
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._original!r})"
-
-    def train(self, mode: bool = True) -> "Graphed":
-        """Set the mode of the model."""
-        self._original.train(mode)
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return that of the model."""
-        return self._original.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load it into the model."""
-        return self._original.load_state_dict(*args, **kwargs)
-
-    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Return those of the model, itself first."""
-        found: Iterator[tuple[str, torch.nn.Module]] = self._original.named_modules(*args, **kwargs)
-        return found
-
-    def _apply(self, *args: Any, **kwargs: Any) -> "Graphed":
-        self._original._apply(*args, **kwargs)
-        return self
 
     def __reduce__(self) -> Any:
         return _again, (self._original, self._options)

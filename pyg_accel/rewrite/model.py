@@ -73,7 +73,7 @@ def optimize(
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
     if isinstance(model, OptimizedModel):
-        model = model._orig_mod
+        model = model._original
     if any(m in DISTRIBUTED for m in model.modules()):
         raise ValueError("expected a model before distribute(): optimize() it, then distribute it")
     if not any(isinstance(m, MessagePassing) for m in model.modules()):

@@ -15,29 +15,12 @@ from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
 from pyg_accel.rewrite.select import Options
 from pyg_accel.rewrite.trace import Unreadable, read
+from pyg_accel.wrapper import OF_EVERY_MODULE, ModelWrapper
 
 __all__ = ["OptimizedModel", "rewritten_layers"]
 
-# What the wrapper has in common with the model: torch looks into these tables of both.
-_TABLES = (
-    "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules",
-    "_state_dict_hooks", "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-)  # fmt: skip
-# Methods of every module that are not the model's: its calls and the hooks on them.
-_OWN_METHODS = frozenset((
-    "forward", "compile", "register_backward_hook", "register_forward_hook",
-    "register_forward_pre_hook", "register_full_backward_hook",
-    "register_full_backward_pre_hook", "_call_impl", "_get_backward_hooks",
-    "_get_backward_pre_hooks", "_get_name", "_maybe_warn_non_full_backward_hook", "_slow_forward",
-    "_wrapped_call_impl",
-))  # fmt: skip
-_STATE = frozenset(("_orig_mod", "_opt_layers", "_opt_options", "_opt_static", "_opt_example"))
-_OF_EVERY_MODULE = vars(torch.nn.Module()).keys() - {"training", *_TABLES}
-_OWN = _STATE | frozenset(_TABLES) | _OF_EVERY_MODULE | {"forward", "_compiled_call_impl"}
 
-
-class OptimizedModel(torch.nn.Module):
+class OptimizedModel(ModelWrapper):
     """Calls a model, and its layers run the fastest order of their products meanwhile.
 
     Attributes, methods, parameters, names and modes are those of the model, which is unchanged
@@ -50,6 +33,8 @@ class OptimizedModel(torch.nn.Module):
         example: :func:`~pyg_accel.rewrite.trace.kinds_of` the arguments of a call, by name.
     """
 
+    _own = frozenset(("forward", "_opt_layers", "_opt_options", "_opt_static", "_opt_example"))
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -58,42 +43,17 @@ class OptimizedModel(torch.nn.Module):
         example: Mapping[str, Any] | None = None,
     ) -> None:
         """Share what the model holds."""
-        super().__init__()
-        own = vars(self)
-        del own["training"]
-        own.update({table: vars(model)[table] for table in _TABLES})
         layers = _runners(model, options)
-        own.update(_orig_mod=model, _opt_layers=layers, _opt_options=options, _opt_static=static,
-                   _opt_example=example, forward=_forward(model, layers, static))  # fmt: skip
+        super().__init__(model, _opt_layers=layers, _opt_options=options, _opt_static=static,
+                         _opt_example=example, forward=_forward(model, layers, static))  # fmt: skip
         install()
         weakref.finalize(self, uninstall)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the model has under a name."""
-        model = vars(self).get("_orig_mod")
-        if model is None:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return getattr(model, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Assign to the model what is the model's."""
-        if name in _OWN or "_orig_mod" not in vars(self):
-            super().__setattr__(name, value)
-        else:
-            setattr(self._orig_mod, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        """Delete what is the model's."""
-        if name in _OWN:
-            super().__delattr__(name)
-        else:
-            delattr(self._orig_mod, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Save the model, and what it was made with; decisions are made anew."""
         own = vars(self)
-        state = {name: own[name] for name in _OF_EVERY_MODULE}
-        return type(self), (self._orig_mod, self._opt_options, self._opt_static,
+        state = {name: own[name] for name in OF_EVERY_MODULE}
+        return type(self), (self._original, self._opt_options, self._opt_static,
                             self._opt_example), state  # fmt: skip
 
     def __copy__(self) -> "OptimizedModel":
@@ -101,38 +61,14 @@ class OptimizedModel(torch.nn.Module):
         make, given, _ = self.__reduce__()
         return make(*given)  # type: ignore[no-any-return]
 
-    def __dir__(self) -> list[str]:
-        """Name what the model has too."""
-        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
-
-    def __repr__(self) -> str:
-        """Show the model."""
-        return f"{type(self).__name__}({self._orig_mod!r})"
-
     @property
     def unread(self) -> dict[str, str]:
         """Why no graph of the model's calls can be drawn, if that is so; they run all the same."""
         try:
-            read(self._orig_mod, self._opt_example or {})
+            read(self._original, self._opt_example or {})
         except Unreadable as reason:
             return {"": str(reason)}
         return {}
-
-
-def _of_the_model(name: str) -> Callable[..., Any]:
-    """A method that calls the model's, and returns the wrapper in place of the model."""
-
-    @functools.wraps(vars(torch.nn.Module)[name])
-    def method(self: OptimizedModel, *args: Any, **kwargs: Any) -> Any:
-        found = getattr(self._orig_mod, name)(*args, **kwargs)
-        return self if found is self._orig_mod else found
-
-    return method
-
-
-for _name, _value in vars(torch.nn.Module).items():
-    if callable(_value) and not _name.startswith("__") and _name not in _OWN_METHODS:
-        setattr(OptimizedModel, _name, _of_the_model(_name))
 
 
 def rewritten_layers(fast: OptimizedModel) -> dict[str, RewrittenLayer]:

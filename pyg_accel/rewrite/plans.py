@@ -163,7 +163,7 @@ def plan(
 
 def plan_of(fast: OptimizedModel) -> ModelPlan:
     """Return what an optimised model has decided so far."""
-    model, unread, calls = fast._orig_mod, {}, {}
+    model, unread, calls = fast._original, {}, {}
     try:
         if not isinstance(model, MessagePassing):
             calls = calls_of(model, read(model, fast._opt_example))
