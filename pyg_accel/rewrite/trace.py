@@ -108,19 +108,19 @@ def calls_of(model: torch.nn.Module, graph: fx.Graph) -> dict[str, tuple[str, ..
             return str(value)
         if value.op in ("placeholder", "get_attr") or value.target in found:
             return str(value.target)
-        if not depth:
-            return "…"
-        given = [text(v, depth - 1) for v in value.args]
-        name = getattr(value.target, "__name__", value.target)
+        return call(value, depth - 1) if depth else "…"
+
+    def call(node: fx.Node, depth: int) -> str:
+        given = [text(v, depth) for v in node.args]
+        name = getattr(node.target, "__name__", node.target)
         if name in ("getitem", "getattr"):
             return f"{given[0]}[{given[1]}]" if name == "getitem" else f"{given[0]}.{given[1]}"
-        given += [f"{key}={text(v, depth - 1)}" for key, v in value.kwargs.items()]
+        given += [f"{key}={text(v, depth)}" for key, v in node.kwargs.items()]
         return f"{name}({', '.join(given)})"
 
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(
             model.get_submodule(node.target), MessagePassing
         ):
-            known = found.pop(node.target, ())
-            found[node.target] = (*known, text(node, MOST))
+            found[node.target] = (*found.get(node.target, ()), call(node, MOST))
     return found
