@@ -24,7 +24,7 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operan
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import running
 

@@ -12,7 +12,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import situation
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.patching.overrides import is_hooked
 from pyg_accel.patching.readable import METHODS, Reads, read_class
 from pyg_accel.patching.reasons import has_hooks, is_watched

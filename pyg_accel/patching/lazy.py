@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand
 from pyg_accel.ops.gspmm import REDUCES
-from pyg_accel.patching.edge_tensors import EdgeTensor, asks, plain_shape, replaced
+from pyg_accel.record.edge_tensors import EdgeTensor, asks, plain_shape, replaced
 
 if TYPE_CHECKING:
     from pyg_accel.patching.trace import Trace

@@ -18,7 +18,7 @@ from pyg_accel.formula import Formula, Operand, operands_of
 from pyg_accel.ops.blocked import at_once, in_blocks
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side, rules
 from pyg_accel.patching.reasons import has_hooks, modules_in
 from pyg_accel.patching.sampling import in_force

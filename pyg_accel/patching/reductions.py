@@ -20,7 +20,7 @@ from torch_geometric.nn.aggr import (
 )
 from torch_geometric.nn.aggr.fused import FusedAggregation
 
-from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, running
 from pyg_accel.patching.ordered import quantiles_of_sources, takes_quantiles
 from pyg_accel.patching.reasons import WATCHED, is_watched

@@ -15,7 +15,7 @@ from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.attention import Source, Weights, Where, attend, weighs_edges
-from pyg_accel.patching.edge_tensors import asks, materialize, name_of, plain_shape
+from pyg_accel.record.edge_tensors import asks, materialize, name_of, plain_shape
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import (
     IDENTITY,

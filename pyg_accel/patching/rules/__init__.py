@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand, operands_of
-from pyg_accel.patching.edge_tensors import name_of, plain_shape, replaced
+from pyg_accel.record.edge_tensors import name_of, plain_shape, replaced
 from pyg_accel.patching.edge_type_matmul import Matrices
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Unrecognised
 from pyg_accel.patching.networks import has_network, is_of_edges

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
-from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
 
 __all__ = [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operands_of
 from pyg_accel.ops.layout import Layout
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, PostReduce, Unrecognised, is_single_side
 from pyg_accel.patching.networks import has_network, reasons_against
 from pyg_accel.patching.rules.common import (

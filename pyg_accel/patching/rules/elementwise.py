@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.functions import FUNCTIONS, PARAMETRIC, UNARY
 from pyg_accel.ops.layout import Layout, broadcast
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side
 from pyg_accel.patching.networks import Network
 from pyg_accel.patching.rules.common import (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand
-from pyg_accel.patching.edge_tensors import plain_shape
+from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.patching.edge_type_matmul import Matrices, multiply
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, rule

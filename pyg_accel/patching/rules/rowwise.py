@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.patching.edge_tensors import name_of, plain_shape
+from pyg_accel.record.edge_tensors import name_of, plain_shape
 from pyg_accel.patching.lazy import (
     IDENTITY,
     LazyTensor,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Operand
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
 from pyg_accel.patching.lazy import LazyTensor, PostReduce, first_operand, is_single_side
 from pyg_accel.patching.networks import has_network
 from pyg_accel.patching.rules.common import (

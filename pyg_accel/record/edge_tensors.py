@@ -26,7 +26,13 @@ __all__ = [
 
 
 class EdgeTensor(Tensor):
-    """A tensor [.., E, ..] that has a shape, dtype and device alone."""
+    """A tensor [.., E, ..] that has a shape, dtype and device alone.
+
+    Attributes:
+        waits: it is an operand of messages, and computed when its numbers are needed.
+    """
+
+    waits = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is left to do after ``__new__``."""
@@ -39,6 +45,7 @@ class DeferredOperand(EdgeTensor):
         of_nodes: it has one row per node, and a function of each row is applied to it at once.
     """
 
+    waits = True
     of_nodes = False
 
     def ordinary(self) -> Tensor:

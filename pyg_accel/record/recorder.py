@@ -1,0 +1,304 @@
+"""Recording a call: every function of torch and every operator of this package that runs, in order.
+
+The code of the layer runs as it is, with its result for the caller. A mode sees the functions of
+torch; a profiler sees what else is called. What no program could repeat (numbers read out of a
+tensor, calls of functions that are not guarded, another mode of autograd) ends the record and
+leaves the call alone: :attr:`Recorder.reason` says why.
+"""
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from pyg_accel.graph import Graph
+from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
+from pyg_accel.record.guard import Guard, NotComparable, is_library, is_library_file
+
+__all__ = ["Recorder", "perform", "quiet", "running_recorder"]
+
+T = TypeVar("T")
+_NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+# Functions whose result nobody reads leave no trace: what a message collects and does not use.
+_WITHOUT_EFFECT = frozenset({
+    "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
+    "unsqueeze", "select", "narrow", "graph_of",
+})  # fmt: skip
+_ASKED = frozenset({
+    "requires_grad", "is_contiguous", "stride", "storage_offset", "is_sparse_csr", "__repr__",
+    "__format__", "_is_view", "has_names",
+})  # fmt: skip
+# Functions of Python and of its library that have no effect beside their result.
+_PURE_BUILTINS = frozenset({
+    "isinstance", "issubclass", "len", "getattr", "hasattr", "callable", "iter", "next", "min",
+    "max", "sum", "abs", "any", "all", "sorted", "divmod", "pow", "round", "repr",
+    "__build_class__", "chr", "ord", "hash", "format",
+})  # fmt: skip
+_PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "typing"})
+_PURE_TYPES = (str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, type)
+_CONTAINERS = (list, dict, set)
+_READS = frozenset({
+    "get", "keys", "values", "items", "index", "count", "copy", "__contains__", "__getitem__",
+    "union", "intersection", "difference", "issubset", "issuperset", "isdisjoint", "__len__",
+})  # fmt: skip
+
+
+class _Running(threading.local):
+    recorder: "Recorder | None" = None
+
+
+running_recorder = _Running()
+
+
+def perform(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function of this package, as one step of the record if there is one."""
+    recorder = running_recorder.recorder
+    with torch._C.DisableTorchFunction():
+        result = function(*args, **kwargs)
+    if recorder is not None:
+        recorder.take(function, args, kwargs, result, trusted=True)
+    return result
+
+
+def quiet() -> AbstractContextManager[Any]:
+    """Return a context in which a record alone sees the functions of torch."""
+    recorder = running_recorder.recorder
+    return torch._C.DisableTorchFunction() if recorder is None else recorder.alone()
+
+
+class Recorder(TorchFunctionMode):
+    """Records one call as a graph.
+
+    Args:
+        guard: what the code of the call reads.
+        inputs: the tensors among the arguments, in the order of the placeholders.
+
+    Attributes:
+        reason: why the call is not recorded; empty if it is.
+        graph: what ran.
+        constants: values that are no arguments, by the name of their node.
+        ran: code that ran.
+    """
+
+    def __init__(self, guard: Guard, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.reason = ""
+        self.graph = fx.Graph()
+        self.constants: dict[str, Any] = {}
+        self.ran: set[types.CodeType] = set()
+        self._guard = guard
+        self._values: dict[int, tuple[Any, fx.Node]] = {}
+        self._quiet = 0
+        self._modes = _modes()
+        self._outer: Recorder | None = None
+        self._profile: Any = None
+        for number, tensor in enumerate(inputs):
+            if id(tensor) in guard.tensors:
+                self.stop("an argument that is an attribute of the layer too")
+            node = self.graph.placeholder(f"a{number}")
+            self._values.setdefault(id(tensor), (tensor, node))
+
+    def stop(self, reason: str) -> None:
+        """End the record; the first reason counts."""
+        self.reason = self.reason or reason
+
+    # -- what runs ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Recorder":
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record what runs inside the block."""
+        self._outer, running_recorder.recorder = running_recorder.recorder, self
+        self._profile = sys.getprofile()
+        try:
+            with self:
+                sys.setprofile(self._called)
+                try:
+                    yield
+                finally:
+                    sys.setprofile(self._profile)
+        finally:
+            running_recorder.recorder = self._outer
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """See the functions inside the block, and let no other mode see them."""
+        self._quiet += 1
+        try:
+            with torch._C.DisableTorchFunctionSubclass(), self:
+                yield
+        finally:
+            self._quiet -= 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        edges = [t for t in types if issubclass(t, EdgeTensor)]
+        if edges and not self._quiet:  # rules of messages run functions that are recorded
+            kind = next((t for t in edges if not t.waits), edges[0])
+            with self:
+                return kind.__torch_function__(func, types, args, kwargs)
+        if self._quiet:
+            with torch._C.DisableTorchFunction():
+                result = func(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
+        self.take(func, args, kwargs, result)
+        return result
+
+    def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        """Look at a call that Python makes."""
+        if event == "call":
+            self.ran.add(frame.f_code)
+        elif (
+            event == "c_call"
+            and not is_library_file(frame.f_code.co_filename)
+            and not self._is_pure(arg)
+        ):
+            owner = getattr(arg, "__self__", None)
+            of = arg.__module__ if owner is None else type(owner).__name__
+            self.stop(f"it calls {of}.{arg.__name__}")
+
+    def _is_pure(self, function: Any) -> bool:
+        """Whether a function that is not written in Python has no effect beside its result."""
+        owner, module = getattr(function, "__self__", None), function.__module__
+        if owner is None or isinstance(owner, types.ModuleType):
+            if module == "builtins":
+                return function.__name__ in _PURE_BUILTINS
+            return is_library(module) or module in _PURE_MODULES
+        if isinstance(owner, Tensor) or is_library(type(owner).__module__) or is_library(module):
+            return True
+        if isinstance(owner, _CONTAINERS):
+            return function.__name__ in _READS or not self._guard.compares(owner)
+        return isinstance(owner, _PURE_TYPES) or type(owner).__module__ in _PURE_MODULES
+
+    # -- the graph ---------------------------------------------------------------------------------
+
+    def take(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        trusted: bool = False,
+    ) -> None:
+        """Take a note of a function that ran."""
+        if self.reason:
+            return
+        name = name_of(function)
+        if not trusted:
+            changes = changed_in_place(name, args, kwargs)
+            if _is_fact(function, name):
+                return
+            if name == "__set__" or not (_holds_tensors(result) or changes):
+                return self.stop(f"what it does depends on the numbers in a tensor ({name})")
+            if _modes() != self._modes:
+                return self.stop("it changes the mode of autograd or autocast")
+        try:
+            given = self._named(args, trusted), self._named(kwargs, trusted)
+            node = self._node(function, name, *given)
+        except NotComparable as error:
+            return self.stop(str(error))
+        self._bind(result, node)
+
+    def _node(self, function: Any, name: str, args: Any, kwargs: Any) -> fx.Node:
+        if name == "__get__":
+            return self.graph.call_function(getattr, (args[0], function.__self__.__name__))
+        if isinstance(function, types.FunctionType) and function.__module__ == "torch._tensor":
+            return self.graph.call_method(name, args, kwargs)
+        return self.graph.call_function(function, args, kwargs)
+
+    def _bind(self, value: Any, node: fx.Node) -> None:
+        if isinstance(value, (Tensor, Graph)):
+            self._values[id(value)] = (value, node)
+        elif isinstance(value, (tuple, list)) and _holds_tensors(value):
+            for place, item in enumerate(value):
+                if _holds_tensors(item) or isinstance(item, Graph):
+                    self._bind(item, self.graph.call_function(_item, (node, place)))
+
+    def _named(self, value: Any, trusted: bool) -> Any:
+        """An argument with nodes in place of tensors."""
+        if isinstance(value, (Tensor, Graph)):
+            return self.node_of(value)
+        if type(value) in (tuple, list):
+            return type(value)(self._named(v, trusted) for v in value)
+        if type(value) is torch.Size:
+            return tuple(value)
+        if type(value) is dict:
+            return {k: self._named(v, trusted) for k, v in value.items()}
+        if type(value) is slice:
+            return slice(*(self._named(v, trusted) for v in (value.start, value.stop, value.step)))
+        if type(value) in _NUMBERS or isinstance(value, _FACTS):
+            return value
+        if trusted or isinstance(value, torch.Generator):
+            return self._constant(value)
+        raise NotComparable(f"a function of torch is called with a {type(value).__name__}")
+
+    def node_of(self, value: Any) -> fx.Node:
+        """Return the node of a tensor or graph.
+
+        Raises:
+            NotComparable: if nothing that was recorded has made it.
+        """
+        known = self._values.get(id(value))
+        if known is not None:
+            return known[1]
+        if id(value) in self._guard.tensors:
+            node = self._constant(value)
+            self._values[id(value)] = (value, node)
+            return node
+        raise NotComparable("a tensor that no function of torch has made")
+
+    def _constant(self, value: Any) -> fx.Node:
+        name = f"k{len(self.constants)}"
+        self.constants[name] = value
+        return self.graph.get_attr(name)
+
+    def finish(self, out: Any) -> None:
+        """Record what the call returns."""
+        if self.reason:
+            return
+        try:
+            self.graph.output(self._named(out, False))
+        except NotComparable as error:
+            return self.stop(f"its result: {error}")
+        for node in reversed(self.graph.nodes):
+            if not node.users and node.op == "call_function" and (
+                node.target is _item or name_of(node.target) in _WITHOUT_EFFECT
+            ):
+                self.graph.erase_node(node)
+
+
+def _item(values: Any, place: int) -> Any:
+    return values[place]
+
+
+def _is_fact(function: Any, name: str) -> bool:
+    """Whether a function asks for what arguments of one kind have in common."""
+    if asks(function) or name in _ASKED:
+        return True
+    owner = getattr(getattr(function, "__self__", None), "__name__", "")
+    return name == "__get__" and owner == "requires_grad"
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, Tensor)
+
+
+def _modes() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+        torch._C._is_any_autocast_enabled(), torch.get_default_dtype(),
+    )  # fmt: skip
