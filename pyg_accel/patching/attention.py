@@ -26,7 +26,7 @@ from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
-from pyg_accel.patching.lazy import running
+from pyg_accel.patching.running import running
 
 __all__ = ["Source", "Weights", "Where", "attend", "weighs_edges"]
 

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
 from pyg_accel.patching.edge_tensors import EdgeTensor, changed_in_place, name_of
-from pyg_accel.patching.lazy import Unrecognised
+from pyg_accel.patching.running import Unrecognised
 
 __all__ = ["Watch"]
 
