@@ -31,16 +31,6 @@ FLOORS = {
     "__main__": 7,
 }  # fmt: skip
 
-# Modules that name others at run time. Every entry says why the circle, or what cannot be known, is
-# harmless; an entry that is no longer needed fails the test.
-LATE_IMPORTS = {
-    # The public names of the package, each imported when it is asked for.
-    "pyg_accel": {"f'pyg_accel.{name}'", "_HOME[name]"},
-    # A suite of benchmarks/, outside of the package.
-    "pyg_accel.__main__": {"name"},
-    # Rules make lazy tensors, and a lazy tensor looks its rules up when torch calls it.
-    "pyg_accel.patching.lazy": {"'pyg_accel.patching.rules'"},
-}
 # Private names of PyG outside of the overrides, which ought to move there.
 PRIVATES_IN_USE = {
     "settings.py": {"_data"},  # of os.environ
@@ -70,15 +60,6 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield node.module
             if node.module == "pyg_accel":
                 yield from (f"pyg_accel.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and (name := late_import(node)):
-            yield name.strip("'")
-
-
-def late_import(node: ast.Call) -> str | None:
-    """The source of what ``import_module`` is asked for; a plain name comes in quotes."""
-    if ast.unparse(node.func).split(".")[-1] not in ("import_module", "__import__"):
-        return None
-    return ast.unparse(node.args[0])
 
 
 def breaches(files: Iterable[Path], look: Callable[[Path], Iterable[str]]) -> str:
@@ -112,19 +93,17 @@ def test_imports_run_downwards():
 
 
 def test_no_modules_import_one_another_in_a_circle():
-    """Imports inside of functions count, late ones too; those for type checkers alone do not."""
+    """Imports inside of functions count, and those for type checkers alone."""
     named = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
         for path in FILES
     }
     graph: dict[str, set[str]] = {}
-    late: dict[str, set[str]] = {}
     for name, path in named.items():
-        tree = ast.parse(path.read_text())  # of its own: it is cut
         graph[name] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-                node.body.clear()
+        tree = ast.parse(path.read_text())
+        if name == "pyg_accel":  # its public names are imported when they are first asked for
+            tree.body = [node for node in tree.body if not isinstance(node, ast.If)]
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 assert not node.level, f"{path}: a relative import, which this test does not follow"
@@ -134,15 +113,23 @@ def test_no_modules_import_one_another_in_a_circle():
                     graph[name].add(full if full in named else node.module)
             elif isinstance(node, ast.Import):
                 graph[name].update(alias.name for alias in node.names)
-            elif isinstance(node, ast.Call) and (asked := late_import(node)):
-                if asked in LATE_IMPORTS.get(name, ()):
-                    late.setdefault(name, set()).add(asked)
-                else:
-                    assert asked.strip("'") in named, f"{path}: what is import_module({asked})?"
-                    graph[name].add(asked.strip("'"))
-    assert late == LATE_IMPORTS
-    known = {name: (others & named.keys()) - {name} for name, others in graph.items()}
-    graphlib.TopologicalSorter(known).prepare()
+    edges = {name: (others & named.keys()) - {name} for name, others in graph.items()}
+    graphlib.TopologicalSorter(edges).prepare()
+
+
+def test_modules_do_not_import_others_by_name():
+    """A name in a string hides an import from every tool that reads them."""
+
+    def by_name(path: Path) -> Iterator[str]:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+                "import_module", "__import__",
+            ):  # fmt: skip
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+
+    # The public names of the package, each imported when it is asked for; a suite of benchmarks/.
+    files = [p for p in FILES if p not in (PACKAGE / "__init__.py", PACKAGE / "__main__.py")]
+    assert not (found := breaches(files, by_name)), found
 
 
 def test_floors_below_patching_know_nothing_of_pyg():

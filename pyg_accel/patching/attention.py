@@ -24,9 +24,9 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operan
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
-from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
-from pyg_accel.patching.lazy import running
+from pyg_accel.patching.running import running
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 
 __all__ = ["Source", "Weights", "Where", "attend", "weighs_edges"]
 

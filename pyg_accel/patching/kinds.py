@@ -12,12 +12,12 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import situation
 from pyg_accel.patching.attention import Weights
-from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.patching.overrides import is_hooked
 from pyg_accel.patching.readable import METHODS, Reads, read_class
 from pyg_accel.patching.reasons import has_hooks, is_watched
 from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.sampling import in_force
+from pyg_accel.record.edge_tensors import plain_shape
 
 __all__ = ["Key", "kind_of_call", "reads_of", "tensors_of"]
 

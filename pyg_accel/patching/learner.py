@@ -9,6 +9,7 @@ from pyg_accel.formula import Formula
 from pyg_accel.ops.layout import Layout
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.kinds import Key, reads_of, tensors_of
+from pyg_accel.patching.lazy import Done, Made
 from pyg_accel.patching.plans import (
     THE_LAYER,
     THE_SOFTMAX,
@@ -19,7 +20,7 @@ from pyg_accel.patching.plans import (
     sizes_of,
 )
 from pyg_accel.patching.steps import VIEWS, Step, for_any_size, is_index
-from pyg_accel.patching.trace import Done, Made, Trace
+from pyg_accel.patching.trace import Trace
 
 __all__ = ["learn"]
 

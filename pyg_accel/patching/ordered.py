@@ -23,10 +23,11 @@ from pyg_accel.graph import Graph
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.groups import groups_of
 from pyg_accel.ops.ordered_groups import first_rows, side_by_side, slots_of, taken_at
-from pyg_accel.record.edge_tensors import plain_shape
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.reasons import data_reasons, is_active, torch_records, transform_reasons
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.watch import Watch
+from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.settings import settings
 
 __all__ = ["quantile", "quantiles_of_sources", "sort", "takes_quantiles", "to_dense_batch"]

@@ -24,11 +24,11 @@ from pyg_accel.formula import Formula, parse
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.patching.attention import Source, Weights, Where, attend
-from pyg_accel.record.edge_tensors import materialize
 from pyg_accel.patching.kinds import Key
 from pyg_accel.patching.reductions import combine
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.steps import Step
+from pyg_accel.record.edge_tensors import materialize
 
 __all__ = [
     "THE_LAYER", "THE_SOFTMAX", "Origin", "Plan", "Softmax", "find", "forget", "keep", "sizes_of",

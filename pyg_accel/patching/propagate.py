@@ -19,17 +19,10 @@ from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
-from pyg_accel.record.edge_tensors import materialize, plain_shape
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
-from pyg_accel.patching.lazy import (
-    LazyTensor,
-    Unrecognised,
-    first_operand,
-    is_single_side,
-    running,
-)
+from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.overrides import hook_reasons, template
 from pyg_accel.patching.reasons import (
@@ -49,11 +42,13 @@ from pyg_accel.patching.reasons import (
 from pyg_accel.patching.rng_state import random_state, restore, tensors_of
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
+from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.thresholds import KINDS
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
+from pyg_accel.record.edge_tensors import materialize, plain_shape
 from pyg_accel.settings import settings
 
 __all__ = ["bypassed", "call", "forget", "set_sparse_value", "softmax", "spmm"]

@@ -20,11 +20,12 @@ from torch_geometric.nn.aggr import (
 )
 from torch_geometric.nn.aggr.fused import FusedAggregation
 
-from pyg_accel.record.edge_tensors import plain_shape
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, running
+from pyg_accel.patching.lazy import LazyTensor, Tracer
 from pyg_accel.patching.ordered import quantiles_of_sources, takes_quantiles
 from pyg_accel.patching.reasons import WATCHED, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
+from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.record.edge_tensors import plain_shape
 
 __all__ = ["aggregate", "combine", "is_simple", "reduces_of"]
 
@@ -94,7 +95,7 @@ def _of_edges(aggregation: Aggregation, x: Tensor, index: Any) -> Tensor:
     Those that a message made of nodes' features it has written out already, for which it has a size
     limit of its own.
     """
-    trace = running.traces[-1]
+    trace: Tracer = running.traces[-1]
     if (
         trace.gathered
         or x.dim() < 2

@@ -23,7 +23,7 @@ from pyg_accel.matrices import (
     values_of,
 )
 from pyg_accel.memo import Memo
-from pyg_accel.patching.lazy import Unrecognised
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import aggregate
 from pyg_accel.patching.watch import Watch
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
-from pyg_accel.patching.lazy import Unrecognised
 
 __all__ = ["Watch"]
 

@@ -51,7 +51,7 @@ class LayerProgram:
         """Compile the graph."""
         code = self.graph.python_code("self")
         names = dict(code.globals)
-        exec(code.src, names)  # noqa: S102 - generated from the graph
+        exec(code.src, names)
         holder = _Constants()
         vars(holder).update(self.constants)
         self.run: Callable[..., Any] = names["forward"].__get__(holder)

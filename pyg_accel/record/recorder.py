@@ -273,8 +273,10 @@ class Recorder(TorchFunctionMode):
         except NotComparable as error:
             return self.stop(f"its result: {error}")
         for node in reversed(self.graph.nodes):
-            if not node.users and node.op == "call_function" and (
-                node.target is _item or name_of(node.target) in _WITHOUT_EFFECT
+            if (
+                not node.users
+                and node.op == "call_function"
+                and (node.target is _item or name_of(node.target) in _WITHOUT_EFFECT)
             ):
                 self.graph.erase_node(node)
 

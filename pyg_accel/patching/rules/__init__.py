@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand, operands_of
-from pyg_accel.record.edge_tensors import name_of, plain_shape, replaced
 from pyg_accel.patching.edge_type_matmul import Matrices
-from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Unrecognised
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer
 from pyg_accel.patching.networks import has_network, is_of_edges
 from pyg_accel.patching.rules import concatenation, products, rowwise, shapes  # noqa: F401 - for their rules
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
 from pyg_accel.patching.rules.rowwise import lazies_in, record
 from pyg_accel.patching.rules.scatter import reduce_over_targets
-from pyg_accel.patching.trace import Trace
+from pyg_accel.patching.running import Unrecognised
+from pyg_accel.record.edge_tensors import name_of, plain_shape, replaced
 
 __all__ = ["apply", "intercept", "record", "reduce_over_targets"]
 
@@ -36,7 +36,7 @@ _LINEAR = ("input", "weight", "bias")
 _SELECT = dict.fromkeys(("input", "dim", "index"))  # names of arguments, in their order
 
 
-def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+def intercept(trace: Tracer, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
     if name == "index_select" and len(args) + len(kwargs) == 3:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
-from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
+from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
 
 __all__ = [
     "MAX_MATERIALIZED_WIDTH",

@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand
-from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.patching.edge_type_matmul import Matrices, multiply
-from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, rule
 from pyg_accel.patching.rules.rowwise import product
-from pyg_accel.patching.trace import Trace
+from pyg_accel.record.edge_tensors import plain_shape
 
 __all__ = ["chooses"]
 
 
-def chooses(trace: Trace, source: Any, index: Any) -> bool:
+def chooses(trace: Tracer, source: Any, index: Any) -> bool:
     """Whether ``source[index]`` takes a matrix, or several, for every edge."""
     return (
         isinstance(source, Tensor)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Operand
 from pyg_accel.patching.attention import Weights
-from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
-from pyg_accel.patching.lazy import LazyTensor, PostReduce, first_operand, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, PostReduce, Tracer, first_operand, is_single_side
 from pyg_accel.patching.networks import has_network
 from pyg_accel.patching.rules.common import (
     Args,
@@ -24,7 +23,7 @@ from pyg_accel.patching.rules.common import (
 )
 from pyg_accel.patching.rules.concatenation import concatenate
 from pyg_accel.patching.rules.rowwise import leaves_edges_alone
-from pyg_accel.patching.trace import Trace
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
 
 
 @rule("clone", "contiguous", "alias")
@@ -156,7 +155,7 @@ def _pick_one_each(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 
 
 def _pick_part(
-    trace: Trace, func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs
+    trace: Tracer, func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs
 ) -> Tensor:
     index = args[0] if name_of(func) == "__getitem__" and args else None
     taken = index if isinstance(index, tuple) else (index,)
