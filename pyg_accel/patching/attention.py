@@ -27,6 +27,7 @@ from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.running import running
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.recorder import perform, quiet
 
 __all__ = ["Source", "Weights", "Where", "attend", "weighs_edges"]
 
@@ -125,12 +126,33 @@ class Source:
     def written(self) -> Tensor:
         """The weights without dropout, [E] or [E, H]."""
         if self._written is None:
-            with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.grad):
-                scores = messages(self.graph, self.score, self.given(), edge_order=True)
-                scores = scores.expand(-1, prod(self.shape[1:]), 1).squeeze(-1)
-                weights = ops.edge_softmax(self.graph, scores.to(self.dtype), edge_order=True)
-                self._written = weights.view(self.shape)
+            self._written = perform(
+                _softmax, self.graph, self.score, self.given(), self.dtype, self.shape[1:],
+                grad=self.grad,
+            )  # fmt: skip
         return self._written
+
+
+def _softmax(
+    graph: Graph,
+    score: Formula,
+    operands: list[Tensor],
+    dtype: torch.dtype,
+    trailing: tuple[int, ...],
+    *,
+    grad: bool,
+) -> Tensor:
+    """Write softmax weights out, [E, ...]."""
+    with torch.set_grad_enabled(grad):
+        scores = messages(graph, score, operands, edge_order=True)
+        scores = scores.expand(-1, prod(trailing), 1).squeeze(-1)
+        weights = ops.edge_softmax(graph, scores.to(dtype), edge_order=True)
+        return weights.view(-1, *trailing)
+
+
+def _masked(weights: Tensor, mask: Tensor | None, shape: tuple[int, ...], *, grad: bool) -> Tensor:
+    with torch.set_grad_enabled(grad):
+        return (weights if mask is None else weights * mask).view(-1, *shape)
 
 
 class Weights(DeferredOperand):
@@ -168,11 +190,10 @@ class Weights(DeferredOperand):
     def ordinary(self) -> Tensor:
         """Return them as an ordinary tensor."""
         if self._real is None:
-            written = self.source.written()
-            with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.source.grad):
-                if self.mask is not None:
-                    written = written * self.mask
-                self._real = written.view(plain_shape(self))
+            shape = tuple(plain_shape(self)[1:])
+            self._real = perform(
+                _masked, self.source.written(), self.mask, shape, grad=self.source.grad
+            )
         return self._real
 
     def differentiable(self) -> bool:
@@ -210,8 +231,8 @@ def _viewed(
 def _dropped(
     func: Callable[..., Any], weights: Weights, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Weights:
-    with torch._C.DisableTorchFunctionSubclass():
-        ones = torch.ones(weights.shape, dtype=weights.dtype, device=weights.device)
+    source = weights.source
+    ones = perform(_ones, source.owner, tuple(plain_shape(weights)[1:]), source.dtype)
     mask = func(ones, *args, **kwargs)
     if mask is ones:
         return weights
@@ -221,6 +242,10 @@ def _dropped(
     if weights.mask is not None:
         mask = mask * weights.mask
     return Weights(weights.source, plain_shape(weights), mask)
+
+
+def _ones(edge_index: Tensor, trailing: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.ones((edge_index.size(1), *trailing), dtype=dtype, device=edge_index.device)
 
 
 def attend(
@@ -274,18 +299,18 @@ def attend(
         places[o.index] = len(given)
         sides[len(given)] = o.side
         names.append(operands[o.index])
-        with torch._C.DisableTorchFunction():
+        with quiet():
             if repeated[o.index]:
                 t = t.expand(num_rows, *t.shape[1:])
             given.append(layout.fold(t))
     factor = -1
     if weights.mask is not None:
         factor = len(given)
-        with torch._C.DisableTorchFunction():
+        with quiet():
             given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
     waiting, score_text, value_text, text = _texts(score, value, tuple(places.items()), factor)
-    with torch._C.DisableTorchFunction():
-        out = ops.attention(graph, score_text, value_text, given, edge_order=True)
+    with quiet():
+        out = perform(ops.attention, graph, score_text, value_text, given, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
     return out, text, waiting
 

@@ -23,6 +23,7 @@ from pyg_accel.patching.reasons import (
     torch_records,
     transform_reasons,
 )
+from pyg_accel.record.recorder import perform
 from pyg_accel.settings import settings
 
 __all__ = ["OF_EVERY_MODULE", "declined", "forget", "hooked", "layer", "memoise"]
@@ -139,7 +140,7 @@ def _is_worth_nothing(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 # The function runs as in eager mode: memory of a compiler's results may be the compiler's.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return MEMO.borrow(function, *args, **kwargs)
+    return perform(MEMO.borrow, function, *args, borrows=True, **kwargs)
 
 
 def _builds_no_graph(num_edges: int, device: str) -> bool:

@@ -23,6 +23,7 @@ from pyg_accel.patching.reasons import has_hooks, modules_in
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.recorder import quiet, running_recorder
 from pyg_accel.settings import settings
 
 __all__ = [
@@ -227,12 +228,14 @@ def _run(
     of_edges: bool = False,
 ) -> tuple[list[Tensor], bool]:
     """Return the results, and whether all edges were there at once."""
+    if running_recorder.recorder is not None:
+        running_recorder.recorder.stop("a network on the features of edges")
     given: list[Any] = [t.node if isinstance(t, Network) else materialize(t) for t in operands]
     root = Message(formula, tuple(given), tuple(sides))
     product = _product(formula, operands, reduces)
     shapes = [plain_shape(t) for t in operands]
     tensors = list(dict.fromkeys(_Known(t, side) for t, side in _tensors(root)))
-    with torch._C.DisableTorchFunction():
+    with quiet():
         graph = trace.graph_of(num_rows)
         size = _bytes(tensors, product, num_rows, trace.num_edges)
         whole = product is None and fits_whole(size * trace.num_edges, trace.device)

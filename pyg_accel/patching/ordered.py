@@ -28,6 +28,7 @@ from pyg_accel.patching.reasons import data_reasons, is_active, torch_records, t
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.watch import Watch
 from pyg_accel.record.edge_tensors import plain_shape
+from pyg_accel.record.recorder import quiet
 from pyg_accel.settings import settings
 
 __all__ = ["quantile", "quantiles_of_sources", "sort", "takes_quantiles", "to_dense_batch"]
@@ -99,7 +100,7 @@ def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> T
         or not _is_exact(aggregation, x, trace.num_edges)
     ):
         return None
-    with torch._C.DisableTorchFunction():
+    with quiet():
         out = _quantiles(aggregation, trace.graph_of(num_rows), x)
     note_choice("torch")
     trace.others = True

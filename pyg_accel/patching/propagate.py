@@ -49,6 +49,7 @@ from pyg_accel.patching.thresholds import KINDS
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
 from pyg_accel.record.edge_tensors import materialize, plain_shape
+from pyg_accel.record.recorder import running_recorder
 from pyg_accel.settings import settings
 
 __all__ = ["bypassed", "call", "forget", "set_sparse_value", "softmax", "spmm"]
@@ -128,7 +129,8 @@ def call(
         return out
     refuse_training(self)
     given, plain = _Call(original, self, edge_index, args, kwargs), None
-    if not args and (found is None or not found.reason):
+    recorder = running_recorder.recorder
+    if not args and (found is None or not found.reason) and recorder is None:
         plain = kind_of_call(original, self, edge_index, kwargs)
         out = _planned(given, plain)
         if out is not None:
@@ -154,6 +156,8 @@ def call(
             out, trace, names = _attempt(given)
         except Unrecognised as reason:
             reasons = [str(reason)]
+            if recorder is not None:
+                recorder.stop(str(reason))
             if reason.permanent:
                 _found.setdefault(self, {})[key] = _Found(str(reason), "")
             restore(state)

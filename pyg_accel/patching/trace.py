@@ -21,6 +21,7 @@ from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.steps import REPEATABLE, VIEWS
 from pyg_accel.record.edge_tensors import asks, materialize, name_of, plain_shape
+from pyg_accel.record.recorder import perform, quiet
 
 __all__ = ["Trace"]
 
@@ -59,8 +60,7 @@ class Trace(Tracer):
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""
         try:
-            with torch._C.DisableTorchFunction():
-                return graph_of(self.edge_index, num_rows, num_cols, self.target, self.owner)
+            return perform(graph_of, self.edge_index, num_rows, num_cols, self.target, self.owner)
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
             raise Unrecognised(str(error), permanent=False) from error
 
@@ -107,13 +107,13 @@ class Trace(Tracer):
                     return [out]
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
         graph = self.graph_of(num_rows)
-        with torch._C.DisableTorchFunction():
+        with quiet():
             operands = self._given(numbers, num_rows)
             paired = with_pairs_as_sources(formula, operands, self.target, num_rows)
             if paired is not None:
                 graph, formula, operands = paired
             operands = [materialize(t) for t in operands]
-            outs, note = aggregate(graph, formula, operands, reduces)
+            outs, note = perform(aggregate, graph, formula, operands, reduces)
         self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
         self.done = None
         if lazy.later is not IDENTITY or lazy.edge_dim:
@@ -130,19 +130,20 @@ class Trace(Tracer):
         """Write the tensor out: [.., E, ..]."""
         self.others = True
         if lazy.parts is not None:
-            with torch._C.DisableTorchFunction():
+            with quiet():
                 pieces = [self.compute(p) if isinstance(p, LazyTensor) else p for p in lazy.parts]
                 return torch.cat(pieces, dim=-1)
         formula, numbers = self.own_numbers(lazy)
-        with torch._C.DisableTorchFunction():
+        with quiet():
             if is_single_side(lazy):
                 return self._gathered(formula, numbers).movedim(0, lazy.edge_dim)
             graph = self.graph_of(self.rows_of_side("v"))
             operands = self._operands(numbers, graph.num_rows)
             if lazy.summed:
-                out = messages(graph, formula, operands, edge_order=True).view(plain_shape(lazy))
+                out = perform(messages, graph, formula, operands, edge_order=True)
+                out = out.view(plain_shape(lazy))
             else:
-                out = ops.gspmm(graph, formula, operands, reduce="none", edge_order=True)
+                out = perform(ops.gspmm, graph, formula, operands, reduce="none", edge_order=True)
         self.formulas.append(f"{formula}")
         return lazy.later.apply(out).movedim(0, lazy.edge_dim)
 
@@ -160,8 +161,9 @@ class Trace(Tracer):
         formula, numbers = self.own_numbers(lazy)
         graph = self.graph_of(self.rows_of_side("v"))
         operands = self._operands(numbers, graph.num_rows)
-        with torch._C.DisableTorchFunction():
-            out: Tensor = ops.gspmm(graph, Sum(formula), operands, reduce="none", edge_order=True)
+        out: Tensor = perform(
+            ops.gspmm, graph, Sum(formula), operands, reduce="none", edge_order=True
+        )
         self.formulas.append(f"sum({formula})")
         return out
 
@@ -175,7 +177,7 @@ class Trace(Tracer):
         shape = tuple(plain_shape(lazy))
         graph = self.graph_of(num_rows)
         layout = Layout(shape[1:], len(shape) - 1)
-        with torch._C.DisableTorchFunction():
+        with quiet():
             operands = [materialize(self.operands[n]) for n in numbers]
             if not lazy.summed:
                 operands = [layout.fold(t) for t in operands]

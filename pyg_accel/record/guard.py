@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["Guard", "NotComparable", "is_library", "is_library_file", "module_of"]
+__all__ = ["Guard", "NotComparable", "is_library", "is_library_file", "is_package_file", "is_python_file", "module_of"]
 
 _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, slice, range, Enum, torch.dtype,
@@ -35,6 +35,7 @@ _BUILTINS = (
     types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
 )  # fmt: skip
 _LIBRARIES = ("torch", "torch_geometric", "pyg_accel", "torch_sparse", "torch_scatter", "pyg_lib")
+_PACKAGE = str(Path(__file__).parents[1])
 _PYTHON = sysconfig.get_path("stdlib")
 _Getter = Callable[[Mapping[Any, Any]], tuple[Any, ...]]
 _OF_MODULES = frozenset(vars(Module())) - {"training"}
@@ -306,12 +307,19 @@ def _counts(value: Any, ran: Collection[types.CodeType]) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+def is_python_file(path: str) -> bool:
+    """Return whether code is that of Python's own library."""
+    return path.startswith(("<frozen ", _PYTHON)) and "site-packages" not in path
+
+
+@functools.lru_cache(maxsize=4096)
 def is_library_file(path: str) -> bool:
-    """Whether code is torch's, PyG's, Python's own or this package's."""
-    if path.startswith("<"):
-        return not path.startswith(("<ipython", "<stdin", "<string"))
-    parts = Path(path).parts
-    return any(name in parts for name in _LIBRARIES) or path.startswith(_PYTHON)
+    """Return whether code is torch's, PyG's or this package's."""
+    if path.startswith("<"):  # methods of named tuples and data classes
+        return path == "<string>"
+    *folders, name = Path(path).parts
+    # PyG renders templates into files of their own.
+    return name.startswith("torch_geometric.") or any(f in _LIBRARIES for f in folders)
 
 
 def _is_of_library(value: Any) -> bool:
@@ -331,6 +339,11 @@ def _codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes_of(constant)
+
+
+def is_package_file(path: str) -> bool:
+    """Return whether code is this package's."""
+    return path.startswith(_PACKAGE)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,9 +17,17 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from pyg_accel.cache import memory_of
 from pyg_accel.graph import Graph
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
-from pyg_accel.record.guard import Guard, NotComparable, is_library, is_library_file
+from pyg_accel.record.guard import (
+    Guard,
+    NotComparable,
+    is_library,
+    is_library_file,
+    is_package_file,
+    is_python_file,
+)
 
 __all__ = ["Recorder", "perform", "quiet", "running_recorder"]
 
@@ -32,9 +40,10 @@ _WITHOUT_EFFECT = frozenset({
     "unsqueeze", "select", "narrow", "graph_of",
 })  # fmt: skip
 _ASKED = frozenset({
-    "requires_grad", "is_contiguous", "stride", "storage_offset", "is_sparse_csr", "__repr__",
-    "__format__", "_is_view", "has_names",
+    "requires_grad", "is_contiguous", "stride", "storage_offset", "__repr__", "__format__",
 })  # fmt: skip
+# What this package asks of tensors, to know them again.
+_IDENTITY = frozenset({"_version", "untyped_storage", "_base", "data_ptr", "is_inference"})
 # Functions of Python and of its library that have no effect beside their result.
 _PURE_BUILTINS = frozenset({
     "isinstance", "issubclass", "len", "getattr", "hasattr", "callable", "iter", "next", "min",
@@ -57,13 +66,22 @@ class _Running(threading.local):
 running_recorder = _Running()
 
 
-def perform(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function of this package, as one step of the record if there is one."""
+def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwargs: Any) -> T:
+    """Call a function of this package, as one step of the record if there is one.
+
+    Args:
+        function: the function.
+        args: of the call.
+        borrows: its results are shared: the layer returns copies of them, and changes none.
+        kwargs: of the call.
+    """
     recorder = running_recorder.recorder
     with torch._C.DisableTorchFunction():
         result = function(*args, **kwargs)
     if recorder is not None:
         recorder.take(function, args, kwargs, result, trusted=True)
+        if borrows:
+            recorder.borrow(result)
     return result
 
 
@@ -95,6 +113,7 @@ class Recorder(TorchFunctionMode):
         self.ran: set[types.CodeType] = set()
         self._guard = guard
         self._values: dict[int, tuple[Any, fx.Node]] = {}
+        self._borrowed: list[Tensor] = []
         self._quiet = 0
         self._modes = _modes()
         self._outer: Recorder | None = None
@@ -143,7 +162,7 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         edges = [t for t in types if issubclass(t, EdgeTensor)]
-        if edges and not self._quiet:  # rules of messages run functions that are recorded
+        if edges and torch._C._is_torch_function_enabled():  # rules of messages run functions that are recorded
             kind = next((t for t in edges if not t.waits), edges[0])
             with self:
                 return kind.__torch_function__(func, types, args, kwargs)
@@ -157,13 +176,14 @@ class Recorder(TorchFunctionMode):
 
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """Look at a call that Python makes."""
+        code, caller = frame.f_code, frame
+        while is_python_file(caller.f_code.co_filename) and caller.f_back is not None:
+            caller = caller.f_back  # Python's library works for who calls it
+        of_library = is_library_file(caller.f_code.co_filename)
         if event == "call":
-            self.ran.add(frame.f_code)
-        elif (
-            event == "c_call"
-            and not is_library_file(frame.f_code.co_filename)
-            and not self._is_pure(arg)
-        ):
+            if not (of_library and is_python_file(code.co_filename)):
+                self.ran.add(code)
+        elif event == "c_call" and not of_library and not self._is_pure(arg):
             owner = getattr(arg, "__self__", None)
             of = arg.__module__ if owner is None else type(owner).__name__
             self.stop(f"it calls {of}.{arg.__name__}")
@@ -200,16 +220,29 @@ class Recorder(TorchFunctionMode):
             changes = changed_in_place(name, args, kwargs)
             if _is_fact(function, name):
                 return
-            if name == "__set__" or not (_holds_tensors(result) or changes):
-                return self.stop(f"what it does depends on the numbers in a tensor ({name})")
-            if _modes() != self._modes:
-                return self.stop("it changes the mode of autograd or autocast")
+            if any(known is tensor for known in self._borrowed for tensor in changes):
+                return self.stop("it changes a tensor in place that other calls share")
+            if _modes() != self._modes or name == "__set__" or "seed" in name:
+                return self.stop(f"it changes the mode of torch or of a tensor ({name})")
+            if not (_holds_tensors(result) or changes):
+                if _holds_tensors([*args, *kwargs.values()]):
+                    name = getattr(getattr(function, "__self__", None), "__name__", name)
+                    self.stop(f"what it does depends on the numbers in a tensor ({name})")
+                return
         try:
             given = self._named(args, trusted), self._named(kwargs, trusted)
             node = self._node(function, name, *given)
         except NotComparable as error:
             return self.stop(str(error))
         self._bind(result, node)
+
+    def borrow(self, value: Any) -> None:
+        """Take a note of tensors that others hold too."""
+        if isinstance(value, Tensor):
+            self._borrowed.append(value)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                self.borrow(item)
 
     def _node(self, function: Any, name: str, args: Any, kwargs: Any) -> fx.Node:
         if name == "__get__":
@@ -269,7 +302,7 @@ class Recorder(TorchFunctionMode):
         if self.reason:
             return
         try:
-            self.graph.output(self._named(out, False))
+            self.graph.output(self._left(out))
         except NotComparable as error:
             return self.stop(f"its result: {error}")
         for node in reversed(self.graph.nodes):
@@ -281,6 +314,18 @@ class Recorder(TorchFunctionMode):
                 self.graph.erase_node(node)
 
 
+    def _left(self, value: Any) -> Any:
+        """What leaves the call, with copies of what it borrowed."""
+        if type(value) in (tuple, list):
+            return type(value)(map(self._left, value))
+        node = self._named(value, False)
+        if isinstance(value, Tensor):
+            memory = memory_of(value)
+            if any(memory_of(tensor) == memory for tensor in self._borrowed):
+                return self.graph.call_function(torch.clone, (node,))
+        return node
+
+
 def _item(values: Any, place: int) -> Any:
     return values[place]
 
@@ -289,8 +334,11 @@ def _is_fact(function: Any, name: str) -> bool:
     """Whether a function asks for what arguments of one kind have in common."""
     if asks(function) or name in _ASKED:
         return True
-    owner = getattr(getattr(function, "__self__", None), "__name__", "")
-    return name == "__get__" and owner == "requires_grad"
+    if name == "__get__":
+        name = getattr(function.__self__, "__name__", "")
+    if name in _IDENTITY:
+        return is_package_file(sys._getframe(3).f_code.co_filename)
+    return name == "requires_grad"
 
 
 def _holds_tensors(value: Any) -> bool:

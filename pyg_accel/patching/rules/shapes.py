@@ -24,6 +24,7 @@ from pyg_accel.patching.rules.common import (
 from pyg_accel.patching.rules.concatenation import concatenate
 from pyg_accel.patching.rules.rowwise import leaves_edges_alone
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
+from pyg_accel.record.recorder import quiet
 
 
 @rule("clone", "contiguous", "alias")
@@ -148,7 +149,7 @@ def _pick_one_each(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if operand.side == "e" or trace.repeated[operand.index] or index.shape != (shape[0], 1):
         raise Declined
     row = trace.target if operand.side == "v" else 1 - trace.target
-    with torch._C.DisableTorchFunction():
+    with quiet():
         flat = first_operand(lazy).reshape(-1)
         places = trace.edge_index[row].long() * shape[1] + index[:, 0]
         return flat.index_select(0, places).unsqueeze(1)
