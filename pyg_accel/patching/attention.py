@@ -181,6 +181,10 @@ class Weights(DeferredOperand):
         made.source, made.mask, made.made, made._real = source, mask, (), None
         return made
 
+    def edges(self) -> tuple[int, int]:
+        """See :meth:`EdgeTensor.edges`."""
+        return 0, self.source.shape[0]
+
     def apart(self) -> "Weights":
         """Return the same weights, with gradients if those are on now, which keep results apart."""
         weights = Weights(replace(self.source), plain_shape(self), self.mask)

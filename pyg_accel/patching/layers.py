@@ -15,7 +15,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.matrices import num_edges
 from pyg_accel.memo import MEMO, copied
-from pyg_accel.patching import small
+from pyg_accel.patching import programs, small
 from pyg_accel.patching.layer_call import LOOKS_UP, NOT, SMALL, layer_call
 from pyg_accel.patching.reasons import (
     is_active,
@@ -23,7 +23,7 @@ from pyg_accel.patching.reasons import (
     torch_records,
     transform_reasons,
 )
-from pyg_accel.record.recorder import perform
+from pyg_accel.record.recorder import perform, running_recorder
 from pyg_accel.settings import settings
 
 __all__ = ["OF_EVERY_MODULE", "declined", "forget", "hooked", "layer", "memoise"]
@@ -39,6 +39,7 @@ declined: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDict
 def forget() -> None:
     """Drop what is known of layers whose graphs were too small."""
     declined.clear()
+    programs.forget()
     small.forget()
 
 
@@ -48,6 +49,9 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     There results are remembered, only there: a user who calls what makes them may change them.
     """
     if not is_dynamo_compiling():
+        out = programs.run(self, args, kwargs)
+        if out is not programs.NOTHING:
+            return out
         known = small.find(self, args, kwargs)
         if known is not None:
             start = perf_counter()
@@ -95,10 +99,17 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
     """Make a call that gets from memory what was derived from its edge_index before."""
     before = MEMO.begin(self)
     try:
-        out = Module._call_impl(self, *args, **kwargs)
+        if running_recorder.recorder is None:
+            out = programs.recorded(self, _forward_of, args, kwargs)
+        else:
+            out = Module._call_impl(self, *args, **kwargs)
     finally:
         lent = MEMO.end(before)
     return _left(self, out, lent) if lent else out
+
+
+def _forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    return Module._call_impl(self, *args, **kwargs)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

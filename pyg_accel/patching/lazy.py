@@ -101,6 +101,10 @@ class LazyTensor(EdgeTensor):
         lazy.shared = False  # a view or the base of this tensor exists
         return lazy
 
+    def edges(self) -> tuple[int, int]:
+        """See :meth:`EdgeTensor.edges`."""
+        return self.edge_dim, self.tracer.num_edges
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"LazyTensor({self.formula}, shape={list(plain_shape(self))})"
 

@@ -17,7 +17,7 @@ from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.memo import MEMO, changed, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
-from pyg_accel.patching import compiled, layers, learner, plans, reading
+from pyg_accel.patching import compiled, layers, learner, plans, programs, reading
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
@@ -100,7 +100,7 @@ def call(
             return compiled.call(original, self, edge_index, args, kwargs)
         record(type(self).__name__, "", "PyG", RECORDED, 0.0)
         return original(self, edge_index, *args, **kwargs)
-    start = time.perf_counter()
+    start, recorder = time.perf_counter(), running_recorder.recorder
     layer = type(self).__name__
     judged = type(edge_index) in _JUDGED and edge_index.dim() == 2
     small, sized = _NO_REASONS, judged and in_force() is None
@@ -124,12 +124,13 @@ def call(
     else:
         layer_call.others = True
     if small:  # and nothing else matters: it must cost next to nothing
+        if recorder is not None:
+            recorder.stop(small[0])
         out = original(self, edge_index, *args, **kwargs)
         record(layer, "", "PyG", small[0], time.perf_counter() - start)
         return out
     refuse_training(self)
     given, plain = _Call(original, self, edge_index, args, kwargs), None
-    recorder = running_recorder.recorder
     if not args and (found is None or not found.reason) and recorder is None:
         plain = kind_of_call(original, self, edge_index, kwargs)
         out = _planned(given, plain)
@@ -165,7 +166,10 @@ def call(
             seconds = time.perf_counter() - start
             if settings.verify and in_force() is None:  # a sample is not what PyG computes
                 verify(*given, out, state)
-            learner.learn(self, plain, kwargs, trace, out)
+            if recorder is None:
+                learner.learn(self, plain, kwargs, trace, out)
+            else:
+                programs.note("; ".join(trace.formulas), trace.kind(), names, _widths.get(self, 0))
             kind = trace.kind()
             if f"other {kind}" in KINDS and plans.find(self, plain) is None:
                 kind = f"other {kind}"  # each call will be traced
@@ -176,6 +180,8 @@ def call(
             else:
                 record(layer, "", "PyG", "no reduction that could be fused", seconds)
             return out
+    if recorder is not None:
+        recorder.stop("; ".join(reasons))
     out = original(self, edge_index, *args, **kwargs)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
     return out

@@ -20,12 +20,14 @@ from torch_geometric.nn.aggr import (
 )
 from torch_geometric.nn.aggr.fused import FusedAggregation
 
+from pyg_accel.graph import Graph
 from pyg_accel.patching.lazy import LazyTensor, Tracer
 from pyg_accel.patching.ordered import quantiles_of_sources, takes_quantiles
 from pyg_accel.patching.reasons import WATCHED, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.record.edge_tensors import plain_shape
+from pyg_accel.record.recorder import perform
 
 __all__ = ["aggregate", "combine", "is_simple", "reduces_of"]
 
@@ -82,11 +84,15 @@ def aggregate(
         return got[0]
     others = tracer.others  # a plan combines what it reduces in the same way
     out = combine(self, dict(zip(reduces, got, strict=True)),
-                  lambda: tracer.graph_of(dim_size).degree, place)  # fmt: skip
+                  lambda: perform(_degree, tracer.graph_of(dim_size)), place)  # fmt: skip
     tracer.others = others
     if tracer.done is not None and tracer.done.reduce != "attention":
         tracer.done = tracer.done._replace(reduce=reduces, result=out)
     return out
+
+
+def _degree(graph: Graph) -> Tensor:
+    return graph.degree
 
 
 def _of_edges(aggregation: Aggregation, x: Tensor, index: Any) -> Tensor:

@@ -113,7 +113,7 @@ class Trace(Tracer):
             if paired is not None:
                 graph, formula, operands = paired
             operands = [materialize(t) for t in operands]
-            outs, note = perform(aggregate, graph, formula, operands, reduces)
+            outs, note = aggregate(graph, formula, operands, reduces)
         self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
         self.done = None
         if lazy.later is not IDENTITY or lazy.edge_dim:

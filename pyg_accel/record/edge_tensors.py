@@ -34,6 +34,10 @@ class EdgeTensor(Tensor):
 
     waits = False
 
+    def edges(self) -> tuple[int, int]:
+        """Return the dimension of the edges and how many there are."""
+        raise NotImplementedError
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is left to do after ``__new__``."""
 
@@ -47,6 +51,10 @@ class DeferredOperand(EdgeTensor):
 
     waits = True
     of_nodes = False
+
+    def edges(self) -> tuple[int, int]:
+        """See :meth:`EdgeTensor.edges`."""
+        return 0, plain_shape(self)[0]
 
     def ordinary(self) -> Tensor:
         """Return it as an ordinary tensor."""

@@ -23,7 +23,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["Guard", "NotComparable", "is_library", "is_library_file", "is_package_file", "is_python_file", "module_of"]
+__all__ = [
+    "Guard",
+    "NotComparable",
+    "is_library",
+    "is_library_file",
+    "is_package_file",
+    "is_python_file",
+    "module_of",
+]
 
 _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, slice, range, Enum, torch.dtype,

@@ -6,6 +6,7 @@ tensor, calls of functions that are not guarded, another mode of autograd) ends 
 leaves the call alone: :attr:`Recorder.reason` says why.
 """
 
+import operator
 import sys
 import threading
 import types
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
 from pyg_accel.graph import Graph
+from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
 from pyg_accel.record.guard import (
     Guard,
@@ -37,7 +39,7 @@ _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Functions whose result nobody reads leave no trace: what a message collects and does not use.
 _WITHOUT_EFFECT = frozenset({
     "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
-    "unsqueeze", "select", "narrow", "graph_of",
+    "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv", "empty",
 })  # fmt: skip
 _ASKED = frozenset({
     "requires_grad", "is_contiguous", "stride", "storage_offset", "__repr__", "__format__",
@@ -57,6 +59,9 @@ _READS = frozenset({
     "get", "keys", "values", "items", "index", "count", "copy", "__contains__", "__getitem__",
     "union", "intersection", "difference", "issubset", "issuperset", "isdisjoint", "__len__",
 })  # fmt: skip
+
+
+_SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # type: ignore[attr-defined]
 
 
 class _Running(threading.local):
@@ -97,6 +102,7 @@ class Recorder(TorchFunctionMode):
     Args:
         guard: what the code of the call reads.
         inputs: the tensors among the arguments, in the order of the placeholders.
+        dynamic: sizes are computed in each call, and are no constants of the graph.
 
     Attributes:
         reason: why the call is not recorded; empty if it is.
@@ -105,7 +111,7 @@ class Recorder(TorchFunctionMode):
         ran: code that ran.
     """
 
-    def __init__(self, guard: Guard, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, guard: Guard, inputs: Sequence[Tensor], *, dynamic: bool = False) -> None:
         super().__init__()
         self.reason = ""
         self.graph = fx.Graph()
@@ -115,6 +121,7 @@ class Recorder(TorchFunctionMode):
         self._values: dict[int, tuple[Any, fx.Node]] = {}
         self._borrowed: list[Tensor] = []
         self._quiet = 0
+        self._dynamic = dynamic
         self._modes = _modes()
         self._outer: Recorder | None = None
         self._profile: Any = None
@@ -162,7 +169,9 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         edges = [t for t in types if issubclass(t, EdgeTensor)]
-        if edges and torch._C._is_torch_function_enabled():  # rules of messages run functions that are recorded
+        if self._dynamic and func in _SIZES:
+            return self._sized(func, args, kwargs)
+        if edges and torch._C._is_torch_function_enabled():
             kind = next((t for t in edges if not t.waits), edges[0])
             with self:
                 return kind.__torch_function__(func, types, args, kwargs)
@@ -173,6 +182,24 @@ class Recorder(TorchFunctionMode):
             result = func(*args, **kwargs)
         self.take(func, args, kwargs, result)
         return result
+
+    def _sized(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The size of a tensor, as integers that are computed again in each call."""
+        with torch._C.DisableTorchFunction():
+            result, tensor = func(*args, **kwargs), args[0]
+            shape = tensor.shape
+        sizes: dict[int, int] = {}
+        if isinstance(tensor, EdgeTensor):
+            dim, edges = tensor.edges()
+            sizes[dim] = edges
+        elif id(tensor) in self._values or id(tensor) in self._guard.tensors:
+            node = self.node_of(tensor)
+            for dim, size in enumerate(shape):
+                sizes[dim] = Dim.of(size, self.graph.call_method("size", (node, dim)))
+        if isinstance(result, int):
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            return sizes.get(dim % len(shape), result)
+        return torch.Size([sizes.get(dim, size) for dim, size in enumerate(shape)])
 
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """Look at a call that Python makes."""
@@ -257,7 +284,7 @@ class Recorder(TorchFunctionMode):
         elif isinstance(value, (tuple, list)) and _holds_tensors(value):
             for place, item in enumerate(value):
                 if _holds_tensors(item) or isinstance(item, Graph):
-                    self._bind(item, self.graph.call_function(_item, (node, place)))
+                    self._bind(item, self.graph.call_function(operator.getitem, (node, place)))
 
     def _named(self, value: Any, trusted: bool) -> Any:
         """An argument with nodes in place of tensors."""
@@ -266,7 +293,9 @@ class Recorder(TorchFunctionMode):
         if type(value) in (tuple, list):
             return type(value)(self._named(v, trusted) for v in value)
         if type(value) is torch.Size:
-            return tuple(value)
+            return tuple([self._named(v, trusted) for v in value])
+        if type(value) is Dim:
+            return value.node
         if type(value) is dict:
             return {k: self._named(v, trusted) for k, v in value.items()}
         if type(value) is slice:
@@ -306,13 +335,9 @@ class Recorder(TorchFunctionMode):
         except NotComparable as error:
             return self.stop(f"its result: {error}")
         for node in reversed(self.graph.nodes):
-            if (
-                not node.users
-                and node.op == "call_function"
-                and (node.target is _item or name_of(node.target) in _WITHOUT_EFFECT)
-            ):
+            name = node.target if node.op == "call_method" else name_of(node.target)
+            if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:
                 self.graph.erase_node(node)
-
 
     def _left(self, value: Any) -> Any:
         """What leaves the call, with copies of what it borrowed."""
@@ -324,10 +349,6 @@ class Recorder(TorchFunctionMode):
             if any(memory_of(tensor) == memory for tensor in self._borrowed):
                 return self.graph.call_function(torch.clone, (node,))
         return node
-
-
-def _item(values: Any, place: int) -> Any:
-    return values[place]
 
 
 def _is_fact(function: Any, name: str) -> bool:

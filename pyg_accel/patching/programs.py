@@ -1,0 +1,258 @@
+"""The programs of layers: which call has one, and when one is recorded.
+
+A call whose arguments, modes and guard fit a program runs it, and none of the layer's code. The
+first call of a kind is recorded; one that differs from a recorded one in sizes alone is recorded
+once more, with sizes that are computed in each call, and serves for all sizes if both records agree
+in everything else.
+"""
+
+import operator
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import Module
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.call_report import record as count
+from pyg_accel.patching.reasons import (
+    has_hooks,
+    hook_reasons,
+    kind_reasons,
+    new_graph_reasons,
+    size_reasons,
+    torch_records,
+    transform_reasons,
+)
+from pyg_accel.patching.sampling import in_force
+from pyg_accel.record.dims import Unexpected, expect
+from pyg_accel.record.guard import NotComparable
+from pyg_accel.record.program import LayerProgram, context_key, record
+from pyg_accel.record.signature import Signature
+from pyg_accel.settings import settings
+
+__all__ = ["NOTHING", "forget", "note", "recorded", "run", "why"]
+
+_MOST = 8  # programs of one layer, and records that came to nothing
+NOTHING = object()
+_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
+          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
+
+
+@dataclass
+class _Programs:
+    """Of one layer.
+
+    Attributes:
+        programs: the latest first.
+        failures: records that came to nothing.
+        reason: why the last of them did.
+    """
+
+    programs: list[LayerProgram] = field(default_factory=list)
+    failures: int = 0
+    reason: str = ""
+
+
+@dataclass
+class _Seen:
+    """What was seen of the propagate calls of a call that is being recorded."""
+
+    formulas: dict[str, None] = field(default_factory=dict)
+    kinds: dict[str, None] = field(default_factory=dict)
+    backends: dict[str, None] = field(default_factory=dict)
+    width: int = 0
+
+
+class _Running(threading.local):
+    seen: _Seen | None = None
+
+
+_running = _Running()
+_layers: "weakref.WeakKeyDictionary[Module, _Programs]" = weakref.WeakKeyDictionary()
+
+
+def forget() -> None:
+    """Drop all programs."""
+    _layers.clear()
+
+
+def why(layer: Module) -> str:
+    """Return why the last call of a layer that was recorded came to no program."""
+    known = _layers.get(layer)
+    return "" if known is None else known.reason
+
+
+def note(formula: str, kind: str, backends: dict[str, None], width: int) -> None:
+    """Take a note of a propagate call of the layer that is being recorded."""
+    seen = _running.seen
+    if seen is not None:
+        seen.formulas[formula] = None
+        seen.kinds[kind] = None
+        seen.backends |= backends
+        seen.width = max(seen.width, width)
+
+
+def run(layer: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call by a program; NOTHING if it has none."""
+    known = _layers.get(layer)
+    if known is None or not known.programs:
+        return NOTHING
+    context = (*context_key(), in_force())
+    for program in known.programs:
+        leaves = program.admit(args, kwargs)
+        if leaves is None or program.context != context:
+            continue
+        if not program.guard.holds():
+            known.programs = [p for p in known.programs if p is not program]
+            continue
+        if settings.verify or saved_tensors_are_hooked() or _small(layer, program, leaves):
+            return NOTHING
+        start = perf_counter()
+        try:
+            out = program.run(*leaves)
+        except (Unexpected, IndexError, ValueError):
+            return NOTHING  # sizes that do not agree, which PyG explains
+        count(type(layer).__name__, program.formulas, program.backends, "", perf_counter() - start)
+        return out
+    return NOTHING
+
+
+def _small(layer: MessagePassing, program: LayerProgram, leaves: tuple[Tensor, ...]) -> bool:
+    """Whether a call is left to PyG for its size."""
+    if settings.always:
+        return False
+    graph = next((t for t in leaves if _is_graph(t)), None)
+    if graph is None:
+        return True
+    edges, device = graph.size(1), graph.device.type
+    if size_reasons(edges, device, program.width):
+        return True
+    return any(
+        kind_reasons(kind, edges, device, program.width)
+        or new_graph_reasons(kind, edges, graph, (id(layer), "call"), program.width)
+        for kind in program.kinds
+    )
+
+
+def _is_graph(value: Any) -> bool:
+    return (
+        type(value) is Tensor
+        and value.dim() == 2
+        and value.size(0) == 2
+        and value.dtype in (torch.int64, torch.int32)
+    )
+
+
+def recorded(
+    layer: MessagePassing,
+    make: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Make a call and record it, if it can be."""
+    known = _layers.get(layer)
+    if known is not None and (known.failures >= _MOST or len(known.programs) >= _MOST):
+        return make(layer, *args, **kwargs)
+    if not _is_recordable(layer, args, kwargs):
+        return make(layer, *args, **kwargs)
+    if known is None:
+        known = _layers[layer] = _Programs()
+    try:
+        signature = Signature(args, kwargs)
+        context = (*context_key(), in_force())
+        alike = next((p for p in known.programs
+                      if p.context == context and p.signature.is_like(signature)), None)  # fmt: skip
+        if alike is not None:
+            signature = Signature(args, kwargs, alike.signature)
+        before, _running.seen = _running.seen, _Seen()
+        seen = _running.seen
+        try:
+            with record_choices() as backends:
+                out, recorder, guard = record(layer, make, args, kwargs, signature)
+        finally:
+            _running.seen = before
+    except NotComparable as reason:
+        known.failures, known.reason = _MOST, str(reason)
+        return make(layer, *args, **kwargs)
+    reason = recorder.reason
+    if not reason and not seen.formulas:
+        reason = "no propagate call that is accelerated"
+    if not reason and alike is not None and not _agree(alike, recorder.graph, recorder.constants):
+        reason = "what it does depends on sizes"
+    if reason:
+        known.failures, known.reason = known.failures + 1, reason
+        return out
+    program = LayerProgram(
+        recorder.graph, recorder.constants, guard, signature, context,
+        "; ".join(seen.formulas), "+".join(seen.backends | backends), tuple(seen.kinds), seen.width,
+    )  # fmt: skip
+    known.programs = [program, *(p for p in known.programs if p is not alike)]
+    return out
+
+
+def _is_recordable(layer: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether to record a call, by what is known before."""
+    own = vars(layer)
+    if "forward" in own or "propagate" in own or has_hooks(layer) or hook_reasons(layer):
+        return False
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return False
+    if settings.verify or saved_tensors_are_hooked() or torch_records() or transform_reasons():
+        return False
+    graph = next((t for t in (*args, *kwargs.values()) if _is_graph(t)), None)
+    return graph is not None and not size_reasons(graph.size(1), graph.device.type)
+
+
+def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) -> bool:
+    """Whether a record with sizes that vary does what one with constant sizes does."""
+    first = [n for n in program.graph.nodes]
+    second = [n for n in graph.nodes if n.target not in _SIZES
+              and not (n.op == "call_method" and n.target == "size")]  # fmt: skip
+    if len(first) != len(second):
+        return False
+    pairs = {}
+    for mine, other in zip(first, second, strict=True):
+        if mine.op != other.op:
+            return False
+        if mine.op == "get_attr":
+            if not _same(program.constants[mine.target], constants[other.target]):
+                return False
+        elif mine.op != "placeholder" and mine.target is not other.target:
+            return False
+        if not _same_arguments((mine.args, mine.kwargs), (other.args, other.kwargs), pairs):
+            return False
+        pairs[mine] = other
+    return True
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value is other or (not isinstance(value, Tensor) and bool(value == other))
+
+
+def _same_arguments(value: Any, other: Any, pairs: dict[fx.Node, fx.Node]) -> bool:
+    if isinstance(other, fx.Node):
+        if isinstance(value, fx.Node):
+            return pairs.get(value) is other
+        return isinstance(value, int)  # a size, which the other record computes
+    if isinstance(value, (tuple, list)):
+        return len(value) == len(other) and all(
+            _same_arguments(v, o, pairs) for v, o in zip(value, other, strict=True)
+        )
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(
+            _same_arguments(v, other[k], pairs) for k, v in value.items()
+        )
+    if isinstance(value, slice):
+        return all(
+            _same_arguments(getattr(value, part), getattr(other, part), pairs)
+            for part in ("start", "stop", "step")
+        )
+    return bool(value == other)
