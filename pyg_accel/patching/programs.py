@@ -168,15 +168,16 @@ def recorded(
     try:
         signature = Signature(args, kwargs)
         context = (*context_key(), in_force())
-        alike = next((p for p in known.programs
-                      if p.context == context and p.signature.is_like(signature)), None)  # fmt: skip
+        same = [p for p in known.programs if p.context == context]
+        alike = next((p for p in same if p.signature.is_like(signature)), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
         try:
             with record_choices() as backends:
-                out, recorder, guard = record(layer, make, args, kwargs, signature)
+                shapes = None if alike is None else alike.shapes
+                out, recorder, guard = record(layer, make, args, kwargs, signature, shapes)
         finally:
             _running.seen = before
     except NotComparable as reason:
@@ -192,7 +193,8 @@ def recorded(
         return out
     program = LayerProgram(
         recorder.graph, recorder.constants, guard, signature, context,
-        "; ".join(seen.formulas), "+".join(seen.backends | backends), tuple(seen.kinds), seen.width,
+        "; ".join(seen.formulas), "+".join(seen.backends | backends), tuple(recorder.shapes),
+        tuple(seen.kinds), seen.width,
     )  # fmt: skip
     known.programs = [program, *(p for p in known.programs if p is not alike)]
     return out
@@ -225,7 +227,7 @@ def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) ->
         if mine.op == "get_attr":
             if not _same(program.constants[mine.target], constants[other.target]):
                 return False
-        elif mine.op != "placeholder" and mine.target is not other.target:
+        elif mine.op != "placeholder" and mine.target != other.target:
             return False
         if not _same_arguments((mine.args, mine.kwargs), (other.args, other.kwargs), pairs):
             return False

@@ -199,7 +199,8 @@ _widths: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDicti
 
 def _width_of(original: Callable[..., Any], self: MessagePassing, kwargs: dict[str, Any]) -> int:
     """The width of a call's features: of scores, that of the features that they will weigh."""
-    width = width_of(kwargs, self.node_dim)
+    with torch._C.DisableTorchFunction():
+        width = width_of(kwargs, self.node_dim)
     known = _widths.get(self, 0)
     if original.__name__ != "propagate":
         return max(width, known)

@@ -18,6 +18,7 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
+from pyg_accel.patching import programs
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
@@ -29,6 +30,7 @@ from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
+from pyg_accel.record.recorder import perform
 from pyg_accel.settings import settings
 
 __all__ = ["MANY", "forward", "reduce_of", "weights_of"]
@@ -59,12 +61,12 @@ def forward(
     source, target = x if isinstance(x, tuple) else (x, x)
     sizes = (source.size(0), target.size(0), self.num_relations)
     try:
-        relations: Relations = MEMO(_stack, edge_index, edge_type, sizes, self.flow)
+        relations: Relations = perform(MEMO.call, _stack, edge_index, edge_type, sizes, self.flow)
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, x, edge_index, edge_type)
     reduce = str(reduce_of(self))
     with record_choices() as names:
-        out = relational_spmm(relations, source, weights_of(self), reduce=reduce)
+        out = perform(relational_spmm, relations, source, weights_of(self), reduce=reduce)
     if self.root is not None:
         out = out + target @ self.root
     if self.bias is not None:
@@ -74,6 +76,7 @@ def forward(
     formula = f"{reduce}_j u0, {self.num_relations} relations"
     seconds = time.perf_counter() - start
     record(type(self).__name__, formula, "+".join(names), "", seconds)
+    programs.note(formula, "relations", names, 0)
     return out
 
 

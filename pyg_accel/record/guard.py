@@ -24,14 +24,9 @@ from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
 __all__ = [
-    "Guard",
-    "NotComparable",
-    "is_library",
-    "is_library_file",
-    "is_package_file",
-    "is_python_file",
-    "module_of",
-]
+    "Guard", "NotComparable", "is_installed_file", "is_library", "is_library_file",
+    "is_package_file", "module_of",
+]  # fmt: skip
 
 _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, slice, range, Enum, torch.dtype,
@@ -315,9 +310,9 @@ def _counts(value: Any, ran: Collection[types.CodeType]) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_python_file(path: str) -> bool:
-    """Return whether code is that of Python's own library."""
-    return path.startswith(("<frozen ", _PYTHON)) and "site-packages" not in path
+def is_installed_file(path: str) -> bool:
+    """Return whether code is that of Python's library or of an installed package."""
+    return path.startswith(("<frozen ", _PYTHON)) or "site-packages" in path
 
 
 @functools.lru_cache(maxsize=4096)

@@ -29,6 +29,7 @@ class LayerProgram:
         context: modes of torch, :func:`context_key`.
         formulas: for the report.
         backends: for the report.
+        shapes: of the results of what ran, :attr:`Recorder.shapes`.
         kinds: of its propagate calls, for the limits of size.
         width: most features of a node or an edge.
         run: the function that it is compiled to; takes the tensors among the arguments.
@@ -41,6 +42,7 @@ class LayerProgram:
     context: tuple[Any, ...]
     formulas: str = ""
     backends: str = ""
+    shapes: tuple[Any, ...] = ()
     kinds: tuple[str, ...] = ()
     width: int = 0
 
@@ -83,6 +85,7 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     signature: Signature,
+    before: tuple[Any, ...] | None = None,
 ) -> tuple[Any, Recorder, Guard]:
     """Make a call and record it.
 
@@ -92,6 +95,7 @@ def record(
         args: of the call.
         kwargs: of the call.
         signature: of the arguments.
+        before: shapes of a call that had other sizes.
 
     Returns:
         The result, what was seen and the guard.
@@ -100,7 +104,7 @@ def record(
         NotComparable: if the call cannot be recorded; then it was not made.
     """
     guard = Guard(layer, [type(layer).forward])
-    recorder = Recorder(guard, signature.leaves(args, kwargs), dynamic=signature.dynamic)
+    recorder = Recorder(guard, signature.leaves(args, kwargs), signature.shapes, before)
     with recorder.watching():
         out = function(layer, *args, **kwargs)
     recorder.finish(out)

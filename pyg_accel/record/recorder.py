@@ -10,7 +10,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -19,16 +19,15 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
-from pyg_accel.graph import Graph
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
 from pyg_accel.record.guard import (
     Guard,
     NotComparable,
+    is_installed_file,
     is_library,
     is_library_file,
     is_package_file,
-    is_python_file,
 )
 
 __all__ = ["Recorder", "perform", "quiet", "running_recorder"]
@@ -82,11 +81,10 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
     """
     recorder = running_recorder.recorder
     with torch._C.DisableTorchFunction():
-        result = function(*args, **kwargs)
-    if recorder is not None:
-        recorder.take(function, args, kwargs, result, trusted=True)
-        if borrows:
-            recorder.borrow(result)
+        if recorder is None:
+            return function(*args, **kwargs)
+        result = function(*_integers(args), **_integers(kwargs))
+        recorder.take(function, args, kwargs, result, trusted=True, borrows=borrows)
     return result
 
 
@@ -102,16 +100,24 @@ class Recorder(TorchFunctionMode):
     Args:
         guard: what the code of the call reads.
         inputs: the tensors among the arguments, in the order of the placeholders.
-        dynamic: sizes are computed in each call, and are no constants of the graph.
+        sizes: of them; None for one that may be any.
+        before: the shapes of what ran in a call that had other sizes, :attr:`shapes`.
 
     Attributes:
         reason: why the call is not recorded; empty if it is.
         graph: what ran.
         constants: values that are no arguments, by the name of their node.
         ran: code that ran.
+        shapes: of the results of what ran, in order.
     """
 
-    def __init__(self, guard: Guard, inputs: Sequence[Tensor], *, dynamic: bool = False) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        inputs: Sequence[Tensor],
+        sizes: Sequence[tuple[int | None, ...]],
+        before: Sequence[Any] | None = None,
+    ) -> None:
         super().__init__()
         self.reason = ""
         self.graph = fx.Graph()
@@ -121,7 +127,9 @@ class Recorder(TorchFunctionMode):
         self._values: dict[int, tuple[Any, fx.Node]] = {}
         self._borrowed: list[Tensor] = []
         self._quiet = 0
-        self._dynamic = dynamic
+        self.shapes: list[Any] = []
+        self._before = before
+        self._sizes: dict[int, dict[int, Dim]] = {}  # of tensors by identity: those that vary
         self._modes = _modes()
         self._outer: Recorder | None = None
         self._profile: Any = None
@@ -130,6 +138,7 @@ class Recorder(TorchFunctionMode):
                 self.stop("an argument that is an attribute of the layer too")
             node = self.graph.placeholder(f"a{number}")
             self._values.setdefault(id(tensor), (tensor, node))
+            self._vary(tensor, node, [size is None for size in sizes[number]])
 
     def stop(self, reason: str) -> None:
         """End the record; the first reason counts."""
@@ -169,7 +178,7 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         edges = [t for t in types if issubclass(t, EdgeTensor)]
-        if self._dynamic and func in _SIZES:
+        if self._before is not None and func in _SIZES:
             return self._sized(func, args, kwargs)
         if edges and torch._C._is_torch_function_enabled():
             kind = next((t for t in edges if not t.waits), edges[0])
@@ -188,32 +197,46 @@ class Recorder(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             result, tensor = func(*args, **kwargs), args[0]
             shape = tensor.shape
-        sizes: dict[int, int] = {}
         if isinstance(tensor, EdgeTensor):
-            dim, edges = tensor.edges()
-            sizes[dim] = edges
-        elif id(tensor) in self._values or id(tensor) in self._guard.tensors:
-            node = self.node_of(tensor)
-            for dim, size in enumerate(shape):
-                sizes[dim] = Dim.of(size, self.graph.call_method("size", (node, dim)))
+            sizes: Mapping[int, int] = dict([tensor.edges()])
+        else:
+            sizes = self._sizes.get(id(tensor), {})
         if isinstance(result, int):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
             return sizes.get(dim % len(shape), result)
         return torch.Size([sizes.get(dim, size) for dim, size in enumerate(shape)])
 
+    def _vary(self, tensor: Tensor, node: fx.Node, varies: Sequence[bool]) -> None:
+        """Take a note of the sizes of a tensor that vary between calls."""
+        if any(varies):
+            self._sizes[id(tensor)] = {
+                dim: Dim.of(size, self.graph.call_method("size", (node, dim)))
+                for dim, (size, vary) in enumerate(zip(_shape(tensor), varies, strict=True))
+                if vary
+            }
+
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """Look at a call that Python makes."""
-        code, caller = frame.f_code, frame
-        while is_python_file(caller.f_code.co_filename) and caller.f_back is not None:
-            caller = caller.f_back  # Python's library works for who calls it
-        of_library = is_library_file(caller.f_code.co_filename)
+        code, caller = frame.f_code, self._caller(frame)
+        of_library = is_library_file(caller.co_filename) and caller not in self._guard.codes
         if event == "call":
-            if not (of_library and is_python_file(code.co_filename)):
+            if code is caller or not of_library:
                 self.ran.add(code)
         elif event == "c_call" and not of_library and not self._is_pure(arg):
             owner = getattr(arg, "__self__", None)
             of = arg.__module__ if owner is None else type(owner).__name__
             self.stop(f"it calls {of}.{arg.__name__}")
+
+    def _caller(self, frame: types.FrameType) -> types.CodeType:
+        """The code for which a frame works: that of packages works for who calls it."""
+        while frame.f_back is not None:
+            code = frame.f_code
+            if code in self._guard.codes or is_library_file(code.co_filename):
+                break
+            if not is_installed_file(code.co_filename):
+                break
+            frame = frame.f_back
+        return frame.f_code
 
     def _is_pure(self, function: Any) -> bool:
         """Whether a function that is not written in Python has no effect beside its result."""
@@ -238,8 +261,9 @@ class Recorder(TorchFunctionMode):
         result: Any,
         *,
         trusted: bool = False,
+        borrows: bool = False,
     ) -> None:
-        """Take a note of a function that ran."""
+        """Take a note of a function that ran; see :func:`perform`."""
         if self.reason:
             return
         name = name_of(function)
@@ -261,15 +285,14 @@ class Recorder(TorchFunctionMode):
             node = self._node(function, name, *given)
         except NotComparable as error:
             return self.stop(str(error))
-        self._bind(result, node)
+        self.shapes.append(_shapes(result))
+        self._bind(result, node, self._shape_before(), borrows=borrows)
 
-    def borrow(self, value: Any) -> None:
-        """Take a note of tensors that others hold too."""
-        if isinstance(value, Tensor):
-            self._borrowed.append(value)
-        elif isinstance(value, (tuple, list)):
-            for item in value:
-                self.borrow(item)
+    def _shape_before(self) -> Any:
+        """The shape that the latest result had in the call before; None if there was no call."""
+        if self._before is None or len(self._before) < len(self.shapes):
+            return None
+        return self._before[len(self.shapes) - 1]
 
     def _node(self, function: Any, name: str, args: Any, kwargs: Any) -> fx.Node:
         if name == "__get__":
@@ -278,17 +301,29 @@ class Recorder(TorchFunctionMode):
             return self.graph.call_method(name, args, kwargs)
         return self.graph.call_function(function, args, kwargs)
 
-    def _bind(self, value: Any, node: fx.Node) -> None:
-        if isinstance(value, (Tensor, Graph)):
+    def _bind(self, value: Any, node: fx.Node, before: Any, *, borrows: bool) -> None:
+        if not isinstance(value, (*_NUMBERS, *_FACTS, tuple, list)):
             self._values[id(value)] = (value, node)
+            if borrows and isinstance(value, Tensor):
+                self._borrowed.append(value)
+            if isinstance(value, Tensor) and self._before is not None:
+                shape = _shape(value)
+                if before is None or len(before) != len(shape):
+                    return self.stop("what it does depends on sizes")
+                # How many edges a function of a graph leaves is known by its result alone.
+                varies = [a != b for a, b in zip(shape, before, strict=True)]
+                varies[-1:] = [v or borrows for v in varies[-1:]]
+                self._vary(value, node, varies)
         elif isinstance(value, (tuple, list)) and _holds_tensors(value):
             for place, item in enumerate(value):
-                if _holds_tensors(item) or isinstance(item, Graph):
-                    self._bind(item, self.graph.call_function(operator.getitem, (node, place)))
+                if _holds_tensors(item):
+                    part = self.graph.call_function(operator.getitem, (node, place))
+                    inner = before[place] if isinstance(before, list) else None
+                    self._bind(item, part, inner, borrows=borrows)
 
     def _named(self, value: Any, trusted: bool) -> Any:
         """An argument with nodes in place of tensors."""
-        if isinstance(value, (Tensor, Graph)):
+        if isinstance(value, Tensor) or id(value) in self._values:
             return self.node_of(value)
         if type(value) in (tuple, list):
             return type(value)(self._named(v, trusted) for v in value)
@@ -349,6 +384,29 @@ class Recorder(TorchFunctionMode):
             if any(memory_of(tensor) == memory for tensor in self._borrowed):
                 return self.graph.call_function(torch.clone, (node,))
         return node
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    with torch._C.DisableTorchFunction():
+        return tuple(tensor.shape)
+
+
+def _shapes(value: Any) -> Any:
+    """The shape of a result, or a list of those in it."""
+    if isinstance(value, (tuple, list)):
+        return [*map(_shapes, value)]
+    return _shape(value) if isinstance(value, Tensor) else None
+
+
+def _integers(value: Any) -> Any:
+    """Arguments with plain integers in place of sizes that vary."""
+    if type(value) is Dim:
+        return int(value)
+    if type(value) is dict:
+        return {k: _integers(v) for k, v in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(map(_integers, value))
+    return value
 
 
 def _is_fact(function: Any, name: str) -> bool:
