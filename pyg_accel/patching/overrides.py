@@ -13,7 +13,7 @@ whoever imported a function before reaches the hook as well. These functions are
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
   see :mod:`pyg_accel.memo`.
-* ``softmax`` over target nodes, ``spmm``, and ``set_sparse_value``, which takes no lazy tensors.
+* ``softmax`` over target nodes, and ``spmm``.
 * ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
 * ``QuantileAggregation.forward`` and ``SortAggregation.forward``, which sort.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
@@ -60,7 +60,6 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_sparse.fill_diag": "memoise",
     "torch_geometric.utils.softmax": "softmax",
     "torch_geometric.utils.spmm": "spmm",
-    "torch_geometric.utils.sparse.set_sparse_value": "set_sparse_value",
     "torch_geometric.utils.scatter": "scatter",
     "torch_geometric.utils.segment": "segment",
     "torch_geometric.utils.to_dense_batch": "to_dense_batch",

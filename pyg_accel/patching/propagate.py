@@ -3,6 +3,7 @@
 import time
 import weakref
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,15 @@ from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import materialize, plain_shape
+from pyg_accel.patching.edge_tensors import EdgeTensor, materialize, plain_shape
+from pyg_accel.patching.kept import (
+    KEEPS,
+    clears,
+    edge_operand,
+    is_part,
+    returns_none,
+    writes_weights,
+)
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
@@ -56,7 +65,7 @@ from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "forget", "set_sparse_value", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "forget", "softmax", "spmm"]
 
 _JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
 _NO_REASONS: list[str] = []
@@ -248,8 +257,10 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     original, self, edge_index, args, _ = call
     trace, plain, kwargs = _trace(call)
     trace.layer = self
+    trace.forward = returns_none(self)
     if isinstance(trace, Trace):
         trace.size = kwargs.get("size")
+        trace.writes_weights = writes_weights(self, original.__name__, trace.forward)
     if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
@@ -258,7 +269,9 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     out = None
     with record_choices() as names, trace:
         try:
-            out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
+            out = original(self, plain, *args, **kwargs)
+            _refuse_kept(self, trace)
+            out = _finish(self, out, _ordinary, trace.forward)
         finally:
             if out is None:  # it raised, as a checkpoint does where it has all that it wants
                 _finish(self, None, _nothing)
@@ -305,11 +318,6 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
     trace = None if torch.compiler.is_dynamo_compiling() else SparseTrace.active()
     out = trace.multiply(src, other, reduce) if isinstance(trace, SparseTrace) else None
     return function(src, other, reduce) if out is None else out
-
-
-def set_sparse_value(function: Callable[..., Any], adj: Any, value: Tensor) -> Any:
-    """Stand in for the function by which layers return attention weights as a sparse matrix."""
-    return function(adj, materialize(value))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -360,14 +368,44 @@ def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
     return Trace(plain, module.flow, owner=edge_index), plain, kwargs
 
 
-def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
-    """Nothing lazy may leave: not in the result and not in what the layer put aside."""
+def _refuse_kept(module: MessagePassing, trace: Trace | SparseTrace) -> None:
+    """Raise where the result is not made of what the layer leaves, as it is in PyG.
+
+    Raises:
+        Unrecognised: attention weights will be written out next time; others need PyG's path.
+    """
+    if not isinstance(trace, Trace):
+        return
+    for name, value in vars(module).items():
+        if not isinstance(value, LazyTensor) or value.tracer is not trace:
+            continue
+        if trace.forward is not None and clears(trace.forward, name):
+            continue
+        if is_single_side(value) and isinstance(first_operand(value), Weights):
+            KEEPS.add(module)
+            raise Unrecognised(f"attention weights that stay in 'self.{name}'", permanent=False)
+        if is_part(value):
+            raise Unrecognised(f"a part of the message that stays in 'self.{name}'")
+
+
+def _finish(
+    module: MessagePassing,
+    out: Any,
+    change: Callable[[Any], Any],
+    forward: CodeType | None = None,
+) -> Any:
+    """Nothing lazy may leave: not in the result and not in what the layer put aside.
+
+    Unless the ``forward`` that is given will clear it.
+    """
 
     def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
         others = isinstance(value, LazyTensor) and value.tracer not in running.traces
         return value if others else change(value)
 
     for name, value in list(vars(module).items()):
+        if isinstance(value, EdgeTensor) and forward is not None and clears(forward, name):
+            continue
         ordinary = value if name in OF_EVERY_MODULE else changed(value, change_own)
         if ordinary is not value:
             vars(module)[name] = ordinary
@@ -379,6 +417,8 @@ def _ordinary(value: Any) -> Any:
     if isinstance(value, LazyTensor):
         if is_single_side(value) and isinstance(operand := first_operand(value), Weights):
             return operand
+        if value.edge_dim == 0 and (made := edge_operand(value)) is not None:
+            return made
         return value.tracer.compute(value)
     return value
 

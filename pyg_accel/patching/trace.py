@@ -84,6 +84,9 @@ class Trace(Watch):
         others: whether any other function ran on ordinary tensors, or returned one.
         drawn: how many random masks of attention weights were drawn.
         size: of sources and targets, by row of edge_index, if the call was given it.
+        writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
+        source: of the attention weights that were made.
+        read: the formulas of all messages that were computed or reduced.
     """
 
     runs_networks = True  # in blocks of target rows
@@ -98,7 +101,7 @@ class Trace(Watch):
         self.failure: Unrecognised | None = None
         self.operands: list[Tensor] = []
         self._versions: list[int] = []
-        self._grad, self._hooked = torch.is_grad_enabled(), saved_tensors_are_hooked()
+        self.records_gradients, self._hooked = torch.is_grad_enabled(), saved_tensors_are_hooked()
         self.sides: list[str] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
@@ -110,6 +113,9 @@ class Trace(Watch):
         self.others = False
         self.drawn = 0
         self.size: Sequence[int | None] | None = None
+        self.writes_weights = False
+        self.source: Source | None = None
+        self.read: list[Formula] = []
 
     def __enter__(self) -> "Trace":
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -129,7 +135,7 @@ class Trace(Watch):
         A formula has gradients for all of its operands or for none. Inside of the ``forward`` of a
         ``torch.autograd.Function`` they are off as well: its ``backward`` is not ours to replace.
         """
-        if torch.is_grad_enabled() != self._grad:
+        if torch.is_grad_enabled() != self.records_gradients:
             raise Unrecognised("gradients switched on or off inside of the message")
         if saved_tensors_are_hooked() != self._hooked:
             raise Unrecognised("a checkpoint inside of the message")
@@ -363,7 +369,8 @@ class Trace(Watch):
             source = Source(self.owner, self.target, graph, formula, operands,
                             [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
         self.formulas.append(source.text())
-        weights = Weights(source)
+        self.source = source
+        weights = source.written() if self.writes_weights else Weights(source)
         self.others = self.others or self.softmaxed is not None
         self.softmaxed = Done(formula, self._given_places(numbers), "softmax", weights)
         return self.leaf("e", weights, shape, 0)
@@ -373,6 +380,7 @@ class Trace(Watch):
         self.check_modes()
         if lazy.parts is not None:
             raise Unrecognised("a concatenation that is not the input of a linear layer")
+        self.read.append(lazy.formula)
         numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
         if any(self._versions[n] != _version(self.operands[n]) for n in numbers):
             raise Unrecognised("a tensor that the message read was changed in place afterwards")
