@@ -9,19 +9,27 @@ import inspect
 import sys
 import textwrap
 import weakref
+from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType
+from typing import Any
 
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.cache import memory_of
 from pyg_accel.formula import Formula, Operand, children, map_operands, operands_of
-from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
-from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
+from pyg_accel.memo import changed, tensors_in
+from pyg_accel.patching.attention import Weights
+from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.patching.layers import OF_EVERY_MODULE
+from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side, running
 from pyg_accel.syntax import module_tree
 
-__all__ = ["KEEPS", "clears", "edge_operand", "is_part", "returns_none", "writes_weights"]
+__all__ = [
+    "KEEPS", "apart", "finish", "nothing", "ordinary", "refuse_kept", "returns_none",
+    "writes_weights", "written",
+]  # fmt: skip
 
 _ASKED = "return_attention_weights"
 # Layers that were seen to leave their attention weights in an attribute.
@@ -55,7 +63,7 @@ def writes_weights(module: MessagePassing, function: str, code: CodeType | None)
 
 
 @lru_cache(maxsize=256)
-def clears(code: CodeType, name: str) -> bool:
+def _clears(code: CodeType, name: str) -> bool:
     """Return whether a ``forward`` sets an attribute of its layer to None."""
     try:
         tree = module_tree(textwrap.dedent(inspect.getsource(code)))
@@ -71,7 +79,7 @@ def clears(code: CodeType, name: str) -> bool:
     )
 
 
-def edge_operand(lazy: LazyTensor) -> Tensor | None:
+def _edge_operand(lazy: LazyTensor) -> Tensor | None:
     """Return the ordinary tensor of edges that a lazy one stands for, if it is one as it was."""
     if not is_single_side(lazy) or lazy.edge_dim != 0:
         return None
@@ -80,9 +88,9 @@ def edge_operand(lazy: LazyTensor) -> Tensor | None:
     return operand if lazy.formula.side == "e" and whole else None  # type: ignore[union-attr]
 
 
-def is_part(lazy: LazyTensor) -> bool:
+def _is_part(lazy: LazyTensor) -> bool:
     """Return whether a lazy tensor with gradients is a term of what its call has computed."""
-    if lazy.parts is not None or edge_operand(lazy) is not None:
+    if lazy.parts is not None or _edge_operand(lazy) is not None:
         return False
     operands = [lazy.tracer.operands[o.index] for o in operands_of(lazy.formula)]
     if not lazy.tracer.records_gradients or not any(map(_has_gradients, operands)):
@@ -110,3 +118,71 @@ def _of_memory(lazy: LazyTensor, formula: Formula) -> Formula:
 
 def _contains(formula: Formula, term: Formula) -> bool:
     return formula == term or any(_contains(part, term) for part in children(formula))
+
+
+def refuse_kept(module: MessagePassing, trace: Any) -> None:
+    """Raise where the result is not made of what the layer leaves, as it is in PyG.
+
+    Raises:
+        Unrecognised: attention weights will be written out next time; others need PyG's path.
+    """
+    for name, value in vars(module).items():
+        if name in OF_EVERY_MODULE or (trace.forward and _clears(trace.forward, name)):
+            continue
+        for lazy in tensors_in(value):
+            if not isinstance(lazy, LazyTensor) or lazy.tracer is not trace:
+                continue
+            if isinstance(_edge_operand(lazy), Weights):
+                KEEPS.add(module)
+                raise Unrecognised(f"attention weights that stay in 'self.{name}'", permanent=False)
+            if _is_part(lazy):
+                raise Unrecognised(f"a part of the message that stays in 'self.{name}'")
+
+
+def finish(
+    module: MessagePassing,
+    out: Any,
+    change: Callable[[Any], Any],
+    forward: CodeType | None = None,
+) -> Any:
+    """Nothing lazy may leave: not in the result and not in what the layer put aside.
+
+    Unless the ``forward`` that is given will clear it.
+    """
+
+    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
+        others = isinstance(value, LazyTensor) and value.tracer not in running.traces
+        return value if others else change(value)
+
+    for name, value in list(vars(module).items()):
+        if isinstance(value, LazyTensor) and forward is not None and _clears(forward, name):
+            if (waiting := _edge_operand(value)) is not None:
+                vars(module)[name] = waiting
+            continue
+        left = value if name in OF_EVERY_MODULE else changed(value, change_own)
+        if left is not value:
+            vars(module)[name] = left
+    return changed(out, change)
+
+
+def ordinary(value: Any) -> Any:
+    """Write out a lazy tensor; attention weights may wait for who takes them."""
+    if isinstance(value, LazyTensor):
+        made = _edge_operand(value)
+        return value.tracer.compute(value) if made is None else made
+    return value
+
+
+def apart(value: Any) -> Any:
+    """Attention weights that write nothing out for the call they were made for."""
+    return value.apart() if isinstance(value, Weights) else value
+
+
+def nothing(value: Any) -> Any:
+    """Drop a message of a call that has no result; weights that an earlier call left stay."""
+    return None if isinstance(value, LazyTensor) else value
+
+
+def written(value: Any) -> Any:
+    """Write out a lazy tensor, attention weights too."""
+    return materialize(ordinary(value))

@@ -26,6 +26,7 @@ its hooks, for only inside of it results are remembered; and the one that compil
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -37,11 +38,12 @@ from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
 
+from pyg_accel.layers.reading import FAILURES
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "template",
-    "uninstall",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "rendering_reason",
+    "template", "uninstall",
 ]  # fmt: skip
 
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -231,6 +233,34 @@ def template(module: MessagePassing, name: str) -> Callable[..., Any]:
     """Return the rendered ``propagate`` or ``edge_updater`` as it was before."""
     found: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
     return found
+
+
+# What PyG says of a class that it cannot render, and what there is to change.
+_ADVICE = {
+    "Found inconsistent types": "annotate arguments as PyG does: `index: Tensor, ptr: OptTensor, "
+    "size_i: Optional[int], dim_size: Optional[int]`",
+    "Could not parse keyword argument": "pass each argument of `self.propagate` as `name=variable`",
+    "Cannot compile custom": "write `message`, `aggregate` or `update` instead of `propagate`",
+    "could not": "define the class in a file, where its source can be read",
+    "source code not available": "define the class in a file, where its source can be read",
+}
+_not_rendered: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
+
+
+def rendering_reason(module: MessagePassing) -> str:
+    """Return why PyG rendered no ``propagate`` for a layer, and what to change; empty if it did."""
+    cls = type(module)
+    if cls._jinja_propagate is not cls._orig_propagate:
+        return ""
+    if cls not in _not_rendered:
+        message = "no reason is known"
+        try:
+            module._set_jittable_templates(raise_on_error=True)
+        except (*FAILURES, OSError, SyntaxError) as error:
+            message = str(error).rstrip(".") or type(error).__name__
+        advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
+        _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])
+    return _not_rendered[cls]
 
 
 def is_hooked(module: MessagePassing) -> bool:

@@ -3,7 +3,6 @@
 import time
 import weakref
 from collections.abc import Callable
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,28 +18,22 @@ from pyg_accel.memo import MEMO, changed, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
-from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import EdgeTensor, materialize, plain_shape
+from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.kept import (
-    KEEPS,
-    clears,
-    edge_operand,
-    is_part,
+    apart,
+    finish,
+    nothing,
+    ordinary,
+    refuse_kept,
     returns_none,
     writes_weights,
+    written,
 )
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
-from pyg_accel.patching.layers import OF_EVERY_MODULE
-from pyg_accel.patching.lazy import (
-    LazyTensor,
-    Unrecognised,
-    first_operand,
-    is_single_side,
-    running,
-)
+from pyg_accel.patching.lazy import Unrecognised
 from pyg_accel.patching.networks import hooked_inside
-from pyg_accel.patching.overrides import hook_reasons, template
+from pyg_accel.patching.overrides import hook_reasons, rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
     SEEN,
@@ -68,6 +61,7 @@ from pyg_accel.settings import settings
 __all__ = ["bypassed", "call", "forget", "softmax", "spmm"]
 
 _JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
+CALLED_DIRECTLY = "MessagePassing.propagate itself was called"
 _NO_REASONS: list[str] = []
 
 
@@ -121,7 +115,7 @@ def call(
         edges, width = num_edges(edge_index), _width_of(original, self, kwargs)
         small = size_reasons(edges, edge_index.device.type, width)
     if not small:
-        key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
+        key = (original.__name__, self.training, getattr(edge_index, "layout", type(edge_index)))
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
@@ -237,7 +231,7 @@ def _tried(call: _Call, key: Any) -> _Found:
     state = random_state(device_of(call.edge_index), call.layer)
     try:
         with torch.no_grad():
-            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, _apart)))
+            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, apart)))
     except Unrecognised as reason:
         found = _Found(str(reason), "")
         if not reason.permanent:
@@ -270,11 +264,12 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     with record_choices() as names, trace:
         try:
             out = original(self, plain, *args, **kwargs)
-            _refuse_kept(self, trace)
-            out = _finish(self, out, _ordinary, trace.forward)
+            if isinstance(trace, Trace):
+                refuse_kept(self, trace)
+            out = finish(self, out, ordinary, trace.forward)
         finally:
             if out is None:  # it raised, as a checkpoint does where it has all that it wants
-                _finish(self, None, _nothing)
+                finish(self, None, nothing)
     return out, trace, names
 
 
@@ -285,8 +280,8 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
     timed; one in n decomposed layers is noted n times.
     """
     if is_active(self) and not torch_records():
-        reason = "; ".join(hook_reasons(self)) or "PyG's reference propagate was asked for"
-        record(type(self).__name__, "", "PyG", reason, 0.0)
+        reasons = hook_reasons(self) or [rendering_reason(self) or CALLED_DIRECTLY]
+        record(type(self).__name__, "", "PyG", "; ".join(reasons), 0.0)
     return original(self, *args, **kwargs)
 
 
@@ -342,7 +337,7 @@ def _compile(
             raise Unrecognised("; ".join(reasons))
     trace = compiled.CompiledTrace(edge_index, self.flow)
     with trace:
-        out: Tensor = _finish(self, template(self, name)(self, edge_index, **kwargs), _written)
+        out: Tensor = finish(self, template(self, name)(self, edge_index, **kwargs), written)
     return out, "; ".join(dict.fromkeys(trace.formulas))
 
 
@@ -366,73 +361,3 @@ def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
     if not args:  # propagate's own arguments come by name; PyG ignores a given size here
         kwargs = kwargs | {"size": (edge_index.num_rows, edge_index.num_cols)}
     return Trace(plain, module.flow, owner=edge_index), plain, kwargs
-
-
-def _refuse_kept(module: MessagePassing, trace: Trace | SparseTrace) -> None:
-    """Raise where the result is not made of what the layer leaves, as it is in PyG.
-
-    Raises:
-        Unrecognised: attention weights will be written out next time; others need PyG's path.
-    """
-    if not isinstance(trace, Trace):
-        return
-    for name, value in vars(module).items():
-        if not isinstance(value, LazyTensor) or value.tracer is not trace:
-            continue
-        if trace.forward is not None and clears(trace.forward, name):
-            continue
-        if is_single_side(value) and isinstance(first_operand(value), Weights):
-            KEEPS.add(module)
-            raise Unrecognised(f"attention weights that stay in 'self.{name}'", permanent=False)
-        if is_part(value):
-            raise Unrecognised(f"a part of the message that stays in 'self.{name}'")
-
-
-def _finish(
-    module: MessagePassing,
-    out: Any,
-    change: Callable[[Any], Any],
-    forward: CodeType | None = None,
-) -> Any:
-    """Nothing lazy may leave: not in the result and not in what the layer put aside.
-
-    Unless the ``forward`` that is given will clear it.
-    """
-
-    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
-        others = isinstance(value, LazyTensor) and value.tracer not in running.traces
-        return value if others else change(value)
-
-    for name, value in list(vars(module).items()):
-        if isinstance(value, EdgeTensor) and forward is not None and clears(forward, name):
-            continue
-        ordinary = value if name in OF_EVERY_MODULE else changed(value, change_own)
-        if ordinary is not value:
-            vars(module)[name] = ordinary
-    return changed(out, change)
-
-
-def _ordinary(value: Any) -> Any:
-    """Write out a lazy tensor; attention weights may wait for who takes them."""
-    if isinstance(value, LazyTensor):
-        if is_single_side(value) and isinstance(operand := first_operand(value), Weights):
-            return operand
-        if value.edge_dim == 0 and (made := edge_operand(value)) is not None:
-            return made
-        return value.tracer.compute(value)
-    return value
-
-
-def _apart(value: Any) -> Any:
-    """Attention weights that write nothing out for the call they were made for."""
-    return value.apart() if isinstance(value, Weights) else value
-
-
-def _nothing(value: Any) -> Any:
-    """Drop a message of a call that has no result; weights that an earlier call left stay."""
-    return None if isinstance(value, LazyTensor) else value
-
-
-def _written(value: Any) -> Any:
-    """Write out a lazy tensor, attention weights too."""
-    return materialize(_ordinary(value))

@@ -191,6 +191,17 @@ class StoresGates(Stores):
         return self.alpha * x_j
 
 
+class Lists(Stores):
+    """It leaves its weights in a list."""
+
+    def forward(self, given: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.propagate(edge_index, x=self.lin(given)), self.all[0]
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, dim_size: OptInt) -> Tensor:
+        self.all = [softmax((x_i * x_j).sum(-1), index, num_nodes=dim_size)]
+        return self.all[0].unsqueeze(-1) * x_j
+
+
 class Clears(Stores):
     """It returns weights that it has cleared, and nobody has to ask."""
 
@@ -219,6 +230,7 @@ LEAVE = {name: (make, {"return_attention_weights": True}) for name, make in LAYE
     "rgat": (lambda: Typed(RGATConv(F, 4, 3, heads=2)), {"return_attention_weights": True}),
     "stores": (Stores, {}),
     "stores gates": (StoresGates, {}),
+    "lists": (Lists, {}),
     "clears": (Clears, {}),
     "asks itself": (lambda: AsksItself(F, 4), {}),
 }  # fmt: skip

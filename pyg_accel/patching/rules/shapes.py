@@ -9,7 +9,13 @@ from torch import Tensor
 from pyg_accel.formula import Operand
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
-from pyg_accel.patching.lazy import LazyTensor, PostReduce, first_operand, is_single_side
+from pyg_accel.patching.lazy import (
+    LazyTensor,
+    PostReduce,
+    first_operand,
+    is_single_side,
+    running,
+)
 from pyg_accel.patching.networks import has_network
 from pyg_accel.patching.rules.common import (
     Args,
@@ -105,7 +111,10 @@ def _reshaped(operand: Tensor, *shape: int) -> Tensor:
     if isinstance(operand, DeferredOperand):
         result: Tensor = operand.hoisted(torch.Tensor.reshape, shape, {})
         return result
-    return operand.reshape(shape)
+    if 0 not in shape:  # of any number of rows, as later calls have it
+        shape = (-1, *shape[1:])
+    result = running.traces[-1].apply(torch.Tensor.reshape, operand, *shape)
+    return result
 
 
 @rule("transpose", "swapaxes")
