@@ -249,7 +249,7 @@ _not_rendered: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionar
 
 def rendering_reason(module: MessagePassing) -> str:
     """Return why PyG rendered no ``propagate`` for a layer, and what to change; empty if it did."""
-    cls = type(module)
+    cls: Any = type(module)
     if cls._jinja_propagate is not cls._orig_propagate:
         return ""
     if cls not in _not_rendered:
