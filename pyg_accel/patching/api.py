@@ -32,7 +32,6 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "memoise": layers.memoise,
     "softmax": propagate.softmax,
     "spmm": propagate.spmm,
-    "set_sparse_value": propagate.set_sparse_value,
     "remember": propagate._pyg_accel_read,
     "relations": relations.forward,
     "hetero": hetero.forward,

@@ -4,6 +4,7 @@ Attention layers make weights in one place and use them in another: GATConv in `
 ``propagate``, others within one message. Between the two the weights are :class:`Weights`: a tensor
 [E] or [E, H] that knows its scores. A weighted sum of messages takes the scores and becomes one
 call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an ordinary tensor.
+Weights that leave the layer (:mod:`.kept`) are ordinary tensors from the beginning.
 
 Dropout of the weights draws its mask at once, by torch's own function and of the same shape, so
 that the numbers are those of PyG.
@@ -78,13 +79,9 @@ class Source:
     grad: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note what will be compared, and detach parameters from what an optimiser does to them."""
+        """Note what will be compared."""
         self.version = version_of(self.owner)
         self.grad = torch.is_grad_enabled()
-        self.operands = [
-            t.clone() if repeats else t
-            for t, repeats in zip(self.operands, self.repeated, strict=True)
-        ]
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
         self._kind: tuple[Any, ...] | None = None

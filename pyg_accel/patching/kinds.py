@@ -12,6 +12,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import situation
 from pyg_accel.patching.attention import Weights
+from pyg_accel.patching.kept import KEEPS, returns_none
 from pyg_accel.patching.overrides import is_hooked
 from pyg_accel.patching.readable import METHODS, Reads, read_class
 from pyg_accel.patching.reasons import has_hooks, is_watched
@@ -64,6 +65,7 @@ def kind_of_call(
         edge_index.dtype, edge_index.size(0), _magnitude(edge_index.size(1)), device,
         torch.is_grad_enabled(), _autocast(device.type), cls.message,
         cls.message.__code__, cls.edge_update, cls.edge_update.__code__, situation(), in_force(),
+        returns_none(module), module in KEEPS,
     ]  # fmt: skip
     key += [names.get(name) for names, name in reads.globals]
     for name in reads.attributes:

@@ -63,7 +63,7 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
                     out = _remembering(self, args, kwargs)
                     known.was_remembered(MEMO.hits > hits)
                 else:
-                    out = Module._call_impl(self, *args, **kwargs)
+                    out = super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             finally:
                 layer_call.small = NOT
             known.row.add(perf_counter() - start)
@@ -74,7 +74,7 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Stand in for the same whatever is known of the layer: the hooks inside of it run."""
     if torch_records() or not is_active(self):
-        return Module._call_impl(self, *args, **kwargs)
+        return super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     if outer := layer_call.small:  # a part of another layer's call, with a graph of its own
         layer_call.small = NOT
         try:
@@ -102,14 +102,14 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
         if running_recorder.recorder is None:
             out = programs.recorded(self, _forward_of, args, kwargs)
         else:
-            out = Module._call_impl(self, *args, **kwargs)
+            out = super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     finally:
         lent = MEMO.end(before)
     return _left(self, out, lent) if lent else out
 
 
 def _forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    return Module._call_impl(self, *args, **kwargs)
+    return super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

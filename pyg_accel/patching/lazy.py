@@ -182,6 +182,9 @@ class Tracer(Watch):
         others: whether any other function ran on ordinary tensors, or returned one.
         drawn: how many random masks of attention weights were drawn.
         size: of sources and targets, by row of edge_index, if the call was given it.
+        writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
+        source: of the attention weights that were made.
+        read: the formulas of all messages that were computed or reduced.
     """
 
     rules: ClassVar[Rules]
@@ -197,7 +200,7 @@ class Tracer(Watch):
         self.failure: Unrecognised | None = None
         self.operands: list[Tensor] = []
         self._versions: list[int] = []
-        self._grad, self._hooked = torch.is_grad_enabled(), saved_tensors_are_hooked()
+        self.records_gradients, self._hooked = torch.is_grad_enabled(), saved_tensors_are_hooked()
         self.sides: list[str] = []
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
@@ -209,6 +212,9 @@ class Tracer(Watch):
         self.others = False
         self.drawn = 0
         self.size: Sequence[int | None] | None = None
+        self.writes_weights = False
+        self.source: Any = None
+        self.read: list[Formula] = []
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -228,7 +234,7 @@ class Tracer(Watch):
         A formula has gradients for all of its operands or for none. Inside of the ``forward`` of a
         ``torch.autograd.Function`` they are off as well: its ``backward`` is not ours to replace.
         """
-        if torch.is_grad_enabled() != self._grad:
+        if torch.is_grad_enabled() != self.records_gradients:
             raise Unrecognised("gradients switched on or off inside of the message")
         if saved_tensors_are_hooked() != self._hooked:
             raise Unrecognised("a checkpoint inside of the message")
@@ -319,6 +325,7 @@ class Tracer(Watch):
         self.check_modes()
         if lazy.parts is not None:
             raise Unrecognised("a concatenation that is not the input of a linear layer")
+        self.read.append(lazy.formula)
         numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
         if any(self._versions[n] != _version(self.operands[n]) for n in numbers):
             raise Unrecognised("a tensor that the message read was changed in place afterwards")

@@ -68,13 +68,13 @@ class Learner:
             formula, reduce = done.formula, done.reduce
             if reduce != "attention":
                 formula = str(formula)
-        elif isinstance(out, Weights):
+        elif trace.source is not None and out.size(0) == trace.num_edges:
             operands = [self._origin(out, -1)]
         else:
             return None
         assigned = [(name, self._assigned(name)) for name in reads_of(type(self.module)).assigned]
         sizes = sizes_of(tuple(gathered), trace.target, self.kwargs)
-        rows = out.source.graph.num_rows if isinstance(out, Weights) else out.size(0)
+        rows = trace.source.graph.num_rows if formula is None and trace.source else out.size(0)
         if (
             None in operands
             or any(origin is None for _, origin in assigned)
@@ -110,20 +110,20 @@ class Learner:
 
     def _softmax(self, made: Done) -> Softmax | None:
         operands = [self._origin(*operand) for operand in made.operands]
-        weights = made.result
-        if None in operands or not isinstance(weights, Weights):
+        source = self.trace.source
+        if None in operands or source is None:
             return None
-        source = weights.source
         trailing = tuple(source.shape[1:])
         folded = [t.shape[1:] for t, _, _ in made.operands] != [
             t.shape[1:] for t in source.operands
         ]
         layout = Layout(trailing, len(trailing)) if folded else None
-        return Softmax(source.score, tuple(operands), layout, source.dtype, trailing)  # type: ignore[arg-type]
+        return Softmax(source.score, tuple(operands), layout, source.dtype, trailing,  # type: ignore[arg-type]
+                       not isinstance(made.result, Weights))  # fmt: skip
 
     def _assigned(self, name: str) -> Origin | None:
         value = vars(self.module).get(name)
-        return self._origin(value, -1) if isinstance(value, Weights) else None
+        return self._origin(value, -1) if isinstance(value, Tensor) else None
 
     def _origin(self, tensor: Tensor, row: int, repeated: bool = False) -> Origin | None:
         """Where a tensor comes from. Of a pair, PyG gathers the one whose place is the row."""
@@ -147,6 +147,9 @@ class Learner:
             for path, value in tensors_of(name, getattr(self.module, name, None))
             if value is tensor
         ]
+        softmaxed = self.trace.softmaxed
+        if softmaxed is not None and softmaxed.result is tensor:
+            found.append(("", THE_SOFTMAX))
         if len(found) != 1:  # one tensor may be several arguments
             return None
         for n, step in enumerate(steps, 1):

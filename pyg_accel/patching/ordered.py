@@ -75,7 +75,7 @@ def takes_quantiles(aggregation: Any) -> bool:
     """Whether an aggregation is one of quantiles, with the ``forward`` of its class."""
     cls = type(aggregation)
     mine = cls in (QuantileAggregation, MedianAggregation)
-    return mine and hasattr(cls.forward, "_pyg_accel")
+    return mine and hasattr(cls.forward, "__original_fn")
 
 
 def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> Tensor | None:

@@ -63,7 +63,7 @@ class _Call:
 
     def __init__(self, module: MessagePassing, kwargs: dict[str, Any]) -> None:
         self.module, self.kwargs = module, kwargs
-        self.weights: Weights | None = None
+        self.weights: Tensor | None = None
         self._made: dict[int, Any] = {}  # by the identity of steps, which tensors may share
 
     def take(self, origin: Origin) -> Any:
@@ -98,6 +98,7 @@ class Softmax:
         layout: in which they meet; None where the formula sums over the width.
         dtype: of the weights.
         trailing: shape of the weights of an edge.
+        written: whether they are an ordinary tensor.
     """
 
     score: Formula
@@ -105,6 +106,7 @@ class Softmax:
     layout: Layout | None
     dtype: torch.dtype
     trailing: tuple[int, ...]
+    written: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Plan:
         gathered: (argument, row of edge_index) of node features that are no pair: they tell how
             many nodes there are. Of pairs both do.
         softmax: attention weights that the call makes.
-        formula: of the messages that it reduces; None if it returns the attention weights.
+        formula: of the messages that it reduces; None if it returns attention weights.
         reduce: of the messages; ``"attention"`` where they are weighted; several where the layer's
             aggregation combines them.
         operands: of the formula; or the weights to return.
@@ -161,7 +163,7 @@ class Plan:
         return out
 
     def _weigh(self, call: _Call, where: Where) -> bool:
-        """Put the softmax off; returns whether it can be made."""
+        """Put the softmax off, unless its result is asked for; returns whether it can be made."""
         softmax = self.softmax
         assert softmax is not None
         graph = _graph(where)
@@ -172,10 +174,9 @@ class Plan:
             operands = [softmax.layout.fold(t) for t in operands]
         shape = (graph.num_edges, *softmax.trailing)
         repeated = [origin.repeated for origin in softmax.operands]
-        call.weights = Weights(
-            Source(where.owner, where.target, graph, softmax.score, operands, repeated,
-                   softmax.dtype, shape)
-        )  # fmt: skip
+        source = Source(where.owner, where.target, graph, softmax.score, operands, repeated,
+                        softmax.dtype, shape)  # fmt: skip
+        call.weights = source.written() if softmax.written else Weights(source)
         return True
 
     def _reduce(self, module: MessagePassing, where: Where, operands: list[Any]) -> Tensor | None:

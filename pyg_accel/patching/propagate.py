@@ -18,13 +18,20 @@ from pyg_accel.memo import MEMO, changed, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, programs, reading
-from pyg_accel.patching.attention import Weights
+from pyg_accel.patching.kept import (
+    apart,
+    finish,
+    nothing,
+    ordinary,
+    refuse_kept,
+    returns_none,
+    writes_weights,
+    written,
+)
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
-from pyg_accel.patching.layers import OF_EVERY_MODULE
-from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.networks import hooked_inside
-from pyg_accel.patching.overrides import hook_reasons, template
+from pyg_accel.patching.overrides import hook_reasons, rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
     SEEN,
@@ -42,19 +49,20 @@ from pyg_accel.patching.reasons import (
 from pyg_accel.patching.rng_state import random_state, restore, tensors_of
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
-from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.thresholds import KINDS
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
-from pyg_accel.record.edge_tensors import materialize, plain_shape
+from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.record.recorder import running_recorder
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "forget", "set_sparse_value", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "forget", "softmax", "spmm"]
 
 _JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
+CALLED_DIRECTLY = "MessagePassing.propagate itself was called"
 _NO_REASONS: list[str] = []
 
 
@@ -108,7 +116,7 @@ def call(
         edges, width = num_edges(edge_index), _width_of(original, self, kwargs)
         small = size_reasons(edges, edge_index.device.type, width)
     if not small:
-        key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
+        key = (original.__name__, self.training, getattr(edge_index, "layout", type(edge_index)))
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
             kind = "" if found is None else found.kind
@@ -234,7 +242,7 @@ def _tried(call: _Call, key: Any) -> _Found:
     state = random_state(device_of(call.edge_index), call.layer)
     try:
         with torch.no_grad():
-            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, _apart)))
+            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, apart)))
     except Unrecognised as reason:
         found = _Found(str(reason), "")
         if not reason.permanent:
@@ -254,8 +262,10 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     original, self, edge_index, args, _ = call
     trace, plain, kwargs = _trace(call)
     trace.layer = self
+    trace.forward = returns_none(self)
     if isinstance(trace, Trace):
         trace.size = kwargs.get("size")
+        trace.writes_weights = writes_weights(self, original.__name__, trace.forward)
     if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
@@ -264,10 +274,13 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     out = None
     with record_choices() as names, trace:
         try:
-            out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
+            out = original(self, plain, *args, **kwargs)
+            if isinstance(trace, Trace):
+                refuse_kept(self, trace)
+            out = finish(self, out, ordinary, trace.forward)
         finally:
             if out is None:  # it raised, as a checkpoint does where it has all that it wants
-                _finish(self, None, _nothing)
+                finish(self, None, nothing)
     return out, trace, names
 
 
@@ -278,8 +291,8 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
     timed; one in n decomposed layers is noted n times.
     """
     if is_active(self) and not torch_records():
-        reason = "; ".join(hook_reasons(self)) or "PyG's reference propagate was asked for"
-        record(type(self).__name__, "", "PyG", reason, 0.0)
+        reasons = hook_reasons(self) or [rendering_reason(self) or CALLED_DIRECTLY]
+        record(type(self).__name__, "", "PyG", "; ".join(reasons), 0.0)
     return original(self, *args, **kwargs)
 
 
@@ -313,11 +326,6 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
     return function(src, other, reduce) if out is None else out
 
 
-def set_sparse_value(function: Callable[..., Any], adj: Any, value: Tensor) -> Any:
-    """Stand in for the function by which layers return attention weights as a sparse matrix."""
-    return function(adj, materialize(value))
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pyg_accel_read(self: MessagePassing) -> str:
     """A method of layers while anything is patched: see :mod:`.reading`."""
@@ -340,7 +348,7 @@ def _compile(
             raise Unrecognised("; ".join(reasons))
     trace = compiled.CompiledTrace(edge_index, self.flow)
     with trace:
-        out: Tensor = _finish(self, template(self, name)(self, edge_index, **kwargs), _written)
+        out: Tensor = finish(self, template(self, name)(self, edge_index, **kwargs), written)
     return out, "; ".join(dict.fromkeys(trace.formulas))
 
 
@@ -364,41 +372,3 @@ def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
     if not args:  # propagate's own arguments come by name; PyG ignores a given size here
         kwargs = kwargs | {"size": (edge_index.num_rows, edge_index.num_cols)}
     return Trace(plain, module.flow, owner=edge_index), plain, kwargs
-
-
-def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
-    """Nothing lazy may leave: not in the result and not in what the layer put aside."""
-
-    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
-        others = isinstance(value, LazyTensor) and value.tracer not in running.traces
-        return value if others else change(value)
-
-    for name, value in list(vars(module).items()):
-        ordinary = value if name in OF_EVERY_MODULE else changed(value, change_own)
-        if ordinary is not value:
-            vars(module)[name] = ordinary
-    return changed(out, change)
-
-
-def _ordinary(value: Any) -> Any:
-    """Write out a lazy tensor; attention weights may wait for who takes them."""
-    if isinstance(value, LazyTensor):
-        if is_single_side(value) and isinstance(operand := first_operand(value), Weights):
-            return operand
-        return value.tracer.compute(value)
-    return value
-
-
-def _apart(value: Any) -> Any:
-    """Attention weights that write nothing out for the call they were made for."""
-    return value.apart() if isinstance(value, Weights) else value
-
-
-def _nothing(value: Any) -> Any:
-    """Drop a message of a call that has no result; weights that an earlier call left stay."""
-    return None if isinstance(value, LazyTensor) else value
-
-
-def _written(value: Any) -> Any:
-    """Write out a lazy tensor, attention weights too."""
-    return materialize(_ordinary(value))

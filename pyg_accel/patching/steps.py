@@ -26,7 +26,7 @@ def stacked(first: Tensor, dim: int, *others: Tensor) -> Tensor:
 
 # What rules do to the operands of messages.
 ON_OPERANDS = frozenset({
-    torch.nn.functional.linear, Tensor.__getitem__, stacked, torch.add, torch.neg,
+    torch.nn.functional.linear, Tensor.__getitem__, Tensor.reshape, stacked, torch.add, torch.neg,
 })  # fmt: skip
 
 

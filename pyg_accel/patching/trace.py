@@ -184,7 +184,8 @@ class Trace(Tracer):
             source = Source(self.owner, self.target, graph, formula, operands,
                             [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
         self.formulas.append(source.text())
-        weights = Weights(source)
+        self.source = source
+        weights = source.written() if self.writes_weights else Weights(source)
         self.others = self.others or self.softmaxed is not None
         self.softmaxed = Done(formula, self._given_places(numbers), "softmax", weights)
         return self.leaf("e", weights, shape, 0)

@@ -281,7 +281,7 @@ LAYERS = {
     "fa": Layer(
         lambda: pyg.FAConv(16),
         with_start,
-        ("sum_j mul(u0,mul(tanh(add(u1,v2)),e3)); tanh(add(u0,v1))",),
+        ("sum_j mul(u0,mul(tanh(add(u1,v2)),e3))",),
     ),
     "general-attention": Layer(
         lambda: pyg.GeneralConv(16, 8, attention=True, heads=2),

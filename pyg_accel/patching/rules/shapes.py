@@ -23,6 +23,7 @@ from pyg_accel.patching.rules.common import (
 )
 from pyg_accel.patching.rules.concatenation import concatenate
 from pyg_accel.patching.rules.rowwise import leaves_edges_alone
+from pyg_accel.patching.running import running
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
 from pyg_accel.record.recorder import quiet
 
@@ -105,7 +106,10 @@ def _reshaped(operand: Tensor, *shape: int) -> Tensor:
     if isinstance(operand, DeferredOperand):
         result: Tensor = operand.hoisted(torch.Tensor.reshape, shape, {})
         return result
-    return operand.reshape(shape)
+    if 0 not in shape:  # of any number of rows, as later calls have it
+        shape = (-1, *shape[1:])
+    traced: Tensor = running.traces[-1].apply(torch.Tensor.reshape, operand, *shape)
+    return traced
 
 
 @rule("transpose", "swapaxes")
