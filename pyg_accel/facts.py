@@ -138,7 +138,7 @@ class Facts:
         return type(None), ()
 
 
-def _part_of(rowptr: Tensor) -> tuple[int, int]:
+def _part_of(rowptr: Tensor) -> Hashable:
     return rowptr.storage_offset(), rowptr.numel()
 
 

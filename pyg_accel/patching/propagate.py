@@ -42,6 +42,7 @@ from pyg_accel.patching.reasons import (
     kind_reasons,
     new_graph_reasons,
     size_reasons,
+    subclass_reasons,
     torch_records,
     transform_reasons,
     width_of,
@@ -139,6 +140,7 @@ def call(
         if out is not None:
             return out
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
+    reasons = reasons or subclass_reasons((edge_index, args, kwargs))
     if found is not None and found.reason and not reasons:
         reasons = [found.reason]
     if not reasons and found is None and saved_tensors_are_hooked():

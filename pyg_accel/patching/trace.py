@@ -26,6 +26,7 @@ from pyg_accel.patching.lazy import (
     running,
 )
 from pyg_accel.patching.networks import Network, reduce_in_blocks
+from pyg_accel.patching.reasons import subclass_reasons
 from pyg_accel.patching.sampling import aggregate, in_force
 from pyg_accel.patching.steps import ON_OPERANDS, REPEATABLE, VIEWS
 from pyg_accel.patching.watch import Watch
@@ -255,6 +256,8 @@ class Trace(Watch):
                 repeated,
             ):
                 return number
+        for reason in subclass_reasons(operand):
+            raise Unrecognised(reason, permanent=False)
         self.operands.append(operand)
         self._versions.append(_version(operand))
         self.sides.append(side)
