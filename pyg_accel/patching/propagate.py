@@ -20,6 +20,7 @@ from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, reading
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.edge_tensors import materialize, plain_shape
+from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.layers import OF_EVERY_MODULE
@@ -140,7 +141,7 @@ def call(
         if out is not None:
             return out
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
-    reasons = reasons or subclass_reasons((edge_index, args, kwargs))
+    reasons = reasons or subclass_reasons((edge_index, args, kwargs)) or effect_reasons(self)
     if found is not None and found.reason and not reasons:
         reasons = [found.reason]
     if not reasons and found is None and saved_tensors_are_hooked():
@@ -256,7 +257,9 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
             raise Unrecognised(reason, permanent=False)
-    trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
+    trace.given = lambda: [
+        *tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self), *tensors_outside(self)
+    ]  # fmt: skip
     out = None
     with record_choices() as names, trace:
         try:
