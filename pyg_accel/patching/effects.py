@@ -9,11 +9,10 @@ is: messages are of another class while they are recorded.
 
 import builtins
 import dis
-import math
-import operator
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from itertools import islice
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ __all__ = ["effect_reasons", "tensors_outside"]
 # Packages whose functions change nothing but random numbers of torch and what they are given.
 _PACKAGES = frozenset({
     "torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_accel", "math", "operator",
-    "typing", "abc", "collections",
+    "_operator", "typing", "abc", "collections",
 })  # fmt: skip
 _PURE = frozenset({
     "abs", "all", "any", "bool", "bytes", "callable", "complex", "dict", "divmod", "enumerate",
@@ -38,15 +37,16 @@ _PURE = frozenset({
 })  # fmt: skip
 _IDENTITY = frozenset({"__class__", "__dict__", "data_ptr"})  # of a tensor
 _CONTAINERS = (dict, list, set)
+# Methods that change a container.
 _CHANGES = frozenset(name for cls in _CONTAINERS for name in dir(cls)).difference(
-    "__getitem__ get items keys values copy index count".split(), dir(tuple), dir(frozenset)
-)  # methods that change a container
+    ("get", "items", "keys", "values"), dir(tuple), dir(frozenset)
+)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
 
 
 def effect_reasons(module: MessagePassing) -> list[str]:
     """Return why a layer's message must run once, on ordinary tensors."""
-    return [found for found in _found(module) if isinstance(found, str)][:1]
+    return list(islice((found for found in _found(module) if isinstance(found, str)), 1))
 
 
 def tensors_outside(module: MessagePassing) -> list[Tensor]:
@@ -91,7 +91,8 @@ def _names(code: CodeType) -> _Names:
             elif operation == "IMPORT_NAME":
                 read[3][name] = None
             changes |= operation in ("STORE_SUBSCR", "DELETE_SUBSCR")
-    return _Names(*map(tuple, read), changes or not _CHANGES.isdisjoint(read[1]))  # type: ignore[arg-type]
+    changes = changes or not _CHANGES.isdisjoint(read[1])
+    return _Names(tuple(read[0]), tuple(read[1]), tuple(read[2]), tuple(read[3]), changes)
 
 
 class _Reader:
@@ -111,8 +112,12 @@ class _Reader:
 
     def value(self, value: Any, name: str) -> Iterator[str | Tensor]:
         """Yield what is known against a value that code reads, and tensors in it."""
-        if isinstance(value, (FunctionType, MethodType)):
+        if isinstance(value, FunctionType):
             yield from self._function(value)
+        elif isinstance(value, MethodType):
+            yield from self.value(value.__func__, name)
+            if value.__self__ is not self.module:
+                yield from self.value(value.__self__, name)
         elif isinstance(value, (staticmethod, classmethod)):
             yield from self.value(value.__func__, name)
         elif isinstance(value, property):
@@ -146,9 +151,8 @@ class _Reader:
         for value in values:
             yield from self.value(value, name)
 
-    def _function(self, function: Any) -> Iterator[str | Tensor]:
-        function = getattr(function, "__func__", function)
-        home = function.__globals__.get("__name__", "").partition(".")[0]
+    def _function(self, function: FunctionType) -> Iterator[str | Tensor]:
+        home = (function.__globals__.get("__name__") or "").partition(".")[0]
         if id(function) in self._seen or home in _PACKAGES:
             return
         self._seen.add(id(function))
@@ -168,10 +172,9 @@ class _Reader:
             if name in _IDENTITY:
                 yield f"a message that reads '{name}'"
             yield from self.attribute(name)
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            if name != "__class__":
+        free = function.__code__.co_freevars
+        for name, cell in zip(free, function.__closure__ or (), strict=True):
+            if name != "__class__" and cell != CellType():  # it may be empty
                 yield from self.value(cell.cell_contents, name)
         yield from self._all(function.__defaults__ or (), "a default")
 
@@ -188,13 +191,13 @@ def _is_harmless(value: Any) -> bool:
         return value.__name__.partition(".")[0] in _PACKAGES
     if isinstance(value, type) and issubclass(value, BaseException):
         return True
-    if getattr(builtins, getattr(value, "__name__", ""), None) is value:
-        return value.__name__ in _PURE
-    if isinstance(value, BuiltinFunctionType):  # of a module, or of an object
-        owner = value.__self__
-        return owner in (math, operator) or _is_of_packages(owner) or _is_of_packages(value)
+    name = getattr(value, "__name__", "")
+    if getattr(builtins, name, None) is value:
+        return name in _PURE
+    if isinstance(value, BuiltinFunctionType) and not _is_of_packages(value):
+        return value.__self__ is not None and _is_harmless(value.__self__)
     if isinstance(value, torch.nn.Module):
-        return _is_of_packages(type(value)) and not any(value.buffers())
-    if isinstance(value, type):
+        return _is_of_packages(type(value)) and not list(value.buffers())
+    if isinstance(value, (type, BuiltinFunctionType)):
         return _is_of_packages(value)
     return _is_of_packages(type(value)) and not isinstance(value, torch.Generator)

@@ -35,6 +35,9 @@ class Counter:
         self.calls += 1
 
 
+COUNTER, DRAW = Counter(), random.random
+
+
 class Layer(MessagePassing):
     def __init__(self, message: Callable[..., Tensor]) -> None:
         super().__init__(aggr="mean")
@@ -111,6 +114,8 @@ EFFECTS: dict[str, Callable[..., Tensor]] = {
     "changed": changed,
     "of the layer": of_the_layer,
     "a closure": a_closure,
+    "another's method": lambda self, i, j: (COUNTER.count(), no_formula(j))[1],
+    "its bound method": lambda self, i, j: (DRAW(), no_formula(j))[1],
 }
 
 
@@ -119,6 +124,7 @@ def run(message: Callable[..., Tensor], patched: bool) -> list[Any]:
     CALLS.clear()
     COUNTS["calls"] = globals()["TOTAL"] = 0
     SEEN.zero_()
+    COUNTER.calls = 0
     GENERATOR.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -128,9 +134,9 @@ def run(message: Callable[..., Tensor], patched: bool) -> list[Any]:
     outs = [layer(x, edges) for _ in range(3)]
     if handle is not None:
         handle.remove()
-    state = [*CALLS, COUNTS["calls"], TOTAL, SEEN.clone(), layer.counter.calls, random.random()]
-    return [*outs, *state, np.random.rand(), torch.rand(1),
-            torch.rand(1, generator=layer.generator), torch.rand(1, generator=GENERATOR)]  # fmt: skip
+    state = [*CALLS, COUNTS["calls"], TOTAL, SEEN.clone(), layer.counter.calls, COUNTER.calls]
+    drawn = [torch.rand(1, generator=g) for g in (None, GENERATOR, layer.generator)]
+    return [*outs, *state, *drawn, random.random(), np.random.rand()]
 
 
 @pytest.mark.parametrize("name", EFFECTS)
