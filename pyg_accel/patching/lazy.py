@@ -23,6 +23,7 @@ from pyg_accel.cache import saved_tensors_are_hooked, version_of
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import REDUCES
+from pyg_accel.patching.reasons import subclass_reasons
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.steps import ON_OPERANDS
 from pyg_accel.patching.watch import Watch
@@ -314,6 +315,8 @@ class Tracer(Watch):
                 repeated,
             ):
                 return number
+        for reason in subclass_reasons(operand):
+            raise Unrecognised(reason, permanent=False)
         self.operands.append(operand)
         self._versions.append(_version(operand))
         self.sides.append(side)

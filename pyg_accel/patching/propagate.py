@@ -18,6 +18,7 @@ from pyg_accel.memo import MEMO, changed, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
 from pyg_accel.patching import compiled, layers, learner, plans, programs, reading
+from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.kept import (
     apart,
     finish,
@@ -42,6 +43,7 @@ from pyg_accel.patching.reasons import (
     kind_reasons,
     new_graph_reasons,
     size_reasons,
+    subclass_reasons,
     torch_records,
     transform_reasons,
     width_of,
@@ -145,6 +147,7 @@ def call(
         if out is not None:
             return out
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
+    reasons = reasons or subclass_reasons((edge_index, args, kwargs)) or effect_reasons(self)
     if found is not None and found.reason and not reasons:
         reasons = [found.reason]
     if not reasons and found is None and saved_tensors_are_hooked():
@@ -270,7 +273,9 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
             raise Unrecognised(reason, permanent=False)
-    trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
+    trace.given = lambda: [
+        *tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self), *tensors_outside(self)
+    ]  # fmt: skip
     out = None
     with record_choices() as names, trace:
         try:

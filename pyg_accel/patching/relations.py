@@ -24,7 +24,9 @@ from pyg_accel.patching.reasons import (
     is_watched,
     kind_reasons,
     new_graph_reasons,
+    subclass_reasons,
     takes_part,
+    transform_reasons,
 )
 from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.rng_state import random_state
@@ -110,7 +112,8 @@ def weights_of(self: RGCNConv) -> Tensor:
 
 def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[str]:
     """Why a call is left to the loop."""
-    reasons = []
+    if reasons := transform_reasons() or subclass_reasons(x):  # before operators that a mode sees
+        return reasons
     sides = x if isinstance(x, tuple) and len(x) == 2 else (x, x)
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
         return ["not a plain edge_index"]

@@ -1,7 +1,6 @@
 """A layer that runs the fastest association of its products."""
 
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.cache import Bounded
+from pyg_accel.cache import Bounded, TensorRef
 from pyg_accel.call_report import record
 from pyg_accel.patching.reasons import data_reasons, is_active, size_reasons
 from pyg_accel.patching.sampling import in_force, refuse_training
@@ -84,7 +83,7 @@ class RewrittenLayer(torch.nn.Module):
         self._left: dict[Any, str] = {}  # calls of user layers that PyG makes, and why
         self._compiled: dict[str, Program] = {}
         self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
-        self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
+        self._recent: deque[TensorRef] = deque(maxlen=RECENT)
         self._spread = SharedDecisions()
         self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
         self._unseen = 0
@@ -333,10 +332,10 @@ class RewrittenLayer(torch.nn.Module):
 
     def _is_fresh(self, edge_index: Tensor) -> bool:
         """Whether graphs come and go, as batches do: two in a row that were never seen before."""
-        if any(ref() is edge_index for ref in tuple(self._recent)):
+        if any(ref.fits(edge_index) for ref in tuple(self._recent)):
             self._unseen = 0
         else:
-            self._recent.append(weakref.ref(edge_index))
+            self._recent.append(TensorRef(edge_index))
             self._unseen += 1
         return self._unseen > 2
 

@@ -88,6 +88,13 @@ def _can_gather(source: Any, dim: int) -> bool:
     )
 
 
+# Attributes that tell of numbers; others tell which object or memory a tensor is.
+_OF_NUMBERS = {"T", "mT", "H", "mH", "real", "imag", "data"}
+_OF_MEMORY = {
+    "data_ptr", "storage", "untyped_storage", "storage_offset", "storage_type", "_typed_storage",
+    "is_set_to", "is_shared", "is_pinned", "_is_view", "_use_count", "stride", "is_contiguous",
+    "register_hook", "retain_grad", "register_post_accumulate_grad_hook",
+}  # fmt: skip
 _VIEWS_OF_MESSAGES = {
     "__getitem__", "select", "narrow", "chunk", "split", "unbind", "view", "reshape", "transpose",
     "t", "permute", "movedim", "diagonal", "flatten", "unflatten", "squeeze", "unsqueeze", "detach",
@@ -104,6 +111,8 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         return _attribute(func, args)
     if name in ("grad", "backward"):
         raise Unrecognised("a derivative inside of the message")
+    if name in _OF_MEMORY:
+        raise Unrecognised(f"'{name}' of a message")
     named = next((k for k in ("input", "tensors") if k in kwargs), None)
     if not args and named is not None:
         args, kwargs = (kwargs[named],), {k: v for k, v in kwargs.items() if k != named}
@@ -127,12 +136,12 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 def _attribute(func: Callable[..., Any], args: Args) -> Any:
     name = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
     lazy: LazyTensor = args[0]
-    if name == "requires_grad":
-        trace = lazy.tracer
-        return any(trace.operands[o.index].requires_grad for o in operands_of(lazy.formula))
-    if name in ("is_leaf", "grad"):
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args)
+    if name in ("requires_grad", "is_leaf"):  # what is made of features is a leaf without gradients
+        operands = [lazy.tracer.operands[o.index] for o in operands_of(lazy.formula)]
+        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+        return differentiable == (name == "requires_grad")
+    if name not in _OF_NUMBERS:
+        raise Unrecognised(f"Tensor.{name} of a message")
     return getattr(_computed(lazy, f"Tensor.{name}"), name)
 
 
