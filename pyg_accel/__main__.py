@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="versions, processor, backends and why not")
     run = commands.add_parser("run", help="run a PyG script unchanged under patch(), then report")
-    run.add_argument("script", help="path of a Python script")
+    run.add_argument("-m", dest="module", action="store_true", help="the name of a module follows")
+    run.add_argument("script", help="path of a Python script; with -m, the name of a module")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     bench = commands.add_parser("bench", help="measure against other libraries (in a checkout)")
     bench.add_argument("--suite", choices=("kernels", "epochs", "batches"), default="kernels")
@@ -62,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return profile_machine(given.device, given.out, given.minutes)
     if given.command == "tune":
         return tune_machine(given.device, given.out)
-    return doctor() if given.command == "doctor" else run_script(given.script, given.args)
+    if given.command == "run":
+        return run_script(given.script, given.args, module=given.module)
+    return doctor()
 
 
 def doctor() -> int:
@@ -107,7 +110,7 @@ def _tuning(gpus: int) -> list[str]:
 
     from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
-    lines = []
+    lines, command = [], "python -m pyg_accel tune"
     for kind in ("cpu", "cuda") if gpus else ("cpu",):
         device = device_of_kind(kind, torch.get_num_threads())
         try:
@@ -120,7 +123,7 @@ def _tuning(gpus: int) -> list[str]:
         lines.append(
             f"{device}: measured on {day} ({tuning_file()})"
             if found
-            else f"{device}: as shipped (to measure it: python -m pyg_accel tune --device {kind})"
+            else f"{device}: the numbers of the package (yours: {command} --device {kind})"
         )
     return lines
 
@@ -135,22 +138,36 @@ def _version(module: str, distributions: Sequence[str]) -> str:
     return "found, version unknown" if find_spec(module) else "not installed"
 
 
-def run_script(script: str, args: Sequence[str]) -> int:
-    """Run a script as ``__main__`` under ``patch()`` and print the report, also if it fails."""
-    path = Path(script)
-    if not path.is_file():
-        print(f"python -m pyg_accel run: no file '{script}'", file=sys.stderr)
+def run_script(target: str, args: Sequence[str], *, module: bool = False) -> int:
+    """Run a script or a module as ``__main__`` under ``patch()`` and print the report.
+
+    Returns:
+        0, or the status that Python ends with: 1 after an exception, 130 after an interrupt.
+    """
+    if not module and not Path(target).is_file():
+        print(f"python -m pyg_accel run: no file '{target}'", file=sys.stderr)
         return 2
-    sys.argv = [script, *args]
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.argv = [target, *args]
+    sys.path.insert(0, str(Path.cwd() if module else Path(target).resolve().parent))
+    status = 0
     with pyg_accel.patched():
         try:
-            runpy.run_path(script, run_name="__main__")
+            if module:
+                runpy.run_module(target, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(target, run_name="__main__")
+        except (Exception, KeyboardInterrupt) as error:
+            # As from `python script.py`: no frames of this file, of runpy or of the import system.
+            frames, own = error.__traceback__, (__file__, runpy.__file__, "<frozen ")
+            while frames and frames.tb_frame.f_code.co_filename.startswith(own):
+                frames = frames.tb_next
+            sys.excepthook(type(error), error.with_traceback(frames), frames)
+            status = 130 if isinstance(error, KeyboardInterrupt) else 1
         finally:
             sys.stdout.flush()
             print()
             pyg_accel.report()
-    return 0
+    return status
 
 
 def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:

@@ -94,3 +94,56 @@ def test_run_runs_a_script_patched_and_reports(tmp_path, capsys, monkeypatch):
     assert program.main(["run", str(script), "--flag"]) == 0
     assert capsys.readouterr().out.startswith("True ['--flag']\n\npyg_accel: ")
     assert program.main(["run", str(tmp_path / "none.py")]) == 2
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder to run scripts and modules from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    pyg_accel.reset_report()
+    return tmp_path
+
+
+def test_run_takes_a_module_like_python(folder, capsys):
+    package = folder / "run_as_module"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "value.py").write_text("VALUE = 3\n")
+    code = "import sys\nfrom .value import VALUE\nprint(__name__, VALUE, sys.argv)\n"
+    (package / "train.py").write_text(code)
+    assert program.main(["run", "-m", "run_as_module.train", "-m", "--flag"]) == 0
+    path = str(package / "train.py")
+    out = capsys.readouterr().out
+    assert out.startswith(f"__main__ 3 {[path, '-m', '--flag']}\n\npyg_accel: ")
+    assert program.main(["run", "-m", "run_as_module.none"]) == 1
+    assert "No module named run_as_module.none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "shown"),
+    [
+        ("def f():\n    return {}[1]\nf()\n", 1, "KeyError: 1"),
+        ("raise KeyboardInterrupt\n", 130, "KeyboardInterrupt"),
+        ("x = = 1\n", 1, "SyntaxError"),
+    ],
+    ids=["exception", "interrupt", "syntax"],
+)
+@pytest.mark.parametrize("module", [False, True])
+def test_the_traceback_of_a_run_begins_at_the_script(module, code, status, shown, folder, capsys):
+    (folder / "failing.py").write_text(code)
+    assert program.main(["run", *(["-m", "failing"] if module else ["failing.py"])]) == status
+    out, err = capsys.readouterr()
+    assert shown in err
+    assert "runpy" not in err and "__main__.py" not in err
+    frames = [line for line in err.splitlines() if line.startswith("  File ")]
+    assert "failing.py" in frames[0]
+    assert "no message passing seen yet\n" in out  # patch() is on, so nobody is asked about it
+
+
+def test_run_leaves_the_status_of_a_script_alone(folder):
+    (folder / "ending.py").write_text("raise SystemExit(7)\n")
+    with pytest.raises(SystemExit) as ended:
+        program.main(["run", "ending.py"])
+    assert ended.value.code == 7
