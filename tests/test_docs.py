@@ -372,10 +372,13 @@ def test_figures_are_those_of_the_measurements():
     pytest.importorskip("pandas", reason="the tables are made by pandas, of the extra `bench`")
     sys.path.insert(0, str(ROOT))
     try:
-        from benchmarks import cost_models, decision, results, tables
+        from benchmarks import cost_models, decision, results, sections, tables
     finally:
         sys.path.remove(str(ROOT))
-    assert TEXT["docs/results.md"] == tables.page()
+    for name in sections.PAGES:
+        assert TEXT[f"docs/{name}.md"] == tables.page(name)
+    rewritten = TEXT["docs/how-to/rewrite_a_model.md"]
+    assert rewritten == tables.rewritten(rewritten)
     assert TEXT["docs/is_it_for_me.md"] == decision.page(TEXT["docs/is_it_for_me.md"])
     assert "\n".join([tables.BEGIN, *tables.headline(), tables.END]) in TEXT["README.md"]
     measured = cost_models.table(results.read(results.FOLDER / "cost_models.csv"))
