@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pyg_accel
@@ -139,35 +141,37 @@ def _version(module: str, distributions: Sequence[str]) -> str:
 
 
 def run_script(target: str, args: Sequence[str], *, module: bool = False) -> int:
-    """Run a script or a module as ``__main__`` under ``patch()`` and print the report.
+    """Run a script or a module as ``__main__`` under ``patch()``, and print the report in any case.
 
-    Returns:
-        0, or the status that Python ends with: 1 after an exception, 130 after an interrupt.
+    Raises:
+        BaseException: what the script raises, printed as ``python script.py`` prints it.
     """
     if not module and not Path(target).is_file():
         print(f"python -m pyg_accel run: no file '{target}'", file=sys.stderr)
         return 2
     sys.argv = [target, *args]
     sys.path.insert(0, str(Path.cwd() if module else Path(target).resolve().parent))
-    status = 0
+    sys.excepthook = _print_frames_of_the_script
     with pyg_accel.patched():
         try:
             if module:
                 runpy.run_module(target, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(target, run_name="__main__")
-        except (Exception, KeyboardInterrupt) as error:
-            # As from `python script.py`: no frames of this file, of runpy or of the import system.
-            frames, own = error.__traceback__, (__file__, runpy.__file__, "<frozen ")
-            while frames and frames.tb_frame.f_code.co_filename.startswith(own):
-                frames = frames.tb_next
-            sys.excepthook(type(error), error.with_traceback(frames), frames)
-            status = 130 if isinstance(error, KeyboardInterrupt) else 1
         finally:
             sys.stdout.flush()
-            print()
-            pyg_accel.report()
-    return status
+            report = pyg_accel.report(StringIO())
+            print(f"\n{report if report.rows else 'pyg_accel: no message passing was called'}")
+    return 0
+
+
+def _print_frames_of_the_script(
+    kind: type[BaseException], error: BaseException, frames: TracebackType | None
+) -> None:
+    own = (__file__, runpy.__file__, "<frozen ")  # frozen: runpy and the import system
+    while frames and frames.tb_frame.f_code.co_filename.startswith(own):
+        frames = frames.tb_next
+    sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
 def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:

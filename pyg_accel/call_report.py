@@ -72,10 +72,7 @@ class Report:
 
     def __str__(self) -> str:
         if not self.rows:
-            from pyg_accel.patching.reasons import is_active
-
-            hint = "" if is_active() else " (is patch() on?)"
-            return f"pyg_accel: no message passing seen yet{hint}"
+            return "pyg_accel: no message passing seen yet (is patch() on?)"
         head = ("layer", "formula or reason", "backend", "calls", "total ms", "ms a call")
         lines = [head]
         for row in self.rows:
