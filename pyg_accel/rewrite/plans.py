@@ -34,6 +34,14 @@ __all__ = [
 WIDTH = 100  # of text
 MOST = 24  # associations of a layer in a table of text
 COLUMNS = (36, 32, 10, 16)  # of a table in it
+# What a plan may say that is not plain, each explained where it says so.
+WORDS = {
+    "dynamic": "rows of features are scaled in every call",
+    "precompute": "the edges are scaled, once a graph",
+    "reuse": "attention weighs the product that its scores are made of",
+    "recompute": "attention weighs the features, before that product",
+    "roofline": "times from counts of operations and bytes, over the machine's peaks",
+}
 HEAD = ("association", "primitives", "predicted", "verdict")
 
 
@@ -48,7 +56,7 @@ class TreePlan:
         once: those that are computed once a graph.
         seconds: predicted time of a call; None if no cost model was asked.
         bytes_kept: activations that the backward pass needs, in float32.
-        verdict: chosen, promoted, or by which rule it was pruned.
+        verdict: chosen, a candidate, or by which rule it was pruned.
         chosen: it is the one that runs.
         root: the tree itself.
     """
@@ -176,7 +184,7 @@ def _layer(path: str, layer: RewrittenLayer) -> LayerPlan:
     decision = layer.decisions[-1]
     trees = sorted(
         (_tree(decision, tree) for tree in decision.pruned.all),
-        key=lambda t: (not t.chosen, t.verdict != "promoted", t.seconds or 0.0),
+        key=lambda t: (not t.chosen, t.verdict.startswith("pruned"), t.seconds or 0.0),
     )
     return replace(
         empty, algebra=str(decision.form), sizes=_sizes(decision), trees=tuple(trees),
@@ -196,7 +204,7 @@ def _tree(decision: Decision, tree: Tree) -> TreePlan:
     chosen = tree == decision.choice.tree
     if tree in decision.pruned.scenarios:
         scenarios = decision.pruned.scenarios[tree]
-        verdict = "promoted" + (f" ({scenarios[0]})" if len(scenarios) == 1 else "")
+        verdict = "candidate" + (f" where {scenarios[0]}" if len(scenarios) == 1 else "")
     else:
         reasons = decision.pruned.reasons[tree]
         different = len(set(reasons.values())) > 1
@@ -230,8 +238,7 @@ def facts(layer: LayerPlan) -> Iterator[str]:
     if layer.algebra:
         sizes = ", ".join(f"{k} = {v:,}" for k, v in layer.sizes.items())
         yield f"{layer.algebra}   with {sizes}"
-        promoted = sum(not t.verdict.startswith("pruned") for t in layer.trees)
-        pruned = len(layer.trees) - promoted
+        pruned = sum(t.verdict.startswith("pruned") for t in layer.trees)
         source = f", {layer.source}" if layer.source else ""
         yield f"{len(layer.trees)} associations, {pruned} pruned; decided by {layer.by}{source}"
     for reason in layer.reasons:
@@ -258,6 +265,8 @@ def legend(layer: LayerPlan) -> Iterator[str]:
     if size := re.search(r"gemm (\w+)x(\w+)x(\w+)", works):
         a, b, c = size.groups()
         found.append(f"{size[0]}: a matrix product [{a}, {b}] times [{b}, {c}]")
+    words = " ".join([layer.source, *(t.composition for t in layer.trees)])
+    found += [f"{word}: {meaning}" for word, meaning in WORDS.items() if word in words]
     yield "symbols: " + "; ".join(found)
 
 
@@ -276,7 +285,8 @@ def _meaning(leaf: Leaf) -> str:
 def unread(found: ModelPlan) -> Iterator[str]:
     """Yield what else there is to say, a line each."""
     for path, reason in found.unread.items():
-        yield f"The code of {path or 'the model'} runs as it is, on rewritten layers: {reason}"
+        code = f"code of '{path}'" if path else "model's own code"
+        yield f"The {code} runs in every call: {reason}"
 
 
 def row(tree: TreePlan) -> tuple[str, ...]:
@@ -287,7 +297,7 @@ def row(tree: TreePlan) -> tuple[str, ...]:
     if tree.once:
         parts.append("once a graph: " + "; ".join(_counted(tree.once)))
     if tree.bytes_kept:
-        parts.append(f"keeps {tree.bytes_kept / 2**20:,.1f} MiB")
+        parts.append(f"saves {tree.bytes_kept / 2**20:,.1f} MiB for the backward pass")
     time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3f} ms"
     verdict = "; ".join(filter(None, (tree.composition, tree.verdict)))
     return (("▶ " if tree.chosen else "") + tree.tree, " · ".join(parts), time, verdict)

@@ -47,7 +47,8 @@ class Choice:
 
     Attributes:
         tree: what runs.
-        by: what decided: ``"the only one"``, ``"sizes"``, ``"cost"`` or ``"forced"``.
+        by: what decided: ``"the only one"``, ``"sizes"``, ``"cost"``, ``"memory"`` among those of
+            nearly the lowest cost, or ``"forced"``.
         source: the cost model, if it was asked.
         seconds: predictions for the trees that it compared.
     """
@@ -111,6 +112,8 @@ def decide(
         fastest = min(seconds[tree] for tree in candidates)
         close = [tree for tree in candidates if seconds[tree] <= fastest * EQUAL]
         best = min(close, key=lambda t: (pruned.bills[t].bytes_kept(sizes), seconds[t]))
+        if by == "cost" and seconds[best] > fastest:
+            by = "memory"
     return Choice(best, by, source, seconds)
 
 

@@ -197,7 +197,7 @@ def test_code_that_could_not_be_read_is_told():
             return super().forward(x, edge_index) if bool(x.sum() > -1e9) else x
 
     text = str(pyg_accel.plan(Branching(), *inputs()))
-    assert "The code of the model runs as it is, on rewritten layers" in text
+    assert "The model's own code runs in every call: " in text
 
 
 def test_from_the_command_line(tmp_path, capsys, monkeypatch):
@@ -241,3 +241,29 @@ def test_rich_is_not_needed(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_rich)
     monkeypatch.setattr(plans, "find_spec", lambda name: None)
     assert "association" in str(pyg_accel.plan(Net(), *inputs()))
+
+
+def test_a_plan_explains_the_words_that_it_uses():
+    text = str(pyg_accel.plan(Net(), *inputs(), cost=Flops()))
+    for word in ("dynamic", "precompute"):
+        assert f"{word}: " in " ".join(text.split())
+    assert "reuse: " not in text and "roofline: " not in text
+    assert "promoted" not in text
+
+
+def test_a_choice_that_memory_decided_says_so():
+    class FreeScaling(Flops):
+        """To scale the wide features costs nothing, and is faster by half a per cent."""
+
+        def seconds(self, primitive):
+            free = primitive.name == "scale_rows" and primitive.cols == 12
+            return 0.0 if free else super().seconds(primitive)
+
+    args = torch.randn(50, 12), torch.randint(50, (2, 9000))
+    chosen, *others = (
+        pyg_accel.plan(nn.GCNConv(12, 4), *args, cost=FreeScaling(), train=True).layers[0].trees
+    )
+    fastest = min(others, key=lambda tree: tree.seconds)
+    assert 0.98 < fastest.seconds / chosen.seconds < 1.0
+    assert chosen.bytes_kept < fastest.bytes_kept
+    assert chosen.verdict == "chosen by memory"
