@@ -226,13 +226,13 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
     import torch
 
     from pyg_accel.rewrite.cost import Device
-    from pyg_accel.rewrite.cost.collect import collect
+    from pyg_accel.rewrite.cost.measurements import collect
     from pyg_accel.rewrite.cost.train import train
 
     problem = ""
     if kind == "cuda" and not torch.cuda.is_available():
         problem = "there is no CUDA device"
-    if missing := [name for name in ("tqdm", "xgboost") if find_spec(name) is None]:
+    if missing := [name for name in ("pandas", "tqdm", "xgboost") if find_spec(name) is None]:
         packages = " ".join("xgboost-cpu" if name == "xgboost" else name for name in missing)
         problem = f"it needs {' and '.join(missing)}: pip install {packages}"
     if problem:

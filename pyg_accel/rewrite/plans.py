@@ -146,7 +146,7 @@ def plan(
         model: as for ``optimize``; or what that returned, to see what it has decided so far.
         example_inputs: arguments of a call; none for what ``optimize`` returned.
         train: as for ``optimize``.
-        options: the other arguments of ``optimize``.
+        options: the other arguments of ``optimize``; ``price_all`` is True by default here.
 
     Returns:
         For each layer its associations with predicted times, and what was chosen.
@@ -161,7 +161,7 @@ def plan(
                 "what it decided so far (give the original for another)"
             )
         return plan_of(model)
-    fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
+    fast = optimize(model, *example_inputs, train=train, **{"price_all": True, **options})
     assert isinstance(fast, RewrittenModule)
     return plan_of(fast)
 

@@ -76,6 +76,54 @@ def test_the_cost_model_is_not_asked_where_sizes_suffice():
     assert [t.seconds for t in layer.trees] == [None, None]
 
 
+@pytest.mark.parametrize("show", [pyg_accel.plan, pyg_accel.explain])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"price_all": True},
+        {"price_all": False},
+        {"train": True},
+        {"static": ("x",)},
+        {"static": None},
+        {"choose": lambda trees: trees[0]},
+        {"cost": Flops()},
+    ],
+    ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items())[:20],
+)
+def test_every_option_of_optimize_is_taken(show, options, capsys):
+    x, edge_index = inputs()
+    (layer,) = show(nn.GCNConv(12, 4), x, edge_index=edge_index, **options).layers
+    fast = pyg_accel.optimize(nn.GCNConv(12, 4), x, edge_index=edge_index, **options)
+    (same,) = pyg_accel.plan(fast).layers
+    if "price_all" not in options:
+        assert all(tree.seconds is not None for tree in layer.trees)
+    assert layer.trees[0].tree == same.trees[0].tree
+    assert (layer.sizes, layer.by) == (same.sizes, same.by)
+
+
+def test_options_that_mean_nothing_are_refused_as_by_optimize():
+    for options, told in (
+        ({"price_all": 1}, "'price_all' to be True or False"),
+        ({"train": "yes"}, "'train' to be True or False"),
+        ({"static": ("z",)}, "'static' to name arguments"),
+        ({"choose": 3}, "'choose' to be"),
+        ({"cost": 3}, "'cost' to be a CostModel"),
+        ({"no_such_option": 3}, "do not fit"),
+    ):
+        for show in (pyg_accel.plan, pyg_accel.explain):
+            with pytest.raises(ValueError, match=told):
+                show(Net(), *inputs(), **options)
+    for options in ({"price_all": True}, {"train": True}, {"cost": Flops()}):
+        fast = pyg_accel.optimize(Net(), *inputs())
+        with pytest.raises(ValueError, match="no options with a model that is rewritten"):
+            pyg_accel.explain(fast, **options)
+
+
+def test_without_price_all_only_those_that_compete_are_priced():
+    (layer,) = pyg_accel.plan(nn.GATConv(12, 4), *inputs(), cost=Flops(), price_all=False).layers
+    assert [t.seconds for t in layer.trees] == [None, None]
+
+
 @pytest.mark.parametrize("rich", [True, False])
 def test_text(rich, monkeypatch):
     monkeypatch.setattr(plans, "find_spec", lambda name: rich or None)
