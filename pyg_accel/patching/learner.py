@@ -61,6 +61,7 @@ class Learner:
             softmax = self._softmax(made)
             if softmax is None:
                 return None
+        written = softmax is not None and softmax.written
         formula: Formula | str | None = None
         reduce: str | tuple[str, ...] = ""
         if done is not None and out is done.result:
@@ -78,14 +79,14 @@ class Learner:
         if (
             None in operands
             or any(origin is None for _, origin in assigned)
-            or len(trace.formulas) != 1
+            or len(trace.formulas) != 1 + (formula is not None and written)
             or trace.drawn != self._draws()
             or sizes is None
             or sizes[0] != rows
         ):
             return None
         return Plan(
-            trace.formulas[0], trace.target, tuple(gathered), softmax, formula, reduce,
+            "; ".join(trace.formulas), trace.target, tuple(gathered), softmax, formula, reduce,
             tuple(operands), tuple(assigned), self._order(softmax, operands),  # type: ignore[arg-type]
         )  # fmt: skip
 

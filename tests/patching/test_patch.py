@@ -304,7 +304,9 @@ class WithoutDict:
 
 @pytest.mark.parametrize("name", ["torch_sparse", "torch_geometric.nn.other"])
 @pytest.mark.parametrize(
-    "value", [None, WithoutDict(), SimpleNamespace(softmax=1, set_diag=None)], ids=str
+    "value",
+    [None, WithoutDict(), SimpleNamespace(softmax=1, set_diag=None)],
+    ids=["none", "no dictionary", "namespace"],
 )
 def test_anything_may_be_in_sys_modules(name, value, x, edge_index, ran):
     with pytest.MonkeyPatch.context() as patch:
