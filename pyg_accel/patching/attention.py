@@ -26,7 +26,6 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
-from pyg_accel.patching.running import running
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.record.recorder import perform, quiet
 
@@ -84,15 +83,6 @@ class Source:
         self.grad = torch.is_grad_enabled()
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
-        self._kind: tuple[Any, ...] | None = None
-
-    def kind(self) -> tuple[Any, ...]:
-        """What is known of weights beside the numbers in their operands."""
-        if self._kind is None:
-            facts = [(t.dtype, t.shape[1:], t.requires_grad) for t in self.operands]
-            text = _text_of(self.score)
-            self._kind = (text, *facts, *self.repeated, self.dtype, self.shape[1:], self.grad)
-        return self._kind
 
     def text(self) -> str:
         """For the report."""
@@ -158,12 +148,10 @@ class Weights(DeferredOperand):
     Attributes:
         source: their scores.
         mask: what dropout multiplies them by, of the shape of the scores.
-        made: the functions by which they were made from the first ones, with their arguments.
     """
 
     source: Source
     mask: Tensor | None
-    made: "tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...]"
     _real: Tensor | None
 
     @staticmethod
@@ -175,7 +163,7 @@ class Weights(DeferredOperand):
             cls, tuple(source.shape if shape is None else shape), dtype=source.dtype,
             device=source.graph.device,
         )  # fmt: skip
-        made.source, made.mask, made.made, made._real = source, mask, (), None
+        made.source, made.mask, made._real = source, mask, None
         return made
 
     def edges(self) -> tuple[int, int]:
@@ -185,7 +173,6 @@ class Weights(DeferredOperand):
     def apart(self) -> "Weights":
         """Return the same weights, with gradients if those are on now, which keep results apart."""
         weights = Weights(replace(self.source), plain_shape(self), self.mask)
-        weights.made = self.made
         return weights
 
     def ordinary(self) -> Tensor:
@@ -209,8 +196,6 @@ class Weights(DeferredOperand):
             made = Weights(self.source, shape, self.mask)
         elif name == "dropout" and not kwargs.get("inplace") and len(args) < 3:
             made = _dropped(func, self, args, kwargs)
-        if made is not None and made is not self:
-            made.made = (*self.made, (func, args, kwargs))
         return made
 
 
@@ -237,8 +222,6 @@ def _dropped(
     mask = func(ones, *args, **kwargs)
     if mask is ones:
         return weights
-    if running.traces:
-        running.traces[-1].drawn += 1
     mask = mask.view(weights.source.shape)
     if weights.mask is not None:
         mask = mask * weights.mask
@@ -316,10 +299,10 @@ def attend(
     return out, text, waiting
 
 
-def weighs_edges(operands: list[tuple[Tensor, int, bool]]) -> bool:
-    """Whether weighted messages read narrow features of edges, the operands of row -1."""
-    own = [plain_shape(operand)[1:].numel() for operand, row, _ in operands
-           if row == -1 and not isinstance(operand, Weights)]  # fmt: skip
+def weighs_edges(operands: Sequence[Tensor], sides: Sequence[str]) -> bool:
+    """Whether weighted messages read narrow features of edges."""
+    own = [plain_shape(operand)[1:].numel() for operand, side in zip(operands, sides, strict=True)
+           if side == "e" and not isinstance(operand, Weights)]  # fmt: skip
     return bool(own) and max(own) <= _NARROW
 
 

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.patching.readable import METHODS
 from pyg_accel.patching.reasons import modules_in
 
 __all__ = ["effect_reasons", "tensors_outside"]
 
+# What a rendered `propagate` and `edge_updater` call.
+METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
 # Packages whose functions change nothing but random numbers of torch and what they are given.
 _PACKAGES = frozenset({
     "torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_accel", "math", "operator",

@@ -49,7 +49,7 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     There results are remembered, only there: a user who calls what makes them may change them.
     """
     if not is_dynamo_compiling():
-        out = programs.run(self, args, kwargs)
+        out = programs.run(self, "call", args, kwargs)
         if out is not programs.NOTHING:
             return out
         known = small.find(self, args, kwargs)
@@ -100,7 +100,7 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
     before = MEMO.begin(self)
     try:
         if running_recorder.recorder is None:
-            out = programs.recorded(self, _forward_of, args, kwargs)
+            out = programs.recorded(self, "call", _forward_of, args, kwargs)
         else:
             out = super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     finally:

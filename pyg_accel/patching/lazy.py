@@ -12,7 +12,7 @@ The call that a lazy tensor belongs to is a :class:`Tracer`. Its subclass
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -25,15 +25,12 @@ from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import REDUCES
 from pyg_accel.patching.reasons import subclass_reasons
 from pyg_accel.patching.running import Unrecognised, running
-from pyg_accel.patching.steps import ON_OPERANDS
 from pyg_accel.patching.watch import Watch
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, plain_shape, replaced
 
 __all__ = [
     "IDENTITY",
-    "Done",
     "LazyTensor",
-    "Made",
     "PostReduce",
     "Rules",
     "Tracer",
@@ -128,32 +125,6 @@ class LazyTensor(EdgeTensor):
         raise Unrecognised(f"'{func}' on messages")
 
 
-class Made(NamedTuple):
-    """An ordinary tensor that a message made, and how; function None: not to be made again."""
-
-    function: Callable[..., Any] | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Tensor
-
-
-class Done(NamedTuple):
-    """A reduction of messages, as a plan makes it again.
-
-    Attributes:
-        formula: of the messages.
-        operands: as they were given, with the row of edge_index that gathers each (-1: none does),
-            and whether all targets share one row.
-        reduce: of the messages; several where an aggregation combines them.
-        result: what came out.
-    """
-
-    formula: Formula
-    operands: list[tuple[Tensor, int, bool]]
-    reduce: str | tuple[str, ...]
-    result: Tensor
-
-
 class Rules(Protocol):
     """What torch functions do to lazy tensors: :mod:`pyg_accel.patching.rules`."""
 
@@ -176,12 +147,8 @@ class Tracer(Watch):
         operands: tensors that formulas refer to by index, rows first.
         failure: the first reason why this is none for a formula. A message may catch the exception,
             and TorchScript and others raise one of their own in its place.
-        done: the last reduction, if it can be made again from its operands.
-        softmaxed: the attention weights that were made, likewise.
         gathered: node features and the row of edge_index that gathers them.
-        made: views of ordinary tensors, and what repeatable functions made of them.
-        others: whether any other function ran on ordinary tensors, or returned one.
-        drawn: how many random masks of attention weights were drawn.
+        weighs_edges: it has weighted messages that read narrow features of edges.
         size: of sources and targets, by row of edge_index, if the call was given it.
         writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
         source: of the attention weights that were made.
@@ -206,12 +173,8 @@ class Tracer(Watch):
         self.repeated: list[bool] = []  # operand has one row for all targets
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int, int]] = {}  # by identity: row and version
-        self.done: Done | None = None
-        self.softmaxed: Done | None = None
         self.gathered: list[tuple[Tensor, int]] = []
-        self.made: list[Made] = []
-        self.others = False
-        self.drawn = 0
+        self.weighs_edges = False
         self.size: Sequence[int | None] | None = None
         self.writes_weights = False
         self.source: Any = None
@@ -241,12 +204,9 @@ class Tracer(Watch):
             raise Unrecognised("a checkpoint inside of the message")
 
     def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function on the operands of messages, and take a note of it."""
+        """Call a function on the operands of messages."""
         with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **kwargs)
-        if func in ON_OPERANDS and type(result) is Tensor:
-            self.made.append(Made(func, args, kwargs, result))
-        return result
+            return func(*args, **kwargs)
 
     # -- edge_index and its rows -----------------------------------------------------------------
 

@@ -103,7 +103,6 @@ def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> T
     with quiet():
         out = _quantiles(aggregation, trace.graph_of(num_rows), x)
     note_choice("torch")
-    trace.others = True
     trace.formulas.append("quantile_j u0")
     return out
 

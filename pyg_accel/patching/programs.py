@@ -20,7 +20,6 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record as count
 from pyg_accel.patching.reasons import (
     has_hooks,
@@ -42,13 +41,21 @@ __all__ = ["NOTHING", "forget", "note", "recorded", "run", "why"]
 
 _MOST = 8  # programs of one layer, and records that came to nothing
 NOTHING = object()
+_NONE: dict[str, Any] = {}
+# The methods that a call begins with.
+_ENTRIES = {
+    "call": ("forward",),
+    "propagate": ("message", "aggregate", "update", "message_and_aggregate"),
+    "edge_updater": ("edge_update",),
+}
+_METHODS = {"forward", "propagate", "edge_updater"}.union(*_ENTRIES.values())
 _SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
           operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
 @dataclass
 class _Programs:
-    """Of one layer.
+    """Of the calls of one layer, or of its propagate.
 
     Attributes:
         programs: the latest first.
@@ -76,7 +83,7 @@ class _Running(threading.local):
 
 
 _running = _Running()
-_layers: "weakref.WeakKeyDictionary[Module, _Programs]" = weakref.WeakKeyDictionary()
+_layers: "weakref.WeakKeyDictionary[Module, dict[str, _Programs]]" = weakref.WeakKeyDictionary()
 
 
 def forget() -> None:
@@ -84,9 +91,14 @@ def forget() -> None:
     _layers.clear()
 
 
-def why(layer: Module) -> str:
-    """Return why the last call of a layer that was recorded came to no program."""
-    known = _layers.get(layer)
+def why(layer: Module, name: str) -> str:
+    """Return why the last call of a layer that was recorded came to no program.
+
+    Args:
+        layer: the layer.
+        name: ``"call"`` of the whole layer, ``"propagate"`` or ``"edge_updater"``.
+    """
+    known = _layers.get(layer, _NONE).get(name)
     return "" if known is None else known.reason
 
 
@@ -100,9 +112,9 @@ def note(formula: str, kind: str, backends: dict[str, None], width: int) -> None
         seen.width = max(seen.width, width)
 
 
-def run(layer: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a call by a program; NOTHING if it has none."""
-    known = _layers.get(layer)
+def run(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call by a program; NOTHING if it has none. See :func:`why`."""
+    known = _layers.get(layer, _NONE).get(name)
     if known is None or not known.programs:
         return NOTHING
     context = (*context_key(), in_force())
@@ -113,7 +125,7 @@ def run(layer: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if not program.guard.holds():
             known.programs = [p for p in known.programs if p is not program]
             continue
-        if settings.verify or saved_tensors_are_hooked() or _small(layer, program, leaves):
+        if settings.verify or _small(layer, program, leaves):
             return NOTHING
         start = perf_counter()
         try:
@@ -153,18 +165,19 @@ def _is_graph(value: Any) -> bool:
 
 def recorded(
     layer: MessagePassing,
+    name: str,
     make: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """Make a call and record it, if it can be."""
-    known = _layers.get(layer)
+    known = _layers.get(layer, _NONE).get(name)
     if known is not None and (known.failures >= _MOST or len(known.programs) >= _MOST):
         return make(layer, *args, **kwargs)
-    if not _is_recordable(layer, args, kwargs):
+    if not _is_recordable(layer, name, args, kwargs):
         return make(layer, *args, **kwargs)
     if known is None:
-        known = _layers[layer] = _Programs()
+        known = _layers.setdefault(layer, {})[name] = _Programs()
     try:
         signature = Signature(args, kwargs)
         context = (*context_key(), in_force())
@@ -177,7 +190,9 @@ def recorded(
         try:
             with record_choices() as backends:
                 shapes = None if alike is None else alike.shapes
-                out, recorder, guard = record(layer, make, args, kwargs, signature, shapes)
+                out, recorder, guard = record(
+                    layer, _ENTRIES[name], make, args, kwargs, signature, shapes
+                )
         finally:
             _running.seen = before
     except NotComparable as reason:
@@ -200,14 +215,17 @@ def recorded(
     return out
 
 
-def _is_recordable(layer: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_recordable(
+    layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
     """Whether to record a call, by what is known before."""
-    own = vars(layer)
-    if "forward" in own or "propagate" in own or has_hooks(layer) or hook_reasons(layer):
+    if not vars(layer).keys().isdisjoint(_METHODS) or hook_reasons(layer):
+        return False
+    if name == "call" and has_hooks(layer):
         return False
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return False
-    if settings.verify or saved_tensors_are_hooked() or torch_records() or transform_reasons():
+    if settings.verify or torch_records() or transform_reasons():
         return False
     graph = next((t for t in (*args, *kwargs.values()) if _is_graph(t)), None)
     return graph is not None and not size_reasons(graph.size(1), graph.device.type)

@@ -17,7 +17,7 @@ from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.memo import MEMO, changed, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
-from pyg_accel.patching import compiled, layers, learner, plans, programs, reading
+from pyg_accel.patching import compiled, layers, programs, reading
 from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.kept import (
     apart,
@@ -29,7 +29,6 @@ from pyg_accel.patching.kept import (
     writes_weights,
     written,
 )
-from pyg_accel.patching.kinds import Key, kind_of_call
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.overrides import hook_reasons, rendering_reason, template
@@ -45,10 +44,9 @@ from pyg_accel.patching.reasons import (
     size_reasons,
     subclass_reasons,
     torch_records,
-    transform_reasons,
     width_of,
 )
-from pyg_accel.patching.rng_state import random_state, restore, tensors_of
+from pyg_accel.patching.rng_state import RandomState, random_state, restore, tensors_of
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.running import Unrecognised
@@ -94,7 +92,6 @@ def forget() -> None:
     GRAPHS.clear()
     SLOTS.clear()
     MEMO.clear()
-    plans.forget()
     SEEN.clear()
     layers.forget()
 
@@ -110,18 +107,22 @@ def call(
             return compiled.call(original, self, edge_index, args, kwargs)
         record(type(self).__name__, "", "PyG", RECORDED, 0.0)
         return original(self, edge_index, *args, **kwargs)
-    start, recorder = time.perf_counter(), running_recorder.recorder
-    layer = type(self).__name__
+    recorder, name = running_recorder.recorder, original.__name__
+    if recorder is None and not args:
+        out = programs.run(self, name, (edge_index,), kwargs)
+        if out is not programs.NOTHING:
+            return out
+    start, layer = time.perf_counter(), type(self).__name__
     judged = type(edge_index) in _JUDGED and edge_index.dim() == 2
     small, sized = _NO_REASONS, judged and in_force() is None
     if sized:
         edges, width = num_edges(edge_index), _width_of(original, self, kwargs)
         small = size_reasons(edges, edge_index.device.type, width)
     if not small:
-        key = (original.__name__, self.training, getattr(edge_index, "layout", type(edge_index)))
+        key = (name, self.training, getattr(edge_index, "layout", type(edge_index)))
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
-            kind = "" if found is None else found.kind
+            kind = "" if found is None else _kind_of(self, name, found.kind)
             small = kind_reasons(kind, edges, edge_index.device.type, width)
             if not small:
                 small = new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
@@ -140,12 +141,7 @@ def call(
         record(layer, "", "PyG", small[0], time.perf_counter() - start)
         return out
     refuse_training(self)
-    given, plain = _Call(original, self, edge_index, args, kwargs), None
-    if not args and (found is None or not found.reason) and recorder is None:
-        plain = kind_of_call(original, self, edge_index, kwargs)
-        out = _planned(given, plain)
-        if out is not None:
-            return out
+    given = _Call(original, self, edge_index, args, kwargs)
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
     reasons = reasons or subclass_reasons((edge_index, args, kwargs)) or effect_reasons(self)
     if found is not None and found.reason and not reasons:
@@ -165,37 +161,49 @@ def call(
         # A message that turns out not to be a formula, today, runs twice: from the same state.
         state = random_state(device_of(edge_index), self)
         try:
-            out, trace, names = _attempt(given)
+            if recorder is None and not args:
+                return programs.recorded(
+                    self, name, _accelerated(given, key, state), (edge_index,), kwargs
+                )
+            return _accelerated(given, key, state)(self, edge_index, **kwargs)
         except Unrecognised as reason:
             reasons = [str(reason)]
-            if recorder is not None:
-                recorder.stop(str(reason))
             if reason.permanent:
                 _found.setdefault(self, {})[key] = _Found(str(reason), "")
             restore(state)
-        else:
-            seconds = time.perf_counter() - start
-            if settings.verify and in_force() is None:  # a sample is not what PyG computes
-                verify(*given, out, state)
-            if recorder is None:
-                learner.learn(self, plain, kwargs, trace, out)
-            else:
-                programs.note("; ".join(trace.formulas), trace.kind(), names, _widths.get(self, 0))
-            kind = trace.kind()
-            if f"other {kind}" in KINDS and plans.find(self, plain) is None:
-                kind = f"other {kind}"  # each call will be traced
-            _found.setdefault(self, {})[key] = _Found("", kind)
-            formulas = "; ".join(dict.fromkeys(trace.formulas))
-            if formulas:
-                record(layer, formulas, "+".join(names) or "deferred", "", seconds)
-            else:
-                record(layer, "", "PyG", "no reduction that could be fused", seconds)
-            return out
     if recorder is not None:
         recorder.stop("; ".join(reasons))
     out = original(self, edge_index, *args, **kwargs)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
     return out
+
+
+def _kind_of(layer: MessagePassing, name: str, kind: str) -> str:
+    """The kind of a layer's calls, of which those without a program have other limits."""
+    other = f"other {kind}"
+    return other if other in KINDS and programs.why(layer, name) else kind
+
+
+def _accelerated(call: _Call, key: Any, state: RandomState) -> Callable[..., Any]:
+    """A function that makes a call with lazy messages, and notes what it was."""
+
+    def make(layer: MessagePassing, *_: Any, **__: Any) -> Any:
+        start = time.perf_counter()
+        out, trace, names = _attempt(call)
+        seconds = time.perf_counter() - start
+        if settings.verify and in_force() is None:  # a sample is not what PyG computes
+            verify(*call, out, state)
+        _found.setdefault(layer, {})[key] = _Found("", trace.kind())
+        formulas = "; ".join(dict.fromkeys(trace.formulas))
+        programs.note(formulas, trace.kind(), names, _widths.get(layer, 0))
+        if formulas:
+            record(type(layer).__name__, formulas, "+".join(names) or "deferred", "", seconds)
+        else:
+            why = "no reduction that could be fused"
+            record(type(layer).__name__, "", "PyG", why, seconds)
+        return out
+
+    return make
 
 
 def _is_derived_anew() -> bool:
@@ -218,26 +226,6 @@ def _width_of(original: Callable[..., Any], self: MessagePassing, kwargs: dict[s
     if width != known:
         _widths[self] = width
     return width
-
-
-def _planned(call: _Call, kind: Key | None) -> Any:
-    """Make a call of a kind that has a plan; None if it has none."""
-    self, edge_index = call.layer, call.edge_index
-    plan = plans.find(self, kind)
-    if plan is None or data_reasons(edge_index) or transform_reasons():
-        return None
-    start = time.perf_counter()
-    verified = settings.verify and in_force() is None  # a sample is not what PyG computes
-    state = random_state(edge_index.device, self) if verified else None
-    with record_choices() as names:
-        out = plan.run(self, edge_index, call.kwargs)
-    if out is None:
-        return None
-    seconds = time.perf_counter() - start
-    if state is not None:
-        verify(*call, out, state)
-    record(type(self).__name__, plan.text, "+".join(names) or "deferred", "", seconds)
-    return out
 
 
 def _tried(call: _Call, key: Any) -> _Found:

@@ -82,13 +82,8 @@ def aggregate(
     got = reduce_over_targets(x, list(reduces), dim_size)
     if is_simple(self):
         return got[0]
-    others = tracer.others  # a plan combines what it reduces in the same way
-    out = combine(self, dict(zip(reduces, got, strict=True)),
-                  lambda: perform(_degree, tracer.graph_of(dim_size)), place)  # fmt: skip
-    tracer.others = others
-    if tracer.done is not None and tracer.done.reduce != "attention":
-        tracer.done = tracer.done._replace(reduce=reduces, result=out)
-    return out
+    return combine(self, dict(zip(reduces, got, strict=True)),
+                   lambda: perform(_degree, tracer.graph_of(dim_size)), place)  # fmt: skip
 
 
 def _degree(graph: Graph) -> Tensor:

@@ -15,20 +15,16 @@ from pyg_accel.ops.messages import messages
 from pyg_accel.patching import rules
 from pyg_accel.patching.attention import Source, Weights, Where, attend, weighs_edges
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
-from pyg_accel.patching.lazy import IDENTITY, Done, LazyTensor, Made, Rules, Tracer, is_single_side
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Rules, Tracer, is_single_side
 from pyg_accel.patching.networks import Network, reduce_in_blocks
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import aggregate, in_force
-from pyg_accel.patching.steps import REPEATABLE, VIEWS
-from pyg_accel.record.edge_tensors import asks, materialize, name_of, plain_shape
+from pyg_accel.record.edge_tensors import materialize, plain_shape
 from pyg_accel.record.recorder import perform, quiet
 
 __all__ = ["Trace"]
 
 _WEIGHTS = 8  # numbers per edge up to which they are weights, and no features
-
-# What this package asks of tensors; methods that do have no plan (:mod:`.readable`).
-_ASKED = frozenset({"__get__", "stride", "storage_offset", "untyped_storage", "is_contiguous"})
 
 
 class Trace(Tracer):
@@ -42,18 +38,7 @@ class Trace(Tracer):
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Find gathers, follow views of edge_index."""
-        result = rules.intercept(self, func, args, kwargs)
-        if type(result) is Tensor:
-            known = func in VIEWS or func is Tensor.__getitem__
-            self.made.append(Made(func if known else None, args, kwargs, result))
-        return result
-
-    def pass_on(self, func: Any, args: Any = (), kwargs: Any = None, result: Any = None) -> None:
-        """Take a note of a function that just ran."""
-        if func in REPEATABLE and type(result) is Tensor:
-            self.made.append(Made(func, args, kwargs or {}, result))
-        elif not (asks(func) or name_of(func) in _ASKED):
-            self.others = True
+        return rules.intercept(self, func, args, kwargs)
 
     # -- running formulas ------------------------------------------------------------------------
 
@@ -74,7 +59,7 @@ class Trace(Tracer):
         wide = [side for operand, side in both if plain_shape(operand)[1:].numel() > _WEIGHTS]
         if wide and self.formulas and "_j" not in "".join(self.formulas):  # all written out
             return "edge networks"
-        if self.done and self.done.reduce == "attention" and weighs_edges(self.done.operands):
+        if self.weighs_edges:
             return "edge attention"
         if "e" in wide:
             return "edge features"
@@ -92,7 +77,6 @@ class Trace(Tracer):
         if num_rows is None:
             num_rows = self.sizes[self.target] or self.rows_of_side("v")
         if any(isinstance(self.operands[n], Network) for n in numbers):
-            self.others = True
             return reduce_in_blocks(self, lazy, reduces, num_rows)
         if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
             known = self.sizes[1 - self.target]
@@ -102,8 +86,9 @@ class Trace(Tracer):
             if attended is not None:
                 out, text, waiting = attended
                 self.formulas = [f for f in self.formulas if f != waiting] + [text]
+                sides = [self.sides[n] for n in numbers]
+                self.weighs_edges = weighs_edges(operands, sides)
                 if lazy.later is IDENTITY and lazy.edge_dim == 0:
-                    self.done = Done(formula, self._given_places(numbers), "attention", out)
                     return [out]
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]
         graph = self.graph_of(num_rows)
@@ -115,20 +100,12 @@ class Trace(Tracer):
             operands = [materialize(t) for t in operands]
             outs, note = aggregate(graph, formula, operands, reduces)
         self.formulas.append(f"{'+'.join(reduces)}_j {formula}{note}")
-        self.done = None
         if lazy.later is not IDENTITY or lazy.edge_dim:
             return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous() for out in outs]
-        if paired is None:
-            self.done = Done(formula, self._given_places(numbers), reduces[0], outs[0])
         return outs
-
-    def _given_places(self, numbers: Sequence[int]) -> list[tuple[Tensor, int, bool]]:
-        rows = {"u": 1 - self.target, "v": self.target, "e": -1}
-        return [(self.operands[n], rows[self.sides[n]], self.repeated[n]) for n in numbers]
 
     def compute(self, lazy: LazyTensor) -> Tensor:
         """Write the tensor out: [.., E, ..]."""
-        self.others = True
         if lazy.parts is not None:
             with quiet():
                 pieces = [self.compute(p) if isinstance(p, LazyTensor) else p for p in lazy.parts]
@@ -157,7 +134,6 @@ class Trace(Tracer):
 
     def dot(self, lazy: LazyTensor) -> Tensor:
         """Sum over the last dimension: [E, ...] without it, written out."""
-        self.others = True
         formula, numbers = self.own_numbers(lazy)
         graph = self.graph_of(self.rows_of_side("v"))
         operands = self._operands(numbers, graph.num_rows)
@@ -186,8 +162,6 @@ class Trace(Tracer):
         self.formulas.append(source.text())
         self.source = source
         weights = source.written() if self.writes_weights else Weights(source)
-        self.others = self.others or self.softmaxed is not None
-        self.softmaxed = Done(formula, self._given_places(numbers), "softmax", weights)
         return self.leaf("e", weights, shape, 0)
 
     def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:

@@ -81,6 +81,7 @@ def _autocast() -> tuple[Any, ...]:
 
 def record(
     layer: torch.nn.Module,
+    entries: tuple[str, ...],
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -91,6 +92,7 @@ def record(
 
     Args:
         layer: whose call it is.
+        entries: names of the methods that it begins with.
         function: what runs: called with the layer and the arguments.
         args: of the call.
         kwargs: of the call.
@@ -103,7 +105,7 @@ def record(
     Raises:
         NotComparable: if the call cannot be recorded; then it was not made.
     """
-    guard = Guard(layer, [type(layer).forward])
+    guard = Guard(layer, [getattr(type(layer), name) for name in entries])
     recorder = Recorder(guard, signature.leaves(args, kwargs), signature.shapes, before)
     with recorder.watching():
         out = function(layer, *args, **kwargs)

@@ -134,7 +134,6 @@ class Recorder(Features):
         with trace:
             given = self._arguments(trace, kwargs, name)
             result = self.method(name)(**given)
-        trace.made.clear()  # for plans, of which there are none; they refer to the trace
         trace.gathered.clear()
         return trace, result
 

@@ -23,7 +23,6 @@ from pyg_accel.patching.rules.common import (
 )
 from pyg_accel.patching.rules.rowwise import product, record
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.patching.steps import stacked
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 
 # Of what a linear layer makes of features of edges: so much of it waits for its block.
@@ -242,7 +241,7 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
             trace.repeated[o.index] for o in group
         ):
             raise Declined
-        operand = trace.apply(stacked, operands[0], dim, *operands[1:])
+        operand = trace.apply(torch.stack, operands, dim)
         numbers.append(trace.add_operand(group[0].side, operand))
     place = iter(numbers)
     formula = map_operands(lead.formula, lambda o: Operand(o.side, next(place)))
