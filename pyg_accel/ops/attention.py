@@ -151,7 +151,7 @@ def _make_plan(
         keeps = tuple(range(len(operands) + 2))
         return Plan(launch, folds, (shape,), {name: None}, rule=rule, keeps=keeps)
     if not any(needs):
-        names, launch = unfused_launch(graph, score, value, folded, edge_order=edge_order)
+        names, launch = unfused_launch(graph, score, value, list(folded), edge_order=edge_order)
         return Plan(launch, folds, (shape,), names)
     whole = weakref.ref(graph)  # which has the plan
 
