@@ -28,6 +28,7 @@ __all__ = [
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
+_EXACT = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8, torch.bool))
 _PLAIN, _STRIDED = (Tensor, Parameter), torch.strided
 
 
@@ -104,6 +105,15 @@ def changes_unseen(tensor: Tensor) -> bool:
     return tensor.untyped_storage() in _trained
 
 
+def _any_changes_unseen(tensors: Sequence[Tensor]) -> bool:
+    for tensor in tensors:
+        if tensor.dtype not in _EXACT and changes_unseen(tensor):
+            return True
+        if tensor.is_inference():
+            return True
+    return False
+
+
 def memory_of(tensor: Tensor) -> int:
     """Return what tensors that share memory have in common; others may have a number of their own.
 
@@ -141,11 +151,12 @@ class TensorRef:
 
     def fits(self, tensor: Tensor) -> bool:
         """Return whether this is the same part of the same storage, not changed in place since."""
-        strided = tensor.layout is _STRIDED
+        if tensor.layout is not _STRIDED:
+            return self._storage() is tensor and self._version == version_of(tensor)
         return (
-            self._storage() is (tensor.untyped_storage() if strided else tensor)
-            and self._version == version_of(tensor)
-            and self._part == _part_of(tensor)
+            self._storage() is tensor.untyped_storage()
+            and self._version == (-1 if tensor.is_inference() else tensor._version)
+            and self._part == (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         )
 
 
@@ -173,7 +184,7 @@ class Snapshot:
         """Return whether these are the same tensors, not changed in place since."""
         if len(tensors) != len(self._seen):
             return False
-        return all([seen.fits(t) for seen, t in zip(self._seen, tensors, strict=True)])
+        return all(map(TensorRef.fits, self._seen, tensors))
 
 
 class RecentlySeen:
@@ -240,12 +251,12 @@ class TensorCache(Generic[T]):
     def find(self, owners: Sequence[Tensor], key: Hashable) -> T | None:
         """Return the value that was kept, or None."""
         place = (*map(id, owners), key)
-        trusted = self._trusting or not any([changes_unseen(t) for t in owners])
         with self._lock:
             entry = self._entries.get(place)
             if entry is None:
                 return None
             owners_then, value = entry
+            trusted = self._trusting or not _any_changes_unseen(owners)
             if not (trusted and owners_then.fits(owners)):
                 del self._entries[place]
                 return None
@@ -256,7 +267,7 @@ class TensorCache(Generic[T]):
 
     def put(self, owners: Sequence[Tensor], key: Hashable, value: T) -> None:
         """Keep a value in place of the one before."""
-        if not self._trusting and any([changes_unseen(t) for t in owners]):
+        if not self._trusting and _any_changes_unseen(owners):
             return
         place = (*map(id, owners), key)
         for held in _holders:

@@ -82,8 +82,11 @@ def aggregate(
     got = reduce_over_targets(x, list(reduces), dim_size)
     if is_simple(self):
         return got[0]
-    return combine(self, dict(zip(reduces, got, strict=True)),
-                   lambda: perform(_degree, tracer.graph_of(dim_size)), place)  # fmt: skip
+
+    def degree() -> Tensor:
+        return perform(_degree, tracer.graph_of(dim_size), borrows=True)
+
+    return combine(self, dict(zip(reduces, got, strict=True)), degree, place)
 
 
 def _degree(graph: Graph) -> Tensor:

@@ -63,7 +63,9 @@ def forward(
     source, target = x if isinstance(x, tuple) else (x, x)
     sizes = (source.size(0), target.size(0), self.num_relations)
     try:
-        relations: Relations = perform(MEMO.call, _stack, edge_index, edge_type, sizes, self.flow)
+        relations: Relations = perform(
+            MEMO.call, _stack, edge_index, edge_type, sizes, self.flow, borrows=True
+        )
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, x, edge_index, edge_type)
     reduce = str(reduce_of(self))

@@ -45,7 +45,10 @@ class Trace(Tracer):
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""
         try:
-            return perform(graph_of, self.edge_index, num_rows, num_cols, self.target, self.owner)
+            return perform(
+                graph_of, self.edge_index, num_rows, num_cols, self.target, self.owner,
+                borrows=True,
+            )  # fmt: skip
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
             raise Unrecognised(str(error), permanent=False) from error
 

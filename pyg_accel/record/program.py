@@ -6,13 +6,18 @@ types, dtypes, devices and sizes, in the same modes of torch and settings of thi
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from pyg_accel.cache import TensorCache
 from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
+from pyg_accel.record.split import split
+from pyg_accel.settings import settings
 
 __all__ = ["LayerProgram", "context_key", "record"]
 
@@ -32,7 +37,7 @@ class LayerProgram:
         shapes: of the results of what ran, :attr:`Recorder.shapes`.
         kinds: of its propagate calls, for the limits of size.
         width: most features of a node or an edge.
-        run: the function that it is compiled to; takes the tensors among the arguments.
+        admit: returns the tensors among the arguments of a call that it fits, else None.
     """
 
     graph: torch.fx.Graph
@@ -48,11 +53,40 @@ class LayerProgram:
 
     def __post_init__(self) -> None:
         """Compile the graph."""
-        code = self.graph.python_code("self")
-        names = dict(code.globals)
-        exec(code.src, names)
-        self.run: Callable[..., Any] = names["forward"].__get__(_Constants(self.constants))
         self.admit = self.signature.compiled()
+        constants = _Constants(self.constants)
+        self._parts = split(self.graph)
+        if self._parts is None:
+            self.run = _compiled(self.graph, constants)
+            return
+        self._derive = _compiled(self._parts.derive, constants)
+        self._rest = _compiled(self._parts.rest, constants)
+        self._owners = itemgetter(*self._parts.owners, self._parts.owners[0])
+        self._derived: TensorCache[Any] = TensorCache(lambda: settings.graph_cache, trusting=False)
+
+    def run(self, *leaves: Tensor) -> Any:
+        """Make a call with the tensors among its arguments."""
+        assert self._parts is not None
+        owners = self._owners(leaves)
+        sizes = self._parts.sizes and tuple([leaves[i].size(d) for i, d in self._parts.sizes])
+        derived = self._derived.find(owners, sizes)
+        if derived is None:
+            derived = self._derive(*leaves)
+            self._derived.put(owners, sizes, derived)
+        return self._rest(*leaves, derived)
+
+    def forget(self) -> None:
+        """Drop what was derived of graphs."""
+        if self._parts is not None:
+            self._derived.clear()
+
+
+def _compiled(graph: torch.fx.Graph, constants: "_Constants") -> Callable[..., Any]:
+    code = graph.python_code("self")
+    names = dict(code.globals)
+    exec(code.src, names)
+    bound: Callable[..., Any] = names["forward"].__get__(constants)
+    return bound
 
 
 class _Constants:

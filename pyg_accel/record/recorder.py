@@ -29,6 +29,7 @@ from pyg_accel.record.guard import (
     is_library_file,
     is_package_file,
 )
+from pyg_accel.record.split import DERIVED
 
 __all__ = ["Recorder", "perform", "quiet", "running_recorder"]
 
@@ -76,7 +77,8 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
     Args:
         function: the function.
         args: of the call.
-        borrows: its results are shared: the layer returns copies of them, and changes none.
+        borrows: its results are derived of a graph, and shared: the layer returns copies of them,
+            and changes none.
         kwargs: of the call.
     """
     recorder = running_recorder.recorder
@@ -283,6 +285,8 @@ class Recorder(TorchFunctionMode):
         try:
             given = self._named(args, trusted), self._named(kwargs, trusted)
             node = self._node(function, name, *given)
+            if borrows:
+                node.meta[DERIVED] = True
         except NotComparable as error:
             return self.stop(str(error))
         self.shapes.append(_shapes(result))

@@ -50,7 +50,7 @@ from torch_geometric.utils import softmax
 
 import pyg_accel
 from pyg_accel import use_backend
-from pyg_accel.patching import plans, propagate
+from pyg_accel.patching import programs, propagate
 from pyg_accel.patching.reasons import is_active
 from pyg_accel.settings import settings
 
@@ -76,7 +76,7 @@ X = features()
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What was done in each call of an attempt: "trace" or "plan"."""
     seen: list[str] = []
-    attempt, run = propagate._attempt, plans.Plan.run
+    attempt, run = propagate._attempt, programs.run
 
     def traced(*args: Any) -> Any:
         seen.append("trace")
@@ -84,13 +84,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def planned(*args: Any) -> Any:
         out = run(*args)
-        if out is not None:
+        if out is not programs.NOTHING:
             seen.append("plan")
         return out
 
     with monkeypatch.context() as patch:
         patch.setattr(propagate, "_attempt", traced)
-        patch.setattr(plans.Plan, "run", planned)
+        patch.setattr(programs, "run", planned)
         yield seen
 
 
@@ -1569,7 +1569,7 @@ def test_nothing_is_kept_alive(name: str) -> None:
             del x, edges, given
             gc.collect()
             assert [ref() for ref in refs] == [None] * len(refs), k
-        known = plans._known[layer]
+        known = programs._layers[layer]
     del layer
     gc.collect()
     assert len(known) > 0
@@ -1590,10 +1590,10 @@ def test_weights_are_not_kept_alive() -> None:
 def test_plans_of_a_layer_are_limited() -> None:
     layer = Scaled(scale=0.0)
     with pyg_accel.patched():
-        for k in range(2 * plans._MOST + 1):
+        for k in range(2 * programs._MOST + 1):
             layer.scale = k + 0.5
             layer(X, EDGES)
-        assert 0 < len(plans._known[layer]) <= plans._MOST
+        assert 0 < len(programs._layers[layer]["call"].programs) <= programs._MOST
 
 
 def sampled_call(layer: torch.nn.Module, given: tuple[Any, ...], **how: Any) -> Tensor:
@@ -1615,11 +1615,11 @@ def test_samples_of_edges(name: str, monkeypatch: pytest.MonkeyPatch, report_of:
     with pyg_accel.patched():
         expected = []
         for how in ways:
-            plans.forget()
+            programs.forget()
             expected.append(sampled_call(layer, given, **how))
         told = {(row.formula, row.backend) for row in report_of()}
         pyg_accel.reset_report()
-        plans.forget()
+        programs.forget()
         with counted(monkeypatch) as seen:
             for _ in range(2):
                 for how, out in zip(ways, expected, strict=True):
