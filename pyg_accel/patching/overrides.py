@@ -184,10 +184,7 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     vars(original).pop(_WRAPPED)
     vars(original).update(attributes)
     original.__kwdefaults__ = function.__kwdefaults__
-    shape = _hands_over if unless is None else _hands_over_large
-    code = shape.__code__.replace(
-        co_name=function.__name__, co_freevars=function.__code__.co_freevars
-    )
+    code = _code_like(function, _HANDS_OVER if unless is None else _HANDS_OVER_LARGE)
     given = {"_original": original, "_hook": hook}
     if unless is not None:
         given |= {"_unless": unless, "_call": layer_call, "_compiles": is_dynamo_compiling}
@@ -198,17 +195,36 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     _handed_over.append(_HandedOver(function, code, original, attributes))
 
 
-# The code that functions get. It has the globals of theirs, so all that it reads are arguments.
-def _hands_over(*args: Any, _original: Any, _hook: Any, **kwargs: Any) -> Any:
-    return _hook(_original, *args, **kwargs)
+# The code that functions get. It has the globals of theirs, so all that it reads are arguments. As
+# many variables of a function around it as theirs has are named, where nothing reads them.
+_HANDS_OVER = """
+def around({free}):
+    def shape(*args, _original, _hook, **kwargs):
+        if False: {free}
+        return _hook(_original, *args, **kwargs)
+    return shape
+"""
+_HANDS_OVER_LARGE = """
+def around({free}):
+    def shape(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
+        if False: {free}
+        if not _compiles() and _call.small >= _unless:
+            return _original(*args, **kwargs)
+        return _hook(_original, *args, **kwargs)
+    return shape
+"""
 
 
-def _hands_over_large(
-    *args: Any, _original: Any, _hook: Any, _unless: Any, _call: Any, _compiles: Any, **kwargs: Any
-) -> Any:
-    if not _compiles() and _call.small >= _unless:
-        return _original(*args, **kwargs)
-    return _hook(_original, *args, **kwargs)
+def _code_like(function: FunctionType, text: str) -> CodeType:
+    """The code of a text for a function with its name and its number of free variables."""
+    names: dict[str, Any] = {}
+    free = [f"free{n}" for n in range(len(function.__code__.co_freevars))]
+    source = text.format(free=", ".join(free)) if free else text.replace("if False: {free}", "pass")
+    exec(source.format(free=""), names)
+    made: CodeType = names["around"](*free).__code__
+    return made.replace(
+        co_name=function.__name__, co_freevars=function.__code__.co_freevars, co_filename=__file__
+    )
 
 
 def _subclasses(cls: type) -> Iterator[type]:

@@ -232,10 +232,11 @@ class Recorder(TorchFunctionMode):
     def _caller(self, frame: types.FrameType) -> types.CodeType:
         """The code for which a frame works: that of packages works for who calls it."""
         while frame.f_back is not None:
-            code = frame.f_code
+            code, caller = frame.f_code, frame.f_back.f_code
             if code in self._guard.codes or is_library_file(code.co_filename):
                 break
-            if not is_installed_file(code.co_filename):
+            # This package calls no code of a layer itself, but that of backends, say.
+            if not (is_installed_file(code.co_filename) or is_package_file(caller.co_filename)):
                 break
             frame = frame.f_back
         return frame.f_code
