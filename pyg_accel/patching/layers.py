@@ -39,7 +39,6 @@ declined: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDict
 def forget() -> None:
     """Drop what is known of layers whose graphs were too small."""
     declined.clear()
-    programs.forget()
     small.forget()
 
 

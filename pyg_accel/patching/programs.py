@@ -9,7 +9,7 @@ in everything else.
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -40,6 +40,7 @@ from pyg_accel.settings import settings
 __all__ = ["NOTHING", "forget", "note", "recorded", "run", "why"]
 
 _MOST = 8  # programs of one layer, and records that came to nothing
+_RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
 NOTHING = object()
 _NONE: dict[str, Any] = {}
 # The methods that a call begins with.
@@ -59,11 +60,13 @@ class _Programs:
 
     Attributes:
         programs: the latest first.
+        records: how many were made.
         failures: records that came to nothing.
         reason: why the last of them did.
     """
 
     programs: list[LayerProgram] = field(default_factory=list)
+    records: int = 0
     failures: int = 0
     reason: str = ""
 
@@ -76,6 +79,11 @@ class _Seen:
     kinds: dict[str, None] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
     width: int = 0
+
+    def text(self) -> str:
+        """The formulas, but for those that are part of another."""
+        formulas = [f for f in self.formulas if not any(f in g for g in self.formulas if g != f)]
+        return "; ".join(formulas)
 
 
 class _Running(threading.local):
@@ -102,14 +110,15 @@ def why(layer: Module, name: str) -> str:
     return "" if known is None else known.reason
 
 
-def note(formula: str, kind: str, backends: dict[str, None], width: int) -> None:
-    """Take a note of a propagate call of the layer that is being recorded."""
+def note(formulas: Iterable[str], kind: str, backends: dict[str, None], width: int) -> bool:
+    """Take a note of a propagate call of the layer that is being recorded, if one is."""
     seen = _running.seen
     if seen is not None:
-        seen.formulas[formula] = None
+        seen.formulas |= dict.fromkeys(formulas)
         seen.kinds[kind] = None
         seen.backends |= backends
         seen.width = max(seen.width, width)
+    return seen is not None
 
 
 def run(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,7 +132,6 @@ def run(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[st
         if leaves is None or program.context != context:
             continue
         if not program.guard.holds():
-            known.programs = [p for p in known.programs if p is not program]
             continue
         if settings.verify or _small(layer, program, leaves):
             return NOTHING
@@ -172,7 +180,7 @@ def recorded(
 ) -> Any:
     """Make a call and record it, if it can be."""
     known = _layers.get(layer, _NONE).get(name)
-    if known is not None and (known.failures >= _MOST or len(known.programs) >= _MOST):
+    if known is not None and (known.failures >= _MOST or known.records >= _RECORDS):
         return make(layer, *args, **kwargs)
     if not _is_recordable(layer, name, args, kwargs):
         return make(layer, *args, **kwargs)
@@ -181,10 +189,12 @@ def recorded(
     try:
         signature = Signature(args, kwargs)
         context = (*context_key(), in_force())
-        same = [p for p in known.programs if p.context == context]
-        alike = next((p for p in same if p.signature.is_like(signature)), None)
+        same = [p for p in known.programs
+                if p.context == context and p.signature.is_like(signature)]  # fmt: skip
+        alike = next((p for p in same if p.guard.holds()), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
+        start = perf_counter()
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
         try:
@@ -198,6 +208,12 @@ def recorded(
     except NotComparable as reason:
         known.failures, known.reason = _MOST, str(reason)
         return make(layer, *args, **kwargs)
+    known.records += 1
+    if seen.formulas:
+        count(
+            type(layer).__name__, seen.text(), "+".join(seen.backends) or "deferred", "",
+            perf_counter() - start,
+        )  # fmt: skip
     reason = recorder.reason
     if not reason and not seen.formulas:
         reason = "no propagate call that is accelerated"
@@ -208,10 +224,10 @@ def recorded(
         return out
     program = LayerProgram(
         recorder.graph, recorder.constants, guard, signature, context,
-        "; ".join(seen.formulas), "+".join(seen.backends | backends), tuple(recorder.shapes),
+        seen.text(), "+".join(seen.backends | backends) or "deferred", tuple(recorder.shapes),
         tuple(seen.kinds), seen.width,
     )  # fmt: skip
-    known.programs = [program, *(p for p in known.programs if p is not alike)]
+    known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
     return out
 
 

@@ -94,6 +94,7 @@ def forget() -> None:
     MEMO.clear()
     SEEN.clear()
     layers.forget()
+    programs.forget()
 
 
 def call(
@@ -195,7 +196,8 @@ def _accelerated(call: _Call, key: Any, state: RandomState) -> Callable[..., Any
             verify(*call, out, state)
         _found.setdefault(layer, {})[key] = _Found("", trace.kind())
         formulas = "; ".join(dict.fromkeys(trace.formulas))
-        programs.note(formulas, trace.kind(), names, _widths.get(layer, 0))
+        if programs.note(trace.formulas, trace.kind(), names, _widths.get(layer, 0)) and formulas:
+            return out
         if formulas:
             record(type(layer).__name__, formulas, "+".join(names) or "deferred", "", seconds)
         else:

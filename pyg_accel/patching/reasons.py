@@ -1,5 +1,6 @@
 """Whether a call is accelerated: what patch() switched on, and the reasons against."""
 
+import weakref
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -37,7 +38,6 @@ from pyg_accel.record.edge_tensors import EdgeTensor
 from pyg_accel.settings import settings
 
 __all__ = [
-    "MARK",
     "RECORDED",
     "SEEN",
     "WATCHED",
@@ -49,6 +49,7 @@ __all__ = [
     "is_watched",
     "kind_reasons",
     "layer_reasons",
+    "marked",
     "modules_in",
     "new_graph_reasons",
     "size_reasons",
@@ -60,8 +61,8 @@ __all__ = [
     "width_of",
 ]
 
-MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
-
+# How many patch(model) are in force, by the instances that they switched on.
+marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
 _switched_on = 0  # how many patch() without a model are in force
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
@@ -84,7 +85,7 @@ def switch(by: int) -> None:
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
-    return _switched_on > 0 or (module is not None and MARK in vars(module))
+    return _switched_on > 0 or (bool(marked) and module is not None and module in marked)
 
 
 def torch_records() -> bool:

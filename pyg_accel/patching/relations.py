@@ -79,8 +79,8 @@ def forward(
         verify(original, self, x, (edge_index, edge_type), {}, out, state)
     formula = f"{reduce}_j u0, {self.num_relations} relations"
     seconds = time.perf_counter() - start
-    record(type(self).__name__, formula, "+".join(names), "", seconds)
-    programs.note(formula, "relations", names, 0)
+    if not programs.note([formula], "relations", names, 0):
+        record(type(self).__name__, formula, "+".join(names), "", seconds)
     return out
 
 

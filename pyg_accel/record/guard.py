@@ -6,6 +6,7 @@ globals and closures. Values are compared by identity, containers by their items
 compared in this way, such as an object of a user's class, makes a call one that is not recorded.
 """
 
+import builtins
 import dis
 import functools
 import sys
@@ -42,6 +43,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 _PYTHON = sysconfig.get_path("stdlib")
 _Getter = Callable[[Mapping[Any, Any]], tuple[Any, ...]]
 _OF_MODULES = frozenset(vars(Module())) - {"training"}
+_CALLED = frozenset(("forward", "__call__"))  # methods of modules that are called by torch
 _DEPTH = 6  # of containers in containers
 
 
@@ -85,8 +87,10 @@ class Guard:
         self._functions: dict[int, types.FunctionType] = {}
         self._modules: dict[int, Module] = {}
         self._classes: dict[type, Mapping[str, Any]] = {}
+        self._libraries: set[int] = set()  # modules by identity
         self._pending: list[types.FunctionType] = []
-        self._read: set[str] = set()  # names
+        self._read = {*_CALLED}  # names
+        self._absent: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         for module in layer.modules():
             self._add_module(module)
         for function in entries:
@@ -105,9 +109,10 @@ class Guard:
                 raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
         functions = [f for f in self._functions.values() if f.__code__ in ran]
         read = {n for f in functions for c in _codes_of(f.__code__) for n in c.co_names}
+        read |= _CALLED
         groups = []
         for mapping, names, always in self._names.values():
-            kept = {n: v for n, v in names.items() if (always or n in read) and _counts(v, ran)}
+            kept = {n: v for n, v in names.items() if (always or n in read) and _counts(n, v, ran)}
             if kept:
                 groups.append((_getter(tuple(kept)), mapping, tuple(kept.values())))
         containers = self._containers.values()
@@ -119,6 +124,7 @@ class Guard:
             tuple((c, len(items), items) for c, items in containers if items),
             tuple(groups),
             tuple(self._sizes.values()),
+            tuple(entry for entry in self._absent.values() if entry[1]),
             functions,
             [f.__code__ for f in functions],
             [f.__defaults__ for f in functions],
@@ -130,7 +136,7 @@ class Guard:
 
     def holds(self) -> bool:
         """Return whether everything is what it was."""
-        (dicts, empty, filled, groups, sizes, functions, codes, defaults, cells,
+        (dicts, empty, filled, groups, sizes, absent, functions, codes, defaults, cells,
          contents) = self._settled  # fmt: skip
         if any(empty) or _has_any_global_hook():
             return False
@@ -139,6 +145,9 @@ class Guard:
                 return False
         for mapping, count in sizes:
             if len(mapping) != count:
+                return False
+        for space, hidden in absent:
+            if not space.keys().isdisjoint(hidden):
                 return False
         try:
             for mapping, count, get, values in dicts:
@@ -158,6 +167,10 @@ class Guard:
     def compares(self, container: Any) -> bool:
         """Return whether a container is one of the compared values."""
         return id(container) in self._containers or id(container) in self._dicts
+
+    def reads_of(self, tensor: Tensor) -> bool:
+        """Return whether code may read an attribute that somebody gave to a tensor."""
+        return not self._read.isdisjoint(vars(tensor))
 
     # -- collecting --------------------------------------------------------------------------------
 
@@ -276,19 +289,39 @@ class Guard:
                 raise NotComparable(f"'{code.co_name}' assigns to '{name}' outside of it")
         names = {name for c in codes for name in c.co_names}
         self._read |= names
-        for name in names & function.__globals__.keys():
-            self._add_global(name, self._note(function.__globals__, name), names)
+        space = function.__globals__
+        for name in names & space.keys():
+            self._add_global(name, self._note(space, name), names)
+        hidden = (names - space.keys()) & vars(builtins).keys()
+        self._absent.setdefault(id(space), (space, set()))[1].update(hidden)
+        for name in hidden:
+            self._note(vars(builtins), name)
 
     def _add_global(self, name: str, value: Any, names: set[str]) -> None:
         """Add a global, and what is read of it if it is a module or a class of the user."""
         if not isinstance(value, (type, types.ModuleType)):
             self._add_value(name, value)
-        elif not _is_of_library(value):
+        elif _is_of_library(value):
+            self._add_library(value, names)
+        else:
             if isinstance(value, type) and issubclass(value, (Module, tuple, BaseException)):
                 return
             own = vars(value)
             for part in names & own.keys():
                 self._add_value(f"{name}.{part}", self._note(own, part, always=True))
+
+    def _add_library(self, value: Any, names: set[str]) -> None:
+        """Add what is read of a module of a library: others may put their functions in place."""
+        if not isinstance(value, types.ModuleType) or id(value) in self._libraries:
+            return
+        self._libraries.add(id(value))
+        own = vars(value)
+        for name in names & own.keys():
+            part = self._note(own, name)
+            if isinstance(part, types.ModuleType):
+                self._add_library(part, names)
+            elif isinstance(part, types.FunctionType) and not is_library(module_of(part)):
+                self._add_value(name, part)
 
 
 _code_of, _defaults_of = attrgetter("__code__"), attrgetter("__defaults__")
@@ -300,11 +333,15 @@ def _getter(names: tuple[Any, ...]) -> _Getter:
     return itemgetter(*names, *names[:1]) if names else lambda mapping: ()
 
 
-def _counts(value: Any, ran: Collection[types.CodeType]) -> bool:
+def _counts(name: str, value: Any, ran: Collection[types.CodeType]) -> bool:
     """Whether a name is compared: methods that did not run, and library modules, are not."""
     if isinstance(value, types.ModuleType):
         return not is_library(value.__name__)
-    if isinstance(value, types.FunctionType) and is_library(module_of(value)):
+    if (
+        isinstance(value, types.FunctionType)
+        and is_library(module_of(value))
+        and name not in _CALLED
+    ):
         return value.__code__ in ran or hasattr(value, "_pyg_accel")
     return True
 

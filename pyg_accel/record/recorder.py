@@ -64,6 +64,10 @@ _READS = frozenset({
 _SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # type: ignore[attr-defined]
 
 
+# Functions of torch that change its state, or run a function of the user as they see fit.
+_SEEDS = ("torch/random.py", "torch/cuda/random.py", "torch/utils/checkpoint.py")
+
+
 class _Running(threading.local):
     recorder: "Recorder | None" = None
 
@@ -138,6 +142,8 @@ class Recorder(TorchFunctionMode):
         for number, tensor in enumerate(inputs):
             if id(tensor) in guard.tensors:
                 self.stop("an argument that is an attribute of the layer too")
+            if guard.reads_of(tensor):
+                self.stop("an attribute of a tensor")
             node = self.graph.placeholder(f"a{number}")
             self._values.setdefault(id(tensor), (tensor, node))
             self._vary(tensor, node, [size is None for size in sizes[number]])
@@ -222,6 +228,10 @@ class Recorder(TorchFunctionMode):
         code, caller = frame.f_code, self._caller(frame)
         of_library = is_library_file(caller.co_filename) and caller not in self._guard.codes
         if event == "call":
+            if code.co_filename.endswith(_SEEDS) and frame.f_back is not None:
+                outer = frame.f_back.f_code.co_filename
+                if not is_library_file(outer) or outer == code.co_filename:
+                    self.stop(f"it calls torch.{code.co_name}")
             if code is caller or not of_library:
                 self.ran.add(code)
         elif event == "c_call" and not of_library and not self._is_pure(arg):
@@ -248,6 +258,8 @@ class Recorder(TorchFunctionMode):
             if module == "builtins":
                 return function.__name__ in _PURE_BUILTINS
             return is_library(module) or module in _PURE_MODULES
+        if isinstance(owner, torch.Generator):
+            return False
         if isinstance(owner, Tensor) or is_library(type(owner).__module__) or is_library(module):
             return True
         if isinstance(owner, _CONTAINERS):
