@@ -194,6 +194,7 @@ def recorded(
         alike = next((p for p in same if p.guard.holds()), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
+            alike = alike if signature.dynamic else None
         start = perf_counter()
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
@@ -249,9 +250,7 @@ def _is_recordable(
 
 def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) -> bool:
     """Whether a record with sizes that vary does what one with constant sizes does."""
-    first = [n for n in program.graph.nodes]
-    second = [n for n in graph.nodes if n.target not in _SIZES
-              and not (n.op == "call_method" and n.target == "size")]  # fmt: skip
+    first, second = ([n for n in g.nodes if not _is_size(n)] for g in (program.graph, graph))
     if len(first) != len(second):
         return False
     pairs = {}
@@ -269,6 +268,10 @@ def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) ->
     return True
 
 
+def _is_size(node: fx.Node) -> bool:
+    return node.target in _SIZES or (node.op == "call_method" and node.target == "size")
+
+
 def _same(value: Any, other: Any) -> bool:
     return value is other or (not isinstance(value, Tensor) and bool(value == other))
 
@@ -276,7 +279,7 @@ def _same(value: Any, other: Any) -> bool:
 def _same_arguments(value: Any, other: Any, pairs: dict[fx.Node, fx.Node]) -> bool:
     if isinstance(other, fx.Node):
         if isinstance(value, fx.Node):
-            return pairs.get(value) is other
+            return pairs.get(value, other) is other  # neither is known of sizes
         return isinstance(value, int)  # a size, which the other record computes
     if isinstance(value, (tuple, list)):
         return len(value) == len(other) and all(

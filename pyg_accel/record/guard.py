@@ -42,7 +42,7 @@ _LIBRARIES = ("torch", "torch_geometric", "pyg_accel", "torch_sparse", "torch_sc
 _PACKAGE = str(Path(__file__).parents[1])
 _PYTHON = sysconfig.get_path("stdlib")
 _Getter = Callable[[Mapping[Any, Any]], tuple[Any, ...]]
-_OF_MODULES = frozenset(vars(Module())) - {"training"}
+_OF_MODULES = frozenset(vars(Module())) - {"training", "_parameters", "_buffers", "_modules"}
 _CALLED = frozenset(("forward", "__call__"))  # methods of modules that are called by torch
 _DEPTH = 6  # of containers in containers
 
