@@ -38,7 +38,6 @@ from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
 
-from pyg_accel.layers.reading import FAILURES
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
@@ -184,13 +183,9 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     vars(original).pop(_WRAPPED)
     vars(original).update(attributes)
     original.__kwdefaults__ = function.__kwdefaults__
-    shape = _hands_over if unless is None else _hands_over_large
-    code = shape.__code__.replace(
-        co_name=function.__name__, co_freevars=function.__code__.co_freevars
-    )
-    given = {"_original": original, "_hook": hook}
-    if unless is not None:
-        given |= {"_unless": unless, "_call": layer_call, "_compiles": is_dynamo_compiling}
+    code = _code_for(function, small=unless is not None)
+    given = {"_original": original, "_hook": hook, "_unless": unless, "_call": layer_call,
+             "_compiles": is_dynamo_compiling}  # fmt: skip
     function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **given}
     vars(function).update({_WRAPPED: original, _ORIGINAL: original, _SCRIPTED: True})
     function.__code__ = code
@@ -198,17 +193,30 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     _handed_over.append(_HandedOver(function, code, original, attributes))
 
 
-# The code that functions get. It has the globals of theirs, so all that it reads are arguments.
-def _hands_over(*args: Any, _original: Any, _hook: Any, **kwargs: Any) -> Any:
-    return _hook(_original, *args, **kwargs)
+# The code that functions get. It has the globals and the closure of theirs: all that it reads are
+# arguments; the variables of the closure are named because Python and Dynamo expect them.
+_HANDS_OVER = """
+def with_closure({closure}):
+    def {name}(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
+        {small}return _hook(_original, *args, **kwargs)
+        {closure}
+    return {name}
+"""
+_IF_SMALL = """if not _compiles() and _call.small >= _unless:
+            return _original(*args, **kwargs)
+        """
 
 
-def _hands_over_large(
-    *args: Any, _original: Any, _hook: Any, _unless: Any, _call: Any, _compiles: Any, **kwargs: Any
-) -> Any:
-    if not _compiles() and _call.small >= _unless:
-        return _original(*args, **kwargs)
-    return _hook(_original, *args, **kwargs)
+def _code_for(function: FunctionType, *, small: bool) -> CodeType:
+    names = function.__code__.co_freevars
+    text = _HANDS_OVER.format(
+        closure=", ".join(names), name=function.__name__, small=_IF_SMALL if small else ""
+    )
+    made: dict[str, Any] = {}
+    exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), made)
+    code: CodeType = made["with_closure"](*names).__code__
+    assert code.co_freevars == names
+    return code
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -244,6 +252,10 @@ _ADVICE = {
     "could not": "define the class in a file, where its source can be read",
     "source code not available": "define the class in a file, where its source can be read",
 }
+_RENDERING_FAILURES = (
+    ValueError, TypeError, AttributeError, LookupError, NameError, AssertionError, OSError,
+    SyntaxError, ImportError, RuntimeError,
+)  # fmt: skip
 _not_rendered: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
 
 
@@ -256,7 +268,7 @@ def rendering_reason(module: MessagePassing) -> str:
         message = "no reason is known"
         try:
             module._set_jittable_templates(raise_on_error=True)
-        except (*FAILURES, OSError, SyntaxError) as error:
+        except _RENDERING_FAILURES as error:
             message = str(error).rstrip(".") or type(error).__name__
         advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
         _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])

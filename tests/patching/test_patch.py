@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import FunctionType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -226,6 +227,26 @@ def test_functions_are_pickled_and_copied_as_those_of_pyg(function):
         torch.save(torch.nn.Module().__dict__ | {"norm": function}, io.BytesIO())
     assert pickle.loads(inside).func is function
     assert pickle.dumps(function) == before
+
+
+def test_frames_of_functions_can_be_looked_at(x):
+    seen: list[str] = []
+
+    def trace(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+            assert isinstance(frame.f_locals, dict)  # as debuggers and tracebacks do
+
+    aggregation = SumAggregation()
+    for name in ("before", "during", "after"):
+        with pyg_accel.patched() if name == "during" else nullcontext():
+            sys.setprofile(trace)
+            try:
+                aggregation(x, torch.zeros(N, dtype=torch.long))
+                utils.to_dense_batch(x, torch.zeros(N, dtype=torch.long))
+            finally:
+                sys.setprofile(None)
+    assert seen.count("to_dense_batch") > 3
 
 
 def test_spawned_workers_get_the_functions_of_pyg(edge_index):
