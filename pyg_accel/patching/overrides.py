@@ -49,6 +49,7 @@ _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wra
 _SCRIPTED = "__script_if_tracing_wrapper"
 _WRAPPED = "__wrapped__"
 _RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
+_HOMES = ("torch.", "torch_geometric.", "torch_sparse.")
 _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define or export it
     "torch_geometric.nn.conv.gcn_conv.gcn_norm": "memoise",
     "torch_geometric.nn.conv.rgcn_conv.masked_edge_index": "memoise",  # the edges of one relation
@@ -74,6 +75,7 @@ HOOK_DICTS = (
 )  # fmt: skip
 # The hook of each method, and what `_hand_over` takes as `unless`.
 _METHODS: tuple[tuple[type, str, str, int | None], ...] = (
+    (MessagePassing, "_set_jittable_templates", "render", None),
     (MessagePassing, "_collect", "bypassed", None),
     (Aggregation, "__call__", "aggregate", LOOKS_UP),
     (QuantileAggregation, "forward", "quantile", None),
@@ -136,17 +138,17 @@ def install(hooks: Hooks) -> None:
                 if _handed_over:
                     _hand_over_class(type(self), hooks)
 
-        _hand_over(vars(MessagePassing)["_set_jittable_templates"], render, unless=None)
         for cls in dict.fromkeys(_subclasses(MessagePassing)):
             _hand_over_class(cls, hooks)
         for cls, name, hook, unless in _METHODS:
-            _hand_over(vars(cls)[name], hooks[hook], unless=unless)
+            if _is_stock(vars(cls)[name]):
+                _hand_over(vars(cls)[name], {**hooks, "render": render}[hook], unless=unless)
         for path, hook in _HOOKED.items():
             module, _, name = path.rpartition(".")
-            function = getattr(sys.modules.get(module), name, None)
-            # A small call on a known graph too gets from memory what was derived from it.
-            _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
-            if isinstance(function, FunctionType):
+            function: Any = getattr(sys.modules.get(module), name, None)
+            if _is_stock(function):
+                # A small call on a known graph too gets from memory what was derived from it.
+                _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
                 skip_code(function.__code__)  # Dynamo begins no graph there after a break
         for name, hook in _ADDED.items():
             if name not in vars(MessagePassing):
@@ -163,6 +165,11 @@ def uninstall() -> None:
                 delattr(MessagePassing, name)
 
 
+def _is_stock(function: Any) -> bool:
+    """Whether a function is not what someone else put in its place."""
+    return isinstance(function, FunctionType) and function.__module__.startswith(_HOMES)
+
+
 def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = LOOKS_UP) -> None:
     """Let a function hand what it was, and its arguments, to a hook.
 
@@ -172,7 +179,7 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     torch.jit.script_if_tracing leaves. Dynamo, which counts recompilations by code, finds code of
     its own for each function.
     """
-    if not isinstance(function, FunctionType) or _ORIGINAL in vars(function):
+    if _ORIGINAL in vars(function):
         return
     original = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__,
@@ -197,10 +204,10 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
 # arguments; the variables of the closure are named because Python and Dynamo expect them.
 _HANDS_OVER = """
 def with_closure({closure}):
-    def {name}(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
+    def hands_over(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
         {small}return _hook(_original, *args, **kwargs)
         {closure}
-    return {name}
+    return hands_over
 """
 _IF_SMALL = """if not _compiles() and _call.small >= _unless:
             return _original(*args, **kwargs)
@@ -209,12 +216,10 @@ _IF_SMALL = """if not _compiles() and _call.small >= _unless:
 
 def _code_for(function: FunctionType, *, small: bool) -> CodeType:
     names = function.__code__.co_freevars
-    text = _HANDS_OVER.format(
-        closure=", ".join(names), name=function.__name__, small=_IF_SMALL if small else ""
-    )
+    text = _HANDS_OVER.format(closure=", ".join(names), small=_IF_SMALL if small else "")
     made: dict[str, Any] = {}
     exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), made)
-    code: CodeType = made["with_closure"](*names).__code__
+    code: CodeType = made["with_closure"](*names).__code__.replace(co_name=function.__name__)
     assert code.co_freevars == names
     return code
 
