@@ -38,7 +38,6 @@ from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
 
-from pyg_accel.layers.reading import FAILURES
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
@@ -50,6 +49,7 @@ _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wra
 _SCRIPTED = "__script_if_tracing_wrapper"
 _WRAPPED = "__wrapped__"
 _RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
+_HOMES = ("torch.", "torch_geometric.", "torch_sparse.")
 _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define or export it
     "torch_geometric.nn.conv.gcn_conv.gcn_norm": "memoise",
     "torch_geometric.nn.conv.rgcn_conv.masked_edge_index": "memoise",  # the edges of one relation
@@ -75,6 +75,7 @@ HOOK_DICTS = (
 )  # fmt: skip
 # The hook of each method, and what `_hand_over` takes as `unless`.
 _METHODS: tuple[tuple[type, str, str, int | None], ...] = (
+    (MessagePassing, "_set_jittable_templates", "render", None),
     (MessagePassing, "_collect", "bypassed", None),
     (Aggregation, "__call__", "aggregate", LOOKS_UP),
     (QuantileAggregation, "forward", "quantile", None),
@@ -137,17 +138,17 @@ def install(hooks: Hooks) -> None:
                 if _handed_over:
                     _hand_over_class(type(self), hooks)
 
-        _hand_over(vars(MessagePassing)["_set_jittable_templates"], render, unless=None)
         for cls in dict.fromkeys(_subclasses(MessagePassing)):
             _hand_over_class(cls, hooks)
         for cls, name, hook, unless in _METHODS:
-            _hand_over(vars(cls)[name], hooks[hook], unless=unless)
+            if _is_stock(vars(cls)[name]):
+                _hand_over(vars(cls)[name], {**hooks, "render": render}[hook], unless=unless)
         for path, hook in _HOOKED.items():
             module, _, name = path.rpartition(".")
-            function = getattr(sys.modules.get(module), name, None)
-            # A small call on a known graph too gets from memory what was derived from it.
-            _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
-            if isinstance(function, FunctionType):
+            function: Any = getattr(sys.modules.get(module), name, None)
+            if _is_stock(function):
+                # A small call on a known graph too gets from memory what was derived from it.
+                _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
                 skip_code(function.__code__)  # Dynamo begins no graph there after a break
         for name, hook in _ADDED.items():
             if name not in vars(MessagePassing):
@@ -164,6 +165,11 @@ def uninstall() -> None:
                 delattr(MessagePassing, name)
 
 
+def _is_stock(function: Any) -> bool:
+    """Whether a function is not what someone else put in its place."""
+    return isinstance(function, FunctionType) and function.__module__.startswith(_HOMES)
+
+
 def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = LOOKS_UP) -> None:
     """Let a function hand what it was, and its arguments, to a hook.
 
@@ -173,7 +179,7 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     torch.jit.script_if_tracing leaves. Dynamo, which counts recompilations by code, finds code of
     its own for each function.
     """
-    if not isinstance(function, FunctionType) or _ORIGINAL in vars(function):
+    if _ORIGINAL in vars(function):
         return
     original = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__,
@@ -184,10 +190,9 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     vars(original).pop(_WRAPPED)
     vars(original).update(attributes)
     original.__kwdefaults__ = function.__kwdefaults__
-    code = _code_like(function, _HANDS_OVER if unless is None else _HANDS_OVER_LARGE)
-    given = {"_original": original, "_hook": hook}
-    if unless is not None:
-        given |= {"_unless": unless, "_call": layer_call, "_compiles": is_dynamo_compiling}
+    code = _code_for(function, small=unless is not None)
+    given = {"_original": original, "_hook": hook, "_unless": unless, "_call": layer_call,
+             "_compiles": is_dynamo_compiling}  # fmt: skip
     function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **given}
     vars(function).update({_WRAPPED: original, _ORIGINAL: original, _SCRIPTED: True})
     function.__code__ = code
@@ -195,36 +200,28 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     _handed_over.append(_HandedOver(function, code, original, attributes))
 
 
-# The code that functions get. It has the globals of theirs, so all that it reads are arguments. As
-# many variables of a function around it as theirs has are named, where nothing reads them.
+# The code that functions get. It has the globals and the closure of theirs: all that it reads are
+# arguments; the variables of the closure are named because Python and Dynamo expect them.
 _HANDS_OVER = """
-def around({free}):
-    def shape(*args, _original, _hook, **kwargs):
-        if False: {free}
-        return _hook(_original, *args, **kwargs)
-    return shape
+def with_closure({closure}):
+    def hands_over(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
+        {small}return _hook(_original, *args, **kwargs)
+        {closure}
+    return hands_over
 """
-_HANDS_OVER_LARGE = """
-def around({free}):
-    def shape(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
-        if False: {free}
-        if not _compiles() and _call.small >= _unless:
+_IF_SMALL = """if not _compiles() and _call.small >= _unless:
             return _original(*args, **kwargs)
-        return _hook(_original, *args, **kwargs)
-    return shape
-"""
+        """
 
 
-def _code_like(function: FunctionType, text: str) -> CodeType:
-    """The code of a text for a function with its name and its number of free variables."""
-    names: dict[str, Any] = {}
-    free = [f"free{n}" for n in range(len(function.__code__.co_freevars))]
-    source = text.format(free=", ".join(free)) if free else text.replace("if False: {free}", "pass")
-    exec(source.format(free=""), names)
-    made: CodeType = names["around"](*free).__code__
-    return made.replace(
-        co_name=function.__name__, co_freevars=function.__code__.co_freevars, co_filename=__file__
-    )
+def _code_for(function: FunctionType, *, small: bool) -> CodeType:
+    names = function.__code__.co_freevars
+    text = _HANDS_OVER.format(closure=", ".join(names), small=_IF_SMALL if small else "")
+    made: dict[str, Any] = {}
+    exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), made)
+    code: CodeType = made["with_closure"](*names).__code__.replace(co_name=function.__name__)
+    assert code.co_freevars == names
+    return code
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -260,6 +257,10 @@ _ADVICE = {
     "could not": "define the class in a file, where its source can be read",
     "source code not available": "define the class in a file, where its source can be read",
 }
+_RENDERING_FAILURES = (
+    ValueError, TypeError, AttributeError, LookupError, NameError, AssertionError, OSError,
+    SyntaxError, ImportError, RuntimeError,
+)  # fmt: skip
 _not_rendered: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
 
 
@@ -272,7 +273,7 @@ def rendering_reason(module: MessagePassing) -> str:
         message = "no reason is known"
         try:
             module._set_jittable_templates(raise_on_error=True)
-        except (*FAILURES, OSError, SyntaxError) as error:
+        except _RENDERING_FAILURES as error:
             message = str(error).rstrip(".") or type(error).__name__
         advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
         _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])

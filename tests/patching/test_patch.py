@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import FunctionType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -228,6 +229,26 @@ def test_functions_are_pickled_and_copied_as_those_of_pyg(function):
     assert pickle.dumps(function) == before
 
 
+def test_frames_of_functions_can_be_looked_at(x):
+    seen: list[str] = []
+
+    def trace(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+            assert isinstance(frame.f_locals, dict)  # as debuggers and tracebacks do
+
+    aggregation = SumAggregation()
+    for name in ("before", "during", "after"):
+        with pyg_accel.patched() if name == "during" else nullcontext():
+            sys.setprofile(trace)
+            try:
+                aggregation(x, torch.zeros(N, dtype=torch.long))
+                utils.to_dense_batch(x, torch.zeros(N, dtype=torch.long))
+            finally:
+                sys.setprofile(None)
+    assert seen.count("to_dense_batch") > 3
+
+
 def test_spawned_workers_get_the_functions_of_pyg(edge_index):
     right = utils.add_self_loops(edge_index)[0]
     with pyg_accel.patched(), multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -237,9 +258,7 @@ def test_spawned_workers_get_the_functions_of_pyg(edge_index):
     assert softmax == "softmax"
 
 
-def mine(*_: Any, **__: Any) -> str:
-    """What someone else puts in the place of a function."""
-    return "mine"
+mine = lambda *_, **__: "mine"  # noqa: E731 - what someone else puts in the place of a function
 
 
 OWNERS = [
@@ -253,13 +272,14 @@ OWNERS = [
 @pytest.mark.parametrize(("owner", "name"), OWNERS, ids=lambda o: getattr(o, "__name__", o))
 def test_what_others_put_in_place_meanwhile_is_theirs(owner, name):
     SAGEConv(2, 2), GATConv(2, 2)
-    before = snapshot()
+    before, code = snapshot(), mine.__code__
     with pytest.MonkeyPatch.context() as patch:
         with pyg_accel.patched():
             patch.setattr(owner, name, mine)
         assert getattr(owner, name) is mine
-        pyg_accel.patch()
-        pyg_accel.unpatch()
+        with pyg_accel.patched():
+            assert getattr(owner, name) is mine
+            assert mine.__code__ is code
         assert getattr(owner, name) is mine
     if name == "_call_impl":  # was not there before
         del MessagePassing._call_impl
