@@ -105,7 +105,7 @@ class Plan:
     rule: Rule | None = None
     keeps: tuple[int, ...] = ()
     facts: Facts | None = None
-    asked: str = field(default_factory=asked_for)
+    asked: str = "auto"
     gradients: dict[Any, Gradient] = field(default_factory=dict)
 
     def backward(
@@ -192,6 +192,8 @@ def run(
 
 def _keep(graph: Graph, key: Any, plan: Plan) -> None:
     """Store a plan; those of a graph that turned out to stay are made anew."""
+    if plan.rule is not None:
+        plan.asked = asked_for()
     if graph.is_cuda and not torch.are_deterministic_algorithms_enabled():
         facts = facts_of(graph.rowptr, graph.col, graph.num_cols)
         if facts.shared_kind is None:

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pyg_accel import Graph, ops, use_backend
+from pyg_accel import Graph, column_reuse, facts, ops, use_backend
 from pyg_accel.backends import backends
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.facts import facts_of, rounded
 from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.ops import launch
 from pyg_accel.settings import settings
 
 N, E = 40, 300
@@ -253,3 +254,19 @@ def test_a_tensor_that_left_a_function_transform_is_an_ordinary_one(graph):
     right = ops.gspmm(graph, "mul(u0,v1)", [leaf, x])
     (found,), (good,) = (torch.autograd.grad(t.sum(), leaf) for t in (out, right))
     torch.testing.assert_close(found, good)
+
+
+def test_a_plan_is_made_anew_when_a_graph_on_a_gpu_turns_out_to_stay(graph, monkeypatch):
+    monkeypatch.setattr(facts, "_USES", 3)
+    monkeypatch.setattr(launch, "kind_of", column_reuse._known_kind)  # as of a graph on a GPU
+    graph.is_cuda = True
+    x, plans = torch.randn(N, 4, requires_grad=True), []
+    right = ops.spmm(graph, x).detach()
+    for _ in range(8):
+        out = ops.spmm(graph, x)
+        torch.testing.assert_close(out.detach(), right)
+        out.sum().backward()
+        plans.append(*graph.plans.values())
+    assert len({id(plan) for plan in plans}) == 2
+    assert plans[0].facts is not None
+    assert plans[-1].facts is None
