@@ -33,6 +33,7 @@ _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, slice, range, Enum, torch.dtype,
     torch.device, torch.layout, torch.memory_format, torch.Size, type(Ellipsis), type,
 )  # fmt: skip
+_IMMUTABLE = ("typing", "types", "inspect", "re")  # classes of Python's library
 _CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, set, frozenset, deque)
 _BUILTINS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
@@ -187,11 +188,13 @@ class Guard:
         # The dictionaries of hooks are compared by what is in them: nothing.
         hooks = {n for n, v in own.items() if n.endswith(("_hooks", "_always_called")) and not v}
         self._add_dict(own, {n: v for n, v in own.items() if n not in _OF_MODULES | hooks})
+        self._add_classes(cls)
+
+    def _add_classes(self, cls: type) -> None:
         for base in cls.__mro__:
-            if base in (Module, object) or base in self._classes:
-                continue
-            self._classes[base] = vars(base)
-            self._sizes[id(base)] = (vars(base), len(vars(base)))
+            if base not in (Module, object) and base not in self._classes:
+                self._classes[base] = vars(base)
+                self._sizes[id(base)] = (vars(base), len(vars(base)))
 
     def _add_dict(self, mapping: dict[Any, Any], items: dict[Any, Any]) -> None:
         """Compare some items of a dictionary, and how many there are."""
@@ -246,12 +249,25 @@ class Guard:
         elif isinstance(value, functools.partial):
             for part in (value.func, *value.args, *value.keywords.values()):
                 self._add_value(name, part, depth)
-        elif isinstance(value, types.ModuleType) or is_library(module_of(type(value))):
+        elif isinstance(value, types.ModuleType) or _is_immutable(type(value)):
             return
         elif tuple in type(value).__mro__:
             self._add_container(name, value, depth)
         else:
-            raise NotComparable(f"it reads '{name}', an object of {type(value).__name__}")
+            self._add_object(name, value, depth)
+
+    def _add_object(self, name: str, value: Any, depth: int) -> None:
+        """Add an object of a user's class: what it holds, and what its class is asked for."""
+        cls = type(value)
+        plain = cls.__getattribute__ is object.__getattribute__ and not hasattr(cls, "__getattr__")
+        if not depth or not plain or not hasattr(value, "__dict__") or _has_slots(cls):
+            raise NotComparable(f"it reads '{name}', an object of {cls.__name__}")
+        if id(vars(value)) in self._dicts:
+            return
+        self._add_dict(vars(value), vars(value))
+        self._add_classes(cls)
+        for part, item in vars(value).items():
+            self._add_value(f"{name}.{part}", item, depth - 1)
 
     def _add_container(self, name: str, value: Any, depth: int) -> None:
         if id(value) in self._containers or id(value) in self._dicts:
@@ -360,6 +376,15 @@ def is_library_file(path: str) -> bool:
     *folders, name = Path(path).parts
     # PyG renders templates into files of their own.
     return name.startswith("torch_geometric.") or any(f in _LIBRARIES for f in folders)
+
+
+def _is_immutable(cls: type) -> bool:
+    """Whether objects of a class of a library are compared by identity alone."""
+    return is_library(module_of(cls)) or module_of(cls) in _IMMUTABLE
+
+
+def _has_slots(cls: type) -> bool:
+    return any("__slots__" in vars(base) and vars(base)["__slots__"] for base in cls.__mro__)
 
 
 def _is_of_library(value: Any) -> bool:
