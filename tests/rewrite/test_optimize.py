@@ -122,8 +122,6 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("run", [optimize, pyg_accel.plan, pyg_accel.explain])
 def test_examples_in_another_order_and_arrays_are_refused_by_name(run):
     x, edge_index = torch.randn(20, 4), torch.randint(20, (2, 60))
@@ -139,6 +137,8 @@ def test_examples_in_another_order_and_arrays_are_refused_by_name(run):
         run(nn.GCN(4, 4, 2), x, edge_index.numpy())
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 def test_results_gradients_names_and_modes_stay(name, train):
     model = MODELS[name]()
     args = inputs()
