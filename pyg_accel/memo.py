@@ -258,6 +258,11 @@ class Memo:
         return self._running.lent is None or self._running.on
 
     @property
+    def outside(self) -> bool:
+        """Whether neither a layer runs nor a function whose result is remembered."""
+        return self._running.lent is None and not self._running.on
+
+    @property
     def lent(self) -> list[Tensor] | None:
         """What the layer that runs has borrowed; None outside of layers."""
         return self._running.lent

@@ -33,6 +33,7 @@ FLOORS = [
      "machine", "tuned"},
     {"backends"},
     {"ops", "testing"},
+    {"record"},
     {"patching", "layers", "reordering", "transforms"},
     {"rewrite", "doctor", "cuda_graphs"},
     {"tuning", "distributed"},

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.backends.dispatch import record_choices, situation
 from pyg_accel.call_report import record as count
 from pyg_accel.patching.reasons import (
     has_hooks,
@@ -124,9 +125,9 @@ def note(formulas: Iterable[str], kind: str, backends: dict[str, None], width: i
 def run(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a call by a program; NOTHING if it has none. See :func:`why`."""
     known = _layers.get(layer, _NONE).get(name)
-    if known is None or not known.programs:
-        return NOTHING
-    context = (*context_key(), in_force())
+    if known is None or not known.programs or get_eval_frame_callback() is not None:
+        return NOTHING  # Dynamo would compile what runs here, after a break of its graph
+    context = (*context_key(), in_force(), *situation())
     for program in known.programs:
         leaves = program.admit(args, kwargs)
         if leaves is None or program.context != context:
@@ -182,13 +183,13 @@ def recorded(
     known = _layers.get(layer, _NONE).get(name)
     if known is not None and (known.failures >= _MOST or known.records >= _RECORDS):
         return make(layer, *args, **kwargs)
-    if not _is_recordable(layer, name, args, kwargs):
+    if get_eval_frame_callback() is not None or not _is_recordable(layer, name, args, kwargs):
         return make(layer, *args, **kwargs)
     if known is None:
         known = _layers.setdefault(layer, {})[name] = _Programs()
     try:
         signature = Signature(args, kwargs)
-        context = (*context_key(), in_force())
+        context = (*context_key(), in_force(), *situation())
         same = [p for p in known.programs
                 if p.context == context and p.signature.is_like(signature)]  # fmt: skip
         alike = next((p for p in same if p.guard.holds()), None)

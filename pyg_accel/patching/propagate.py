@@ -182,7 +182,8 @@ def call(
 def _kind_of(layer: MessagePassing, name: str, kind: str) -> str:
     """The kind of a layer's calls, of which those without a program have other limits."""
     other = f"other {kind}"
-    return other if other in KINDS and programs.why(layer, name) else kind
+    traced = programs.why(layer, "call") and programs.why(layer, name)
+    return other if other in KINDS and traced else kind
 
 
 def _accelerated(call: _Call, key: Any, state: RandomState) -> Callable[..., Any]:

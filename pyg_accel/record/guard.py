@@ -371,8 +371,8 @@ def is_installed_file(path: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def is_library_file(path: str) -> bool:
     """Return whether code is torch's, PyG's or this package's."""
-    if path.startswith("<"):  # methods of named tuples and data classes
-        return path == "<string>"
+    if path.startswith("<"):  # methods of named tuples and data classes, functions of overrides
+        return path == "<string>" or path.startswith("<pyg_accel")
     *folders, name = Path(path).parts
     # PyG renders templates into files of their own.
     return name.startswith("torch_geometric.") or any(f in _LIBRARIES for f in folders)

@@ -61,13 +61,16 @@ class LayerProgram:
             return
         self._derive = _compiled(self._parts.derive, constants)
         self._rest = _compiled(self._parts.rest, constants)
-        self._owners = itemgetter(*self._parts.owners, self._parts.owners[0])
+        held = (self.constants[name] for name in self._parts.constants)
+        self._held = tuple(value for value in held if isinstance(value, Tensor))
+        places = self._parts.owners
+        self._owners = itemgetter(*places, places[0]) if places else _nothing
         self._derived: TensorCache[Any] = TensorCache(lambda: settings.graph_cache, trusting=False)
 
     def run(self, *leaves: Tensor) -> Any:
         """Make a call with the tensors among its arguments."""
         assert self._parts is not None
-        owners = self._owners(leaves)
+        owners = self._owners(leaves) + self._held
         sizes = self._parts.sizes and tuple([leaves[i].size(d) for i, d in self._parts.sizes])
         derived = self._derived.find(owners, sizes)
         if derived is None:
@@ -79,6 +82,10 @@ class LayerProgram:
         """Drop what was derived of graphs."""
         if self._parts is not None:
             self._derived.clear()
+
+
+def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return ()
 
 
 def _compiled(graph: torch.fx.Graph, constants: "_Constants") -> Callable[..., Any]:

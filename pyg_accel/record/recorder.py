@@ -19,14 +19,12 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
+from pyg_accel.record.calls import Calls
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
 from pyg_accel.record.guard import (
     Guard,
     NotComparable,
-    is_installed_file,
-    is_library,
-    is_library_file,
     is_package_file,
 )
 from pyg_accel.record.split import DERIVED
@@ -46,26 +44,7 @@ _ASKED = frozenset({
 })  # fmt: skip
 # What this package asks of tensors, to know them again.
 _IDENTITY = frozenset({"_version", "untyped_storage", "_base", "data_ptr", "is_inference"})
-# Functions of Python and of its library that have no effect beside their result.
-_PURE_BUILTINS = frozenset({
-    "isinstance", "issubclass", "len", "getattr", "hasattr", "callable", "iter", "next", "min",
-    "max", "sum", "abs", "any", "all", "sorted", "divmod", "pow", "round", "repr",
-    "__build_class__", "chr", "ord", "hash", "format",
-})  # fmt: skip
-_PURE_MODULES = frozenset({"math", "_operator", "itertools", "_functools", "typing"})
-_PURE_TYPES = (str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, type)
-_CONTAINERS = (list, dict, set)
-_READS = frozenset({
-    "get", "keys", "values", "items", "index", "count", "copy", "__contains__", "__getitem__",
-    "union", "intersection", "difference", "issubset", "issuperset", "isdisjoint", "__len__",
-})  # fmt: skip
-
-
 _SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # type: ignore[attr-defined]
-
-
-# Functions of torch that change its state, or run a function of the user as they see fit.
-_SEEDS = ("torch/random.py", "torch/cuda/random.py", "torch/utils/checkpoint.py")
 
 
 class _Running(threading.local):
@@ -128,7 +107,8 @@ class Recorder(TorchFunctionMode):
         self.reason = ""
         self.graph = fx.Graph()
         self.constants: dict[str, Any] = {}
-        self.ran: set[types.CodeType] = set()
+        self._calls = Calls(guard, self.stop)
+        self.ran = self._calls.ran
         self._guard = guard
         self._values: dict[int, tuple[Any, fx.Node]] = {}
         self._borrowed: list[Tensor] = []
@@ -138,7 +118,6 @@ class Recorder(TorchFunctionMode):
         self._sizes: dict[int, dict[int, Dim]] = {}  # of tensors by identity: those that vary
         self._modes = _modes()
         self._outer: Recorder | None = None
-        self._profile: Any = None
         for number, tensor in enumerate(inputs):
             if id(tensor) in guard.tensors:
                 self.stop("an argument that is an attribute of the layer too")
@@ -162,14 +141,14 @@ class Recorder(TorchFunctionMode):
     def watching(self) -> Iterator[None]:
         """Record what runs inside the block."""
         self._outer, running_recorder.recorder = running_recorder.recorder, self
-        self._profile = sys.getprofile()
+        before = sys.getprofile()
         try:
             with self:
-                sys.setprofile(self._called)
+                sys.setprofile(self._calls.see)
                 try:
                     yield
                 finally:
-                    sys.setprofile(self._profile)
+                    sys.setprofile(before)
         finally:
             running_recorder.recorder = self._outer
 
@@ -222,49 +201,6 @@ class Recorder(TorchFunctionMode):
                 for dim, (size, vary) in enumerate(zip(_shape(tensor), varies, strict=True))
                 if vary
             }
-
-    def _called(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        """Look at a call that Python makes."""
-        code, caller = frame.f_code, self._caller(frame)
-        of_library = is_library_file(caller.co_filename) and caller not in self._guard.codes
-        if event == "call":
-            if code.co_filename.endswith(_SEEDS) and frame.f_back is not None:
-                outer = frame.f_back.f_code.co_filename
-                if not is_library_file(outer) or outer == code.co_filename:
-                    self.stop(f"it calls torch.{code.co_name}")
-            if code is caller or not of_library:
-                self.ran.add(code)
-        elif event == "c_call" and not of_library and not self._is_pure(arg):
-            owner = getattr(arg, "__self__", None)
-            of = arg.__module__ if owner is None else type(owner).__name__
-            self.stop(f"it calls {of}.{arg.__name__}")
-
-    def _caller(self, frame: types.FrameType) -> types.CodeType:
-        """The code for which a frame works: that of packages works for who calls it."""
-        while frame.f_back is not None:
-            code, caller = frame.f_code, frame.f_back.f_code
-            if code in self._guard.codes or is_library_file(code.co_filename):
-                break
-            # This package calls no code of a layer itself, but that of backends, say.
-            if not (is_installed_file(code.co_filename) or is_package_file(caller.co_filename)):
-                break
-            frame = frame.f_back
-        return frame.f_code
-
-    def _is_pure(self, function: Any) -> bool:
-        """Whether a function that is not written in Python has no effect beside its result."""
-        owner, module = getattr(function, "__self__", None), function.__module__
-        if owner is None or isinstance(owner, types.ModuleType):
-            if module == "builtins":
-                return function.__name__ in _PURE_BUILTINS
-            return is_library(module) or module in _PURE_MODULES
-        if isinstance(owner, torch.Generator):
-            return False
-        if isinstance(owner, Tensor) or is_library(type(owner).__module__) or is_library(module):
-            return True
-        if isinstance(owner, _CONTAINERS):
-            return function.__name__ in _READS or not self._guard.compares(owner)
-        return isinstance(owner, _PURE_TYPES) or type(owner).__module__ in _PURE_MODULES
 
     # -- the graph ---------------------------------------------------------------------------------
 

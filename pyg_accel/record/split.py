@@ -20,12 +20,14 @@ class Parts(NamedTuple):
         derive: from the tensors of a call to a tuple of what is derived.
         rest: from these tensors and that tuple to the result.
         owners: places of the tensors whose numbers are read.
+        constants: names of the constants that are read.
         sizes: (place, dimension) of the sizes that are read of others.
     """
 
     derive: fx.Graph
     rest: fx.Graph
     owners: tuple[int, ...]
+    constants: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]
 
 
@@ -44,6 +46,7 @@ def split(graph: fx.Graph) -> Parts | None:
         return None
     needed = _ancestors(left)
     owners, sizes = dict[int, None](), dict[tuple[int, int], None]()
+    constants = [str(node.target) for node in needed if node.op == "get_attr"]
     for node in needed:
         for given in node.all_input_nodes:
             if given.op != "placeholder":
@@ -66,7 +69,13 @@ def split(graph: fx.Graph) -> Parts | None:
         if node not in copies and (node not in inside or not _is_value(node)):
             copies[node] = rest.node_copy(node, copies.__getitem__)
     fewer = {key for key in sizes if key[0] in owners}
-    return Parts(derive, rest, tuple(owners), tuple(key for key in sizes if key not in fewer))
+    return Parts(
+        derive,
+        rest,
+        tuple(owners),
+        tuple(constants),
+        tuple(key for key in sizes if key not in fewer),
+    )
 
 
 def _is_derived(node: fx.Node, inside: dict[fx.Node, None]) -> bool:
