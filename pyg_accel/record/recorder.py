@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
+from pyg_accel.formula import Operand
 from pyg_accel.record.calls import Calls
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
@@ -255,7 +256,7 @@ class Recorder(TorchFunctionMode):
         return self.graph.call_function(function, args, kwargs)
 
     def _bind(self, value: Any, node: fx.Node, before: Any, *, borrows: bool) -> None:
-        if not isinstance(value, (*_NUMBERS, *_FACTS, tuple, list)):
+        if type(value) not in (*_NUMBERS, tuple, list) and not isinstance(value, _FACTS):
             self._values[id(value)] = (value, node)
             if borrows and isinstance(value, Tensor):
                 self._borrowed.append(value)
@@ -290,9 +291,10 @@ class Recorder(TorchFunctionMode):
             return slice(*(self._named(v, trusted) for v in (value.start, value.stop, value.step)))
         if type(value) in _NUMBERS or isinstance(value, _FACTS):
             return value
-        if trusted or isinstance(value, torch.Generator):
+        formula = type(value).__module__ == Operand.__module__
+        if isinstance(value, torch.Generator) or (trusted and (callable(value) or formula)):
             return self._constant(value)
-        raise NotComparable(f"a function of torch is called with a {type(value).__name__}")
+        raise NotComparable(f"a function is called with a {type(value).__name__}")
 
     def node_of(self, value: Any) -> fx.Node:
         """Return the node of a tensor or graph.
