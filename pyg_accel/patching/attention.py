@@ -95,9 +95,8 @@ class Source:
                 "attention weights are asked for after the features they are made of were changed "
                 "in place; look at them before, or copy them then"
             )
-        rows = self.graph.num_rows
         return [
-            t.expand(rows, *t.shape[1:]) if repeats else t
+            perform(_per_target, self.graph, t) if repeats else t
             for t, repeats in zip(self.operands, self.repeated, strict=True)
         ]
 
@@ -118,6 +117,11 @@ class Source:
                 grad=self.grad,
             )  # fmt: skip
         return self._written
+
+
+def _per_target(graph: Graph, t: Tensor) -> Tensor:
+    """Repeat a row for every target."""
+    return t.expand(graph.num_rows, *t.shape[1:])
 
 
 def _softmax(

@@ -36,9 +36,10 @@ from pyg_accel.record.dims import Unexpected, expect
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, context_key, record
 from pyg_accel.record.signature import Signature
+from pyg_accel.record.split import derives_anew
 from pyg_accel.settings import settings
 
-__all__ = ["NOTHING", "forget", "note", "recorded", "run", "why"]
+__all__ = ["NOTHING", "forget", "has", "note", "recorded", "run", "why"]
 
 _MOST = 8  # programs of one layer, and records that came to nothing
 _RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
@@ -109,6 +110,12 @@ def why(layer: Module, name: str) -> str:
     """
     known = _layers.get(layer, _NONE).get(name)
     return "" if known is None else known.reason
+
+
+def has(layer: Module, name: str) -> bool:
+    """Return whether a layer has programs; see :func:`why`."""
+    known = _layers.get(layer, _NONE).get(name)
+    return known is not None and bool(known.programs)
 
 
 def note(formulas: Iterable[str], kind: str, backends: dict[str, None], width: int) -> bool:
@@ -229,6 +236,8 @@ def recorded(
         seen.text(), "+".join(seen.backends | backends) or "deferred", tuple(recorder.shapes),
         tuple(seen.kinds), seen.width,
     )  # fmt: skip
+    if derives_anew(program.graph):
+        program.kinds = tuple("other sums" if kind == "sums" else kind for kind in program.kinds)
     known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
     return out
 

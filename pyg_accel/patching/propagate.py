@@ -182,7 +182,7 @@ def call(
 def _kind_of(layer: MessagePassing, name: str, kind: str) -> str:
     """The kind of a layer's calls, of which those without a program have other limits."""
     other = f"other {kind}"
-    traced = programs.why(layer, "call") and programs.why(layer, name)
+    traced = programs.why(layer, "call") and not programs.has(layer, name)
     return other if other in KINDS and traced else kind
 
 

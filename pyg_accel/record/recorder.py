@@ -317,7 +317,13 @@ class Recorder(TorchFunctionMode):
         return self.graph.get_attr(name)
 
     def finish(self, out: Any) -> None:
-        """Record what the call returns."""
+        """Record what the call returns, and let go of the tensors of the call."""
+        self._record_result(out)
+        self._values.clear()
+        self._borrowed.clear()
+        self._sizes.clear()
+
+    def _record_result(self, out: Any) -> None:
         if self.reason:
             return
         try:

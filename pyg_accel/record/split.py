@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import fx
 
-__all__ = ["DERIVED", "Parts", "split"]
+__all__ = ["DERIVED", "Parts", "derives_anew", "split"]
 
 DERIVED = "derived"  # key of the metadata of nodes
 
@@ -29,6 +29,15 @@ class Parts(NamedTuple):
     owners: tuple[int, ...]
     constants: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]
+
+
+def derives_anew(graph: fx.Graph) -> bool:
+    """Return whether a program derives something of more than the graph, in each call."""
+    inside: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        if _is_derived(node, inside):
+            inside[node] = None
+    return any(DERIVED in node.meta and node not in inside for node in graph.nodes)
 
 
 def split(graph: fx.Graph) -> Parts | None:

@@ -353,7 +353,9 @@ def test_the_layer_runs_as_the_table_says(name, report_of):
     with pyg_accel.patched():
         build(name)(*LAYERS[name].inputs(World()))
     rows = report_of()
-    assert {row.formula for row in rows if row.formula} == set(LAYERS[name].formulas)
+    formulas = LAYERS[name].formulas  # one that is part of another is computed within it
+    whole = {f for f in formulas if not any(f in g for g in formulas if f != g)}
+    assert {row.formula for row in rows if row.formula} == whole
     assert {row.reason for row in rows if row.reason} == set(LAYERS[name].reasons)
 
 
@@ -624,21 +626,10 @@ NOT_READ = "a message that reads sizes or tensors' attributes, calls methods, or
 UNPLANNED = {
     "eg": SEVERAL,
     "gen": SEVERAL,
-    "gen-power": SEVERAL,
     "gen-mean-softmax": SEVERAL,
     "sage-median": "a sort",
-    "han": AFTERWARDS,
-    "hgt": AFTERWARDS,
-    "res-gated-edges": NODES,
-    "agnn": "a softmax of scores that are written out",
-    "fa": "weights that are written out",
-    "arma": "features of three dimensions",
     "hypergraph": NOT_READ,
     "hypergraph-attention": NOT_READ,
-    "general": NOT_READ,
-    "general-attention": NOT_READ,
-    "feast": NOT_READ,
-    "supergat": NOT_READ,
     "rgat": NOT_READ,
     "fast-rgcn": NOT_READ,
     "nn": "messages of a network on every edge",

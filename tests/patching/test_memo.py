@@ -412,7 +412,8 @@ def test_small_batches_are_forgotten_and_what_comes_again_is_not(monkeypatch, ed
         outs = [conv(x, stays) for _ in range(4)]
         asked = calls.count("gcn_norm") - before
     assert before == 0
-    assert asked == (3 if edges == 200 else 4)  # from the second time on
+    # A small graph from the second time on; a large one until its layer has a program for it.
+    assert asked == (3 if edges == 200 else 2)
     for out in outs:
         torch.testing.assert_close(out, right)
 
