@@ -268,7 +268,7 @@ class Recorder(TorchFunctionMode):
                 varies = [a != b for a, b in zip(shape, before, strict=True)]
                 varies[-1:] = [v or borrows for v in varies[-1:]]
                 self._vary(value, node, varies)
-        elif isinstance(value, (tuple, list)) and _holds_tensors(value):
+        if isinstance(value, (tuple, list)) and _holds_tensors(value):
             for place, item in enumerate(value):
                 if _holds_tensors(item):
                     part = self.graph.call_function(operator.getitem, (node, place))
