@@ -62,12 +62,15 @@ class _Programs:
 
     Attributes:
         programs: the latest first.
+        changes: of settings and backends, when the first of them was made; all are dropped after
+            the next one.
         records: how many were made.
         failures: records that came to nothing.
         reason: why the last of them did.
     """
 
     programs: list[LayerProgram] = field(default_factory=list)
+    changes: int = 0
     records: int = 0
     failures: int = 0
     reason: str = ""
@@ -188,12 +191,14 @@ def recorded(
 ) -> Any:
     """Make a call and record it, if it can be."""
     known = _layers.get(layer, _NONE).get(name)
+    if known is not None and known.changes != settings.changes:
+        known = None
     if known is not None and (known.failures >= _MOST or known.records >= _RECORDS):
         return make(layer, *args, **kwargs)
     if get_eval_frame_callback() is not None or not _is_recordable(layer, name, args, kwargs):
         return make(layer, *args, **kwargs)
     if known is None:
-        known = _layers.setdefault(layer, {})[name] = _Programs()
+        known = _layers.setdefault(layer, {})[name] = _Programs(changes=settings.changes)
     try:
         signature = Signature(args, kwargs)
         context = (*context_key(), in_force(), *situation())
