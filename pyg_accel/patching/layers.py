@@ -150,6 +150,8 @@ def _is_worth_nothing(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 # The function runs as in eager mode: memory of a compiler's results may be the compiler's.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if running_recorder.recorder is None:
+        return MEMO.borrow(function, *args, **kwargs)
     return perform(MEMO.borrow, function, *args, borrows=True, **kwargs)
 
 

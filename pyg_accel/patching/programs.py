@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices, situation
+from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record as count
 from pyg_accel.patching.reasons import (
     has_hooks,
@@ -86,9 +88,10 @@ class _Seen:
     width: int = 0
 
     def text(self) -> str:
-        """The formulas, but for those that are part of another."""
-        formulas = [f for f in self.formulas if not any(f in g for g in self.formulas if g != f)]
-        return "; ".join(formulas)
+        """The formulas, but for attention weights that are computed inside of another."""
+        inside = {f for f in self.formulas for g in self.formulas
+                  if f != g and f.startswith("softmax_j(") and f in g}  # fmt: skip
+        return "; ".join(f for f in self.formulas if f not in inside)
 
 
 class _Running(threading.local):
@@ -144,7 +147,7 @@ def run(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[st
             continue
         if not program.guard.holds():
             continue
-        if settings.verify or _small(layer, program, leaves):
+        if settings.verify or saved_tensors_are_hooked() or _small(layer, program, leaves):
             return NOTHING
         start = perf_counter()
         try:
@@ -247,6 +250,10 @@ def recorded(
     return out
 
 
+skip_code(run.__code__)  # Dynamo begins no graph here
+skip_code(recorded.__code__)
+
+
 def _is_recordable(
     layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
@@ -257,7 +264,7 @@ def _is_recordable(
         return False
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return False
-    if settings.verify or torch_records() or transform_reasons():
+    if settings.verify or saved_tensors_are_hooked() or torch_records() or transform_reasons():
         return False
     graph = next((t for t in (*args, *kwargs.values()) if _is_graph(t)), None)
     return graph is not None and not size_reasons(graph.size(1), graph.device.type)
