@@ -27,7 +27,6 @@ from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.layers.aggregation import BEYOND
 from pyg_accel.patching.api import OverrideHandle
 from pyg_accel.rewrite import halos
-from pyg_accel.rewrite.layer import RewrittenLayer
 
 __all__ = ["distribute"]
 
@@ -116,13 +115,11 @@ def _leave(hooks: OverrideHandle) -> None:
 def _prepare(model: torch.nn.Module) -> None:
     """Let norms and layers take the nodes of all ranks; drop what they kept of the whole graph."""
     for module in model.modules():
-        layers = [module.source, module.conv] if type(module) is RewrittenLayer else [module]
-        for layer in layers:
-            kind: type[torch.nn.Module] = type(layer)
-            layer.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind
-            for name in vars(layer):
-                if name.startswith("_cached"):  # by cached=True, in earlier calls
-                    setattr(layer, name, None)
+        kind: type[torch.nn.Module] = type(module)
+        module.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind
+        for name in vars(module):
+            if name.startswith("_cached"):  # by cached=True, in earlier calls
+                setattr(module, name, None)
 
 
 def _group_of(mesh: Any) -> Any:

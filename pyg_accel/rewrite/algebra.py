@@ -33,7 +33,10 @@ class Call:
         target: row of edge_index with the targets.
         memo: for rules, what several leaves are parts of.
         halos: rows of other processes that the edges read, if there are any.
+        static: the features are the same tensors in every call.
     """
+
+    static = False
 
     def __init__(self, conv: Any, given: Mapping[str, Any]) -> None:
         """Look at the arguments.
@@ -82,6 +85,12 @@ class Call:
     def bipartite(self) -> bool:
         """Sources and targets are two sets of nodes."""
         return isinstance(self.given.get(self.features), (tuple, list))
+
+    def is_one_of(self, tensors: tuple[Any, ...]) -> bool:
+        """Whether all features are among some tensors."""
+        given = self.given.get(self.features)
+        features = given if isinstance(given, (tuple, list)) else (given,)
+        return bool(tensors) and all(any(x is t for t in tensors) for x in features)
 
     def whole(self, data: Any) -> Any:
         """Return what a matrix of edges is multiplied with, for all of its columns."""

@@ -15,9 +15,9 @@ from pyg_accel.rewrite.algebra import NotLifted
 
 __all__ = [
     "METHODS",
+    "PLAIN",
     "RENDERED",
     "asks_types",
-    "identity_of",
     "is_rendered",
     "reasons_now",
     "state_of",
@@ -34,7 +34,7 @@ _TABLES = {
     "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
 }
-_PLAIN = frozenset((bool, int, float, str))
+PLAIN = frozenset((bool, int, float, str))
 
 
 def is_rendered(method: Any, cls: type) -> bool:
@@ -68,14 +68,9 @@ def reasons_now(conv: MessagePassing) -> list[str]:
 def state_of(conv: MessagePassing) -> Hashable:
     """Return the options and the modules of a layer, which rules read once."""
     options = [
-        item for item in vars(conv).items() if type(item[1]) in _PLAIN and item[0] != "training"
+        item for item in vars(conv).items() if type(item[1]) in PLAIN and item[0] != "training"
     ]
     return tuple(options), tuple(map(id, modules_in(conv)))
-
-
-def identity_of(conv: MessagePassing) -> tuple[int, ...]:
-    """Return what changes whenever an attribute or a module of a layer is another object."""
-    return tuple([id(value) for module in modules_in(conv) for value in vars(module).values()])
 
 
 def _watchers(module: torch.nn.Module, where: str) -> list[str]:

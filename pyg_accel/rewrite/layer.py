@@ -1,8 +1,8 @@
-"""A layer that runs the fastest association of its products."""
+"""Runs the calls of a layer in the fastest order of its products."""
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,12 +17,12 @@ from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.consensus import SharedDecisions, spread_reasons
-from pyg_accel.rewrite.guards import identity_of, reasons_now, state_of
+from pyg_accel.rewrite.guards import PLAIN, reasons_now, state_of
 from pyg_accel.rewrite.halos import HALO_LOOKUPS
-from pyg_accel.rewrite.lift import bind, is_user_layer, lift, parameters_of
+from pyg_accel.rewrite.lift import is_user_layer, lift, named, parameters_of
 from pyg_accel.rewrite.lower import Program
+from pyg_accel.rewrite.override import RUNNING
 from pyg_accel.rewrite.select import Decision, Options, make_decision, sort_of, widths_of
-from pyg_accel.rewrite.shadow import ShadowModules
 from pyg_accel.rewrite.user_layers import UserLayerRun, lift_user_layer
 
 __all__ = ["RewrittenLayer"]
@@ -30,16 +30,6 @@ __all__ = ["RewrittenLayer"]
 MOST = 16  # decisions a layer keeps, and kinds of calls that a user layer may fail at
 KINDS = 64  # of calls that it knows
 RECENT = 8  # graphs that a layer knows again
-# What is its own; all else that is read or assigned is the layer's.
-_OWN = frozenset((
-    "training", "options", "decisions", "reasons", "_shadows", "_algebras", "_left", "_compiled",
-    "_defaults", "_recent", "_dtypes", "_unseen", "_seen", "_spread", *vars(torch.nn.Module()),
-))  # fmt: skip
-# What a copy of it finds again: functions that belong to this very layer.
-_LOST = frozenset((
-    "_algebras", "_left", "_compiled", "_defaults", "_recent", "_spread", "_unseen", "_seen",
-    "_shadows",
-))  # fmt: skip
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
     "arguments are of another kind than any that it was called with outside of the compiler"
@@ -47,120 +37,35 @@ OUTSIDE = (
 
 
 class RewrittenLayer(torch.nn.Module):
-    """Stands in for a layer of a model, with the layer's own parameters.
+    """What :class:`~pyg_accel.rewrite.optimized.OptimizedModel` runs in place of a layer.
 
-    A call that cannot be lifted is made by the layer itself. It passes for the layer: for an
-    instance of its class, with its attributes and methods, so that code which looks at its layers
-    finds what it expects, and explainers and ``patch()`` find layers.
+    A call that cannot be lifted is made by the layer itself. It is a module, so that a compiler
+    takes numbers that it holds for constants, but a part of no model.
 
     Attributes:
-        source: the layer.
-        conv: its shadow, which differs in its mode alone.
+        conv: the layer.
+        options: of ``optimize()``.
         decisions: what was decided so far, the latest last.
         reasons: why calls were left to the layer.
     """
 
-    source: MessagePassing
-    conv: MessagePassing
-
     def __init__(self, conv: MessagePassing, options: Options) -> None:
-        """Share everything with the layer, so that either changes with the other."""
+        """Start without decisions."""
         super().__init__()
-        own, shadows = vars(self), ShadowModules()
-        own["_parameters"], own["_buffers"] = conv._parameters, conv._buffers
-        own["_non_persistent_buffers_set"] = conv._non_persistent_buffers_set
-        own["source"], own["conv"] = conv, shadows(conv)  # no children: names stay what they are
-        own["_modules"] = self.conv._modules
-        self._shadows = shadows
-        self.training = conv.training
+        self.conv = conv
         self.options = options
         self.decisions: list[Decision] = []
         self.reasons: dict[str, int] = {}
-        self._start()
-
-    def _start(self) -> None:
         self._algebras: Bounded[Any, tuple[Algebra, dict[str, int]] | str] = Bounded(KINDS)
         self._left: dict[Any, str] = {}  # calls of user layers that PyG makes, and why
         self._compiled: dict[str, Program] = {}
-        self._defaults = parameters_of(type(self.conv))  # type: ignore[arg-type]
+        self._arguments = parameters_of(type(conv))  # type: ignore[arg-type]
+        plain = [n for n, v in vars(conv).items() if v is None or type(v) in PLAIN]
+        self._options = [name for name in plain if name != "training"]
         self._recent: deque[TensorRef] = deque(maxlen=RECENT)
         self._spread = SharedDecisions()
         self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
         self._unseen = 0
-        self._seen: tuple[int, ...] = ()
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """What it passes for."""
-        conv = vars(self).get("conv")
-        return RewrittenLayer if conv is None else type(conv)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the layer has under a name."""
-        if name.startswith("__") or "conv" not in vars(self):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        self._update()
-        return getattr(self.conv, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Assign to the layer what is the layer's."""
-        if name in _OWN:
-            super().__setattr__(name, value)
-        else:
-            setattr(self.source, name, value)
-            self._seen = ()  # a property may change what no attribute shows
-
-    def __delattr__(self, name: str) -> None:
-        """Delete what is the layer's."""
-        delattr(self.source, name)
-        self._seen = ()
-
-    def _get_name(self) -> str:
-        return type(self).__name__
-
-    def _save_to_state_dict(self, *args: Any) -> None:
-        self.conv._save_to_state_dict(*args)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self.conv._load_from_state_dict(*args)
-
-    def _update(self) -> None:
-        """Bring the shadow up to date."""
-        seen = identity_of(self.source)
-        if seen != self._seen:
-            self._shadows(self.source)
-            self._seen = seen
-
-    def _look(self) -> list[str]:
-        """Bring the shadow up to date; return why it has to be called itself."""
-        self._update()
-        return reasons_now(self.conv)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Make it anew of its state: it passes for another class, which pickle refuses."""
-        return _blank, (), self.__getstate__()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what can be found again: functions that belong to this very layer."""
-        state = {name: value for name, value in vars(self).items() if name not in _LOST}
-        return state | {"decisions": [], "reasons": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Start with the same layer and no decisions."""
-        vars(self).update(state)
-        self._shadows = ShadowModules.of(self.source, self.conv)
-        self._start()
-
-    def train(self, mode: bool = True) -> "RewrittenLayer":
-        """Set the mode of the shadow, the way that a layer of its class does it."""
-        self.conv.train(mode)
-        self.training = self.conv.training
-        return self
-
-    def extra_repr(self) -> str:
-        """Name the layer and what it runs."""
-        chosen = str(self.decisions[-1].choice.tree) if self.decisions else "not decided yet"
-        return f"{type(self.conv).__name__}: {chosen}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
@@ -168,11 +73,8 @@ class RewrittenLayer(torch.nn.Module):
             return self.conv(*args, **kwargs)  # an export is to run without this package
         if not torch.compiler.is_compiling():
             return self._run(*args, **kwargs)
-        given = dict(self._defaults)
-        for (name, _), value in zip(self._defaults, args, strict=False):
-            given[name] = value
-        given.update(kwargs)
-        kind = " ".join([sort_of(value) for value in given.values()])
+        given = named(self._arguments, args, kwargs)
+        kind = self._sort(given)
         who = self._who(kind, sampled.key)
         if who == "program":
             return self._compiled[kind].run(Call(self.conv, given))
@@ -192,7 +94,7 @@ class RewrittenLayer(torch.nn.Module):
         """
         if HALO_LOOKUPS:  # rows of other processes are exchanged where a compiler does not look
             return ""
-        if sampled or self._look() or not self.decisions:
+        if sampled or reasons_now(self.conv) or not self.decisions:
             return "layer"
         for known in reversed(self.decisions):
             if known.kind == kind and known.algebra.compiles and known.sampling is None:
@@ -224,8 +126,8 @@ class RewrittenLayer(torch.nn.Module):
             return decision.program.run(call)
 
         try:
-            self._update()
-            call = Call(self.conv, bind(self.conv, args, kwargs))
+            call = Call(self.conv, named(self._arguments, args, kwargs))
+            call.static = call.is_one_of(RUNNING.static)
             own = is_user_layer(type(self.conv))
             reasons = data_reasons(call.edge_index) if own else []
             if call.halos is not None:
@@ -243,8 +145,6 @@ class RewrittenLayer(torch.nn.Module):
             trees.clear()
             self.reasons[left] = self.reasons.get(left, 0) + 1
             out = self.conv(*args, **kwargs)
-        if self._shadows.sync_back(self.source):  # what the layer caches, say
-            self._seen = identity_of(self.source)
         return out, trees, left
 
     def _user_layer(
@@ -281,8 +181,7 @@ class RewrittenLayer(torch.nn.Module):
             NotLifted: if the layer has to do it itself.
         """
         if call.halos is not None:
-            kind = state_of(self.conv), *map(_kind, call.given.values())
-            return self._spread(call, kind, self.options, self._algebra, self.decisions)
+            return self._spread(call, self._kind(call), self.options, self._algebra, self.decisions)
         fresh = self._is_fresh(call.edge_index)
         algebra, widths = self._algebra(call)
         sampling = in_force() if algebra.sampled else None
@@ -296,7 +195,7 @@ class RewrittenLayer(torch.nn.Module):
             if same and known.holds(sizes, entries):
                 return known
         decision = make_decision(algebra, call, self.options, sizes=sizes, fresh=fresh,
-                                 sampling=sampling)  # fmt: skip
+                                 sampling=sampling, kind=self._sort(call.given))  # fmt: skip
         self.decisions = [*self.decisions[1 - MOST :], decision]
         return decision
 
@@ -317,7 +216,7 @@ class RewrittenLayer(torch.nn.Module):
         An option that changed, or a module in another's place, makes calls of another kind.
         """
         record = call.memo.get("record")
-        kinds = record.form if record else (state_of(self.conv), *map(_kind, call.given.values()))
+        kinds = (record.form, call.static, call.x.requires_grad) if record else self._kind(call)
         found = self._algebras.get(kinds)
         if found is None:
             try:
@@ -330,6 +229,14 @@ class RewrittenLayer(torch.nn.Module):
             raise NotLifted(found)
         return found
 
+    def _kind(self, call: Call) -> tuple[Any, ...]:
+        return call.static, state_of(self.conv), *map(_kind, call.given.values())
+
+    def _sort(self, given: Mapping[str, Any]) -> str:
+        """Return what compiled calls know of arguments and options, and may not differ in."""
+        options = [getattr(self.conv, name) for name in self._options]
+        return " ".join([sort_of(value) for value in (*given.values(), *options)])
+
     def _is_fresh(self, edge_index: Tensor) -> bool:
         """Whether graphs come and go, as batches do: two in a row that were never seen before."""
         if any(ref.fits(edge_index) for ref in tuple(self._recent)):
@@ -338,11 +245,6 @@ class RewrittenLayer(torch.nn.Module):
             self._recent.append(TensorRef(edge_index))
             self._unseen += 1
         return self._unseen > 2
-
-
-def _blank() -> RewrittenLayer:
-    made: RewrittenLayer = RewrittenLayer.__new__(RewrittenLayer)
-    return made
 
 
 def _kind(value: Any) -> Any:

@@ -8,7 +8,7 @@ again only if a call has other kinds of arguments.
 from collections.abc import Mapping
 from functools import lru_cache
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.nn import MessagePassing
@@ -19,25 +19,62 @@ from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.guards import reasons_now
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.registry import rule_of
-from pyg_accel.rewrite.select import Options, assumptions_of
+from pyg_accel.rewrite.select import assumptions_of
 from pyg_accel.rewrite.user_layers import lift_user_layer
 
-__all__ = ["associations", "bind", "is_user_layer", "lift", "parameters_of"]
+__all__ = ["associations", "bind", "is_user_layer", "lift", "named", "parameters_of"]
+
+
+class Parameters(NamedTuple):
+    """What a layer's ``forward`` takes.
+
+    Attributes:
+        defaults: of all arguments, by name; None where there is none.
+        positional: names of those that are taken by position, in order.
+        more: it takes any others as well.
+    """
+
+    defaults: Mapping[str, Any]
+    positional: tuple[str, ...]
+    more: bool
 
 
 @lru_cache(maxsize=256)
-def parameters_of(cls: type) -> tuple[tuple[str, Any], ...]:
-    """Return the arguments of a layer's ``forward`` and their defaults."""
+def parameters_of(cls: type) -> Parameters:
+    """Return what the ``forward`` of a class of layers takes."""
     found = list(signature(cls.forward).parameters.values())[1:]  # type: ignore[attr-defined]
-    return tuple((p.name, None if p.default is p.empty else p.default) for p in found)
+    return Parameters(
+        {p.name: None if p.default is p.empty else p.default for p in found},
+        tuple(p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)),
+        any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found),
+    )
 
 
 def bind(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, defaults included."""
-    parameters = parameters_of(type(conv))  # type: ignore[arg-type]
-    given = dict(parameters)
-    given.update(zip((name for name, _ in parameters), args, strict=False))
+    """Return the arguments of a call of a layer by name, defaults included.
+
+    Raises:
+        NotLifted: for arguments that the layer does not take.
+    """
+    return named(parameters_of(type(conv)), args, kwargs)  # type: ignore[arg-type]
+
+
+def named(
+    parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Do the same for the parameters of a layer: a compiler does not read :func:`parameters_of`.
+
+    Raises:
+        NotLifted: for arguments that the layer does not take.
+    """
+    given = dict(parameters.defaults)
+    given.update(zip(parameters.positional, args, strict=False))
     given.update(kwargs)
+    if not parameters.more:
+        twice = [name for name in parameters.positional[: len(args)] if name in kwargs]
+        others = len(args) > len(parameters.positional) or len(given) > len(parameters.defaults)
+        if twice or others:
+            raise NotLifted("arguments that its forward does not take")
     return given
 
 
@@ -97,5 +134,6 @@ def associations(
         algebra = lift(conv, call)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotLifted(f"its code does not run on such arguments: {error}") from error
-    given = assumptions_of(algebra, call, Options(train, static, upstream))
+    call.static = static
+    given = assumptions_of(algebra, call, train=train, upstream=upstream)
     return associations_of(algebra.expr, algebra.also, given)

@@ -10,12 +10,14 @@ from textwrap import wrap
 from typing import Any
 
 import torch
+from torch_geometric.nn import MessagePassing
 
 from pyg_accel.rewrite.ir import Leaf, leaves_of
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.model import optimize
-from pyg_accel.rewrite.module import RewrittenModule
+from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Decision
+from pyg_accel.rewrite.trace import Unreadable, calls_of, read
 from pyg_accel.rewrite.tree import Tree, composition_of, leaves_in
 
 __all__ = [
@@ -90,6 +92,7 @@ class LayerPlan:
         by: what decided.
         source: the cost model, if it was asked.
         reasons: why calls were left to the layer itself.
+        calls: where the model calls it, and what with.
     """
 
     path: str
@@ -100,6 +103,7 @@ class LayerPlan:
     by: str
     source: str
     reasons: tuple[str, ...]
+    calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class ModelPlan:
         model: its class.
         train: forward and backward were to be fast.
         layers: its message passing layers.
-        unread: why the code of modules is run as it is, by path.
+        unread: why the calls of a module are not drawn, by path.
     """
 
     model: str
@@ -154,7 +158,7 @@ def plan(
     Raises:
         ValueError: what ``optimize`` raises.
     """
-    if isinstance(model, RewrittenModule):
+    if isinstance(model, OptimizedModel):
         if example_inputs or options or train:
             raise ValueError(
                 "expected no examples and no options with a model that is rewritten: its plan is "
@@ -162,23 +166,26 @@ def plan(
             )
         return plan_of(model)
     fast = optimize(model, *example_inputs, train=train, **{"price_all": True, **options})
-    assert isinstance(fast, RewrittenModule)
     return plan_of(fast)
 
 
-def plan_of(fast: RewrittenModule) -> ModelPlan:
-    """Return what a rewritten model has decided so far."""
-    found = []
-    for path, module in fast.named_modules():
-        if isinstance(module, RewrittenLayer):
-            found.append(_layer(path, module))
-    train = any(m.options.train for m in fast.modules() if isinstance(m, RewrittenLayer))
-    return ModelPlan(type(fast).__name__, train, tuple(found),
-                     dict(fast.unread))  # fmt: skip
+def plan_of(fast: OptimizedModel) -> ModelPlan:
+    """Return what an optimised model has decided so far."""
+    model, unread, calls = fast._orig_mod, {}, {}
+    try:
+        if not isinstance(model, MessagePassing):
+            calls = calls_of(model, read(model, fast._opt_example))
+    except Unreadable as reason:
+        unread[""] = str(reason)
+    layers = tuple(
+        _layer(path, layer, calls.get(path, ())) for path, layer in rewritten_layers(fast).items()
+    )
+    return ModelPlan(type(model).__name__, fast._opt_options.train, layers, unread)
 
 
-def _layer(path: str, layer: RewrittenLayer) -> LayerPlan:
-    empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", tuple(layer.reasons))
+def _layer(path: str, layer: RewrittenLayer, calls: tuple[str, ...]) -> LayerPlan:
+    reasons = tuple(layer.reasons) or (() if layer.decisions else ("it was not called",))
+    empty = LayerPlan(path, type(layer.conv).__name__, "", {}, (), "", "", reasons, calls)
     if not layer.decisions:
         return empty
     decision = layer.decisions[-1]
@@ -235,6 +242,8 @@ def title(found: ModelPlan) -> str:
 
 def facts(layer: LayerPlan) -> Iterator[str]:
     """Yield what is known of a layer, a line each."""
+    for call in layer.calls:
+        yield f"called as {call}"
     if layer.algebra:
         sizes = ", ".join(f"{k} = {v:,}" for k, v in layer.sizes.items())
         yield f"{layer.algebra}   with {sizes}"
@@ -285,8 +294,7 @@ def _meaning(leaf: Leaf) -> str:
 def unread(found: ModelPlan) -> Iterator[str]:
     """Yield what else there is to say, a line each."""
     for path, reason in found.unread.items():
-        code = f"code of '{path}'" if path else "model's own code"
-        yield f"The {code} runs in every call: {reason}"
+        yield f"The calls of {path or 'the model'} cannot be drawn: {reason}"
 
 
 def row(tree: TreePlan) -> tuple[str, ...]:

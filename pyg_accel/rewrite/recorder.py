@@ -172,7 +172,7 @@ class Recorder(Features):
                     value = value[row]
                 given[key] = value
                 if isinstance(value, Tensor):
-                    nodes = rows if row == target else call.num_cols
+                    nodes = rows if row == target else call.x.size(0)  # without those of halos
                     dims = (1, 2, 3) if call.conv.node_dim == 0 else (2,)
                     if value.dim() not in dims or value.size(0) != nodes:
                         raise NotLifted(f"{self._name} gathers what is not one row per node")

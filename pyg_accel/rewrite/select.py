@@ -135,17 +135,12 @@ class Options:
 
     Attributes:
         train: forward and backward are to be fast, else forward alone.
-        static: the features of this layer are the same in every call.
-        upstream: parameters that learn come before this layer, so its features have gradients;
-            None if unknown: the features themselves are read.
         choose: decides in place of sizes and cost models.
         cost: the cost model; by default that of the device.
         price_all: predict the time of every tree, also where sizes suffice: to explain.
     """
 
     train: bool = False
-    static: bool = False
-    upstream: bool | None = None
     choose: Choose | None = None
     cost: CostModel | None = None
     price_all: bool = False
@@ -163,7 +158,7 @@ class Decision:
         entries: number of edges.
         fresh: graphs were new in every call.
         sampling: what ``sampled()`` asked for, if it applies.
-        kind: of the call's arguments, as compiled calls know them.
+        kind: of the call, as compiled calls know it.
         cost: the cost model.
         features: of the matrices of edges, those that it was told.
         choice: the tree, and why.
@@ -226,6 +221,7 @@ def make_decision(
     sizes: Mapping[str, int],
     fresh: bool = False,
     sampling: Sampling | None = None,
+    kind: str = "",
 ) -> Decision:
     """Choose a tree for a call.
 
@@ -233,7 +229,7 @@ def make_decision(
     than measuring the graph would, the graph is measured and the cost model decides; unless that
     is the roofline, and it chooses the same whether caches serve every row of features or none.
     """
-    given = assumptions_of(algebra, call, options)
+    given = assumptions_of(algebra, call, train=options.train)
     if sampling is not None:
         given = replace(given, sampled=True, static=given.static - {"X", "Y"})
     pruned = associations_of(algebra.expr, algebra.also, given)
@@ -269,18 +265,26 @@ def make_decision(
     choice, model, features = found
     program = Program(choice.tree, algebra, given.static, sampled=sampling is not None)
     return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, sampling,
-                    choice, program, " ".join(map(sort_of, call.given.values())), model,
-                    features)  # fmt: skip
+                    choice, program, kind, model, features)  # fmt: skip
 
 
-def assumptions_of(algebra: Algebra, call: Call, options: Options) -> Assumptions:
-    """Return which leaves learn and which stay the same."""
-    upstream = options.upstream
-    if upstream is None:  # without gradients every tensor looks like one that has none
+def assumptions_of(
+    algebra: Algebra, call: Call, *, train: bool, upstream: bool | None = None
+) -> Assumptions:
+    """Return which leaves learn and which stay the same.
+
+    Args:
+        algebra: what the layer computes.
+        call: of the layer.
+        train: forward and backward are to be fast.
+        upstream: features have gradients; by default those that require one, and without gradients
+            all of them: there every tensor looks like one that has none.
+    """
+    if upstream is None:
         upstream = not torch.is_grad_enabled()
     learned: set[str] = set()
     static: set[str] = set()
-    stays = options.static or (call.halos is not None and call.halos.stays(call.x))
+    stays = call.static or (call.halos is not None and call.halos.stays(call.x))
     with torch.enable_grad():
         for leaf in dict.fromkeys(leaves_of(algebra.expr)):
             if leaf.name in algebra.constants:
@@ -300,9 +304,7 @@ def assumptions_of(algebra: Algebra, call: Call, options: Options) -> Assumption
                     learned.add(leaf.name)
             elif value.requires_grad:
                 learned.add(leaf.name)
-    return Assumptions(
-        options.train, frozenset(learned), frozenset(static), spread=call.halos is not None
-    )
+    return Assumptions(train, frozenset(learned), frozenset(static), spread=call.halos is not None)
 
 
 def widths_of(algebra: Algebra, call: Call) -> dict[str, int]:

@@ -1,228 +1,126 @@
-"""From a model to a torch.fx graph whose leaves are its layers.
+"""The calls of a model as a torch.fx graph with layers as leaves: it is drawn and never run."""
 
-Only modules that hold message passing layers are read; everything else stays a call of the module.
-Three things differ from ``torch.fx.symbolic_trace``:
-
-* ``self.training`` is not baked in. It becomes an attribute that the graph reads in every call, so
-  dropout follows the mode.
-* Arguments that are no tensors are constants of the graph, and a call with others is refused.
-* A module whose code cannot be read (a branch on a value, say), or does what a graph would leave
-  out (:mod:`pyg_accel.layers.reading`), becomes a leaf. Its code runs as it always did, on
-  rewritten children.
-"""
-
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch_geometric import utils
 from torch_geometric.nn import MessagePassing, pool
-from torch_geometric.nn import Sequential as GeometricSequential
 
-from pyg_accel.layers.reading import CONSTANT, FAILURES, LeftOut, Reader, State, as_it_was
-from pyg_accel.patching.reasons import has_hooks
+from pyg_accel.layers.reading import FAILURES, as_it_was
 
-__all__ = ["MODE", "Unreadable", "holds_layers", "read"]
+__all__ = ["Unreadable", "calls_of", "kinds_of", "read"]
 
-MODE = "training"
-# They do not ask for the mode, and are recognised by their class.
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, GeometricSequential)
+MOST = 6  # calls between a layer and the layers that its arguments come from, in a text
 
 
 class Unreadable(Exception):
-    """A module whose code could not be read; the text says why.
-
-    Attributes:
-        path: of the module.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(reason)
-        self.path = path
+    """A model whose code torch.fx cannot follow; the text says why."""
 
 
-def holds_layers(module: torch.nn.Module) -> bool:
-    """Whether there are message passing layers inside, so that its code has to be read."""
-    if isinstance(module, MessagePassing):
-        return False
-    return any(isinstance(m, MessagePassing) for m in module.modules() if m is not module)
+class _Symbol:
+    """Stands for an argument that a graph takes: a tensor, or an object that holds tensors."""
 
 
-def _readable(
-    module: torch.nn.Module, path: str, opaque: Collection[str]
-) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The modules whose code is read, by path."""
-    yield path, module
-    for name, child in module._modules.items():
-        inner = f"{path}.{name}" if path else name
-        if child is not None and inner not in opaque and holds_layers(child):
-            yield from _readable(child, inner, opaque)
+def kinds_of(value: Any) -> Any:
+    """Return an argument with constants as they are, and symbols for the rest."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if type(value) in (tuple, list):
+        return type(value)(map(kinds_of, value))
+    return {k: kinds_of(v) for k, v in value.items()} if type(value) is dict else _Symbol()
 
 
-def _symbolic(module: torch.nn.Module) -> type:
-    """A class for a module that is read: it answers ``training`` with a symbol."""
-
-    def training(self: torch.nn.Module) -> Any:
-        tracer = _Tracer.current
-        return vars(self)["training"] if tracer is None else tracer.mode_of(self)
-
-    def assign(self: torch.nn.Module, mode: bool) -> None:
-        vars(self)["training"] = mode
-
-    body: dict[str, Any] = {}
-    if not isinstance(module, CONTAINERS):
-        body["training"] = property(training, assign)
-    own = vars(module).get("forward")  # torch.fx looks at the class alone
-    if isinstance(own, MethodType) and own.__self__ is module:
-        body["forward"] = own.__func__
-    return type(type(module).__name__, (type(module),), body)
+def _opened(kind: Any, symbol: Any) -> Any:
+    """The proxies that code gets for an argument."""
+    if isinstance(kind, _Symbol):
+        return symbol
+    if isinstance(kind, (tuple, list)):
+        return type(kind)(_opened(inner, symbol[i]) for i, inner in enumerate(kind))
+    return {k: _opened(v, symbol[k]) for k, v in kind.items()} if isinstance(kind, dict) else kind
 
 
-def _functions() -> tuple[FunctionType, ...]:
-    """PyG's functions, which branch on what they are given: calls of them are kept whole."""
-    return tuple(
-        value
-        for module in (utils, pool)
-        for value in vars(module).values()
-        if isinstance(value, FunctionType) and value.__module__.startswith("torch_geometric.")
-    )
+class _Tracer(fx.Tracer):
+    """Records calls of layers, and of modules without layers."""
 
-
-class _Tracer(Reader):
-    current: "_Tracer | None" = None
-
-    def __init__(self, given: Mapping[str, Any], readable: Collection[torch.nn.Module]) -> None:
-        super().__init__(autowrap_functions=_functions())
-        self.given, self.readable = given, {id(module) for module in readable}
-        self.stack: list[str] = []
-        self.state: State | None = None
+    def __init__(self, example: Mapping[str, Any]) -> None:
+        functions = [f for module in (utils, pool) for f in vars(module).values()
+                     if isinstance(f, FunctionType)]  # fmt: skip
+        super().__init__(autowrap_functions=tuple(functions))  # they branch on their arguments
+        self._example = example
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        return id(m) not in self.readable
-
-    def call_module(
-        self,
-        m: torch.nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        path = self.path_of_module(m)
-        if self.is_leaf_module(m, path):
-            return super().call_module(m, forward, args, kwargs)
-        self.stack.append(path)
-        result = super().call_module(m, forward, args, kwargs)
-        self.check()
-        self.stack.pop()
-        return result
-
-    def check(self) -> None:
-        """Refuse code that did what is no call."""
-        if self.state is not None and (change := self.state.changed()):
-            raise LeftOut(f"{change}, and a graph would not")
-
-    def mode_of(self, module: torch.nn.Module) -> Any:
-        """The mode of a module that is being read, as an attribute that the graph looks up."""
-        path = self.path_of_module(module)
-        return self.create_proxy("get_attr", f"{path}.{MODE}" if path else MODE, (), {})
+        return isinstance(m, MessagePassing) or not any(
+            isinstance(inner, MessagePassing) for inner in m.modules()
+        )
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
-    ) -> tuple[Any, list[Any]]:
-        """Make the arguments symbols, but constants of those that are no tensors."""
-        args: list[Any] = [self.root]
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Make symbols of the arguments of any kind, and constants of those that are no tensors."""
+        args: list[Any] = []
+        named: dict[str, Any] = {}
         for name, parameter in list(signature(root_fn).parameters.items())[1:]:
-            default = () if parameter.default is Parameter.empty else (parameter.default,)
-            symbol = self.create_proxy("placeholder", name, default, {})
-            value = self.given[name]
-            if value is None or isinstance(value, (bool, str)) or default == (value,):
-                self.create_proxy("call_function", expect, (symbol, value, name), {})
-                args.append(value)
+            symbol = self.create_proxy("placeholder", name, (), {})
+            value = _opened(self._example.get(name), symbol)
+            if parameter.kind is Parameter.VAR_POSITIONAL:
+                args += value
+            elif parameter.kind is Parameter.VAR_KEYWORD:
+                named |= value
+            elif parameter.kind is Parameter.KEYWORD_ONLY:
+                named[name] = value
             else:
-                args.append(_opened(symbol, value))
-        return root_fn, args
+                args.append(value)
+        return lambda root: root_fn(root, *args, **named), [self.root]
 
 
-def _opened(symbol: Any, value: Any) -> Any:
-    """A tuple or list of symbols for a tuple or list of tensors: code may unpack it."""
-    if type(value) in (tuple, list) and any(isinstance(v, Tensor) for v in value):
-        return type(value)(None if v is None else symbol[i] for i, v in enumerate(value))
-    return symbol
-
-
-def expect(value: Any, example: Any, name: str) -> None:
-    """Refuse an argument that the graph was not made for."""
-    if isinstance(value, fx.Proxy):  # torch.fx reads a graph again, e.g. when it is loaded
-        value.tracer.create_proxy("call_function", expect, (value, example, name), {})
-        return
-    if value is not example and value != example:
-        raise ValueError(
-            f"optimize() was given the example {name}={example!r}, and its result does not take "
-            f"others: optimize the model again with {name} among the examples"
-        )
-
-
-def read(
-    root: torch.nn.Module,
-    given: Mapping[str, Any],
-    opaque: Collection[str] = (),
-) -> fx.Graph:
-    """Read a module that has no other use.
+def read(model: torch.nn.Module, example: Mapping[str, Any]) -> fx.Graph:
+    """Return the calls of a model; its code runs on symbols, and the model is as before afterwards.
 
     Args:
-        root: the module.
-        given: example arguments of its ``forward``, by name.
-        opaque: paths of the modules that are not to be read.
-
-    Returns:
-        The graph of its calls.
+        model: any module.
+        example: :func:`kinds_of` the arguments of a call, by name.
 
     Raises:
-        Unreadable: naming the innermost module that could not be read.
+        Unreadable: if its code needs more than symbols.
     """
-    kinds = [p.kind for p in signature(root.forward).parameters.values()]
-    if Parameter.VAR_POSITIONAL in kinds or Parameter.VAR_KEYWORD in kinds:
-        raise Unreadable("", "it takes any number of arguments")
-    readable = dict(_readable(root, "", opaque))
-    for path, module in readable.items():
-        if has_hooks(module):
-            raise Unreadable(path, "it has a hook, and a graph of its calls would not run that")
-    tracer = _Tracer(given, readable.values())
-    forward = vars(root).get("forward")
-    if forward is not None and not (
-        isinstance(forward, MethodType) and forward.__self__ is root
-    ):  # fmt: skip
-        raise Unreadable("", "its forward is a function of another object")
-    classes = {module: type(module) for module in readable.values()}
-    failed: Exception | None = None
-    _Tracer.current = tracer
-    with as_it_was(_of_users(root)) as tracer.state:
+    with as_it_was(model.modules()):
         try:
-            for module in classes:
-                module.__class__ = _symbolic(module)
-            found = tracer.trace(root)
-            tracer.check()
+            return _Tracer(example).trace(model)
         except FAILURES as error:
-            failed = error
-        finally:
-            _Tracer.current = None
-            for module, cls in classes.items():
-                module.__class__ = cls
-        constants = {n: v for n, v in vars(root).items() if n.startswith(CONSTANT)}
-    if failed is not None:
-        path = tracer.stack[-1] if tracer.stack else ""
-        reason = str(failed).partition("\n")[0]
-        reason = reason if isinstance(failed, LeftOut) else f"{type(failed).__name__}: {reason}"
-        raise Unreadable(path, reason) from failed
-    vars(root).update(constants)
-    graph = fx.Graph()  # one that does not remember this tracer, so that it can be saved
-    graph.output(graph.graph_copy(found, {}))
-    return graph
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise Unreadable(reason) from error
 
 
-def _of_users(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """The modules whose code users wrote, or may have."""
-    return [m for m in root.modules() if m is root or not isinstance(m, MessagePassing)]
+def calls_of(model: torch.nn.Module, graph: fx.Graph) -> dict[str, tuple[str, ...]]:
+    """Return the calls of every layer as text, by its path in the model."""
+    found: dict[str, tuple[str, ...]] = {}
+
+    def text(value: Any, depth: int) -> str:
+        if isinstance(value, Tensor):
+            return "a tensor"
+        if isinstance(value, (tuple, list)):
+            return f"({', '.join(text(v, depth) for v in value)})"
+        if not isinstance(value, fx.Node):
+            return str(value)
+        if value.op in ("placeholder", "get_attr") or value.target in found:
+            return str(value.target)
+        if not depth:
+            return "…"
+        given = [text(v, depth - 1) for v in value.args]
+        name = getattr(value.target, "__name__", value.target)
+        if name in ("getitem", "getattr"):
+            return f"{given[0]}[{given[1]}]" if name == "getitem" else f"{given[0]}.{given[1]}"
+        given += [f"{key}={text(v, depth - 1)}" for key, v in value.kwargs.items()]
+        return f"{name}({', '.join(given)})"
+
+    for node in graph.nodes:
+        if node.op == "call_module" and isinstance(
+            model.get_submodule(node.target), MessagePassing
+        ):
+            known = found.pop(node.target, ())
+            found[node.target] = (*known, text(node, MOST))
+    return found

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pyg_accel.call_report import uncounted
 from pyg_accel.layers.reading import as_it_was
-from pyg_accel.layers.recorded import MODEL
 
 __all__ = ["Outcome", "differences", "evaluated"]
 
@@ -38,10 +37,10 @@ def evaluated(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    mode: bool = False,
+    learning: bool = False,
     gradients: bool = False,
 ) -> Outcome:
-    """Call a model, and leave it as it was.
+    """Call a model in evaluation mode, and leave it as it was.
 
     That is its modes, buffers and other attributes, what layers with ``cached=True`` keep of a
     first call, random numbers, and the report.
@@ -50,22 +49,16 @@ def evaluated(
         model: to call.
         args: of the call.
         kwargs: of the call.
-        mode: training or evaluation.
+        learning: with gradients switched on.
         gradients: compute them too.
     """
-    inside = [*model.modules(), *filter(None, [vars(model).get(MODEL)])]
-    modules = {id(m): m for m in inside}
-    for module in inside:  # rewritten layers go on knowing what they found out
-        layers = [vars(module)[n] for n in ("conv", "source") if n in vars(module)]
-        if layers and id(module) in modules:
-            del modules[id(module)]
-        modules.update((id(m), m) for layer in layers for m in layer.modules())
+    inside = list(model.modules())
     was = [(module, module.training) for module in inside]
-    with as_it_was(modules.values()), uncounted():
+    with as_it_was(inside), uncounted():
         try:
-            model.train(mode)
+            model.eval()
             torch.manual_seed(0)
-            with torch.set_grad_enabled(gradients):
+            with torch.set_grad_enabled(learning):
                 result = model(*args, **kwargs)
             return Outcome(result, _gradients(model, args, kwargs, result) if gradients else {})
         finally:

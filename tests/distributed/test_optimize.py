@@ -12,7 +12,7 @@ from torch_geometric import nn
 from torch_geometric.data import Data
 
 import pyg_accel
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import rewritten_layers
 
 
 def shared(name: str) -> Any:
@@ -101,7 +101,7 @@ def compare(
         fast = pyg_accel.optimize(many, *given, train=True)
         spread, share = pyg_accel.distribute(fast, graph(device), **(options or {}))
         given = arguments(layer, share)
-        conv = next(m for m in spread.modules() if type(m) is RewrittenLayer)
+        (conv,) = rewritten_layers(fast).values()
         conv.decisions.clear()
         received = []
         for wanted in expected:  # what is kept of the first call must serve the second
@@ -189,17 +189,16 @@ def steps(device: torch.device, compiled: bool) -> str:
                                   data.edge_index.to(device), train=True)  # fmt: skip
         expected = MODELS.trained(alone, MODELS.graph().to(device), MODELS.loss_of)
         spread, share = pyg_accel.distribute(fast, data)
-        for module in spread.modules():
-            if type(module) is RewrittenLayer:
-                module.decisions.clear()
+        for layer in rewritten_layers(fast).values():
+            layer.decisions.clear()
         run = torch.compile(spread, backend="eager") if compiled else spread
         found = MODELS.trained(run, share, MODELS.loss_of)
         found = {name.replace("_orig_mod.module.", ""): t for name, t in found.items()}
         MODELS.assert_same(found, expected)
         plan = str(pyg_accel.plan(fast))
         assert "exchange hx" in plan and "h = " in plan
-        return "; ".join(str(m.decisions[-1].choice.tree) for m in spread.modules()
-                         if type(m) is RewrittenLayer)  # fmt: skip
+        layers = rewritten_layers(fast).values()
+        return "; ".join(str(layer.decisions[-1].choice.tree) for layer in layers)
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -8,7 +8,7 @@ from torch_geometric import nn
 from pyg_accel import Graph, layers, optimize
 from pyg_accel.ops.csr import GRAPHS, looped_graph_of
 from pyg_accel.rewrite.cost import Roofline
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import rewritten_layers
 
 pytestmark = pytest.mark.slow
 F = 6
@@ -177,7 +177,7 @@ def test_a_compiled_model_sorts_a_graph_once_and_forgets_it(monkeypatch):
 def test_a_compiled_decision_counts_what_is_kept_for_eager_calls():
     x, edge_index = torch.randn(50, 64), torch.randint(50, (2, 400))
     fast = optimize(nn.SAGEConv(64, 8), x, edge_index, static=("x",), train=True)
-    (layer,) = (m for m in fast.modules() if isinstance(m, RewrittenLayer))
+    (layer,) = rewritten_layers(fast).values()
     decision = layer.decisions[-1]
     assert any(w.once for w in decision.pruned.bills[decision.choice.tree].all)
     program = decision.afresh(None)
@@ -195,7 +195,7 @@ def test_compiled_code_scales_rows_of_features_and_not_edges_in_each_call():
     cost = TensorCache(Roofline.of("cpu").machine, "")
     x, edge_index = next(batches())
     fast = optimize(nn.GCNConv(F, F), x, edge_index, cost=cost)
-    (decision,) = (d for m in fast.modules() if isinstance(m, RewrittenLayer) for d in m.decisions)
+    (decision,) = (d for m in rewritten_layers(fast).values() for d in m.decisions)
     assert "D·A·D" in str(decision.choice.tree)
     assert "D·A·D" not in str(decision.afresh(None).tree)
 

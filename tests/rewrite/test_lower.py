@@ -8,7 +8,7 @@ from pyg_accel.rewrite import lower
 from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.lift import bind, lift
-from pyg_accel.rewrite.select import Options, assumptions_of
+from pyg_accel.rewrite.select import assumptions_of
 
 SEVERAL = {
     "GCN": lambda: nn.GCNConv(12, 4),
@@ -26,8 +26,9 @@ SEVERAL = {
 def test_what_is_billed_once_is_computed_once(kind, static, monkeypatch):
     conv, x, edge_index = SEVERAL[kind](), torch.randn(30, 12), torch.randint(30, (2, 90))
     call = Call(conv, bind(conv, (x, edge_index), {}))
+    call.static = static
     algebra = lift(conv, call)
-    given = assumptions_of(algebra, call, Options(False, static, True))
+    given = assumptions_of(algebra, call, train=False, upstream=True)
     calls, spmm = [], lower.spmm
     monkeypatch.setattr(lower, "spmm", lambda *a, **k: calls.append(a) or spmm(*a, **k))
     with torch.no_grad():

@@ -7,7 +7,7 @@ import torch_geometric.nn as nn
 import pyg_accel
 from pyg_accel import layers, optimize
 from pyg_accel.rewrite import associations
-from pyg_accel.rewrite.layer import RewrittenLayer
+from pyg_accel.rewrite.optimized import rewritten_layers
 from pyg_accel.settings import settings
 
 pytestmark = [
@@ -108,4 +108,4 @@ def test_a_model_can_move_to_the_gpu():
         expected = fast(x, edge_index)
         found = fast.cuda()(x.cuda(), edge_index.cuda())
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
-    assert all(not m.reasons for m in fast.modules() if isinstance(m, RewrittenLayer))
+    assert not any(layer.reasons for layer in rewritten_layers(fast).values())

@@ -212,6 +212,7 @@ def test_attention_of_ones_own_is_recorded_where_its_author_says_so(heads):
         torch.testing.assert_close(outcome(fast, x, edge_index), outcome(conv, x, edge_index))
         fast.train()
         assert not torch.equal(fast(x, edge_index), fast(x, edge_index))
+        fast.eval()
 
 
 class Sharpened(Gated):

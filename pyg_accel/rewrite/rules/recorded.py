@@ -46,7 +46,6 @@ from pyg_accel.rewrite.recorder import Scaled
 from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.attention import AttentionRecorder
 from pyg_accel.rewrite.rules.common import cached, symmetric
-from pyg_accel.rewrite.shadow import clone
 
 __all__ = ["record"]
 
@@ -290,7 +289,8 @@ def _split(network: Any) -> tuple[Any, Any]:
     if isinstance(network, torch.nn.Linear):
         return network, _same
     if type(network) is MLP and len(network.lins):
-        rest = clone(network)
+        rest: torch.nn.Module = MLP.__new__(MLP)
+        vars(rest).update(vars(network), _modules=dict(network._modules))
         rest._modules["lins"] = torch.nn.ModuleList([torch.nn.Identity(), *list(network.lins)[1:]])
         first = network.lins[0]
     elif type(network) is torch.nn.Sequential and len(network) and _is_linear(network[0]):
