@@ -22,7 +22,8 @@ from pyg_accel.formula import Formula, Operand, children, map_operands, operands
 from pyg_accel.memo import changed, tensors_in
 from pyg_accel.patching.attention import Weights
 from pyg_accel.patching.layers import OF_EVERY_MODULE
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side, running
+from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
+from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.syntax import module_tree
 

@@ -24,9 +24,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.backends.dispatch import record_choices, situation
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record as count
+from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.patching.reasons import (
     has_hooks,
-    hook_reasons,
     kind_reasons,
     new_graph_reasons,
     size_reasons,
@@ -222,8 +222,8 @@ def recorded(
                 )
         finally:
             _running.seen = before
-    except NotComparable as reason:
-        known.failures, known.reason = _MOST, str(reason)
+    except NotComparable as error:
+        known.failures, known.reason = _MOST, str(error)
         return make(layer, *args, **kwargs)
     known.records += 1
     if seen.formulas:
@@ -275,7 +275,7 @@ def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) ->
     first, second = ([n for n in g.nodes if not _is_size(n)] for g in (program.graph, graph))
     if len(first) != len(second):
         return False
-    pairs = {}
+    pairs: dict[fx.Node, fx.Node] = {}
     for mine, other in zip(first, second, strict=True):
         if mine.op != other.op:
             return False

@@ -68,7 +68,7 @@ for _name in ("add", "sub", "mul", "floordiv"):
     _function = getattr(operator, _name)
     setattr(Dim, f"__r{_name}__",
             lambda self, other, f=_function: self._computed(f, other, self))  # fmt: skip
-Dim.__bool__ = lambda self: self != 0  # type: ignore[assignment]
+Dim.__bool__ = lambda self: self != 0  # type: ignore[method-assign]
 
 
 class Unexpected(Exception):

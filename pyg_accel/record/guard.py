@@ -259,7 +259,8 @@ class Guard:
     def _add_object(self, name: str, value: Any, depth: int) -> None:
         """Add an object of a user's class: what it holds, and what its class is asked for."""
         cls = type(value)
-        plain = cls.__getattribute__ is object.__getattribute__ and not hasattr(cls, "__getattr__")
+        own: Any = cls.__getattribute__
+        plain = own is object.__getattribute__ and not hasattr(cls, "__getattr__")
         if not depth or not plain or not hasattr(value, "__dict__") or _has_slots(cls):
             raise NotComparable(f"it reads '{name}', an object of {cls.__name__}")
         if id(vars(value)) in self._dicts:

@@ -57,7 +57,7 @@ class LayerProgram:
         constants = _Constants(self.constants)
         self._parts = split(self.graph)
         if self._parts is None:
-            self.run = _compiled(self.graph, constants)
+            self._rest = _compiled(self.graph, constants)
             return
         self._derive = _compiled(self._parts.derive, constants)
         self._rest = _compiled(self._parts.rest, constants)
@@ -69,9 +69,12 @@ class LayerProgram:
 
     def run(self, *leaves: Tensor) -> Any:
         """Make a call with the tensors among its arguments."""
-        assert self._parts is not None
+        if self._parts is None:
+            return self._rest(*leaves)
         owners = self._owners(leaves) + self._held
-        sizes = self._parts.sizes and tuple([leaves[i].size(d) for i, d in self._parts.sizes])
+        sizes: tuple[int, ...] = ()
+        if self._parts.sizes:
+            sizes = tuple([leaves[place].size(dim) for place, dim in self._parts.sizes])
         derived = self._derived.find(owners, sizes)
         if derived is None:
             derived = self._derive(*leaves)
@@ -110,7 +113,7 @@ def context_key() -> tuple[Any, ...]:
         torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
         torch.autograd.forward_ad._current_level, torch._C._is_tracing(),
-        torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
     )  # fmt: skip
 
 

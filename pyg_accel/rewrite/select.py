@@ -174,7 +174,7 @@ class Decision:
     sampling: Sampling | None
     choice: Choice
     program: Program
-    kind: str
+    kind: Any
     cost: CostModel
     features: Mapping[tuple[str, bool], GraphFeatures]
 
@@ -221,7 +221,7 @@ def make_decision(
     sizes: Mapping[str, int],
     fresh: bool = False,
     sampling: Sampling | None = None,
-    kind: str = "",
+    kind: Any = "",
 ) -> Decision:
     """Choose a tree for a call.
 
