@@ -203,8 +203,9 @@ class RewrittenLayer(torch.nn.Module):
             same = known.algebra is algebra and (known.fresh, known.sampling) == (fresh, sampling)
             if same and known.holds(sizes, entries):
                 return known
+        kind = self._sort(call.given), self._floats()
         decision = make_decision(algebra, call, self.options, sizes=sizes, fresh=fresh,
-                                 sampling=sampling, kind=(self._sort(call.given), self._floats()))  # fmt: skip
+                                 sampling=sampling, kind=kind)  # fmt: skip
         self.decisions = [*self.decisions[1 - MOST :], decision]
         return decision
 
