@@ -118,7 +118,7 @@ $(TORCHED): | $(PY)
 
 # Without the library: the rules below compile it, visibly and incrementally.
 $(RUNTIME): pyproject.toml setup.py | $(TORCHED)
-	PYG_ACCEL_NO_EXTENSION=1 $(PIP) --no-build-isolation -e ".[demo]"
+	PYG_ACCEL_NO_EXTENSION=1 $(PIP) --no-build-isolation -e .
 	@touch $@
 
 $(INSTALLED): $(RUNTIME)

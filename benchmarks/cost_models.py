@@ -11,7 +11,7 @@ near the tree that it chose came to the fastest one. The models:
 - `roofline`: as shipped.
 - `roofline, scaled`: its figures scaled to the machine by the medians of its measurements.
 - `learned there`: residuals on that, learned on the machine itself.
-- `learned elsewhere`: learned on all machines but this one, with the figures of each as inputs.
+- `learned elsewhere`: learned on all machines but this one.
 - `learned, other device`: the same without machines of the same kind of device, if there are any.
 """
 
@@ -30,10 +30,10 @@ from benchmarks import association, results
 from pyg_accel import Graph
 from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.cost import GraphFeatures, Learned, Roofline
-from pyg_accel.rewrite.cost.collect import read_rows
-from pyg_accel.rewrite.cost.roofline import machine_like
-from pyg_accel.rewrite.cost.train import boosted, device_of, factors_of, primitive_of
-from pyg_accel.rewrite.cost.vector import vectors
+from pyg_accel.rewrite.cost.learned import vectors
+from pyg_accel.rewrite.cost.measurements import devices_of, primitives_of, read_measurements
+from pyg_accel.rewrite.cost.roofline import machine_of
+from pyg_accel.rewrite.cost.train import boosted, factors_of
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.lift import bind
 from pyg_accel.rewrite.select import QUICK, Decision, Options, decide
@@ -56,26 +56,29 @@ SCALED = {"gemm": ("flops",), "spmm": ("cache", "gather"), "elementwise": ("memo
 
 
 class Samples(NamedTuple):
-    """The measurements of one machine: its roofline, inputs and residuals of each call."""
+    """The measurements of one machine: its rooflines, inputs and residuals of each call."""
 
+    shipped: Roofline
     roofline: Roofline
+    known: set[str]
     inputs: np.ndarray
     factors: np.ndarray
 
 
 @cache
 def samples(machine: str) -> Samples:
-    rows = read_rows(MEASUREMENTS / f"{machine}.csv")
-    names = np.array([row["primitive"] for row in rows])
-    like = machine_like(device_of(rows[0]))
-    factors = factors_of(rows, Roofline(like, ""))
+    frame = read_measurements(MEASUREMENTS / f"{machine}.csv")
+    (device,) = devices_of(frame)
+    shipped = Roofline(machine_of(device), "")
+    like, factors = shipped.machine, factors_of(frame, shipped)
     for name, figures in SCALED.items():
-        by = float(np.exp(np.median(factors[names == name])))
+        by = float(np.exp(np.median(factors[frame.primitive == name])))
         better = {f: getattr(like, f) * (by if f == "edge" else 1 / by) for f in figures}
         like = replace(like, **better)
     roofline = Roofline(like, "")
-    inputs = vectors([primitive_of(row) for row in rows], like)
-    return Samples(roofline, inputs, factors_of(rows, roofline))
+    inputs = vectors(primitives_of(frame), roofline)
+    factors = factors_of(frame, roofline)
+    return Samples(shipped, roofline, set(frame.primitive), inputs, factors)
 
 
 def learned(machine: str, on: Sequence[str]) -> Learned:
@@ -84,15 +87,14 @@ def learned(machine: str, on: Sequence[str]) -> Learned:
     booster = boosted(np.concatenate([p.inputs for p in parts]),
                       np.concatenate([p.factors for p in parts]))  # fmt: skip
     booster.set_param({"nthread": 1})
-    known = {row["primitive"] for name in on for row in read_rows(MEASUREMENTS / f"{name}.csv")}
+    known = set().union(*(p.known for p in parts))
     return Learned(booster, samples(machine).roofline, known, "")
 
 
 def models(machine: str) -> Iterator[tuple[str, Learned | Roofline]]:
     kind = MACHINES[machine][0]
     measured = [name for name in MACHINES if (MEASUREMENTS / f"{name}.csv").exists()]
-    device = device_of(read_rows(MEASUREMENTS / f"{machine}.csv")[0])
-    yield "roofline", Roofline(machine_like(device), "")
+    yield "roofline", samples(machine).shipped
     yield "roofline, scaled", samples(machine).roofline
     yield "learned there", learned(machine, [machine])
     others = [name for name in measured if name != machine]

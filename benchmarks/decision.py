@@ -58,12 +58,12 @@ def cell(
 def epochs() -> list[str]:
     """What `patch()` makes of training, by device, graph and model."""
     lines = [
-        f"| device | workload | against | {' | '.join(EPOCHS)} |",
-        "|---|---|---|" + "--:|" * len(EPOCHS),
+        f"| workload | against | {' | '.join(EPOCHS)} |",
+        "|---|---|" + "--:|" * len(EPOCHS),
     ]
 
     def add(device: str, workload: str, against: str, of: Callable[[str], str]) -> None:
-        lines.append(f"| {device} | {workload} | {against} | {' | '.join(map(of, EPOCHS))} |")
+        lines.append(f"| {device}, {workload} | {against} | {' | '.join(map(of, EPOCHS))} |")
 
     cpu = {"facebook-pages": "full, 342K edges", "arxiv-like": "full, 2.3M edges"}
     for graph, workload in cpu.items():

@@ -1,7 +1,6 @@
 """Synthetic graphs with the sizes of the graphs that papers use, and one learnable task.
 
-The same name and seed give the same graph on every machine; the generators are those that cost
-models are trained with.
+The same name and seed give the same graph on every machine.
 """
 
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_accel.rewrite.cost.synthetic import (
+from benchmarks.synthetic import (
     CommunityShape,
     community_edges,
     community_graph,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FunctionType
 
 from pyg_accel.patching import overrides
 
@@ -10,14 +9,16 @@ from pyg_accel.patching import overrides
 @contextmanager
 def stock_pyg() -> Iterator[None]:
     """PyG as it is, with nothing of patch() in the way, which goes on knowing its graphs."""
-    ours = [(owner, name, vars(owner)[name]) for owner, name, _ in overrides._recorded
-            if isinstance(vars(owner).get(name), FunctionType)]  # fmt: skip
-    theirs = {(id(owner), name): stock for owner, name, stock in reversed(overrides._recorded)}
-    for owner, name, _ in ours:
-        stock = theirs[id(owner), name]
-        delattr(owner, name) if stock is overrides._MISSING else setattr(owner, name, stock)
+    ours = [(h.function, h.function.__code__, h.original.__code__) for h in overrides._handed_over]
+    for function, _, stock in ours:
+        function.__code__ = stock
+    layer = vars(overrides.MessagePassing).get("_call_impl")
+    if layer is not None:
+        del overrides.MessagePassing._call_impl
     try:
         yield
     finally:
-        for owner, name, wrapper in ours:
-            setattr(owner, name, wrapper)
+        for function, code, _ in ours:
+            function.__code__ = code
+        if layer is not None:
+            overrides.MessagePassing._call_impl = layer

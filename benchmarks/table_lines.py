@@ -166,6 +166,20 @@ def side_by_side(index: list[str], across: str, value: str) -> Make:
     return make
 
 
+def rewritten(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and model: epochs and gains, of variants that were measured together."""
+    lines = ["| graph | model | patched | rewritten | with `static` | gain | with `static` |",
+             "|---|---|--:|--:|--:|--:|--:|"]  # fmt: skip
+    for (graph, model), group in frame.groupby(["graph", "model"], sort=False):
+        rows = group.set_index("variant")
+        together = rows[rows["commit"] == rows["commit"]["rewritten"]]["epoch_ms"]
+        patched, *ours = (together.get(v) for v in ("patched", "rewritten", "rewritten, static"))
+        figures = [NONE if ms is None else f"{ms:.4g}" for ms in (patched, *ours)]
+        gains = [NONE if None in (ms, patched) else f"{patched / ms:.2f}x" for ms in ours]
+        lines.append(f"| {graph} | {model} | {' | '.join(figures + gains)} |")
+    return lines
+
+
 def columns(*names: str, out_of_memory: str = "") -> Make:
     """Some columns as they are; whoever has nothing in `out_of_memory` ran out of it."""
     return lambda frame: _lines(frame[list(names)], out_of_memory)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -27,7 +28,17 @@ extensions = [
 exclude_patterns = ["README.md", "_build"]
 nitpicky = False
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+# The address that this checkout was cloned from, as a browser opens it.
+asked = ["git", "-C", str(ROOT), "config", "remote.origin.url"]
+cloned = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+repository = re.sub(r"^git@([^:]+):", r"https://\1/", cloned).removesuffix(".git")
+
+myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
+myst_substitutions = {
+    "repository": f"The code is in its [repository]({repository})."
+    if repository.startswith("https://")
+    else "The code is in the repository that this site was built from."
+}
 myst_heading_anchors = 3  # headings can be linked as on GitHub
 
 autodoc_member_order = "bysource"
@@ -48,6 +59,12 @@ html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_js_files = ["zoom.js"]
 html_theme_options = {"navigation_with_keys": True}
+if repository.startswith("https://"):
+    html_theme_options |= {
+        "source_repository": repository,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 html_copy_source = False
 # What a shell prints before its commands is not copied with them.
 copybutton_prompt_text = r">>> |\$ "

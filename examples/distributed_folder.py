@@ -7,6 +7,7 @@ The first command needs the memory for the whole graph, the second only for the 
 goes on from its checkpoint if it is started again, also with another number of processes.
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -15,12 +16,28 @@ import pyg_accel
 import torch
 from pyg_accel import distributed
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
+from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
-from distributed import community_data  # isort: skip  # the example next to this one
-
 EPOCHS = 20
+
+
+def community(nodes: int = 3_000, classes: int = 5, edges: int = 60_000) -> Data:
+    """Classes as communities; noisy features, so that neighbours matter."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(nodes) % classes
+    source = torch.randint(nodes, (edges,), generator=generator)
+    near = source + classes * torch.randint(nodes // classes, (edges,), generator=generator)
+    far = torch.randint(nodes, (edges,), generator=generator)
+    inside = torch.rand(edges, generator=generator) < 0.7
+    x = one_hot(y, 32) + torch.randn(nodes, 32, generator=generator)
+    return Data(
+        x=x,
+        y=y,
+        edge_index=torch.stack([source, torch.where(inside, near % nodes, far)]),
+        train_mask=torch.rand(nodes, generator=generator) < 0.3,
+    )
 
 
 def train(folder: Path) -> None:
@@ -64,11 +81,18 @@ def train(folder: Path) -> None:
 
 
 def main() -> None:
-    command, folder = sys.argv[1], Path(sys.argv[2])
-    if command == "save":
-        distributed.save(community_data(), folder, overwrite=True)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("command", choices=("save", "train"), help="train runs under torchrun")
+    parser.add_argument("folder", type=Path, help="of the stored graph")
+    options = parser.parse_args()
+    if options.command == "save":
+        distributed.save(community(), options.folder, overwrite=True)
+    elif "WORLD_SIZE" not in os.environ:
+        parser.error(
+            f"start it as: torchrun --nproc-per-node 4 {sys.argv[0]} train {options.folder}"
+        )
     else:
-        train(folder)
+        train(options.folder)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pyg_accel
@@ -33,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="versions, processor, backends and why not")
     run = commands.add_parser("run", help="run a PyG script unchanged under patch(), then report")
-    run.add_argument("script", help="path of a Python script")
+    run.add_argument("-m", dest="module", action="store_true", help="the name of a module follows")
+    run.add_argument("script", help="path of a Python script; with -m, the name of a module")
     run.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     bench = commands.add_parser("bench", help="measure against other libraries (in a checkout)")
     bench.add_argument("--suite", choices=("kernels", "epochs", "batches"), default="kernels")
@@ -62,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return profile_machine(given.device, given.out, given.minutes)
     if given.command == "tune":
         return tune_machine(given.device, given.out)
-    return doctor() if given.command == "doctor" else run_script(given.script, given.args)
+    if given.command == "run":
+        return run_script(given.script, given.args, module=given.module)
+    return doctor()
 
 
 def doctor() -> int:
@@ -107,7 +112,7 @@ def _tuning(gpus: int) -> list[str]:
 
     from pyg_accel.tuned import device_of_kind, tuned, tuning_file
 
-    lines = []
+    lines, command = [], "python -m pyg_accel tune"
     for kind in ("cpu", "cuda") if gpus else ("cpu",):
         device = device_of_kind(kind, torch.get_num_threads())
         try:
@@ -120,7 +125,7 @@ def _tuning(gpus: int) -> list[str]:
         lines.append(
             f"{device}: measured on {day} ({tuning_file()})"
             if found
-            else f"{device}: as shipped (to measure it: python -m pyg_accel tune --device {kind})"
+            else f"{device}: the numbers of the package (yours: {command} --device {kind})"
         )
     return lines
 
@@ -135,22 +140,38 @@ def _version(module: str, distributions: Sequence[str]) -> str:
     return "found, version unknown" if find_spec(module) else "not installed"
 
 
-def run_script(script: str, args: Sequence[str]) -> int:
-    """Run a script as ``__main__`` under ``patch()`` and print the report, also if it fails."""
-    path = Path(script)
-    if not path.is_file():
-        print(f"python -m pyg_accel run: no file '{script}'", file=sys.stderr)
+def run_script(target: str, args: Sequence[str], *, module: bool = False) -> int:
+    """Run a script or a module as ``__main__`` under ``patch()``, and print the report in any case.
+
+    Raises:
+        BaseException: what the script raises, printed as ``python script.py`` prints it.
+    """
+    if not module and not Path(target).is_file():
+        print(f"python -m pyg_accel run: no file '{target}'", file=sys.stderr)
         return 2
-    sys.argv = [script, *args]
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.argv = [target, *args]
+    sys.path.insert(0, str(Path.cwd() if module else Path(target).resolve().parent))
+    sys.excepthook = _print_frames_of_the_script
     with pyg_accel.patched():
         try:
-            runpy.run_path(script, run_name="__main__")
+            if module:
+                runpy.run_module(target, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(target, run_name="__main__")
         finally:
             sys.stdout.flush()
-            print()
-            pyg_accel.report()
+            report = pyg_accel.report(StringIO())
+            print(f"\n{report if report.rows else 'pyg_accel: no message passing was called'}")
     return 0
+
+
+def _print_frames_of_the_script(
+    kind: type[BaseException], error: BaseException, frames: TracebackType | None
+) -> None:
+    own = (__file__, runpy.__file__, "<frozen ")  # frozen: runpy and the import system
+    while frames and frames.tb_frame.f_code.co_filename.startswith(own):
+        frames = frames.tb_next
+    sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
 def explain_model(target: str, inputs: str, *, train: bool, format: str) -> int:
@@ -205,13 +226,13 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
     import torch
 
     from pyg_accel.rewrite.cost import Device
-    from pyg_accel.rewrite.cost.collect import collect
+    from pyg_accel.rewrite.cost.measurements import collect
     from pyg_accel.rewrite.cost.train import train
 
     problem = ""
     if kind == "cuda" and not torch.cuda.is_available():
         problem = "there is no CUDA device"
-    if missing := [name for name in ("tqdm", "xgboost") if find_spec(name) is None]:
+    if missing := [name for name in ("pandas", "tqdm", "xgboost") if find_spec(name) is None]:
         packages = " ".join("xgboost-cpu" if name == "xgboost" else name for name in missing)
         problem = f"it needs {' and '.join(missing)}: pip install {packages}"
     if problem:

@@ -16,6 +16,8 @@ __all__ = [
     "RecentlySeen",
     "Snapshot",
     "TensorCache",
+    "TensorRef",
+    "changes_unseen",
     "holding",
     "memory_of",
     "owner_of",
@@ -26,6 +28,7 @@ __all__ = [
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
+_EXACT = frozenset((torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8, torch.bool))
 _PLAIN, _STRIDED = (Tensor, Parameter), torch.strided
 
 
@@ -71,12 +74,44 @@ def owner_of(tensor: Tensor) -> tuple[Tensor, Hashable]:
     base = tensor._base
     if base is None or type(base) is not Tensor:
         return tensor, None
-    return base, (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+    return base, _part_of(tensor)
 
 
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was changed in place; -1 in inference mode."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+# Memory of tensors that were trained, as far as that was seen.
+_trained: "weakref.WeakSet[torch.UntypedStorage]" = weakref.WeakSet()
+
+
+def changes_unseen(tensor: Tensor) -> bool:
+    """Return whether the version of a tensor may not tell that its numbers changed.
+
+    So it is in inference mode, and for parameters: fused optimizers do not count what they write,
+    nor does what writes through ``Tensor.data``. What shares memory with a tensor that was trained
+    is trained again one day, so this holds from then on.
+    """
+    if tensor.is_inference():
+        return True
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    if tensor.layout is not _STRIDED:
+        return tensor.requires_grad
+    if tensor.requires_grad or type(tensor) is Parameter or tensor.grad is not None:
+        _trained.add(tensor.untyped_storage())
+        return True
+    return tensor.untyped_storage() in _trained
+
+
+def _any_changes_unseen(tensors: Sequence[Tensor]) -> bool:
+    for tensor in tensors:
+        if tensor.dtype not in _EXACT and changes_unseen(tensor):
+            return True
+        if tensor.is_inference():
+            return True
+    return False
 
 
 def memory_of(tensor: Tensor) -> int:
@@ -95,28 +130,61 @@ def saved_tensors_are_hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
+class TensorRef:
+    """A tensor as it is now, without keeping it alive.
+
+    A weak reference to its storage and the part of it that the tensor is: of tensors with weak
+    references ``torch.utils.swap_tensors`` changes none.
+
+    Args:
+        tensor: to remember.
+        forget: is called when its storage dies.
+    """
+
+    __slots__ = ("_part", "_storage", "_version")
+
+    def __init__(self, tensor: Tensor, forget: Callable[[object], None] | None = None) -> None:
+        """Look at the tensor."""
+        strided = tensor.layout is _STRIDED  # others have no storage
+        self._storage = weakref.ref(tensor.untyped_storage() if strided else tensor, forget)
+        self._part, self._version = _part_of(tensor), version_of(tensor)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Return whether this is the same part of the same storage, not changed in place since."""
+        if tensor.layout is not _STRIDED:
+            return self._storage() is tensor and self._version == version_of(tensor)
+        return (
+            self._storage() is tensor.untyped_storage()
+            and self._version == (-1 if tensor.is_inference() else tensor._version)
+            and self._part == (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        )
+
+
+def _part_of(tensor: Tensor) -> Hashable:
+    if tensor.layout is not _STRIDED:
+        return None
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
 class Snapshot:
     """Tensors as they are now, without keeping them alive.
 
     Args:
         tensors: to remember.
-        forget: is called when one of them dies.
+        forget: is called when the storage of one of them dies.
     """
 
     def __init__(
         self, tensors: Iterable[Tensor], forget: Callable[[object], None] | None = None
     ) -> None:
         """Look at the tensors."""
-        self._seen = [(weakref.ref(t, forget), version_of(t)) for t in tensors]
+        self._seen = [TensorRef(t, forget) for t in tensors]
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these are the same tensors, not changed in place since."""
         if len(tensors) != len(self._seen):
             return False
-        for (ref, version), t in zip(self._seen, tensors, strict=True):
-            if ref() is not t or version != version_of(t):
-                return False
-        return True
+        return all(map(TensorRef.fits, self._seen, tensors))
 
 
 class RecentlySeen:
@@ -129,23 +197,20 @@ class RecentlySeen:
     def __init__(self, most: int) -> None:
         """Start with none."""
         self._most = most
-        self._seen: OrderedDict[tuple[Hashable, int], tuple[weakref.ref[Tensor], int]] = (
-            OrderedDict()
-        )
+        self._seen: OrderedDict[tuple[Hashable, int], TensorRef] = OrderedDict()
         self._lock = threading.Lock()
 
     def is_new(self, by: Hashable, tensor: Tensor) -> bool:
         """Return whether a tensor is new here, or was changed since it was last seen."""
-        place, version = (by, id(tensor)), version_of(tensor)
+        place = (by, id(tensor))
         with self._lock:
             known = self._seen.get(place)
-            if known is not None and known[0]() is tensor and known[1] == version:
-                self._seen.move_to_end(place)
-                return False
-            self._seen[place] = (weakref.ref(tensor), version)
             if known is not None:
                 self._seen.move_to_end(place)
-            elif len(self._seen) > self._most:
+                if known.fits(tensor):
+                    return False
+            self._seen[place] = TensorRef(tensor)
+            if len(self._seen) > self._most:
                 self._seen.popitem(last=False)
         return True
 
@@ -158,12 +223,12 @@ class RecentlySeen:
 class TensorCache(Generic[T]):
     """Values by the identity and version of tensors, their owners, and a key.
 
-    An owner that was changed in place is another one. A value goes with the first of its owners;
-    it must not refer to any of them, or none would ever go.
+    An owner that was changed in place is another one. A value goes with the storage of the first of
+    its owners; it must not refer to the memory of any of them, or none would ever go.
 
     Args:
         most: returns how many values there may be (the least recently used goes); None: any number.
-        trusting: keep values of inference tensors too, where a change in place goes unnoticed.
+        trusting: keep values of tensors too that :func:`changes_unseen`.
     """
 
     # Owners may die inside any of the methods, those of other caches too, whichever thread collects
@@ -191,7 +256,8 @@ class TensorCache(Generic[T]):
             if entry is None:
                 return None
             owners_then, value = entry
-            if not owners_then.fits(owners):
+            trusted = self._trusting or not _any_changes_unseen(owners)
+            if not (trusted and owners_then.fits(owners)):
                 del self._entries[place]
                 return None
             self._entries.move_to_end(place)
@@ -201,7 +267,7 @@ class TensorCache(Generic[T]):
 
     def put(self, owners: Sequence[Tensor], key: Hashable, value: T) -> None:
         """Keep a value in place of the one before."""
-        if not self._trusting and any(t.is_inference() for t in owners):
+        if not self._trusting and _any_changes_unseen(owners):
             return
         place = (*map(id, owners), key)
         for held in _holders:

@@ -4,7 +4,6 @@ A dictionary by identity and version costs ten times as long as a read of an att
 launch of a kernel asks. Facts die with the array, and are made anew if an array was changed.
 """
 
-import weakref
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -99,12 +98,15 @@ class Facts:
     """
 
     __slots__ = (
-        "_rowptr", "_versions", "derived", "kind", "longest", "num_cols", "shared_kind", "uses",
+        "_part", "_storage", "_versions", "derived", "kind", "longest", "num_cols", "shared_kind",
+        "uses",
     )  # fmt: skip
 
     def __init__(self, rowptr: Tensor, col: Tensor, num_cols: int) -> None:
         """Start with what the arrays tell without being read."""
-        self._rowptr = weakref.ref(rowptr)
+        # By its storage: torch.utils.swap_tensors refuses tensors with weak references. Of `col`
+        # nothing is needed: its attributes are swapped with its data.
+        self._storage, self._part = rowptr.untyped_storage(), _part_of(rowptr)
         self._versions = version_of(rowptr), version_of(col)
         self.num_cols = num_cols
         self.kind = Kind.of(rowptr, col, num_cols, ())
@@ -125,7 +127,8 @@ class Facts:
     def fit(self, rowptr: Tensor, col: Tensor, num_cols: int) -> bool:
         """Return whether these are the arrays that were looked at, unchanged."""
         return (
-            self._rowptr() is rowptr
+            self._storage is rowptr.untyped_storage()
+            and self._part == _part_of(rowptr)
             and self.num_cols == num_cols
             and self._versions == (version_of(rowptr), version_of(col))
         )
@@ -133,6 +136,10 @@ class Facts:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # A copy of the array, or one that was sent to another process, has facts of its own.
         return type(None), ()
+
+
+def _part_of(rowptr: Tensor) -> Hashable:
+    return rowptr.storage_offset(), rowptr.numel()
 
 
 def facts_of(rowptr: Tensor, col: Tensor, num_cols: int) -> Facts:

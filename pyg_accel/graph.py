@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ class Graph:
         num_rows: number of target nodes.
         num_cols: number of source nodes.
         sorted: columns ascend within each row.
+        is_cuda: the arrays are on a GPU.
+        plans: how operators run on the graph, by the kind of the call (:mod:`pyg_accel.ops.plan`).
     """
 
     def __init__(
@@ -132,6 +134,11 @@ class Graph:
         self._transposed: tuple[Tensor, Tensor, Tensor] | None = None
         self._transposed_edges: Tensor | None = None
         self._degree: Tensor | None = None
+        self.is_cuda = rowptr.is_cuda
+        self.plans: dict[Any, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"plans": {}}  # copies run with plans of their own
 
     @classmethod
     def trusted(

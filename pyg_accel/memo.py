@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, get_default_dtype, is_inference_mode_enabled
 from torch._C import _is_any_autocast_enabled
 
-from pyg_accel.cache import RecentlySeen, Snapshot, TensorCache, memory_of
+from pyg_accel.cache import RecentlySeen, Snapshot, TensorCache, changes_unseen, memory_of
 from pyg_accel.machine import is_captured
 from pyg_accel.settings import settings
 
@@ -169,13 +169,15 @@ class Memo:
     """Results by the identity and version of tensor arguments and the value of the others.
 
     Holds at most ``settings.graph_cache`` results, each only while all tensors it was computed from
-    are alive; and for as many edge_indices what was derived from them, while they are. Arguments
-    that carry gradients are never remembered.
+    are alive; and for as many edge_indices what was derived from them, while they are. Nothing is
+    remembered of arguments that are or were trained: see :func:`~pyg_accel.cache.changes_unseen`.
     """
 
     def __init__(self) -> None:
         """Start empty."""
-        self._results: TensorCache[_Remembered] = TensorCache(lambda: settings.graph_cache)
+        self._results: TensorCache[_Remembered] = TensorCache(
+            lambda: settings.graph_cache, trusting=False
+        )
         # What came out of functions of an edge_index, by that parent.
         self._families: TensorCache[list[Tensor]] = TensorCache(lambda: settings.graph_cache)
         self._lock = threading.RLock()
@@ -186,6 +188,10 @@ class Memo:
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
         return self._recalled(function, args, kwargs)[0]
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As ``self(function, ...)``."""
+        return self(function, *args, **kwargs)
 
     def _recalled(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -229,7 +235,7 @@ class Memo:
         tensors: list[Tensor],
     ) -> tuple[tuple[Any, ...] | None, _Remembered | None]:
         """Where the result of a call is kept, None if it is not; and the result that is there."""
-        if not tensors or any([t.requires_grad or t.is_inference() for t in tensors]):
+        if not tensors or any([changes_unseen(t) for t in tensors]):
             return None, None
         key = (function, *names, *_modes(), *map(_key, values))
         try:
@@ -250,6 +256,11 @@ class Memo:
     def idle(self) -> bool:
         """Whether nothing is remembered: outside of layers, and inside of a function."""
         return self._running.lent is None or self._running.on
+
+    @property
+    def outside(self) -> bool:
+        """Whether neither a layer runs nor a function whose result is remembered."""
+        return self._running.lent is None and not self._running.on
 
     @property
     def lent(self) -> list[Tensor] | None:

@@ -9,7 +9,7 @@ import torch
 
 from pyg_accel.errors import HOW_TO_BUILD, ExtensionNotBuilt
 from pyg_accel.functions import numbers
-from pyg_accel.settings import settings
+from pyg_accel.settings import settings, variables
 
 __all__ = [
     "build_info",
@@ -17,6 +17,7 @@ __all__ = [
     "cpu_unavailable_reasons",
     "cuda_library",
     "cuda_unavailable_reasons",
+    "direct",
 ]
 
 _FOLDER = Path(__file__).parent
@@ -64,7 +65,8 @@ def cpu_library() -> Any:
     if reasons:
         raise ExtensionNotBuilt("the CPU library pyg_accel._C_cpu", reasons[0])
     library = torch.ops.pyg_accel_cpu
-    _follow_settings(library)
+    if _applied != (settings.changes, *_isa()):
+        _follow_settings(library)
     return library
 
 
@@ -90,15 +92,23 @@ def cuda_library() -> Any:
     return torch.ops.pyg_accel_cuda
 
 
+def direct(operator: Any) -> Any:
+    """Return an operator of a library as the C++ function behind torch's Python object."""
+    overload = operator.default
+    return getattr(overload, "_op", overload)
+
+
+_isa = variables("isa")
+_applied: tuple[Any, ...] = ()
 _applied_isa = ""
 
 
 def _follow_settings(library: Any) -> None:
-    global _applied_isa
-    isa = settings.isa
-    if isa != _applied_isa:
-        library.configure(isa, 0, 0)
-        _applied_isa = isa
+    global _applied, _applied_isa
+    if settings.isa != _applied_isa:
+        library.configure(settings.isa, 0, 0)
+        _applied_isa = settings.isa
+    _applied = settings.changes, *_isa()
 
 
 def build_info() -> dict[str, Any]:

@@ -6,9 +6,11 @@ default. ``docs/reference/settings.md`` lists them, and a test holds that page a
 """
 
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-__all__ = ["SETTINGS", "Setting", "settings"]
+__all__ = ["SETTINGS", "Setting", "settings", "variables"]
 
 # Every call of a layer asks for settings, and a miss in os.environ takes ten times as long as one
 # in the dictionary that it keeps.
@@ -52,6 +54,7 @@ class Setting:
             raise ValueError(f"expected setting '{self.name}' to be {expected} (got {value!r})")
         else:
             instance.assigned[self.name] = value
+        instance.changes += 1
 
     def parse(self, text: str) -> bool | int | str:
         """Convert the text of the environment variable, or raise a ValueError that names it."""
@@ -99,10 +102,11 @@ class Settings:
     )
     verify = Setting(False, "run PyG's own path beside every call and raise on a difference")
 
-    __slots__ = ("assigned",)
+    __slots__ = ("assigned", "changes")
 
     def __init__(self) -> None:
         self.assigned: dict[str, bool | int | str] = {}
+        self.changes = 0  # of settings and of backends: choices hold until the next
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no setting '{name}'; there are {', '.join(dir(self))}")
@@ -114,6 +118,11 @@ class Settings:
 
     def __dir__(self) -> list[str]:
         return [setting.name for setting in SETTINGS]
+
+
+def variables(*names: str) -> Callable[[], Iterator[Any]]:
+    """Return what reads the environment variables of settings, as they are."""
+    return partial(map, _environment.get, [getattr(Settings, name).key for name in names])
 
 
 SETTINGS = tuple(found for found in vars(Settings).values() if isinstance(found, Setting))

@@ -10,7 +10,6 @@ and a block that is not run, with the reason: ``<!-- not run: it trains for an h
 needs a GPU: ``<!-- needs cuda -->``.
 """
 
-import ast
 import importlib
 import inspect
 import json
@@ -25,7 +24,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-import pyg_accel
 from pyg_accel.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +57,7 @@ class Block(NamedTuple):
     code: str
     language: str
     skip: str  # why it is not run; "cuda" where a GPU is needed
+    hidden: bool = False
 
 
 FENCE = re.compile(
@@ -77,7 +76,7 @@ def blocks(text: str) -> Iterator[Block]:
         start = match.start("hidden" if hidden else "code")
         language = "python" if hidden else match["language"]
         skip = (match["mark"] or "").removeprefix("needs ")
-        yield Block(text.count("\n", 0, start), code, language, skip)
+        yield Block(text.count("\n", 0, start), code, language, skip, hidden)
 
 
 def outside_of_blocks(text: str) -> str:
@@ -206,103 +205,84 @@ def runs(name: str) -> list[Block]:
     return [b for b in blocks(TEXT[name]) if b.language == "python"]
 
 
-# Signatures, not programs: another test reads them.
-SIGNATURES = "docs/reference/api.md"
 WITH_CODE = [
     pytest.param(name, marks=[pytest.mark.full] if name in LONG else [])
     for name in NAMES
-    if name != SIGNATURES and any(not b.skip or b.skip == "cuda" for b in runs(name))
+    if any(not b.skip or b.skip == "cuda" for b in runs(name))
+]
+# What people paste is what they see: pages that run with hidden code must run without it too.
+PASTED = [
+    name
+    for name in NAMES
+    if (name == "README.md" or name.startswith("docs/how-to/")) and "<!-- hidden" in TEXT[name]
 ]
 
 
-@pytest.mark.parametrize("name", WITH_CODE)
-def test_code_of_a_page_runs(name, tmp_path, monkeypatch, capsys):
-    """All blocks of a page, one after the other, as one file whose lines are those of the page.
+def run_page(name: str, shown: list[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run blocks one after the other, as one file whose lines are those of the page.
 
-    A block without a language behind a block of Python is what that one prints, but for numbers.
+    A block behind the name of a file, as in "`segments.py`:", is that file.
     """
     lines: list[str] = []
-    expected: list[tuple[int, str]] = []
-    last = None
-    for block in blocks(TEXT[name]):
+    for block in shown:
         skipped = block.skip and not (block.skip == "cuda" and torch.cuda.is_available())
-        if block.language == "python" and not skipped:
-            lines += [""] * (block.line - len(lines)) + block.code.splitlines()
-            lines.append(f"print('<<{block.line}>>')")
-            last = block.line
-        elif block.language == "" and not skipped and last is not None:
-            expected.append((last, block.code))
-            last = None
-        else:
-            last = None
+        if block.language != "python" or skipped:
+            continue
+        before = "\n".join(TEXT[name].splitlines()[: block.line - 1]).rstrip()
+        if file := re.search(r"`(\w+\.py)`:$", before):
+            (folder / file[1]).write_text(block.code)
+            monkeypatch.delitem(sys.modules, Path(file[1]).stem, raising=False)
+            continue
+        lines += [""] * (block.line - len(lines)) + block.code.splitlines()
+        lines.append(f"print('<<{block.line}>>')")
     module = "page_" + re.sub(r"\W", "_", name)
     # PyG and readers of source want a file; a traceback has the line of the page.
-    path = tmp_path / f"{module}.py"
+    path = folder / f"{module}.py"
     path.write_text("\n".join(lines) + "\n")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.syspath_prepend(str(folder))
     spec = spec_from_file_location(module, path)
     assert spec and spec.loader
     page = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, module, page)
     spec.loader.exec_module(page)
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_code_of_a_page_runs(name, tmp_path, monkeypatch, capsys):
+    """A block without a language behind one of Python is what that prints, but for numbers."""
+    expected: list[tuple[int, str]] = []
+    last = None
+    for block in blocks(TEXT[name]):
+        if block.language == "" and not block.skip and last is not None:
+            expected.append((last, block.code))
+        ran = block.language == "python" and (
+            not block.skip or (block.skip == "cuda" and torch.cuda.is_available())
+        )
+        last = block.line if ran else None
+    run_page(name, list(blocks(TEXT[name])), tmp_path, monkeypatch)
     printed = capsys.readouterr().out
     for line, text in expected:
         mine = printed.partition(f"<<{line}>>")[0].rpartition(">>\n")[2]
         assert without_numbers(mine) == without_numbers(text), f"the output of line {line}"
 
 
+@pytest.mark.parametrize("name", PASTED)
+def test_code_that_is_pasted_from_a_page_runs(name, tmp_path, monkeypatch):
+    shown = [block for block in blocks(TEXT[name]) if not block.hidden]
+    run_page(name, shown, tmp_path, monkeypatch)
+
+
 def test_the_reader_of_blocks_sees_them():
     text = "a\n\n<!-- hidden\nx = 1\n-->\n\n```python\nprint(x)\n```\n\n<!-- needs cuda -->\n"
     text += "```python\ny\n```\n<!-- not run: slow -->\n```bash\nz\n```\n"
     assert [tuple(block) for block in blocks(text)] == [
-        (3, "x = 1\n", "python", ""),
-        (7, "print(x)\n", "python", ""),
-        (12, "y\n", "python", "cuda"),
-        (16, "z\n", "bash", "not run: slow"),
+        (3, "x = 1\n", "python", "", True),
+        (7, "print(x)\n", "python", "", False),
+        (12, "y\n", "python", "cuda", False),
+        (16, "z\n", "bash", "not run: slow", False),
     ]
-
-
-def signatures() -> Iterator[tuple[str, ast.arguments]]:
-    """The functions of the page of public names, as it writes them."""
-    room = ""
-    for part in re.split(r"^(## .*|In `.*`.*)$", TEXT[SIGNATURES], flags=re.MULTILINE):
-        if part.startswith("## "):
-            room = {"## Operators": "ops.", "## Layers": "layers."}.get(part, "")
-        for block in blocks(part):
-            if block.language != "python":
-                continue
-            text = re.sub(r"\s+#.*", "", block.code)
-            text = re.sub(r"\n +", " ", text)
-            for line in filter(None, text.splitlines()):
-                function, rest = re.match(r"([\w.]+)(\(.*)", line).groups()
-                tree = ast.parse(f"def f{rest}: ...")
-                yield room + function.removeprefix("pyg_accel."), tree.body[0].args
-
-
-@pytest.mark.parametrize(
-    ("function", "written"), [pytest.param(f, a, id=f) for f, a in signatures()]
-)
-def test_signatures_are_those_of_the_code(function, written):
-    found = pyg_accel
-    for part in function.split("."):
-        found = getattr(found, part)
-    known = inspect.signature(found).parameters
-    names = [a.arg for a in (*written.posonlyargs, *written.args, *written.kwonlyargs)]
-    hidden = {written.vararg.arg} if written.vararg else set()
-    hidden |= {written.kwarg.arg} if written.kwarg else set()
-    assert [name for name in known if name not in hidden and name != "self"] == names
-    first = len(written.args) - len(written.defaults)
-    defaults = dict(zip([a.arg for a in written.args][first:], written.defaults, strict=True))
-    defaults |= {
-        a.arg: d for a, d in zip(written.kwonlyargs, written.kw_defaults, strict=True) if d
-    }
-    for name in names:
-        default = known[name].default
-        if name not in defaults:
-            assert default is inspect.Parameter.empty, name
-        else:
-            assert eval(ast.unparse(defaults[name]), {"torch": torch}) == default, name
 
 
 DIRECTIVE = re.compile(r"^\.\. (auto(?:module|function|class|data)|currentmodule):: (\S+)", re.M)
@@ -358,8 +338,9 @@ def test_every_page_of_the_site_is_in_its_table_of_contents():
 
 @pytest.mark.full
 def test_the_listing_of_doctor_has_the_lines_of_doctor():
-    """Those that the README shows, in their order, whatever the machine has."""
-    listing = TEXT["README.md"].partition("$ python -m pyg_accel doctor")[2].partition("```")[0]
+    """Those that the page of the command line shows, in their order, whatever the machine has."""
+    page = TEXT["docs/reference/command_line.md"]
+    listing = page.partition("$ python -m pyg_accel doctor")[2].partition("```")[0]
     label = re.compile(r"^ *(\w[\w ]*?)(?:: |:$|  +)", re.MULTILINE)
     command = [sys.executable, "-m", "pyg_accel", "doctor"]
     out = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False).stdout
@@ -372,10 +353,13 @@ def test_figures_are_those_of_the_measurements():
     pytest.importorskip("pandas", reason="the tables are made by pandas, of the extra `bench`")
     sys.path.insert(0, str(ROOT))
     try:
-        from benchmarks import cost_models, decision, results, tables
+        from benchmarks import cost_models, decision, results, sections, tables
     finally:
         sys.path.remove(str(ROOT))
-    assert TEXT["docs/results.md"] == tables.page()
+    for name in sections.PAGES:
+        assert TEXT[f"docs/{name}.md"] == tables.page(name)
+    rewritten = TEXT["docs/how-to/rewrite_a_model.md"]
+    assert rewritten == tables.rewritten(rewritten)
     assert TEXT["docs/is_it_for_me.md"] == decision.page(TEXT["docs/is_it_for_me.md"])
     assert "\n".join([tables.BEGIN, *tables.headline(), tables.END]) in TEXT["README.md"]
     measured = cost_models.table(results.read(results.FOLDER / "cost_models.csv"))
@@ -388,8 +372,8 @@ def test_thresholds_in_the_text_are_those_of_the_file():
     limits = [n for kind in kinds for name, n in kind.items() if name != "elements"]
     elements = {kind["elements"] / 10**6 for kind in kinds if "elements" in kind}
     gpu, wide = devices["cuda"]["min_edges"], devices["cuda"]["min_elements"]
-    for name in ("README.md", "docs/is_it_for_me.md"):
-        for number in (min(limits), max(limits), gpu):
-            assert f"{number:,}" in TEXT[name], (name, number)
-        assert f"{wide // 10**6} million" in TEXT[name]
-        assert f"{min(elements):g} to {max(elements):g} million" in TEXT[name]
+    text = TEXT["docs/is_it_for_me.md"]
+    for number in (min(limits), max(limits), gpu):
+        assert f"{number:,}" in text, number
+    assert f"{wide // 10**6} million" in text
+    assert f"{min(elements):g} to {max(elements):g} million" in text

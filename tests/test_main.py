@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,6 +92,76 @@ def test_run_runs_a_script_patched_and_reports(tmp_path, capsys, monkeypatch):
                       "print(reasons.is_active(), sys.argv[1:])\n")  # fmt: skip
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     assert program.main(["run", str(script), "--flag"]) == 0
     assert capsys.readouterr().out.startswith("True ['--flag']\n\npyg_accel: ")
     assert program.main(["run", str(tmp_path / "none.py")]) == 2
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder to run scripts and modules from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    pyg_accel.reset_report()
+    return tmp_path
+
+
+def test_run_takes_a_module_like_python(folder, capsys):
+    package = folder / "run_as_module"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "value.py").write_text("VALUE = 3\n")
+    code = "import sys\nfrom .value import VALUE\nprint(__name__, VALUE, sys.argv)\n"
+    (package / "train.py").write_text(code)
+    assert program.main(["run", "-m", "run_as_module.train", "-m", "--flag"]) == 0
+    path = str(package / "train.py")
+    out = capsys.readouterr().out
+    assert out.startswith(f"__main__ 3 {[path, '-m', '--flag']}\n\npyg_accel: ")
+    with pytest.raises(ImportError, match=r"No module named run_as_module\.none"):
+        program.main(["run", "-m", "run_as_module.none"])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("def f():\n    return {}[1]\nf()\n", KeyError),
+        ("raise KeyboardInterrupt\n", KeyboardInterrupt),
+        ("x = = 1\n", SyntaxError),
+    ],
+    ids=["exception", "interrupt", "syntax"],
+)
+@pytest.mark.parametrize("module", [False, True])
+def test_the_traceback_of_a_run_begins_at_the_script(module, code, kind, folder, capsys):
+    (folder / "failing.py").write_text(code)
+    with pytest.raises(kind) as raised:
+        program.main(["run", *(["-m", "failing"] if module else ["failing.py"])])
+    sys.excepthook(raised.type, raised.value, raised.tb.tb_next)  # without the frame of this test
+    out, err = capsys.readouterr()
+    assert kind.__name__ in err
+    assert "runpy" not in err and "__main__.py" not in err
+    frames = [line for line in err.splitlines() if line.startswith("  File ")]
+    assert "failing.py" in frames[0]
+    assert "patch()" not in out  # it is on, so nobody is asked about it
+
+
+def test_a_run_that_fails_ends_with_the_status_and_the_traceback_of_python(folder):
+    (folder / "failing.py").write_text("1 / 0\n")
+    env = dict(os.environ) | {"PYTHONPATH": str(Path(program.__file__).parents[1])}
+    ours, pythons = (
+        subprocess.run([sys.executable, *words, "failing.py"], capture_output=True, text=True,
+                       env=env, check=False)
+        for words in (["-m", "pyg_accel", "run"], [])
+    )  # fmt: skip
+    assert ours.returncode == pythons.returncode == 1
+    place = str(folder) + os.sep  # which `python failing.py` writes before the name
+    assert ours.stderr.replace(place, "") == pythons.stderr.replace(place, "")
+
+
+def test_run_leaves_the_status_of_a_script_alone(folder):
+    (folder / "ending.py").write_text("raise SystemExit(7)\n")
+    with pytest.raises(SystemExit) as ended:
+        program.main(["run", "ending.py"])
+    assert ended.value.code == 7

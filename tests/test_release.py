@@ -81,7 +81,7 @@ def test_issue_forms_are_forms(path):
 
 
 def compatibility() -> dict[str, tuple[str, str]]:
-    text = (ROOT / "README.md").read_text().partition("### Compatibility")[2]
+    text = (ROOT / "README.md").read_text().partition("## Compatibility")[2]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text.partition("## ")[0], re.M)
     return {name: (needs, tested) for name, needs, tested in rows}
 

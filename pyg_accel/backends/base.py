@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,35 @@ from pyg_accel.graph import CSR
 from pyg_accel.settings import settings
 
 __all__ = [
-    "Backend", "Bound", "Kernel", "atomics_allowed", "placement_reasons", "shares_rows", "table",
+    "Backend", "Kernel", "Launch", "atomics_allowed", "placement_reasons", "shares_rows", "table",
     "weighted_sum", "winners_are_columns",
 ]  # fmt: skip
 
-Bound = Callable[[CSR, list[Tensor]], list[Tensor]]
+
+class Launch(NamedTuple):
+    """A kernel on a graph: ``function(*before, *operands, *after)`` computes its results.
+
+    They are contiguous, a list or a tensor; of those with one column, the last dimension may be
+    missing.
+
+    Attributes:
+        function: of tensors.
+        before: its arguments before the operands.
+        after: those behind them.
+        listed: it takes the operands as a list.
+    """
+
+    function: Callable[..., Any]
+    before: tuple[Any, ...] = ()
+    after: tuple[Any, ...] = ()
+    listed: bool = False
+
+    def __call__(self, operands: list[Tensor]) -> list[Tensor]:
+        """Compute [rows, H, F]."""
+        given = (operands,) if self.listed else operands
+        outs = self.function(*self.before, *given, *self.after)
+        return [t if t.dim() == 3 else t.unsqueeze(-1) for t in
+                ((outs,) if type(outs) is Tensor else outs)]  # fmt: skip
 
 
 def _default_tolerance(dtype: torch.dtype) -> Tolerance:
@@ -36,10 +60,12 @@ class Kernel:
             in :mod:`pyg_accel.backends.reference`.
         cost: the expected time of a call in seconds; only the order of kernels matters.
         reasons: why a call cannot be run; empty if it can.
-        bind: of ``gspmm``: takes what ``run`` takes, and returns a function of a graph and operands
-            that runs calls like that one: on graphs of one :class:`~pyg_accel.facts.Kind`, with
-            operands that agree in all but their addresses and numbers of rows. For kernels where
-            deciding how to launch takes longer than to launch.
+        bind: of ``gspmm`` and ``attention``: takes what ``run`` takes, and
+            returns a function of a graph that returns the :class:`Launch` of calls like that one:
+            on graphs of one :class:`~pyg_accel.facts.Kind`, with operands that agree in all but
+            their addresses and numbers of rows. For kernels where deciding how to launch takes
+            longer than to launch. Of ``scatter_arg``: of a gradient and the number of columns, both
+            as in every call, it returns the :class:`Launch`.
         prefers_unfused: whether several operators that do the same together were measured to be
             faster.
     """
@@ -47,7 +73,7 @@ class Kernel:
     run: Callable[..., Any]
     cost: Callable[[OpSpec], float]
     reasons: Callable[[OpSpec], list[str]] = lambda spec: []
-    bind: Callable[..., Bound] | None = None
+    bind: Callable[..., Any] | None = None
     prefers_unfused: Callable[[OpSpec], bool] = lambda spec: False
 
 

@@ -11,10 +11,10 @@ import torch
 
 from pyg_accel.backends.base import Backend, Kernel
 from pyg_accel.backends.notes import note_choice, record_choices
-from pyg_accel.backends.registry import backends, changes, get_backend
+from pyg_accel.backends.registry import backends, get_backend
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.errors import BackendNotSupported
-from pyg_accel.settings import settings
+from pyg_accel.settings import settings, variables
 
 __all__ = [
     "Decision",
@@ -24,17 +24,19 @@ __all__ = [
     "fast_backend_reasons",
     "forget_decisions",
     "is_fast",
+    "named",
     "note_choice",
     "prefer_backend",
     "record_choices",
     "situation",
     "use_backend",
+    "variables_of_choices",
 ]
 
 _log = logging.getLogger("pyg_accel")
 # A backend's name, and whether others may run what that one cannot.
-_named: ContextVar[tuple[str, bool] | None] = ContextVar("pyg_accel_backend", default=None)
-_forgotten = 0  # how often decisions were
+named: ContextVar[tuple[str, bool] | None] = ContextVar("pyg_accel_backend", default=None)
+variables_of_choices = variables("backend", "disable", "isa")
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,11 @@ def prefer_backend(name: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _block(name: str, *, others: bool) -> Iterator[None]:
-    token = _named.set((name, others))
+    token = named.set((name, others))
     try:
         yield
     finally:
-        _named.reset(token)
+        named.reset(token)
 
 
 def asked_for() -> str:
@@ -92,14 +94,12 @@ def asked_for() -> str:
 
 
 def _asked() -> tuple[str, bool]:
-    return _named.get() or (settings.backend, False)
+    return named.get() or (settings.backend, False)
 
 
 def situation() -> tuple[object, ...]:
     """Return what, beside the facts of a call, the choice of its backend depends on."""
-    return (
-        _named.get(), settings.backend, settings.disable, settings.isa, changes(), _forgotten,
-    )  # fmt: skip
+    return named.get(), settings.changes, *variables_of_choices()
 
 
 def fast_backend_reasons(device: str) -> list[str]:
@@ -148,20 +148,18 @@ def choose(spec: OpSpec) -> Decision:
 
 def forget_decisions() -> None:
     """Decide anew: what backends reckon with has changed."""
-    global _forgotten
-    _forgotten += 1
-    _choose.cache_clear()
+    settings.changes += 1
 
 
 def decide(spec: OpSpec) -> Decision:
     """Return what :func:`choose` would, for a call that may not be made."""
     name, others = _asked()
     try:
-        return _choose(spec, name, settings.disable, changes())
+        return _choose(spec, name, settings.disable, settings.changes)
     except BackendNotSupported:
         if not others:
             raise
-        return _choose(spec, "auto", settings.disable, changes())
+        return _choose(spec, "auto", settings.disable, settings.changes)
 
 
 @lru_cache(maxsize=4096)

@@ -4,27 +4,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["note_choice", "record_choices"]
+__all__ = ["chosen", "note_choice", "record_choices"]
 
-_chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", default=None)
+chosen: ContextVar[dict[str, None] | None] = ContextVar("pyg_accel_chosen", default=None)
 
 
 @contextmanager
 def record_choices() -> Iterator[dict[str, None]]:
     """Collect the names of the backends that are chosen inside the block, nested ones included."""
     names: dict[str, None] = {}
-    outer = _chosen.get()
-    token = _chosen.set(names)
+    outer = chosen.get()
+    token = chosen.set(names)
     try:
         yield names
     finally:
-        _chosen.reset(token)
+        chosen.reset(token)
         if outer is not None:
             outer.update(names)
 
 
 def note_choice(name: str) -> None:
     """Tell :func:`record_choices` that a backend was chosen."""
-    names = _chosen.get()
+    names = chosen.get()
     if names is not None:
         names[name] = None

@@ -10,15 +10,15 @@ from pyg_accel.backends.pyg_lib import PYG_LIB
 from pyg_accel.backends.reference import REFERENCE
 from pyg_accel.backends.torch_sparse import TORCH_SPARSE
 from pyg_accel.backends.triton import TRITON
+from pyg_accel.settings import settings
 
-__all__ = ["backends", "changes", "get_backend", "register_backend", "unregister_backend"]
+__all__ = ["backends", "get_backend", "register_backend", "unregister_backend"]
 
 ENTRY_POINTS = "pyg_accel.backends"
 
 _backends = {
     backend.name: backend for backend in (REFERENCE, CPU, TRITON, CUDA, TORCH_SPARSE, PYG_LIB)
 }
-_changes = 0
 
 
 @lru_cache(maxsize=1)
@@ -44,24 +44,14 @@ def register_backend(backend: Backend, *, replace: bool = False) -> None:
             f"a backend named '{backend.name}' exists; pass replace=True to replace it"
         )
     _backends[backend.name] = backend
-    _note_change()
+    settings.changes += 1
 
 
 def unregister_backend(name: str) -> None:
     """Remove a backend that was registered."""
     get_backend(name)
     del _backends[name]
-    _note_change()
-
-
-def _note_change() -> None:
-    global _changes
-    _changes += 1
-
-
-def changes() -> int:
-    """Return how often a backend came or went: decisions hold until then."""
-    return _changes
+    settings.changes += 1
 
 
 def backends() -> dict[str, Backend]:

@@ -12,7 +12,7 @@ from pyg_accel.column_reuse import Shared, per_column
 from pyg_accel.facts import rounded as round_up
 from pyg_accel.graph import CSR
 
-__all__ = ["OpSpec", "Shapes", "shapes_of"]
+__all__ = ["OpSpec", "Shapes", "shapes_of", "widest"]
 
 Shapes = tuple[tuple[int, int], ...]  # (heads, width) of operands
 
@@ -20,6 +20,12 @@ Shapes = tuple[tuple[int, int], ...]  # (heads, width) of operands
 def shapes_of(operands: Iterable[Tensor]) -> Shapes:
     """Return (heads, width) of operands [rows, H, F]."""
     return tuple([(t.size(1), t.size(2)) for t in operands])
+
+
+@lru_cache(maxsize=1024)
+def widest(shapes: Shapes) -> tuple[int, int]:
+    """Return the largest (heads, width) of operands, at least 1."""
+    return max(1, *(h for h, _ in shapes)), max(1, *(f for _, f in shapes))
 
 
 @dataclass(frozen=True, slots=True)

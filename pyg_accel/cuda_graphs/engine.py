@@ -3,7 +3,6 @@
 import gc
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import version_of
+from pyg_accel.cache import TensorRef
 from pyg_accel.call_report import record
 from pyg_accel.cuda_graphs.buckets import SLACK, bucket_for, fits
 from pyg_accel.cuda_graphs.capture import Captured, Memory
@@ -77,7 +76,7 @@ class Family:
         self.padded = False
         self.seen: OrderedDict[tuple[Any, ...], Seen] = OrderedDict()
         self.calls: dict[tuple[Any, ...], int] = {}
-        self._last: list[tuple[weakref.ref[Tensor], int]] = []
+        self._last: list[TensorRef] = []
         self._runs: list[int] = []
 
     def note(self, arguments: Arguments, sizes: dict[str, int]) -> int:
@@ -85,11 +84,11 @@ class Family:
         now = arguments.tensors
         if not self._last:
             self._runs = [0] * len(now)
-            self._last = [(weakref.ref(t), version_of(t)) for t in now]
-        for i, ((last, version), tensor) in enumerate(zip(self._last, now, strict=True)):
-            same = last() is tensor and version == version_of(tensor) and version >= 0
+            self._last = [TensorRef(t) for t in now]
+        for i, (last, tensor) in enumerate(zip(self._last, now, strict=True)):
+            same = last.fits(tensor) and not tensor.is_inference()
             self._runs[i] = self._runs[i] + 1 if same else 1
-        self._last = [(weakref.ref(t), version_of(t)) for t in now]
+        self._last = [TensorRef(t) for t in now]
         shapes = tuple(t.shape for t in now)
         key = (shapes, tuple(sizes.items()))
         self.calls[key] = self.calls.get(key, 0) + 1

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
 from pyg_accel.cuda_graphs.inputs import Uncapturable
-from pyg_accel.patching.edge_tensors import name_of
+from pyg_accel.record.edge_tensors import name_of
 
 __all__ = ["Part", "PartsTaken", "SameParts"]
 

@@ -13,7 +13,7 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 
 from pyg_accel.cache import Snapshot, TensorCache
 from pyg_accel.distributed.halo import Halo, collect, exchange
-from pyg_accel.distributed.known import STATIC, adopt
+from pyg_accel.distributed.known import adopt, stays
 
 __all__ = ["FORMULAS", "formula"]
 
@@ -84,8 +84,7 @@ def formula(halo: Halo, name: str, *args: Any, **kwargs: Any) -> Any:
     """
     values = [*args, *kwargs.values()]
     tensors = [v for v in values if isinstance(v, Tensor)]
-    stays = all(STATIC.find((t,), None) and not t.requires_grad for t in tensors)
-    if not stays:
+    if not all(map(stays, tensors)):
         return adopt(FORMULAS[name](halo, *args, **kwargs), halo)
     others = tuple(v for v in values if not isinstance(v, Tensor))
     modes = (torch.get_default_dtype(), torch.is_inference_mode_enabled())

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_accel.cache import TensorCache, version_of
+from pyg_accel.cache import TensorCache, changes_unseen, version_of
 from pyg_accel.distributed.halo import Halo, exchange, turn
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
 __all__ = [
     "RUNNING", "STATIC", "Following", "adopt", "backward_begins", "backward_ends", "halo_of",
-    "running", "with_halo",
+    "running", "stays", "with_halo",
 ]  # fmt: skip
 
 _HALOS: TensorCache[Halo] = TensorCache()
@@ -84,6 +84,11 @@ def running(**changes: Any) -> Iterator[None]:
             setattr(RUNNING, name, value)
 
 
+def stays(tensor: Tensor) -> bool:
+    """Return whether a tensor is one that distribute() returned, whose changes are noticed."""
+    return bool(STATIC.find((tensor,), None)) and not changes_unseen(tensor)
+
+
 def halo_of(edges: Any) -> Halo | None:
     """Return the plan for the edges of this rank; None if they are none that it knows."""
     return _HALOS.find((edges,), None) if type(edges) is Tensor else None
@@ -121,14 +126,14 @@ def with_halo(halo: Halo, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _found(halo: Halo, tensor: Tensor) -> Tensor | None:
-    if STATIC.find((tensor,), None) and not tensor.requires_grad:
+    if stays(tensor):
         return _WHOLE.find((tensor,), (id(halo), torch.is_inference_mode_enabled()))
     entry = (RUNNING.layer or {}).get((id(halo), id(tensor), version_of(tensor)))
     return entry[1] if entry is not None and torch.is_grad_enabled() == entry[2] else None
 
 
 def _keep(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
-    if STATIC.find((tensor,), None) and not tensor.requires_grad:
+    if stays(tensor):
         _WHOLE.put((tensor,), (id(halo), torch.is_inference_mode_enabled()), whole)
     elif RUNNING.layer is not None:
         key = (id(halo), id(tensor), version_of(tensor))

@@ -25,7 +25,7 @@ from torch_geometric.nn import (
 
 from pyg_accel.cbsr import CBSR, trust
 from pyg_accel.distributed.halo import Halo, exchange
-from pyg_accel.distributed.known import RUNNING, STATIC, halo_of, with_halo
+from pyg_accel.distributed.known import RUNNING, halo_of, stays, with_halo
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.rewrite.algebra import NotLifted
 
@@ -72,7 +72,7 @@ class ProductHalos:
 
     def stays(self, data: Tensor) -> bool:
         """Return whether features are those that ``distribute()`` returned."""
-        return STATIC.find((data,), None) is not None and not data.requires_grad
+        return stays(data)
 
     def reason(self, conv: Any) -> str:
         """Return why a layer exchanges its features first, or nothing."""

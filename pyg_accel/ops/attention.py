@@ -5,29 +5,38 @@ E x heads is made. How it is differentiated is in :mod:`.attention_backward`. Wh
 the operator, :func:`attention` runs its parts.
 """
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_accel.backends import OpSpec
-from pyg_accel.backends.dispatch import is_fast, situation
-from pyg_accel.backends.spec import shapes_of
-from pyg_accel.cache import Bounded
+from pyg_accel.backends.base import Launch
+from pyg_accel.backends.dispatch import decide, is_fast, situation
+from pyg_accel.backends.notes import note_choice
+from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.checks import shown
 from pyg_accel.column_reuse import kind_of
-from pyg_accel.facts import Kind
 from pyg_accel.formula import Formula, operands_of, parse
-from pyg_accel.graph import Graph, check_graph
+from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
-from pyg_accel.ops.attention_backward import backward, is_backward_fast, setup_context
-from pyg_accel.ops.attention_unfused import extent, unfused
+from pyg_accel.ops.attention_backward import (
+    AttentionCall,
+    backward,
+    gradient_launch,
+    is_backward_fast,
+    setup_context,
+)
+from pyg_accel.ops.attention_unfused import extent, unfused, unfused_launch
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands
-from pyg_accel.ops.launch import facts_of_operands, kernel_for
 from pyg_accel.ops.layout import contiguous_rows
-from pyg_accel.ops.operator import call, define, is_eager
+from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.plan import Gradient, Plan, Result, folding, run
+from pyg_accel.ops.reduction import transposed_of
 
 __all__ = ["attention"]
 
@@ -63,25 +72,16 @@ def attention(
             one number per edge and head.
         BackendNotSupported: if no backend can run it.
     """
+    score, value = str(score), str(value)
+    if isinstance(operands, (list, tuple)):
+        out: Tensor | None = run(graph, _make_plan, (score, value, edge_order), operands)
+        if out is not None:
+            return out
     check_graph(graph)
-    score_text, value_text = str(score), str(value)
     if not isinstance(operands, (list, tuple)) or not all(isinstance(t, Tensor) for t in operands):
         raise ValueError(f"expected 'operands' to be a list of tensors (got {shown(operands)})")
-    operands = list(operands)
-    read, from_edges = _read(score_text, value_text)
-    known = None
-    if type(graph) is Graph and is_eager():
-        known = _find_way(graph, score_text, value_text, read, operands)
-    if known is not None:
-        folded = [contiguous_rows(_folded(t)) for t in operands]
-        edge_order = edge_order and from_edges
-        if not known:
-            return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
-        turned = torch.is_grad_enabled() and any(t.requires_grad for t in folded)
-        arrays = Arrays.of(graph, edge_order=edge_order, transposed=turned)
-        result: Tensor = call("attention", *arrays, folded, score_text, value_text)[0]
-        return result
-    what = f"the score {score_text} and the value {value_text}"
+    read, from_edges = _read(score, value)
+    what = f"the score {score} and the value {value}"
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = [(t.shape, t.dtype, t.device) for t in operands]
     check_operands(what, read, sizes, graph.device, facts)
@@ -91,57 +91,139 @@ def attention(
         if t.dim() > 3:
             raise ValueError(f"expected operands [rows, H, F] (got shape {list(t.shape)})")
     folded = [contiguous_rows(_folded(t.to(dtype))) for t in operands]
-    heads, width = extent(score_text, value_text, shapes_of(folded))
     # Without edge operands the order of the CSR will do, in which they are neighbours.
     edge_order = edge_order and (from_edges or graph.in_edge_order)
-    csr = graph.csr(edge_order=edge_order)
     needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in folded)
-    shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
     # A function that Dynamo does not look into runs with is_compiling() false in torch 2.11.
     known_by_shape = torch.compiler.is_compiling() or isinstance(graph, CompiledGraph)
-    kind = None if known_by_shape else kind_of(csr)
-    sharing = () if kind is None else kind.sharing
-    sized = OpSpec.of_any_size(
-        "attention", graph.device.type, dtype, int(heads), int(width),
-        score=score_text, formula=value_text, shapes=shapes, sharing=sharing,
-    )  # fmt: skip
-    fused = is_fast(sized) and not (any(needs) and not is_backward_fast(sized, needs))
-    if kind is not None and all(t.dtype == dtype for t in operands):
-        _ways[_way(kind, score_text, value_text, operands)] = fused
-    if not fused:
-        return unfused(graph, score_text, value_text, folded, edge_order=edge_order)
+    sharing = () if known_by_shape else kind_of(graph.csr(edge_order=edge_order)).sharing
+    shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
+    if not _is_fused(graph.device.type, dtype, score, value, shapes, needs, sharing):
+        return unfused(graph, score, value, folded, edge_order=edge_order)
     arrays = Arrays.of(graph, edge_order=edge_order, transposed=any(needs))
-    out: Tensor = call("attention", *arrays, folded, score_text, value_text)[0]
-    return out
+    result: Tensor = call("attention", *arrays, folded, score, value)[0]
+    return result
 
 
-# Whether calls of a kind are one operator, by everything that this depends on.
-_ways: Bounded[tuple[Any, ...], bool] = Bounded(4096)
-
-
-def _way(kind: Kind, score: str, value: str, operands: Sequence[Tensor]) -> tuple[Any, ...]:
-    grad = torch.is_grad_enabled()
-    facts = [(type(t), t.shape[1:], t.dtype, grad and t.requires_grad) for t in operands]
-    return (kind, score, value, situation(), *facts)
-
-
-def _find_way(
-    graph: Graph,
+def _is_fused(
+    device: str,
+    dtype: torch.dtype,
     score: str,
     value: str,
-    read: tuple[tuple[str, int], ...],
-    operands: Sequence[Tensor],
-) -> bool | None:
-    """Whether a call is one operator; None where that is not known, or operands do not fit."""
+    shapes: Shapes,
+    needs: tuple[bool, ...],
+    sharing: tuple[Any, ...],
+) -> bool:
+    """Whether backends run calls, and their gradients, as one operator."""
+    sized = OpSpec.of_any_size("attention", device, dtype, *extent(score, value, shapes),
+                               score=score, formula=value, shapes=shapes,
+                               sharing=sharing)  # fmt: skip
+    return is_fast(sized) and not (any(needs) and not is_backward_fast(sized, needs))
+
+
+def _make_plan(
+    graph: Graph, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
+) -> Plan | None:
+    score, value, edge_order = kind
+    read, from_edges = _cached_read(score, value)
     rows = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
-    if any(
-        index >= len(operands)
-        or operands[index].size(0) != rows[side]
-        or operands[index].device != graph.device
-        for side, index in read
-    ):
+    sides = {index: side for side, index in read}
+    if not len(read) == len(sides) == len(operands) or set(sides) != set(range(len(operands))):
         return None
-    return _ways.get(_way(kind_of(graph.csr()), score, value, operands))
+    for i, t in enumerate(operands):
+        if not 0 < t.dim() <= 3 or t.size(0) != rows[sides[i]] or t.device != graph.device:
+            return None
+        if not t.is_floating_point() or t.dtype != operands[0].dtype:
+            return None
+    sizes = tuple((*t.shape[1:], 1, 1)[:2] for t in operands)
+    folds, folded = zip(
+        *(folding(t, *size) for t, size in zip(operands, sizes, strict=True)), strict=True
+    )
+    edge_order = edge_order and from_edges
+    csr = graph.csr(edge_order=edge_order)
+    shape = (graph.num_rows, *extent(score, value, shapes_of(folded)))
+    facts = (graph.device.type, folded[0].dtype, score, value, sizes, needs, kind_of(csr).sharing)
+    if _cached_is_fused(situation(), *facts):
+        name, launch = _launch(csr, score, value, list(folded))
+        if not any(needs):
+            return Plan(launch, folds, (shape,), {name: None})
+        rule = _Rule(score, value, edge_order, needs, sizes, tuple(t.shape for t in operands))
+        keeps = tuple(range(len(operands) + 2))
+        return Plan(launch, folds, (shape,), {name: None}, rule=rule, keeps=keeps)
+    if not any(needs):
+        names, launch = unfused_launch(graph, score, value, list(folded), edge_order=edge_order)
+        return Plan(launch, folds, (shape,), names)
+    whole = weakref.ref(graph)  # which has the plan
+
+    def parts(*given: Tensor) -> list[Tensor]:
+        graph = whole()
+        assert graph is not None
+        return [unfused(graph, score, value, given, edge_order=edge_order)]
+
+    return Plan(Launch(parts), folds, (shape,), {})
+
+
+@lru_cache(maxsize=4096)
+def _cached_is_fused(_situation: object, *facts: Any) -> bool:
+    return _is_fused(*facts)
+
+
+class _Rule(NamedTuple):
+    """How calls are differentiated that are one operator.
+
+    Attributes:
+        score: formula of the scores.
+        value: of the values.
+        edge_order: edge operands are in the order of the edge list.
+        needs: which operands need gradients.
+        sizes: (heads, width) of each.
+        shapes: of each.
+    """
+
+    score: str
+    value: str
+    edge_order: bool
+    needs: tuple[bool, ...]
+    sizes: Shapes
+    shapes: tuple[torch.Size, ...]
+
+    def _arrays(self, graph: Graph) -> Arrays:
+        turned = transposed_of(graph, edge_order=self.edge_order)
+        return Arrays.join(graph.csr(edge_order=self.edge_order), turned)
+
+    def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
+        """Plan the pass for saved tensors and gradients like these."""
+        *given, total, grad = tensors
+        if grad is None or total is None:
+            return None
+        folds, ready = [], []
+        for place, (t, size) in enumerate(zip(given, (*self.sizes, grad.shape[1:]), strict=True)):
+            assert t is not None
+            fold, folded = folding(t, *size)
+            ready.append(folded)
+            if fold is not None:
+                folds.append((place, fold))
+        fold, folded = folding(grad, *grad.shape[1:])
+        if fold is not None:
+            folds.append((len(given) + 1, fold))
+        order, launch = gradient_launch(
+            self._arrays(graph), ready[:-1], folded, (self.score, self.value), self.needs
+        )
+        results = tuple(Result(i, None, self.shapes[i]) for i in order)
+        return Gradient((), folds, [(Launch(launch), tuple(range(len(tensors))), results)], {})
+
+    def differentiate(
+        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Compute the gradients by operators."""
+        *operands, out, total = saved
+        assert grads[0] is not None
+        pairs = zip(operands, self.sizes, strict=True)
+        folded = [contiguous_rows(t.reshape(t.size(0), *size)) for t, size in pairs]
+        given = AttentionCall(self.score, self.value, self.needs, folded, out, total)
+        found = given.gradients(self._arrays(graph), contiguous_rows(grads[0]))
+        return [None if g is None else g.reshape(shape)
+                for g, shape in zip(found, self.shapes, strict=True)]  # fmt: skip
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -152,25 +234,34 @@ def _read(score: str, value: str) -> tuple[tuple[tuple[str, int], ...], bool]:
     return read, any(side == "e" for side, _ in read)
 
 
+_cached_read = lru_cache(maxsize=1024)(_read)
+
+
 def _folded(operand: Tensor) -> Tensor:
     while operand.dim() < 3:
         operand = operand.unsqueeze(-1)
     return operand
 
 
+def _launch(csr: CSR, score: str, value: str, operands: list[Tensor]) -> tuple[str, Launch]:
+    """Return the backend of calls like this one, and its launch on a graph."""
+    kind, shapes = kind_of(csr), shapes_of(operands)
+    spec = OpSpec.on("attention", csr, operands[0], *extent(score, value, shapes), score=score,
+                     formula=value, shapes=shapes, sharing=kind.sharing)  # fmt: skip
+    decision, formulas = decide(spec), (parse(score), parse(value))
+    kernel = decision.kernel
+    if kernel.bind is not None:
+        launch = kernel.bind(csr, *formulas, operands)(csr)
+    else:
+        launch = Launch(kernel.run, (csr, *formulas), listed=True)
+    return decision.backend.name, launch
+
+
 def _attention(*args: Any) -> list[Tensor]:
     csr, (operands, score, value) = csr_and_rest(args)
-    kind = kind_of(csr)
-
-    def spec() -> OpSpec:
-        shapes = shapes_of(operands)
-        heads, width = extent(score, value, shapes)
-        return OpSpec.on("attention", csr, operands[0], heads, width, score=score, formula=value,
-                         shapes=shapes, sharing=kind.sharing)  # fmt: skip
-
-    key = ("attention", kind, score, value, facts_of_operands(operands))
-    run = kernel_for(key, spec).run
-    outs: list[Tensor] = run(csr, parse(score), parse(value), operands)
+    name, (function, before, after, listed) = _launch(csr, score, value, operands)
+    note_choice(name)
+    outs: list[Tensor] = function(*before, *([operands] if listed else operands), *after)
     return outs
 
 

@@ -11,6 +11,7 @@ operands. Those of targets are added up in either of two ways, the cheaper one:
 * a second pass, over the graph itself, computes p once more, and nothing is kept for an edge.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -42,12 +43,13 @@ from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.arrays import BOTH_ARRAYS, NO_GRADS, Arrays
 from pyg_accel.ops.attention_unfused import unfused
 from pyg_accel.ops.gspmm_backward import kinds_of
-from pyg_accel.ops.launch import facts_of_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.steps import Step, fit, renumber, run_steps
 
-__all__ = ["backward", "is_backward_fast", "setup_context"]
+__all__ = [
+    "AttentionCall", "backward", "gradient_launch", "is_backward_fast", "setup_context",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,36 +145,50 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> No
 def backward(ctx: Any, grad_outputs: list[Tensor | None]) -> tuple[Any, ...]:
     """Return the gradients of the operator's inputs: those of the operands, None for others."""
     arrays, (*operands, out, total) = Arrays.saved(ctx)
-    grad = grad_outputs[0]
+    (score, value), grad = ctx.texts, grad_outputs[0]
     grads: list[Tensor | None] = [None] * len(operands)
-    if grad is None:
-        return *NO_GRADS, grads, None, None
-    if torch.is_grad_enabled():  # to be differentiated again
-        return *NO_GRADS, _unfused_gradients(ctx, arrays, operands, grad), None, None
-    if arrays.rowptr_t is None:
-        raise RuntimeError("the gradient of attention needs the transposed graph")
-    grad = contiguous_rows(grad)
-    rest = (operands, grad, out, total, *ctx.texts, list(ctx.needs))
-    found = call("attention_backward", *arrays, *rest)
-    plan = _plan(*ctx.texts, ctx.needs, kinds_of(operands))
-    for index, one in zip(plan.order, found, strict=True):
-        grads[index] = one
+    if grad is not None:
+        given = AttentionCall(score, value, ctx.needs, operands, out, total)
+        grads = given.gradients(arrays, contiguous_rows(grad))
     return *NO_GRADS, grads, None, None
 
 
-def _unfused_gradients(
-    ctx: Any, arrays: Arrays, operands: list[Tensor], grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients through the parts of attention, which have derivatives of every order."""
-    graph = Graph.trusted(*arrays.csr[:4], sorted=arrays.sorted)
-    score, value = ctx.texts
-    # Each a tensor of its own: one may be an operand twice, or be made from another.
-    operands = [t.view_as(t) for t in operands]
-    out = unfused(graph, score, value, operands, edge_order=arrays.eid is not None)
-    wanted = [t for t, needs in zip(operands, ctx.needs, strict=True) if needs]
-    found = torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True)
-    each = iter(found)
-    return [next(each) if needs else None for needs in ctx.needs]
+class AttentionCall(NamedTuple):
+    """A call that is differentiated: its formulas, which operands need it, and its results."""
+
+    score: str
+    value: str
+    needs: tuple[bool, ...]
+    operands: list[Tensor]
+    out: Tensor
+    total: Tensor
+
+    def gradients(self, arrays: Arrays, grad: Tensor) -> list[Tensor | None]:
+        """Compute gradients by operators."""
+        if torch.is_grad_enabled():  # to be differentiated again
+            return self._unfused_gradients(arrays, grad)
+        if arrays.rowptr_t is None:
+            raise RuntimeError("the gradient of attention needs the transposed graph")
+        score, value, needs, operands, out, total = self
+        rest = (operands, grad, out, total, score, value, list(needs))
+        found = call("attention_backward", *arrays, *rest)
+        plan = _plan(score, value, needs, kinds_of(operands))
+        grads: list[Tensor | None] = [None] * len(operands)
+        for index, one in zip(plan.order, found, strict=True):
+            grads[index] = one
+        return grads
+
+    def _unfused_gradients(self, arrays: Arrays, grad: Tensor) -> list[Tensor | None]:
+        """Gradients through the parts of attention, which have derivatives of every order."""
+        graph = Graph.trusted(*arrays.csr[:4], sorted=arrays.sorted)
+        # Each a tensor of its own: one may be an operand twice, or be made from another.
+        operands = [t.view_as(t) for t in self.operands]
+        edge_order = arrays.eid is not None
+        out = unfused(graph, self.score, self.value, operands, edge_order=edge_order)
+        wanted = [t for t, needs in zip(operands, self.needs, strict=True) if needs]
+        found = torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True)
+        each = iter(found)
+        return [next(each) if needs else None for needs in self.needs]
 
 
 class _Pass(NamedTuple):
@@ -229,23 +245,46 @@ _ways: Bounded[tuple[Any, ...], _Way] = Bounded(4096)
 
 def _attention_backward(*args: Any) -> list[Tensor]:
     arrays, (operands, grad, out, total, score, value, needs) = Arrays.split(args)
+    _, run = gradient_launch(arrays, operands, grad, (score, value), tuple(needs))
+    found: list[Tensor] = run(*operands, out, total, grad)
+    return found
+
+
+def gradient_launch(
+    arrays: Arrays,
+    operands: list[Tensor],
+    grad: Tensor,
+    texts: tuple[str, str],
+    needs: tuple[bool, ...],
+) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
+    """Return the operands whose gradients are computed, and what computes them.
+
+    It takes the operands, the results and the gradient of the first, all like those of this call.
+    """
     csr, turned = arrays.csr, arrays.transposed
     kinds = kind_of(csr), kind_of(turned)
-    key = (score, value, tuple(needs), *kinds, situation(), facts_of_operands(operands),
-           grad.size(1), grad.size(2))  # fmt: skip
+    facts = [(t.dtype, t.size(1), t.size(2)) for t in (*operands, grad)]
+    key = (*texts, needs, *kinds, situation(), *facts)
     way = _ways.get(key)
     if way is None:
-        way = _ways[key] = _find_way(arrays, kinds, operands, grad, (score, value), tuple(needs))
-    plan, given = way.plan, (operands, grad, out, total)
-    found = way.first.run(way.of_first, turned, given)
-    if way.second is not None and way.of_second is not None:
-        return _fitted(plan, found + way.second.run(way.of_second, csr, given), operands)
+        way = _ways[key] = _find_way(arrays, kinds, operands, grad, texts, needs)
+    plan, first, of_first, second, of_second = way
     count = len(plan.sources)
-    made = dict(enumerate([*operands, grad]))
-    made |= dict(zip((len(made) + 1, len(made)), found[count:], strict=False))  # scores' come first
-    others = run_steps(plan.others, made, arrays)
-    left = [others[step.operand] for step in plan.others]
-    return _fitted(plan, found[:count] + left, operands)
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        *operands, out, total, grad = tensors
+        given = operands, grad, out, total
+        found = first.run(of_first, turned, given)
+        if second is not None and of_second is not None:
+            return _fitted(plan, found + second.run(of_second, csr, given), operands)
+        made = dict(enumerate([*operands, grad]))
+        # Those of scores come first.
+        made |= dict(zip((len(made) + 1, len(made)), found[count:], strict=False))
+        others = run_steps(plan.others, made, arrays)
+        left = [others[step.operand] for step in plan.others]
+        return _fitted(plan, found[:count] + left, operands)
+
+    return plan.order, run
 
 
 def _find_way(

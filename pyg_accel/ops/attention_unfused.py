@@ -1,10 +1,12 @@
 """Attention by its parts, each an operator that can be differentiated any number of times."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pyg_accel.backends.base import Launch
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import (
     Binary,
@@ -18,11 +20,38 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import gspmm
-from pyg_accel.ops.messages import messages
-from pyg_accel.ops.softmax import edge_softmax
+from pyg_accel.ops.launch import launch_of
+from pyg_accel.ops.messages import message_calls
+from pyg_accel.ops.softmax import edge_softmax, softmax_of
 from pyg_accel.ops.steps import renumber
 
-__all__ = ["extent", "unfused"]
+__all__ = ["extent", "unfused", "unfused_launch"]
+
+
+class _Part(NamedTuple):
+    """One operator; its result is one more operand.
+
+    Attributes:
+        text: of the message; None for the softmax of scores.
+        used: operands that it reads.
+        reduce: of the messages.
+    """
+
+    text: str | None
+    used: tuple[int, ...]
+    reduce: str = "none"
+
+
+@lru_cache(maxsize=1024)
+def _parts(score: str, value: str, count: int) -> tuple[_Part, ...]:
+    """The parts of attention of so many operands: scores, their softmax, the weighted sum."""
+    calls, scores = message_calls(parse(score), count)
+    weights = count + len(calls)
+    weighted: Formula = Binary("mul", parse(value), Operand("e", weights))
+    used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
+    text = str(map_operands(weighted, partial(renumber, used)))
+    parts = [_Part(call.text, call.used) for call in calls]
+    return *parts, _Part(None, (scores,)), _Part(text, used, "sum")
 
 
 def unfused(
@@ -30,15 +59,47 @@ def unfused(
 ) -> Tensor:
     """Compute scores, their softmax and the weighted sum of values; see :func:`.attention`."""
     heads, width = extent(score, value, shapes_of(operands))
-    scores = messages(graph, parse(score), operands, edge_order=edge_order)
-    weights = edge_softmax(graph, scores.squeeze(-1), edge_order=edge_order)
-    formula = parse(value)
-    weighted: Formula = Binary("mul", formula, Operand("e", len(operands)))
-    used = tuple(dict.fromkeys(o.index for o in operands_of(weighted)))
-    given = [*operands, weights.unsqueeze(-1)]
-    weighted = map_operands(weighted, partial(renumber, used))
-    out: Tensor = gspmm(graph, weighted, [given[i] for i in used], edge_order=edge_order)
-    return out.expand(-1, heads, width)
+    tensors = list(operands)
+    for text, used, reduce in _parts(score, value, len(tensors)):
+        given = [tensors[i] for i in used]
+        if text is None:
+            out = edge_softmax(graph, given[0].squeeze(-1), edge_order=edge_order)
+        else:
+            out = gspmm(graph, text, given, reduce=reduce, edge_order=edge_order)
+        tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
+    return tensors[-1].expand(-1, heads, width)
+
+
+def unfused_launch(
+    graph: Graph, score: str, value: str, operands: list[Tensor], *, edge_order: bool
+) -> tuple[dict[str, None], Launch]:
+    """Return the backends of the parts, and their launches as one that has no gradient."""
+    heads, width = extent(score, value, shapes_of(operands))
+    csr, tensors = graph.csr(edge_order=edge_order), list(operands)
+    backends: dict[str, None] = {}
+    launches: list[tuple[Launch, tuple[int, ...]]] = []
+    for text, used, reduce in _parts(score, value, len(tensors)):
+        given = [tensors[i] for i in used]
+        if text is None:
+            name, softmax = softmax_of(csr, given[0].squeeze(-1))
+            launch = Launch(lambda t, softmax=softmax: softmax(csr, t.squeeze(-1), None))
+        else:
+            name, launch = launch_of(csr, text, (reduce,), given, want_arg=False)
+        launches.append((launch, used))
+        backends[name] = None
+        tensors.append(launch(given)[0])
+
+    def run(*given: Tensor) -> Tensor:
+        tensors = list(given)
+        for (function, before, after, listed), used in launches:
+            read: Any = map(tensors.__getitem__, used)
+            outs = function(*before, *([list(read)] if listed else read), *after)
+            out = outs if type(outs) is Tensor else outs[0]
+            tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
+        out = tensors[-1]
+        return out if out.shape[1:] == (heads, width) else out.expand(-1, heads, width)
+
+    return backends, Launch(run)
 
 
 def extent(score: str, value: str, shapes: Shapes) -> tuple[int, int]:

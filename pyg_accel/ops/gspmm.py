@@ -7,28 +7,23 @@ an edge operand without a reduction. So it can be differentiated any number of t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from pyg_accel.backends.spec import shapes_of
-from pyg_accel.cache import Bounded
 from pyg_accel.formula import Formula, has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import Graph, check_graph
 from pyg_accel.ops.arrays import ARRAYS, Arrays, csr_and_rest
 from pyg_accel.ops.gspmm_backward import backward, setup_context
 from pyg_accel.ops.launch import run_gspmm
-from pyg_accel.ops.layout import Layout, find_layout
-from pyg_accel.ops.operator import call, define, is_eager
-from pyg_accel.ops.reduction import Reduction
+from pyg_accel.ops.layout import find_layout
+from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.plan import run
+from pyg_accel.ops.reduction import REDUCES, plan_of
 
-__all__ = ["REDUCES", "check_operands", "gspmm"]
-
-REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
+__all__ = ["REDUCES", "check_operands", "gspmm", "reduce_messages"]
 
 
 def gspmm(
@@ -65,138 +60,56 @@ def gspmm(
         ValueError: for operands that do not fit the graph or one another, or unknown reductions.
         BackendNotSupported: if no backend can run it.
     """
-    check_graph(graph)
     text = formula if isinstance(formula, str) else str(formula)
+    return reduce_messages(graph, text, operands, reduce, edge_order)
+
+
+def reduce_messages(
+    graph: Graph, text: str, operands: Any, reduce: str | Sequence[str], edge_order: bool
+) -> Any:
+    """Run :func:`gspmm` of the text of a formula."""
+    if isinstance(operands, (list, tuple)) and isinstance(reduce, (str, tuple, list)):
+        reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
+        kind = (text, reduces, edge_order, isinstance(reduce, str))
+        outs = run(graph, plan_of, kind, operands)
+        if outs is not None:
+            return outs
+    return _dispatched(graph, text, operands, reduce, edge_order)
+
+
+def _dispatched(graph: Graph, text: str, operands: Any, reduce: Any, edge_order: bool) -> Any:
+    """Check a call, and run it through torch's dispatcher."""
+    check_graph(graph)
     if not isinstance(reduce, (str, tuple, list)):
         raise ValueError(f"expected 'reduce' of {', '.join(REDUCES)} (got {reduce!r})")
     reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
     if not isinstance(operands, (list, tuple)):
         raise ValueError(f"expected 'operands' to be a list (got {type(operands).__name__})")
-    operands = list(operands)
-    ordinary = all(
-        (type(t) is Tensor or type(t) is Parameter) and t.layout is torch.strided for t in operands
-    )
-    if torch.autograd.forward_ad._current_level >= 0 and not torch.compiler.is_compiling():
-        raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
-    if ordinary and operands and is_eager() and type(graph) is Graph:
-        reduction = _reduction(graph, text, reduces, operands, edge_order)
-        if reduction is not None:
-            reduced = reduction(graph, operands)
-            return reduced[0] if isinstance(reduce, str) else list(reduced)
-    if not ordinary:
-        for index, t in enumerate(operands):
-            if not isinstance(t, Tensor):
-                raise ValueError(
-                    f"expected operand {index} to be a tensor (got {type(t).__name__})"
-                )
     for index, t in enumerate(operands):
+        if not isinstance(t, Tensor):
+            raise ValueError(f"expected operand {index} to be a tensor (got {type(t).__name__})")
         if t.layout != torch.strided:
             raise ValueError(f"expected operand {index} to be strided (got {t.layout})")
     sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
     facts = tuple((t.shape, t.dtype, t.device) for t in operands)
-    # Others may have symbolic sizes, which are no key of a cache.
-    make = _plan if ordinary and not torch.compiler.is_compiling() else _make_plan
-    plan = make(text, reduces, sizes, graph.device, facts)
-
-    folded = [plan.layout.fold(t.to(plan.dtype)) for t in operands]
-    outs = _launch(graph, text, plan.read, folded, list(reduces), edge_order=edge_order)
-    unfold = plan.layout.unfold_summed if plan.summed else plan.layout.unfold
-    results = [unfold(t) for t in outs]
-    return results[0] if isinstance(reduce, str) else results
-
-
-def _reduction(
-    graph: Graph,
-    text: str,
-    reduces: tuple[str, ...],
-    operands: list[Tensor],
-    edge_order: bool,
-) -> Reduction | None:
-    """The short way for a call, if it has one and its operands fit the graph."""
-    grad = torch.is_grad_enabled()
-    facts = tuple([(t.shape[1:], t.dtype, grad and t.requires_grad) for t in operands])
-    key = (text, reduces, edge_order, facts)
-    if key not in _reductions:
-        _reductions[key] = _make_reduction(graph, text, reduces, operands, edge_order, grad)
-    known = _reductions[key]
-    if known is None:
-        return None
-    rows, device = {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}, graph.device
-    for side, t in zip(known.sides, operands, strict=True):
-        if t.size(0) != rows[side] or t.device != device:
-            return None  # the other way says what is wrong
-    return known
-
-
-def _make_reduction(
-    graph: Graph,
-    text: str,
-    reduces: tuple[str, ...],
-    operands: list[Tensor],
-    edge_order: bool,
-    grad: bool,
-) -> Reduction | None:
-    sizes = (graph.num_rows, graph.num_cols, graph.num_edges)
-    plan = _make_plan(text, reduces, sizes, graph.device,
-                      tuple((t.shape, t.dtype, t.device) for t in operands))  # fmt: skip
-    layout = plan.layout
-    folded = [layout.fold(t) for t in operands]
-    if (
-        has_sum(parse(text))
-        or any(t.dtype != plan.dtype for t in operands)
-        or any(f.shape[1:].numel() != t.shape[1:].numel()
-               for f, t in zip(folded, operands, strict=True))
-    ):  # fmt: skip
-        return None
-    sides = [side for side, _ in sorted(plan.read, key=lambda pair: pair[1])]
-    needs = tuple(grad and t.requires_grad for t in operands)
-    trailings = [tuple(t.shape[1:]) for t in operands]
-    return Reduction(text, reduces, sides, layout, trailings, shapes_of(folded),
-                     edge_order=edge_order, needs=needs)  # fmt: skip
-
-
-_reductions: Bounded[Any, Reduction | None] = Bounded(4096)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What depends on the formula and on shapes alone.
-
-    Attributes:
-        read: (side, index) of every operand.
-        summed: the message has no width: all operands are inside of sums over it.
-        dtype: of the operands, promoted.
-        layout: in which they meet.
-    """
-
-    read: tuple[tuple[str, int], ...]
-    summed: bool
-    dtype: torch.dtype
-    layout: Layout
-
-
-_Fact = tuple[torch.Size, torch.dtype, torch.device]
-
-
-def _make_plan(
-    text: str,
-    reduces: tuple[str, ...],
-    sizes: tuple[int, int, int],
-    device: torch.device,
-    facts: tuple[_Fact, ...],
-) -> _Plan:
     read, sums, summed = _read(text)
-    check_operands(text, read, sizes, device, facts)
+    check_operands(text, read, sizes, graph.device, facts)
     if not reduces or not set(reduces) <= set(REDUCES):
         raise ValueError(f"expected reductions of {', '.join(REDUCES)} (got {list(reduces)})")
     dtype = facts[0][1]
     for _, other, _ in facts[1:]:
         dtype = torch.promote_types(dtype, other)
     trailings = tuple(tuple(map(int, shape[1:])) for shape, _, _ in facts)
-    return _Plan(read, summed, dtype, find_layout(trailings, keep_last=sums))
+    layout = find_layout(trailings, keep_last=sums)
+
+    folded = [layout.fold(t.to(dtype)) for t in operands]
+    outs = _launch(graph, text, read, folded, list(reduces), edge_order=edge_order)
+    unfold = layout.unfold_summed if summed else layout.unfold
+    results = [unfold(t) for t in outs]
+    return results[0] if isinstance(reduce, str) else results
 
 
-_plan = lru_cache(maxsize=4096)(_make_plan)
+_Fact = tuple[torch.Size, torch.dtype, torch.device]
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

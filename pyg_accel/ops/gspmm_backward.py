@@ -26,18 +26,15 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR
 from pyg_accel.machine import is_captured
-from pyg_accel.ops import winners  # noqa: F401 - registers scatter_arg
 from pyg_accel.ops.arrays import NO_GRADS, Arrays
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call
-from pyg_accel.ops.steps import Step, fit, renumber, run_steps
+from pyg_accel.ops.steps import SCATTER, Pass, Step, fit, passes_of, renumber
 
 __all__ = [
-    "MEAN_GRADIENTS", "backward", "gradients", "kinds_of", "kinds_of_shapes", "mean_share",
-    "plan_gradients", "setup_context",
+    "backward", "backward_passes", "degrees", "gradients", "is_plain_mean", "kinds_of",
+    "kinds_of_shapes", "plan_gradients", "setup_context",
 ]  # fmt: skip
-
-MEAN_GRADIENTS = ("mul(u0,e1)", "mul(u0,u1)")  # of a plain mean: shares by edge, or by node
 
 
 def kinds_of(operands: Sequence[Tensor]) -> Shapes:
@@ -151,55 +148,87 @@ def gradients(
         needs: which operands need gradients.
         shapes: (heads, width) of every operand.
     """
-    n = len(operands)
-    once = not torch.is_grad_enabled()  # this backward pass will not be differentiated
-    if once and reduces == ("mean",) and text == "u0" and arrays.rowptr_t is not None:
-        grad = grad_outputs[0]
-        return [None if grad is None else _mean_gradient(contiguous_rows(grad), arrays)]
-    tensors = dict(enumerate(operands))
-    given = tuple(g is not None for g in grad_outputs[: len(reduces)])
-    for r, reduce in enumerate(reduces):
-        g = grad_outputs[r]
+    n, tensors = len(operands), dict(enumerate(operands))
+    like = next((g for g in grad_outputs if g is not None), None)
+    if like is None:
+        return [None] * n
+    turned = None if arrays.rowptr_t is None else arrays.transposed
+    for r, (g, reduce) in enumerate(zip(grad_outputs, reduces, strict=False)):
         if g is None:
             continue
-        if reduce == "mean":
-            degree = arrays.rowptr.diff().clamp(min=1).view(-1, 1, 1)
-            g = g / degree.to(g.dtype)
+        if reduce == "mean" and not is_plain_mean(text, reduces, turned):
+            g = g / _degrees(arrays.rowptr, g.dtype)
         elif reduce == "prod":
             g, tensors[n + 2 * r + 1] = _prod_coefficients(g, arrays, list(operands), text)
         elif reduce in ("max", "min"):
             tensors[n + 2 * r + 1] = args[r]
         tensors[n + 2 * r] = g
 
-    grads: list[Tensor | None] = [None] * n
-    steps = list(plan_gradients(text, reduces, needs, given, kinds_of_shapes(shapes)))
-    by_column = winners_are_columns(parse(text), reduces)
-    for step in list(steps):
-        if step.side == "u" and reduces in (("max",), ("min",)) and by_column:
-            # A plain maximum of source features: its winners are source ids.
-            grad, arg = tensors[n], tensors[n + 1]
-            flat = call("scatter_arg", grad.flatten(1).contiguous(), arg.flatten(1).contiguous(),
-                        arrays.num_cols)  # fmt: skip
-            grads[step.operand] = flat.view(arrays.num_cols, *grad.shape[1:])
-            steps.remove(step)
-    for index, grad in run_steps(steps, tensors, arrays).items():
-        grads[index] = fit(grad, shapes[index])
-    like = next((g for g in grad_outputs if g is not None), None)
-    if like is not None and any(needs[i] and grads[i] is None for i in range(n)):  # e.g. of signs
-        rows = {"u": arrays.num_cols, "v": arrays.rowptr.numel() - 1, "e": arrays.col.numel()}
-        for side, index in ((o.side, o.index) for o in operands_of(parse(text))):
-            if grads[index] is None and needs[index]:
-                grads[index] = like.new_zeros(rows[side], *shapes[index])
-    return grads
+    found: dict[int, Tensor] = {}
+    for part in backward_passes(arrays.csr, turned, text, reduces, needs, tensors, shapes):
+        outs = part.run(arrays, [contiguous_rows(tensors[i]) for i in part.used])
+        found |= zip(part.operands, outs, strict=True)
+    rows = {"u": arrays.num_cols, "v": arrays.rowptr.numel() - 1, "e": arrays.col.numel()}
+    sides = {o.index: o.side for o in operands_of(parse(text))}
+    return [
+        None if not needs[i]
+        else fit(found[i], shapes[i]) if i in found
+        else like.new_zeros(rows[sides[i]], *shapes[i])  # e.g. of signs
+        for i in range(n)
+    ]  # fmt: skip
 
 
-def _mean_gradient(grad: Tensor, arrays: Arrays) -> Tensor:
-    """Return the gradient of a plain mean, which has no gradient itself, [num_cols, H, F]."""
-    turned = arrays.transposed._replace(eid=None)
-    share, text = mean_share(arrays.rowptr, turned, grad.dtype)
-    (out,) = call("gspmm", *Arrays.join(turned), [grad, share], text, ["sum"], False)
-    result: Tensor = out
-    return result
+def backward_passes(
+    csr: CSR,
+    turned: CSR | None,
+    text: str,
+    reduces: tuple[str, ...],
+    needs: tuple[bool, ...],
+    tensors: dict[int, Tensor],
+    shapes: Shapes,
+) -> list[Pass]:
+    """Return the passes that compute gradients.
+
+    Args:
+        csr: the graph.
+        turned: its transpose, if a source operand needs a gradient.
+        text: the formula.
+        reduces: of its messages.
+        needs: which operands need gradients.
+        tensors: operands of the passes; see :func:`plan_gradients`. The share of a mean is added.
+        shapes: (heads, width) of the operands of the formula.
+    """
+    n = len(shapes)
+    if is_plain_mean(text, reduces, turned):
+        assert turned is not None
+        tensors[n + 1], share = mean_share(csr.rowptr, turned._replace(eid=None), tensors[n].dtype)
+        return [Pass((0,), True, False, (share,), ("sum",), (n, n + 1))]
+    given = tuple(n + 2 * r in tensors for r in range(len(reduces)))
+    steps = plan_gradients(text, reduces, needs, given, kinds_of_shapes(shapes))
+    if steps and reduces in (("max",), ("min",)) and winners_are_columns(parse(text), reduces):
+        return [Pass((0,), True, False, (SCATTER,), ("sum",), (n, n + 1))]
+    return passes_of(steps, tensors)
+
+
+def is_plain_mean(text: str, reduces: tuple[str, ...], turned: CSR | None) -> bool:
+    """Whether the gradient of a mean, not differentiated again, is one pass of its own."""
+    plain = text == "u0" and reduces == ("mean",) and turned is not None
+    return plain and not torch.is_grad_enabled()
+
+
+def degrees(csr: CSR, dtype: torch.dtype) -> Tensor:
+    """Return what the gradient of a mean is divided by, [num_rows, 1, 1]; stored with the graph."""
+    derived = facts_of(csr.rowptr, csr.col, csr.num_cols).derived
+    found: Tensor | None = derived.get(("degrees", dtype))
+    if found is None:
+        found = _degrees(csr.rowptr, dtype)
+        if not is_captured(csr.col):
+            derived["degrees", dtype] = found
+    return found
+
+
+def _degrees(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
+    return rowptr.diff().clamp(min=1).view(-1, 1, 1).to(dtype)
 
 
 def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, str]:
@@ -215,9 +244,9 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
 
     Returns:
         [E, 1, 1] in the order of the transpose, or [num_rows, 1, 1]; and the formula of the
-        gradient: which of :data:`MEAN_GRADIENTS`.
+        gradient.
     """
-    by_edge, by_node = MEAN_GRADIENTS
+    by_edge, by_node = "mul(u0,e1)", "mul(u0,u1)"
     if type(turned.col) is not Tensor:  # a compiler's tensors have symbols for sizes
         return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), by_edge
     facts = facts_of(turned.rowptr, turned.col, turned.num_cols)

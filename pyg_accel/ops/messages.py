@@ -1,6 +1,8 @@
 """Messages that are written out, of formulas with sums over the width inside."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -8,7 +10,6 @@ from pyg_accel.formula import (
     Formula,
     Operand,
     Sum,
-    has_sum,
     map_children,
     map_operands,
     operands_of,
@@ -16,35 +17,55 @@ from pyg_accel.formula import (
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import gspmm
 
-__all__ = ["messages"]
+__all__ = ["message_calls", "messages"]
+
+
+class MessageCall(NamedTuple):
+    """A call of gspmm whose result is one more operand.
+
+    Attributes:
+        text: of the message.
+        used: operands that it reads.
+        summed: it sums over the width.
+    """
+
+    text: str
+    used: tuple[int, ...]
+    summed: bool
+
+
+@lru_cache(maxsize=1024)
+def message_calls(formula: Formula, count: int) -> tuple[tuple[MessageCall, ...], int]:
+    """Return the calls that compute a formula of so many operands, and the operand that it is then.
+
+    Sums inside the formula are computed first, E x H each: no kernel has to hold two widths.
+    """
+    calls: list[MessageCall] = []
+
+    def written(plain: Formula) -> int:
+        used = tuple(dict.fromkeys(o.index for o in operands_of(plain)))
+        own = map_operands(plain, lambda o: Operand(o.side, used.index(o.index)))
+        calls.append(MessageCall(str(own), used, isinstance(plain, Sum)))
+        return count + len(calls) - 1
+
+    def change(part: Formula) -> Formula:
+        changed = map_children(part, change)
+        return Operand("e", written(changed)) if isinstance(changed, Sum) else changed
+
+    formula = change(formula)
+    if isinstance(formula, Operand) and formula.side == "e":
+        return tuple(calls), formula.index
+    last = written(formula)
+    return tuple(calls), last
 
 
 def messages(
     graph: Graph, formula: Formula, operands: Sequence[Tensor], *, edge_order: bool
 ) -> Tensor:
-    """Compute [E, H, F] of a formula over operands [rows, H | 1, F | 1].
-
-    Sums inside the formula are computed first, E x H each: no kernel has to hold two widths.
-    """
+    """Compute [E, H, F] of a formula over operands [rows, H | 1, F | 1]."""
     operands = list(operands)
-
-    def change(part: Formula) -> Formula:
-        changed = map_children(part, change)
-        if not isinstance(changed, Sum):
-            return changed
-        operands.append(written(changed))
-        return Operand("e", len(operands) - 1)
-
-    def written(plain: Formula) -> Tensor:
-        used = list(dict.fromkeys(o.index for o in operands_of(plain)))
-        own = map_operands(plain, lambda o: Operand(o.side, used.index(o.index)))
-        given = [operands[i] for i in used]
-        out: Tensor = gspmm(graph, own, given, reduce="none", edge_order=edge_order)
-        return out.unsqueeze(-1) if isinstance(plain, Sum) else out
-
-    if isinstance(formula, Sum) and not has_sum(formula.arg):
-        return written(formula)
-    formula = change(formula)
-    if isinstance(formula, Operand) and formula.side == "e":
-        return operands[formula.index]
-    return written(formula)
+    calls, last = message_calls(formula, len(operands))
+    for text, used, summed in calls:
+        out = gspmm(graph, text, [operands[i] for i in used], reduce="none", edge_order=edge_order)
+        operands.append(out.unsqueeze(-1) if summed else out)
+    return operands[last]

@@ -1,6 +1,6 @@
 """Operators: registered with torch.library under ``pyg_accel``, and a short way to call them.
 
-A registered operator is what torch.compile, tensor subclasses, modes and profilers see. Going
+A registered operator is what torch.compile, tensor subclasses and modes see. Going
 through torch's dispatcher and its Python autograd takes several times as long as launching a
 kernel, so where none of those listens :func:`call` runs the same functions without it.
 """
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from pyg_accel.backends.dispatch import asked_for, prefer_backend
 from pyg_accel.ops.derivative import Gradients, derivative_of
 
-__all__ = ["call", "define", "each_gradient", "is_batch", "is_eager", "is_observed"]
+__all__ = ["call", "define", "each_gradient", "is_batch"]
 
 _library = torch.library.Library("pyg_accel", "FRAGMENT")
 
@@ -159,14 +159,9 @@ def each_gradient(
     return grads
 
 
-def is_eager() -> bool:
-    """Whether operators may run without torch's dispatcher: nothing compiles or traces them."""
-    return not (torch.compiler.is_compiling() or is_observed())
-
-
 def call(name: str, *args: Any) -> Any:
     """Call an operator."""
-    if not is_eager():
+    if torch.compiler.is_compiling() or _is_observed():
         return getattr(torch.ops.pyg_accel, name)(*args)
     needs = False
     for argument in args:
@@ -185,12 +180,11 @@ def call(name: str, *args: Any) -> Any:
     return list(result) if isinstance(result, tuple) else result
 
 
-def is_observed() -> bool:
-    """Whether calls must be visible: to a mode, a function transform or a profiler."""
+def _is_observed() -> bool:
+    """Whether calls must be visible: to a mode, or a function transform."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._autograd._profiler_enabled()
     )
 
 

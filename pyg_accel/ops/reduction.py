@@ -1,200 +1,232 @@
-"""The short way of :func:`.gspmm` in eager mode: one autograd node from features to features.
-
-What depends on the kind of a call alone (layout, backend, formulas of the gradients) is decided the
-first time and kept. A call then checks the numbers of rows, and launches. Calls that are
-observed, compiled or transformed go through the registered operator, as does a backward pass that
-is to be differentiated again.
-"""
+"""Plans of :func:`.gspmm`: layout, kernel and gradients of a kind of call, bound to a graph."""
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.dispatch import asked_for, prefer_backend
+from pyg_accel.backends.base import Launch
+from pyg_accel.backends.dispatch import situation
 from pyg_accel.backends.spec import Shapes
-from pyg_accel.formula import operands_of
+from pyg_accel.cache import Bounded
+from pyg_accel.facts import facts_of
+from pyg_accel.formula import has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.arrays import Arrays
 from pyg_accel.ops.gspmm_backward import (
-    MEAN_GRADIENTS,
+    backward_passes,
+    degrees,
     gradients,
+    is_plain_mean,
     kinds_of_shapes,
-    mean_share,
     plan_gradients,
 )
-from pyg_accel.ops.launch import Launch
-from pyg_accel.ops.layout import Layout
-from pyg_accel.ops.operator import each_gradient, is_batch, is_observed
-from pyg_accel.ops.steps import Step, fit
+from pyg_accel.ops.launch import launch_of
+from pyg_accel.ops.layout import contiguous_rows, find_layout
+from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, folding
+from pyg_accel.ops.steps import SCATTER, Pass, fit
 
-__all__ = ["Reduction"]
+__all__ = ["REDUCES", "plan_of", "transposed_of"]
 
-
-class _Gradient(NamedTuple):
-    """The only gradient of a call, as one launch.
-
-    Attributes:
-        operand: whose it is.
-        source: it is summed over the transposed graph.
-        numbered: it reads edges in an order of their own.
-        used: operands that it reads; behind them, the gradient of the result.
-        launch: of its formula.
-    """
-
-    operand: int
-    source: bool
-    numbered: bool
-    used: tuple[int, ...]
-    launch: Launch
+REDUCES = ("sum", "mean", "max", "min", "prod", "sqsum", "none")
+_EXTREMES = ("max", "min")
 
 
-class Reduction:
-    """A kind of call: a formula and its reductions, on operands of these trailing shapes.
+def plan_of(
+    graph: Graph, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
+) -> Plan | None:
+    """Return the plan for calls like this one; None if they go through the registered operator.
 
     Args:
-        text: the formula; without sums over the width.
+        graph: the graph.
+        kind: formula, reductions, whether edge operands are in the order of the edge list, and
+            whether a call returns a tensor.
+        operands: by index.
+        needs: which of them need gradients.
+    """
+    text, reduces, edge_order, single = kind
+    trailings = tuple(t.shape[1:] for t in operands)
+    if len({t.dtype for t in operands}) != 1 or not operands[0].is_floating_point():
+        return None
+    rule = None
+    if 0 not in map(Tensor.dim, operands):
+        rule = _reduction(text, reduces, edge_order, trailings, needs)
+    if rule is None:
+        return None
+    rows, folds, given = rule.rows(graph), [], []
+    for t, side, shape in zip(operands, rule.sides, rule.shapes, strict=True):
+        if t.size(0) != rows[side] or t.device != graph.device:
+            return None  # the operator says what is wrong
+        fold, folded = folding(t, *shape)
+        folds.append(fold)
+        given.append(folded)
+    csr = graph.csr(edge_order=edge_order)
+    name, launch = launch_of(csr, text, reduces, given, want_arg=rule.want_arg)
+    shapes = tuple((rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces)
+    plan = Plan(launch, tuple(folds), shapes, {name: None}, single)
+    if any(needs):
+        plan.rule, plan.keeps = rule, rule.keeps
+    return plan
+
+
+def transposed_of(graph: Graph, *, edge_order: bool) -> CSR:
+    """Return the transposed graph, which stays if the graph does."""
+    csr, turned = graph.csr(), graph.transposed(edge_order=edge_order)
+    facts, of_turned = (facts_of(c.rowptr, c.col, c.num_cols) for c in (csr, turned))
+    of_turned.uses = max(of_turned.uses, facts.uses)
+    return turned
+
+
+class _Reduction(NamedTuple):
+    """A formula and its reductions, on operands of these shapes.
+
+    Attributes:
+        text: the formula.
         reduces: of its messages.
-        sides: of every operand, by index.
-        layout: in which the operands meet; each has all heads or one, all of the width or 1.
-        trailings: shape of every operand without its rows.
-        shapes: (heads, width) of every operand in that layout.
         edge_order: edge operands are in the order of the edge list.
-        needs: which operands need gradients.
+        sides: of the operands, by index.
+        trailings: shape of each without its rows.
+        shapes: (heads, width) of each as the kernel reads them.
+        needs: which of them need gradients.
+        message: (heads, width) of the messages.
+        trailing: shape of a row of the results.
+        want_arg: the gradient needs winners.
+        keeps: what it reads, by places in operands, results and winners.
+        indices: what each of these is in the backward pass, see :func:`plan_gradients`.
     """
 
-    def __init__(
-        self,
-        text: str,
-        reduces: tuple[str, ...],
-        sides: Sequence[str],
-        layout: Layout,
-        trailings: Sequence[tuple[int, ...]],
-        shapes: Shapes,
-        *,
-        edge_order: bool,
-        needs: tuple[bool, ...],
-    ) -> None:
-        self.text, self.reduces, self.sides, self.needs = text, reduces, tuple(sides), needs
-        self.layout, self.trailings, self.shapes = layout, tuple(trailings), shapes
-        self.edge_order = edge_order
-        want_arg = any(needs) and not {"max", "min"}.isdisjoint(reduces)
-        self._launch = Launch(text, reduces, want_arg=want_arg)
-        self._transposed = any(
-            side == "u" and wanted for side, wanted in zip(self.sides, needs, strict=True)
-        )
-        steps = plan_gradients(text, reduces, needs, (True,) * len(reduces),
-                               kinds_of_shapes(shapes))  # fmt: skip
-        used = {i for step in steps for i in step.used}
-        everything = "prod" in reduces
-        # Which operands the gradients read: a plain sum keeps no features at all.
-        self.kept = tuple(everything or i in used for i in range(len(self.sides)))
-        self.keeps = want_arg or True in self.kept
-        self._single = _single(steps, reduces) if len(steps) == sum(needs) else None
-        self._of_mean: dict[str, Launch] = {}
-        if reduces == ("mean",) and text == "u0":
-            self._of_mean = {f: Launch(f, ("sum",), want_arg=False) for f in MEAN_GRADIENTS}
+    text: str
+    reduces: tuple[str, ...]
+    edge_order: bool
+    sides: tuple[str, ...]
+    trailings: tuple[torch.Size, ...]
+    shapes: Shapes
+    needs: tuple[bool, ...]
+    message: tuple[int, int]
+    trailing: torch.Size
+    want_arg: bool
+    keeps: tuple[int, ...]
+    indices: tuple[int, ...]
 
-    def __call__(self, graph: Graph, operands: list[Tensor]) -> tuple[Tensor, ...]:
-        """Return a result for each reduction, [rows, *layout.trailing]."""
-        if True not in self.needs:
-            return tuple(self.forward(graph, operands))
-        outs: tuple[Tensor, ...] = _Reduce.apply(self, graph, *operands)  # type: ignore[no-untyped-call]
-        return outs
+    def rows(self, graph: Graph) -> dict[str, int]:
+        """Rows of operands by their side."""
+        return {"u": graph.num_cols, "v": graph.num_rows, "e": graph.num_edges}
 
-    def forward(self, graph: Graph, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Return the results, and the winners of maxima and minima behind them."""
-        folded = [self.layout.fold(t) for t in operands]
-        outs = self._launch(graph.csr(edge_order=self.edge_order), folded)
-        for i in range(len(self.reduces)):
-            out = outs[i] if outs[i]._base is None else outs[i].clone()
-            # In its final shape without being a view, which could not be changed in place.
-            outs[i] = out.resize_(out.size(0), *self.layout.trailing)
-        return outs
+    def _turned(self, graph: Graph) -> CSR | None:
+        needed = ("u", True) in zip(self.sides, self.needs, strict=True)
+        return transposed_of(graph, edge_order=self.edge_order) if needed else None
 
-    def backward(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Return the gradients of the operands, in their shapes."""
-        if any([g is not None and is_batch(g) for g in grads]):
-            found: Any = each_gradient(lambda *one: tuple(self.backward(ctx, one)), grads)
-            return list(found)
-        if all([g is None for g in grads]):
-            return [None] * len(self.sides)
-        if ctx.asked_for != "auto":
-            with prefer_backend(ctx.asked_for):
-                return self._gradients(ctx, grads)
-        return self._gradients(ctx, grads)
+    def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
+        """Plan the pass for saved tensors and gradients like these."""
+        if "prod" in self.reduces:
+            return None
+        n, csr = len(self.sides), graph.csr(edge_order=self.edge_order)
+        turned, rows = self._turned(graph), self.rows(graph)
+        plain = is_plain_mean(self.text, self.reduces, turned)
+        indices = [*self.indices, *(n + 2 * r for r in range(len(self.reduces)))]
+        folds: list[tuple[int, Any]] = []
+        ready: dict[int, Tensor] = {}
+        for place, (index, t) in enumerate(zip(indices, tensors, strict=True)):
+            if t is None:
+                continue
+            fold, t = folding(t, *(self.shapes[index] if index < n else self.message))
+            if fold is not None:
+                folds.append((place, fold))
+            r = place - len(self.keeps)
+            if r >= 0 and self.reduces[r] == "mean" and not plain:
+                folds.append((place, partial(torch.div, other=degrees(csr, t.dtype))))
+            ready[index] = t
+        launches: list[tuple[Launch, tuple[int, ...], tuple[Result, ...]]] = []
+        backends: dict[str, None] = {}
+        shapes = [torch.Size((rows[side], *trailing))
+                  for side, trailing in zip(self.sides, self.trailings, strict=True)]  # fmt: skip
+        left = {i for i, need in enumerate(self.needs) if need}
+        like = next(iter(ready.values()))
+        key = (self, plain, tuple(ready), like.dtype, like.device.type, situation())
+        passes = None if plain else _passes.get(key)
+        if passes is None:
+            found = backward_passes(csr, turned, self.text, self.reduces, self.needs, ready,
+                                    self.shapes)  # fmt: skip
+            passes = _passes[key] = [(part, self._fits(part, ready)) for part in found]
+        constants = [(i, t) for i, t in ready.items() if i not in indices]
+        places = {index: place for place, index in enumerate([*indices, *dict(constants)])}
+        for part, fits in passes:
+            if part.formulas == (SCATTER,):
+                flat = methodcaller("flatten", 1), methodcaller("contiguous")
+                folds += [(places[i], change) for i in part.used for change in flat]
+            graph_of_pass = turned if part.source and turned is not None else csr
+            name, launch = part.launch(graph_of_pass, [ready[i] for i in part.used])
+            results = tuple(map(Result, part.operands, fits, [shapes[i] for i in part.operands]))
+            launches.append((launch, tuple([places[i] for i in part.used]), results))
+            backends[name] = None
+            left -= set(part.operands)
+        for i in left:  # e.g. of signs
+            zeros = partial(torch.zeros, shapes[i], dtype=like.dtype, device=like.device)
+            launches.append((Launch(zeros), (), (Result(i, None, shapes[i]),)))
+        return Gradient(tuple(t for _, t in constants), folds, launches, backends)
 
-    def _gradients(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        layout, graph = self.layout, ctx.graph
-        folded = [None if g is None else layout.fold(g) for g in grads]
-        found: list[Tensor | None]
-        # One launch computes the pass, which is neither differentiated nor observed.
-        if (self._single or self._of_mean) and not (torch.is_grad_enabled() or is_observed()):
-            assert folded[0] is not None
-            place, grad = self._launched(ctx, folded[0])
-            found = [None] * len(self.sides)
-            found[place] = grad
-        else:
-            n = len(self.sides)
-            saved = ctx.saved_tensors if self.keeps else (None,) * (n + len(self.reduces))
-            operands = [None if t is None else layout.fold(t) for t in saved[:n]]
-            arrays = Arrays.of(graph, edge_order=self.edge_order, transposed=self._transposed)
-            found = gradients(arrays, operands, saved[n:], folded, self.text, self.reduces,
-                              self.needs, self.shapes)  # fmt: skip
-        return [
-            None if g is None else g.reshape(g.size(0), *trailing)
-            for g, trailing in zip(found, self.trailings, strict=True)
-        ]
+    def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
+        """What brings the results of a pass to the shapes of the operands."""
+        wanted = [self.shapes[i] for i in part.operands]
+        return [None if mine == size else partial(fit, shape=mine)
+                for mine, size in zip(wanted, part.sizes(tensors), strict=True)]  # fmt: skip
 
-    def _launched(self, ctx: Any, grad: Tensor) -> tuple[int, Tensor]:
-        """Return the operand whose gradient a single launch computes, and that gradient."""
-        graph: Graph = ctx.graph
-        if self._of_mean:
-            turned = graph.transposed()._replace(eid=None)
-            share, formula = mean_share(graph.rowptr, turned, grad.dtype)
-            (found,) = self._of_mean[formula](turned, [grad, share])
-            return 0, found
-        assert self._single is not None
-        operand, source, numbered, used, launch = self._single
-        csr: CSR = (graph.transposed if source else graph.csr)(edge_order=self.edge_order)
-        if not numbered and csr.eid is not None:
-            csr = csr._replace(eid=None)
-        n = len(self.sides)
-        saved = ctx.saved_tensors if self.keeps else ()
-        (found,) = launch(csr, [grad if i >= n else self.layout.fold(saved[i]) for i in used])
-        return operand, fit(found, self.shapes[operand])
+    def differentiate(
+        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Compute the gradients by operators."""
+        n, tensors = len(self.sides), dict(zip(self.indices, saved, strict=True))
+
+        def folded(t: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
+            return None if t is None else contiguous_rows(t.reshape(t.size(0), *shape))
+
+        operands = [folded(tensors.get(i), shape) for i, shape in enumerate(self.shapes)]
+        winners = [tensors.get(n + 2 * r + 1) for r in range(len(self.reduces))]
+        csr = graph.csr(edge_order=self.edge_order)
+        found = gradients(Arrays.join(csr, self._turned(graph)), operands, winners,
+                          [folded(g, self.message) for g in grads], self.text, self.reduces,
+                          self.needs, self.shapes)  # fmt: skip
+        return [None if g is None else g.reshape(g.size(0), *trailing)
+                for g, trailing in zip(found, self.trailings, strict=True)]  # fmt: skip
 
 
-def _single(steps: Sequence[Step], reduces: tuple[str, ...]) -> _Gradient | None:
-    """The gradient of a sum for one operand; None where there are several, or of others."""
-    if len(steps) != 1 or reduces != ("sum",):
+# The passes of backward passes, which do not depend on the graph, and how their results are fitted.
+_passes: Bounded[Any, list[tuple[Pass, list[Fold]]]] = Bounded(4096)
+
+
+@lru_cache(maxsize=4096)
+def _reduction(
+    text: str,
+    reduces: tuple[str, ...],
+    edge_order: bool,
+    trailings: tuple[torch.Size, ...],
+    needs: tuple[bool, ...],
+) -> _Reduction | None:
+    """The kind of a call; None if it is wrong, or if operands are expanded to meet."""
+    formula, n = parse(text), len(trailings)
+    read = sorted({(o.index, o.side) for o in operands_of(formula)})
+    if [index for index, _ in read] != list(range(n)):
         return None
-    step = steps[0]
-    numbered = step.side == "e" or any(o.side == "e" for o in operands_of(step.formula))
-    reduce = "none" if step.side == "e" else "sum"
-    launch = Launch(str(step.formula), (reduce,), want_arg=False)
-    return _Gradient(step.operand, step.side == "u", numbered, step.used, launch)
-
-
-class _Reduce(torch.autograd.Function):
-    """A call of a :class:`Reduction`."""
-
-    @staticmethod
-    def forward(ctx: Any, reduction: Reduction, graph: Graph, *operands: Tensor) -> Any:
-        outs = reduction.forward(graph, operands)
-        reduces = reduction.reduces
-        count = len(reduces)
-        if reduction.keeps:
-            keep = [t if k else None for t, k in zip(operands, reduction.kept, strict=True)]
-            winners = iter(outs[count:])
-            ctx.save_for_backward(
-                *keep, *[next(winners, None) if r in ("max", "min") else None for r in reduces]
-            )
-        ctx.reduction, ctx.graph, ctx.asked_for = reduction, graph, asked_for()
-        ctx.set_materialize_grads(False)
-        return tuple(outs[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        return (None, None, *ctx.reduction.backward(ctx, grads))
+    if not reduces or not set(reduces) <= set(REDUCES):
+        return None
+    layout = find_layout(trailings, keep_last=has_sum(formula))
+    rows = [layout.fold(torch.empty(1, *trailing, device="meta")) for trailing in trailings]
+    if any(row.shape[1:].numel() != t.numel() for row, t in zip(rows, trailings, strict=True)):
+        return None
+    shapes = tuple((row.size(1), row.size(2)) for row in rows)
+    message = shape_of(formula, dict(enumerate(shapes)))
+    unfold = layout.unfold_summed if is_summed(formula) else layout.unfold
+    trailing = unfold(torch.empty(1, *message, device="meta")).shape[1:]
+    steps = plan_gradients(text, reduces, needs, (True,) * len(reduces), kinds_of_shapes(shapes))
+    used = set(range(n)) if "prod" in reduces else {i for step in steps for i in step.used}
+    keeps = indices = [i for i in range(n) if i in used]
+    extremes = [r for r, reduce in enumerate(reduces) if reduce in _EXTREMES] if any(needs) else []
+    keeps = [*keeps, *(n + len(reduces) + place for place in range(len(extremes)))]
+    indices = [*indices, *(n + 2 * r + 1 for r in extremes)]
+    return _Reduction(
+        text, reduces, edge_order, tuple(side for _, side in read), trailings, shapes, needs,
+        message, trailing, bool(extremes), tuple(keeps), tuple(indices),
+    )  # fmt: skip

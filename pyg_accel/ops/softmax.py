@@ -1,16 +1,21 @@
 """Softmax over the edges of every target node."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends import OpSpec
+from pyg_accel.backends.base import Launch
+from pyg_accel.backends.dispatch import decide
+from pyg_accel.backends.notes import note_choice
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ROW_ARRAYS, Arrays
 from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.plan import Gradient, Plan, Result, run
 
-__all__ = ["edge_softmax"]
+__all__ = ["edge_softmax", "softmax_of"]
 
 
 def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> Tensor:
@@ -28,6 +33,9 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
         ValueError: for shapes or dtypes that do not fit.
         BackendNotSupported: if no backend can run it.
     """
+    out: Tensor | None = run(graph, _make_plan, (edge_order,), (scores,))
+    if out is not None:
+        return out
     check_graph(graph)
     if not isinstance(scores, Tensor) or scores.dim() not in (1, 2):
         raise ValueError("expected 'scores' to be a tensor [E] or [E, H]")
@@ -37,13 +45,69 @@ def edge_softmax(graph: Graph, scores: Tensor, *, edge_order: bool = False) -> T
         raise ValueError(f"expected 'scores' on {graph.device} (got {scores.device})")
     arrays = graph.csr(edge_order=edge_order)[:4]
     wide = scores.unsqueeze(-1) if scores.dim() == 1 else scores
-    out: Tensor = call("edge_softmax", *arrays, wide)
+    out = call("edge_softmax", *arrays, wide)
     return out.view_as(scores)
 
 
+def _make_plan(
+    graph: Graph, kind: tuple[Any, ...], operands: Sequence[Tensor], needs: tuple[bool, ...]
+) -> Plan | None:
+    (scores,), (edge_order,) = operands, kind
+    fits = scores.dim() in (1, 2) and scores.size(0) == graph.num_edges
+    if not fits or not scores.is_floating_point() or scores.device != graph.device:
+        return None  # the operator says what is wrong
+    rule = _Rule(edge_order, scores.shape[1:].numel())
+    backends, launch = rule.launch(graph, scores)
+    plan = Plan(launch._replace(after=(None,)), (rule.fold,), (tuple(scores.shape),), backends)
+    if needs[0]:
+        plan.rule, plan.keeps = rule, (1,)
+    return plan
+
+
+class _Rule(NamedTuple):
+    """How it is differentiated: by the same kernel, of the result and its gradient."""
+
+    edge_order: bool
+    heads: int
+
+    def fold(self, scores: Tensor) -> Tensor:
+        """Return scores as [E, H]."""
+        return scores.reshape(scores.size(0), self.heads).contiguous()
+
+    def launch(self, graph: Graph, scores: Tensor) -> tuple[dict[str, None], Launch]:
+        """Return the backend, and the launch of its kernel without the last argument."""
+        csr = graph.csr(edge_order=self.edge_order)
+        name, kernel = softmax_of(csr, self.fold(scores))
+        return {name: None}, Launch(kernel, (csr,))
+
+    def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
+        """Plan the pass for a result and a gradient like these."""
+        assert tensors[0] is not None
+        backends, launch = self.launch(graph, tensors[0])
+        folds, results = [(0, self.fold), (1, self.fold)], (Result(0, None, tensors[0].shape),)
+        return Gradient((), folds, [(launch, (0, 1), results)], backends)
+
+    def differentiate(
+        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Compute the gradient by operators."""
+        (out,), (grad,) = saved, grads
+        assert grad is not None
+        arrays = graph.csr(edge_order=self.edge_order)[:4]
+        found = call("edge_softmax_backward", *arrays, self.fold(out), self.fold(grad))
+        return [found.view_as(out)]
+
+
+def softmax_of(csr: CSR, scores: Tensor) -> tuple[str, Callable[..., Tensor]]:
+    """Return the backend of calls like this one, and its kernel."""
+    decision = decide(OpSpec.on("edge_softmax", csr, scores, scores.size(1), 1))
+    return decision.backend.name, decision.kernel.run
+
+
 def _run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Any:
-    spec = OpSpec.on("edge_softmax", csr, scores, scores.size(1), 1)
-    return choose(spec).kernel.run(csr, scores, grad)
+    name, kernel = softmax_of(csr, scores)
+    note_choice(name)
+    return kernel(csr, scores, grad)
 
 
 def _row_sum(arrays: list[Any], values: Tensor) -> Tensor:

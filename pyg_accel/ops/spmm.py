@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from pyg_accel.graph import Graph, check_graph
-from pyg_accel.ops.gspmm import gspmm
+from pyg_accel.ops.gspmm import reduce_messages
 
 __all__ = ["spmm"]
 
@@ -41,18 +41,22 @@ def spmm(
         ValueError: for shapes that do not fit, or unknown reductions.
         BackendNotSupported: if no backend can run it.
     """
-    check_graph(graph)
+    if type(graph) is not Graph:
+        check_graph(graph)
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise ValueError("expected 'x' to be a tensor [N, F] or [N, H, F]")
     if weight is None:
-        return gspmm(graph, "u0", [x], reduce=reduce, edge_order=edge_order)
-    if not isinstance(weight, Tensor) or weight.dim() == 0 or weight.size(0) != graph.num_edges:
+        return reduce_messages(graph, "u0", (x,), reduce, edge_order)
+    if not isinstance(weight, Tensor) or weight.dim() == 0 or weight.size(0) != graph.col.size(0):
         raise ValueError(f"expected 'weight' to be a tensor with {graph.num_edges} rows")
     while weight.dim() < x.dim():
         weight = weight.unsqueeze(-1)
-    if any(mine > max(full, 1) for mine, full in zip(weight.shape[1:], x.shape[1:], strict=False)):
+    plain = weight.numel() == weight.size(0)
+    if not plain and any(
+        mine > max(full, 1) for mine, full in zip(weight.shape[1:], x.shape[1:], strict=False)
+    ):
         raise ValueError(
             f"expected 'weight' to have no more features than 'x' (got {list(weight.shape)} and "
             f"{list(x.shape)})"
         )
-    return gspmm(graph, "mul(u0,e1)", [x, weight], reduce=reduce, edge_order=edge_order)
+    return reduce_messages(graph, "mul(u0,e1)", (x, weight), reduce, edge_order)

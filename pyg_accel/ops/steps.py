@@ -3,18 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import OpSpec, choose
-from pyg_accel.backends.dispatch import is_fast
-from pyg_accel.backends.spec import Shapes, shapes_of
+from pyg_accel.backends import Decision, OpSpec
+from pyg_accel.backends.base import Launch
+from pyg_accel.backends.dispatch import decide, is_fast
+from pyg_accel.backends.notes import note_choice
+from pyg_accel.backends.spec import Shapes, shapes_of, widest
 from pyg_accel.formula import (
     Formula,
     Operand,
     map_operands,
+    operands_of,
     parse,
     selects,
     shape_of,
@@ -22,10 +25,14 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR
 from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
+from pyg_accel.ops.launch import launch_of
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
+from pyg_accel.ops.winners import scatter_launch
 
-__all__ = ["Step", "fit", "renumber", "run_steps", "widest"]
+__all__ = ["SCATTER", "Pass", "Step", "fit", "passes_of", "renumber", "run_steps"]
+
+SCATTER = "scatter"  # in place of a formula: gradients go to the winners of a maximum
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,6 @@ def renumber(used: tuple[int, ...], operand: Operand) -> Formula:
     return Operand(operand.side, used.index(operand.index))
 
 
-@lru_cache(maxsize=1024)
-def widest(shapes: Shapes) -> tuple[int, int]:
-    """Return the largest (heads, width) of operands, at least 1."""
-    return max(1, *(h for h, _ in shapes)), max(1, *(f for _, f in shapes))
-
-
 def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
     """Sum or repeat a gradient [rows, H, F] to the shape of its operand."""
     for dim, size in ((1, shape[0]), (2, shape[1])):
@@ -68,13 +69,66 @@ def fit(grad: Tensor, shape: tuple[int, int]) -> Tensor:
     return grad
 
 
+class Pass(NamedTuple):
+    """Steps that run together: those of one graph, several only of narrow edge operands among them.
+
+    Attributes:
+        operands: whose gradients they compute.
+        source: on the transposed graph.
+        numbered: entries need the numbers of their edges.
+        formulas: of each, over the operands that they use together; or :data:`SCATTER`.
+        reduces: of each.
+        used: those operands.
+    """
+
+    operands: tuple[int, ...]
+    source: bool
+    numbered: bool
+    formulas: tuple[str, ...]
+    reduces: tuple[str, ...]
+    used: tuple[int, ...]
+
+    def sizes(self, tensors: Mapping[int, Tensor]) -> list[tuple[int, int]]:
+        """Return (heads, width) of what each computes of these operands."""
+        shapes = shapes_of([tensors[i] for i in self.used])
+        if self.formulas == (SCATTER,):
+            return [shapes[0]]
+        found = [shape_of(parse(text), dict(enumerate(shapes))) for text in self.formulas]
+        return found if len(found) == 1 else [(widest(shapes)[0], width) for _, width in found]
+
+    def run(self, arrays: Arrays, given: list[Tensor]) -> list[Tensor]:
+        """Compute the gradients by operators."""
+        if self.formulas == (SCATTER,):
+            flat = call("scatter_arg", *map(_flat, given), arrays.num_cols)
+            return [flat.view(arrays.num_cols, *given[0].shape[1:])]
+        if len(self.formulas) > 1:
+            csr = arrays.transposed if self.source else arrays.csr
+            outs: list[Tensor] = call(
+                "gspmm_several", *csr, given, list(self.formulas), list(self.reduces)
+            )
+            return outs
+        arrays = arrays.turned() if self.source else arrays
+        if not self.numbered:
+            arrays = arrays._replace(eid=None, eid_t=None)
+        outs = call("gspmm", *arrays, given, self.formulas[0], list(self.reduces), False)
+        return outs
+
+    def launch(self, csr: CSR, given: list[Tensor]) -> tuple[str, Launch]:
+        """Return the backend that computes them, and its launch on the graph of the pass."""
+        if self.formulas == (SCATTER,):
+            return scatter_launch(given[0].flatten(1), csr.num_rows)
+        if len(self.formulas) > 1:
+            decision, formulas = _decide_several(csr, given, self.formulas, self.reduces)
+            before = (csr, formulas, list(self.reduces))
+            return decision.backend.name, Launch(decision.kernel.run, before, listed=True)
+        csr = csr if self.numbered else csr._replace(eid=None)
+        return launch_of(csr, self.formulas[0], self.reduces, given, want_arg=False)
+
+
 def run_steps(
     steps: Sequence[Step], tensors: Mapping[int, Tensor], arrays: Arrays
 ) -> dict[int, Tensor]:
     """Compute gradients by operand.
-
-    What gathers along the same graph runs together, where a backend can: the gradient of an edge's
-    weight reads the rows that those of the source features read.
 
     Args:
         steps: one an operand.
@@ -85,27 +139,37 @@ def run_steps(
         RuntimeError: if the transposed graph is missing and asked for.
     """
     found: dict[int, Tensor] = {}
-    alone = list(steps)
-    if len(steps) > 1 and not torch.is_grad_enabled():  # together they have no derivative
-        for group in _groups(steps, tensors):
-            transposed = any(step.side == "u" for step in group)
-            csr = arrays.transposed if transposed else arrays.csr
-            formulas, used = _together(tuple(group), transposed)
-            given = [contiguous_rows(tensors[i]) for i in used]
-            reduces = ["none" if step.side == "e" else "sum" for step in group]
-            outs = call("gspmm_several", *csr, given, list(formulas), reduces)
-            found |= {step.operand: out for step, out in zip(group, outs, strict=True)}
-            alone = [step for step in alone if step not in group]
-    for step in alone:
-        (found[step.operand],) = call(
-            "gspmm",
-            *(arrays.turned() if step.side == "u" else arrays),
-            [contiguous_rows(tensors[i]) for i in step.used],
-            str(step.formula),
-            ["none" if step.side == "e" else "sum"],
-            False,
-        )
+    for part in passes_of(steps, tensors):
+        outs = part.run(arrays, [contiguous_rows(tensors[i]) for i in part.used])
+        found |= zip(part.operands, outs, strict=True)
     return found
+
+
+def passes_of(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[Pass]:
+    """Return the passes of steps.
+
+    What gathers along the same graph runs together, where a backend can: the gradient of an edge's
+    weight reads the rows that those of the source features read. Together they have no derivative.
+    """
+    groups = [] if len(steps) < 2 or torch.is_grad_enabled() else _groups(steps, tensors)
+    groups += [[step] for step in steps if all(step not in group for group in groups)]
+    passes = []
+    for group in groups:
+        source = any(step.side == "u" for step in group)
+        formulas, used = _together(tuple(group), source)
+        reduces = tuple("none" if step.side == "e" else "sum" for step in group)
+        operands = tuple(step.operand for step in group)
+        numbered = "none" in reduces or any(map(_reads_edges, map(parse, formulas)))
+        passes.append(Pass(operands, source, numbered, formulas, reduces, used))
+    return passes
+
+
+def _reads_edges(formula: Formula) -> bool:
+    return selects(formula) or any(o.side == "e" for o in operands_of(formula))
+
+
+def _flat(t: Tensor) -> Tensor:
+    return t.flatten(1).contiguous()
 
 
 def _groups(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[list[Step]]:
@@ -166,14 +230,20 @@ def _placed(formula: Formula, places: dict[int, int]) -> Formula:
     return map_operands(formula, lambda o: Operand(o.side, places[o.index]))
 
 
-def _several(*args: Any) -> list[Tensor]:
-    csr, (operands, formulas, reduces) = CSR(*args[:5]), args[5:]
+def _decide_several(
+    csr: CSR, operands: Sequence[Tensor], texts: Sequence[str], reduces: Sequence[str]
+) -> tuple[Decision, list[Formula]]:
     shapes = shapes_of(operands)
-    heads, width = widest(shapes)
-    spec = OpSpec.on("gspmm_several", csr, operands[0], heads, width, formulas=tuple(formulas),
+    spec = OpSpec.on("gspmm_several", csr, operands[0], *widest(shapes), formulas=tuple(texts),
                      reduces=tuple(reduces), shapes=shapes)  # fmt: skip
-    run = choose(spec).kernel.run
-    outs: list[Tensor] = run(csr, [parse(text) for text in formulas], reduces, operands)
+    return decide(spec), [parse(text) for text in texts]
+
+
+def _several(*args: Any) -> list[Tensor]:
+    csr, (operands, texts, reduces) = CSR(*args[:5]), args[5:]
+    decision, formulas = _decide_several(csr, operands, texts, reduces)
+    note_choice(decision.backend.name)
+    outs: list[Tensor] = decision.kernel.run(csr, formulas, reduces, operands)
     return outs
 
 

@@ -5,14 +5,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import OpSpec, choose
+from pyg_accel.backends import Decision, OpSpec
+from pyg_accel.backends.base import Launch
+from pyg_accel.backends.dispatch import decide
+from pyg_accel.backends.notes import note_choice
 from pyg_accel.ops.operator import call, define
+
+__all__ = ["scatter_launch"]
+
+
+def _decide(grad: Tensor, num_rows: int) -> Decision:
+    sizes = {"num_cols": num_rows, "num_edges": grad.size(0)}
+    return decide(OpSpec.by_rows("scatter_arg", grad, grad.size(1), **sizes))
+
+
+def scatter_launch(grad: Tensor, num_rows: int) -> tuple[str, Launch]:
+    """Return the backend that scatters gradients like this one, [N, F], and its launch."""
+    decision = _decide(grad, num_rows)
+    run, bind = decision.kernel.run, decision.kernel.bind
+    launch = Launch(run, after=(num_rows,)) if bind is None else bind(grad, num_rows)
+    return decision.backend.name, launch
 
 
 def _scatter_arg(grad: Tensor, arg: Tensor, num_rows: int) -> Any:
-    sizes = {"num_cols": num_rows, "num_edges": grad.size(0)}
-    spec = OpSpec.by_rows("scatter_arg", grad, grad.size(1), **sizes)
-    return choose(spec).kernel.run(grad, arg, num_rows)
+    decision = _decide(grad, num_rows)
+    note_choice(decision.backend.name)
+    return decision.kernel.run(grad, arg, num_rows)
 
 
 define(

@@ -7,11 +7,10 @@ runs as it always did, and :func:`report` says why.
 
 from pyg_accel.call_report import Report, report, reset_report
 from pyg_accel.patching.api import PatchHandle, patch, patched, unpatch
-from pyg_accel.patching.calibration import Calibration, calibrate_sampling
+from pyg_accel.patching.calibration import calibrate_sampling
 from pyg_accel.patching.sampling import sampled
 
 __all__ = [
-    "Calibration",
     "PatchHandle",
     "Report",
     "calibrate_sampling",

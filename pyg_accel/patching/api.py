@@ -20,6 +20,7 @@ from pyg_accel.patching import (
     reasons,
     relations,
 )
+from pyg_accel.patching.reasons import marked
 from pyg_accel.patching.reductions import aggregate
 
 __all__ = ["OverrideHandle", "PatchHandle", "patch", "patched", "unpatch"]
@@ -32,7 +33,6 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "memoise": layers.memoise,
     "softmax": propagate.softmax,
     "spmm": propagate.spmm,
-    "set_sparse_value": propagate.set_sparse_value,
     "remember": propagate._pyg_accel_read,
     "relations": relations.forward,
     "hetero": hetero.forward,
@@ -103,7 +103,7 @@ class PatchHandle:
             if self._everything:
                 reasons.switch(1)
             for module in self._modules:
-                setattr(module, reasons.MARK, getattr(module, reasons.MARK, 0) + 1)
+                marked[module] = marked.get(module, 0) + 1
             _handles.append(self)
 
     def remove(self) -> None:
@@ -116,11 +116,11 @@ class PatchHandle:
             if self._everything:
                 reasons.switch(-1)
             for module in self._modules:
-                count = getattr(module, reasons.MARK, 0) - 1
+                count = marked.get(module, 0) - 1
                 if count > 0:
-                    setattr(module, reasons.MARK, count)
+                    marked[module] = count
                 elif count == 0:
-                    delattr(module, reasons.MARK)
+                    del marked[module]
             layers.forget()
             if not _handles:
                 if not _hook_handles:

@@ -4,6 +4,7 @@ Attention layers make weights in one place and use them in another: GATConv in `
 ``propagate``, others within one message. Between the two the weights are :class:`Weights`: a tensor
 [E] or [E, H] that knows its scores. A weighted sum of messages takes the scores and becomes one
 call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an ordinary tensor.
+Weights that leave the layer (:mod:`.kept`) are ordinary tensors from the beginning.
 
 Dropout of the weights draws its mask at once, by torch's own function and of the same shape, so
 that the numbers are those of PyG.
@@ -24,9 +25,9 @@ from pyg_accel.formula import Binary, Const, Formula, Operand, Unary, map_operan
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import Layout, broadcast
 from pyg_accel.ops.messages import messages
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
-from pyg_accel.patching.lazy import running
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.recorder import perform, quiet
 
 __all__ = ["Source", "Weights", "Where", "attend", "weighs_edges"]
 
@@ -77,24 +78,11 @@ class Source:
     grad: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note what will be compared, and detach parameters from what an optimiser does to them."""
+        """Note what will be compared."""
         self.version = version_of(self.owner)
         self.grad = torch.is_grad_enabled()
-        self.operands = [
-            t.clone() if repeats else t
-            for t, repeats in zip(self.operands, self.repeated, strict=True)
-        ]
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
-        self._kind: tuple[Any, ...] | None = None
-
-    def kind(self) -> tuple[Any, ...]:
-        """What is known of weights beside the numbers in their operands."""
-        if self._kind is None:
-            facts = [(t.dtype, t.shape[1:], t.requires_grad) for t in self.operands]
-            text = _text_of(self.score)
-            self._kind = (text, *facts, *self.repeated, self.dtype, self.shape[1:], self.grad)
-        return self._kind
 
     def text(self) -> str:
         """For the report."""
@@ -107,9 +95,8 @@ class Source:
                 "attention weights are asked for after the features they are made of were changed "
                 "in place; look at them before, or copy them then"
             )
-        rows = self.graph.num_rows
         return [
-            t.expand(rows, *t.shape[1:]) if repeats else t
+            perform(_per_target, self.graph, t) if repeats else t
             for t, repeats in zip(self.operands, self.repeated, strict=True)
         ]
 
@@ -125,12 +112,38 @@ class Source:
     def written(self) -> Tensor:
         """The weights without dropout, [E] or [E, H]."""
         if self._written is None:
-            with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.grad):
-                scores = messages(self.graph, self.score, self.given(), edge_order=True)
-                scores = scores.expand(-1, prod(self.shape[1:]), 1).squeeze(-1)
-                weights = ops.edge_softmax(self.graph, scores.to(self.dtype), edge_order=True)
-                self._written = weights.view(self.shape)
+            self._written = perform(
+                _softmax, self.graph, self.score, self.given(), self.dtype, self.shape[1:],
+                grad=self.grad,
+            )  # fmt: skip
         return self._written
+
+
+def _per_target(graph: Graph, t: Tensor) -> Tensor:
+    """Repeat a row for every target."""
+    return t.expand(graph.num_rows, *t.shape[1:])
+
+
+def _softmax(
+    graph: Graph,
+    score: Formula,
+    operands: list[Tensor],
+    dtype: torch.dtype,
+    trailing: tuple[int, ...],
+    *,
+    grad: bool,
+) -> Tensor:
+    """Write softmax weights out, [E, ...]."""
+    with torch.set_grad_enabled(grad):
+        scores = messages(graph, score, operands, edge_order=True)
+        scores = scores.expand(-1, prod(trailing), 1).squeeze(-1)
+        weights = ops.edge_softmax(graph, scores.to(dtype), edge_order=True)
+        return weights.view(-1, *trailing)
+
+
+def _masked(weights: Tensor, mask: Tensor | None, shape: tuple[int, ...], *, grad: bool) -> Tensor:
+    with torch.set_grad_enabled(grad):
+        return (weights if mask is None else weights * mask).view(-1, *shape)
 
 
 class Weights(DeferredOperand):
@@ -139,12 +152,10 @@ class Weights(DeferredOperand):
     Attributes:
         source: their scores.
         mask: what dropout multiplies them by, of the shape of the scores.
-        made: the functions by which they were made from the first ones, with their arguments.
     """
 
     source: Source
     mask: Tensor | None
-    made: "tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...]"
     _real: Tensor | None
 
     @staticmethod
@@ -156,23 +167,25 @@ class Weights(DeferredOperand):
             cls, tuple(source.shape if shape is None else shape), dtype=source.dtype,
             device=source.graph.device,
         )  # fmt: skip
-        made.source, made.mask, made.made, made._real = source, mask, (), None
+        made.source, made.mask, made._real = source, mask, None
         return made
+
+    def edges(self) -> tuple[int, int]:
+        """See :meth:`EdgeTensor.edges`."""
+        return 0, self.source.shape[0]
 
     def apart(self) -> "Weights":
         """Return the same weights, with gradients if those are on now, which keep results apart."""
         weights = Weights(replace(self.source), plain_shape(self), self.mask)
-        weights.made = self.made
         return weights
 
     def ordinary(self) -> Tensor:
         """Return them as an ordinary tensor."""
         if self._real is None:
-            written = self.source.written()
-            with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.source.grad):
-                if self.mask is not None:
-                    written = written * self.mask
-                self._real = written.view(plain_shape(self))
+            shape = tuple(plain_shape(self)[1:])
+            self._real = perform(
+                _masked, self.source.written(), self.mask, shape, grad=self.source.grad
+            )
         return self._real
 
     def differentiable(self) -> bool:
@@ -187,8 +200,6 @@ class Weights(DeferredOperand):
             made = Weights(self.source, shape, self.mask)
         elif name == "dropout" and not kwargs.get("inplace") and len(args) < 3:
             made = _dropped(func, self, args, kwargs)
-        if made is not None and made is not self:
-            made.made = (*self.made, (func, args, kwargs))
         return made
 
 
@@ -210,17 +221,19 @@ def _viewed(
 def _dropped(
     func: Callable[..., Any], weights: Weights, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Weights:
-    with torch._C.DisableTorchFunctionSubclass():
-        ones = torch.ones(weights.shape, dtype=weights.dtype, device=weights.device)
+    source = weights.source
+    ones = perform(_ones, source.owner, tuple(plain_shape(weights)[1:]), source.dtype)
     mask = func(ones, *args, **kwargs)
     if mask is ones:
         return weights
-    if running.traces:
-        running.traces[-1].drawn += 1
     mask = mask.view(weights.source.shape)
     if weights.mask is not None:
         mask = mask * weights.mask
     return Weights(weights.source, plain_shape(weights), mask)
+
+
+def _ones(edge_index: Tensor, trailing: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.ones((edge_index.size(1), *trailing), dtype=dtype, device=edge_index.device)
 
 
 def attend(
@@ -274,26 +287,26 @@ def attend(
         places[o.index] = len(given)
         sides[len(given)] = o.side
         names.append(operands[o.index])
-        with torch._C.DisableTorchFunction():
+        with quiet():
             if repeated[o.index]:
                 t = t.expand(num_rows, *t.shape[1:])
             given.append(layout.fold(t))
     factor = -1
     if weights.mask is not None:
         factor = len(given)
-        with torch._C.DisableTorchFunction():
+        with quiet():
             given.append(weights.mask.reshape(weights.mask.size(0), -1, 1))
     waiting, score_text, value_text, text = _texts(score, value, tuple(places.items()), factor)
-    with torch._C.DisableTorchFunction():
-        out = ops.attention(graph, score_text, value_text, given, edge_order=True)
+    with quiet():
+        out = perform(ops.attention, graph, score_text, value_text, given, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
     return out, text, waiting
 
 
-def weighs_edges(operands: list[tuple[Tensor, int, bool]]) -> bool:
-    """Whether weighted messages read narrow features of edges, the operands of row -1."""
-    own = [plain_shape(operand)[1:].numel() for operand, row, _ in operands
-           if row == -1 and not isinstance(operand, Weights)]  # fmt: skip
+def weighs_edges(operands: Sequence[Tensor], sides: Sequence[str]) -> bool:
+    """Whether weighted messages read narrow features of edges."""
+    own = [plain_shape(operand)[1:].numel() for operand, side in zip(operands, sides, strict=True)
+           if side == "e" and not isinstance(operand, Weights)]  # fmt: skip
     return bool(own) and max(own) <= _NARROW
 
 

@@ -29,8 +29,8 @@ from pyg_accel.call_report import record
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.patching import sampling
-from pyg_accel.patching.lazy import Unrecognised
 from pyg_accel.patching.reading import Look, Reading, accept, after, before, find
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.thresholds import thresholds
 from pyg_accel.patching.trace import Trace
 from pyg_accel.settings import settings

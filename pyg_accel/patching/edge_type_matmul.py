@@ -16,7 +16,7 @@ from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import TypedNodes, typed_matmul, typed_nodes
-from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
+from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
 
 __all__ = ["Matrices", "Products", "multiply", "with_pairs_as_sources"]
 

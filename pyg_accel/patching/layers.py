@@ -15,7 +15,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.matrices import num_edges
 from pyg_accel.memo import MEMO, copied
-from pyg_accel.patching import small
+from pyg_accel.patching import programs, small
 from pyg_accel.patching.layer_call import LOOKS_UP, NOT, SMALL, layer_call
 from pyg_accel.patching.reasons import (
     is_active,
@@ -23,6 +23,7 @@ from pyg_accel.patching.reasons import (
     torch_records,
     transform_reasons,
 )
+from pyg_accel.record.recorder import perform, running_recorder
 from pyg_accel.settings import settings
 
 __all__ = ["OF_EVERY_MODULE", "declined", "forget", "hooked", "layer", "memoise"]
@@ -47,6 +48,9 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     There results are remembered, only there: a user who calls what makes them may change them.
     """
     if not is_dynamo_compiling():
+        out = programs.run(self, "call", args, kwargs)
+        if out is not programs.NOTHING:
+            return out
         known = small.find(self, args, kwargs)
         if known is not None:
             start = perf_counter()
@@ -58,7 +62,7 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
                     out = _remembering(self, args, kwargs)
                     known.was_remembered(MEMO.hits > hits)
                 else:
-                    out = Module._call_impl(self, *args, **kwargs)
+                    out = super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             finally:
                 layer_call.small = NOT
             known.row.add(perf_counter() - start)
@@ -69,7 +73,7 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Stand in for the same whatever is known of the layer: the hooks inside of it run."""
     if torch_records() or not is_active(self):
-        return Module._call_impl(self, *args, **kwargs)
+        return super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     if outer := layer_call.small:  # a part of another layer's call, with a graph of its own
         layer_call.small = NOT
         try:
@@ -94,10 +98,17 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
     """Make a call that gets from memory what was derived from its edge_index before."""
     before = MEMO.begin(self)
     try:
-        out = Module._call_impl(self, *args, **kwargs)
+        if running_recorder.recorder is None:
+            out = programs.recorded(self, "call", _forward_of, args, kwargs)
+        else:
+            out = super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     finally:
         lent = MEMO.end(before)
     return _left(self, out, lent) if lent else out
+
+
+def _forward_of(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    return super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -139,7 +150,9 @@ def _is_worth_nothing(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 # The function runs as in eager mode: memory of a compiler's results may be the compiler's.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return MEMO.borrow(function, *args, **kwargs)
+    if running_recorder.recorder is None:
+        return MEMO.borrow(function, *args, **kwargs)
+    return perform(MEMO.borrow, function, *args, borrows=True, **kwargs)
 
 
 def _builds_no_graph(num_edges: int, device: str) -> bool:

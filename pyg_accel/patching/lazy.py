@@ -5,52 +5,38 @@ are :class:`LazyTensor`: they have a shape and a formula, but no storage. A redu
 target nodes turns the formula into one kernel call and an ordinary tensor. PyG's own code runs on
 them unchanged.
 
-What a function on a lazy tensor becomes is in :mod:`pyg_accel.patching.rules`; the call that it
-belongs to is a :class:`~pyg_accel.patching.trace.Trace`.
+The call that a lazy tensor belongs to is a :class:`Tracer`. Its subclass
+:class:`~pyg_accel.patching.trace.Trace` says what torch functions do to lazy tensors
+(:mod:`pyg_accel.patching.rules`) and runs the formulas.
 """
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from typing_extensions import Self
 
-from pyg_accel.formula import Formula, Operand
+from pyg_accel.cache import saved_tensors_are_hooked, version_of
+from pyg_accel.formula import Formula, Operand, map_operands, operands_of
+from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import REDUCES
-from pyg_accel.patching.edge_tensors import EdgeTensor, asks, plain_shape, replaced
-
-if TYPE_CHECKING:
-    from pyg_accel.patching.trace import Trace
+from pyg_accel.patching.reasons import subclass_reasons
+from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.patching.watch import Watch
+from pyg_accel.record.edge_tensors import EdgeTensor, asks, plain_shape, replaced
 
 __all__ = [
     "IDENTITY",
     "LazyTensor",
     "PostReduce",
-    "Unrecognised",
+    "Rules",
+    "Tracer",
     "first_operand",
     "is_single_side",
-    "rules",
-    "running",
 ]
-
-
-class Unrecognised(Exception):
-    """The message does something that no formula says.
-
-    Attributes:
-        permanent: the same layer will do it again, so there is no need to try.
-    """
-
-    def __init__(self, reason: str, *, permanent: bool = True) -> None:
-        super().__init__(reason)
-        self.permanent = permanent
-        if running.traces and running.traces[-1].failure is None:
-            running.traces[-1].failure = self
 
 
 @dataclass(frozen=True)
@@ -74,22 +60,6 @@ class PostReduce:
 IDENTITY = PostReduce(lambda t: t)
 
 
-class _Running(threading.local):
-    """The calls that are being traced in a thread. A mode is off while it looks at a function."""
-
-    def __init__(self) -> None:
-        self.traces: list[Trace] = []
-
-
-running = _Running()
-
-
-@lru_cache(maxsize=1)
-def rules() -> ModuleType:
-    """The rules, which know this module."""
-    return import_module("pyg_accel.patching.rules")
-
-
 class LazyTensor(EdgeTensor):
     """A tensor with an edge dimension and a formula in place of storage.
 
@@ -97,7 +67,7 @@ class LazyTensor(EdgeTensor):
     an unknown function asks for them, wide ones raise :class:`Unrecognised`.
     """
 
-    tracer: "Trace"
+    tracer: "Tracer"
     formula: Formula
     edge_dim: int
     parts: "tuple[Tensor, ...] | None"
@@ -108,7 +78,7 @@ class LazyTensor(EdgeTensor):
     @staticmethod
     def __new__(
         cls,
-        trace: "Trace",
+        trace: "Tracer",
         formula: Formula,
         shape: Sequence[int],
         edge_dim: int,
@@ -129,6 +99,10 @@ class LazyTensor(EdgeTensor):
         lazy.shared = False  # a view or the base of this tensor exists
         return lazy
 
+    def edges(self) -> tuple[int, int]:
+        """See :meth:`EdgeTensor.edges`."""
+        return self.edge_dim, self.tracer.num_edges
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"LazyTensor({self.formula}, shape={list(plain_shape(self))})"
 
@@ -141,13 +115,214 @@ class LazyTensor(EdgeTensor):
         if not running.traces:  # the call is over, and a message of it was kept
             args, kwargs = replaced(LazyTensor, lambda t: t.tracer.compute(t), args, kwargs)
             return func(*args, **kwargs)
-        running.traces[-1].check_modes()
-        return rules().apply(func, args, kwargs)
+        trace = running.traces[-1]
+        trace.check_modes()
+        return trace.rules.apply(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         # Every function is caught above; an operator that comes by another way has no formula.
         raise Unrecognised(f"'{func}' on messages")
+
+
+class Rules(Protocol):
+    """What torch functions do to lazy tensors: :mod:`pyg_accel.patching.rules`."""
+
+    def apply(self, func: Any, args: Any, kwargs: Any, /) -> Any:
+        """Handle a function with a lazy tensor among its arguments."""
+
+    def record(self, func: Any, args: Any, kwargs: Any, /) -> Any:
+        """Put a function off that works row by row."""
+
+
+class Tracer(Watch):
+    """The lazy tensors of one call: their operands, and which tensors are rows of ``edge_index``.
+
+    Attributes:
+        edge_index: the graph that the call was given, as a plain tensor.
+        owner: the tensor that the user holds; its graph is kept for as long as it lives.
+        target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
+            turned round).
+        rules: what torch functions do to the lazy tensors.
+        operands: tensors that formulas refer to by index, rows first.
+        failure: the first reason why this is none for a formula. A message may catch the exception,
+            and TorchScript and others raise one of their own in its place.
+        gathered: node features and the row of edge_index that gathers them.
+        weighs_edges: it has weighted messages that read narrow features of edges.
+        size: of sources and targets, by row of edge_index, if the call was given it.
+        writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
+        source: of the attention weights that were made.
+        read: the formulas of all messages that were computed or reduced.
+    """
+
+    rules: ClassVar[Rules]
+    runs_networks = True  # in blocks of target rows
+
+    def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
+        super().__init__()
+        self.edge_index = edge_index
+        self.owner = edge_index if owner is None else owner
+        self.target = 1 if flow == "source_to_target" else 0
+        self.num_edges = edge_index.size(1)
+        self.device = edge_index.device
+        self.failure: Unrecognised | None = None
+        self.operands: list[Tensor] = []
+        self._versions: list[int] = []
+        self.records_gradients, self._hooked = torch.is_grad_enabled(), saved_tensors_are_hooked()
+        self.sides: list[str] = []
+        self.repeated: list[bool] = []  # operand has one row for all targets
+        self.sizes: list[int | None] = [None, None]
+        self._rows: dict[int, tuple[Tensor, int, int]] = {}  # by identity: row and version
+        self.gathered: list[tuple[Tensor, int]] = []
+        self.weighs_edges = False
+        self.size: Sequence[int | None] | None = None
+        self.writes_weights = False
+        self.source: Any = None
+        self.read: list[Formula] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        running.traces.append(self)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        running.traces.pop()
+        ordinary = error is None or isinstance(error, Exception)
+        if self.failure is not None and ordinary and error is not self.failure:
+            raise self.failure from error
+
+    def check_modes(self) -> None:
+        """Raise where autograd does not do with all of a message what it did when the call began.
+
+        A formula has gradients for all of its operands or for none. Inside of the ``forward`` of a
+        ``torch.autograd.Function`` they are off as well: its ``backward`` is not ours to replace.
+        """
+        if torch.is_grad_enabled() != self.records_gradients:
+            raise Unrecognised("gradients switched on or off inside of the message")
+        if saved_tensors_are_hooked() != self._hooked:
+            raise Unrecognised("a checkpoint inside of the message")
+
+    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function on the operands of messages."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    # -- edge_index and its rows -----------------------------------------------------------------
+
+    def follow(self, index: Tensor, row: int) -> None:
+        """Remember that a tensor is row 0 or 1 of edge_index, or made of it by views and copies."""
+        self._rows[id(index)] = (index, row, _version(index))
+
+    def followed(self, index: object) -> int | None:
+        """Return the row of edge_index that a tensor was made of, whatever its shape is now."""
+        known = self._rows.get(id(index))
+        return None if known is None or known[2] != _version(known[0]) else known[1]
+
+    def row_of(self, index: object, shape: Sequence[int] | None = None, dim: int = 0) -> int | None:
+        """Return which row of edge_index a tensor is, if it is one.
+
+        Args:
+            index: any object.
+            shape: the row is to be repeated to; by default it is [E], the row itself.
+            dim: of the shape, where the edges are.
+        """
+        row = self.followed(index)
+        if row is None:
+            return None
+        assert isinstance(index, Tensor)
+        wanted = (self.num_edges,) if shape is None else tuple(shape)
+        if tuple(index.shape) != wanted or index.dtype != self.edge_index.dtype:
+            return None
+        # Of a view of [E] that repeats it, all strides but one are 0.
+        others = (stride for d, stride in enumerate(index.stride()) if d != dim and wanted[d] != 1)
+        return row if wanted[dim] == self.num_edges and not any(others) else None
+
+    # -- making lazy tensors ---------------------------------------------------------------------
+
+    def gather(self, source: Tensor, dim: int, row: int) -> Tensor:
+        """``source.index_select(dim, edge_index[row])``, later."""
+        dim = dim % source.dim()
+        known = self.sizes[row]
+        if known is not None and known != source.size(dim):
+            raise Unrecognised("node features of different numbers of rows")
+        self.sizes[row] = source.size(dim)
+        self.gathered.append((source, row))
+        side = "v" if row == self.target else "u"
+        shape = [*source.shape]
+        shape[dim] = self.num_edges
+        # Not even a view where none is needed: an operand that comes twice is known by identity.
+        return self.leaf(side, source.movedim(dim, 0) if dim else source, shape, dim)
+
+    def leaf(
+        self,
+        side: str,
+        operand: Tensor,
+        shape: Sequence[int],
+        edge_dim: int,
+        *,
+        repeated: bool = False,
+    ) -> LazyTensor:
+        """Make a lazy tensor of one operand, rows first."""
+        number = self.add_operand(side, operand, repeated=repeated)
+        return LazyTensor(self, Operand(side, number), shape, edge_dim, operand.dtype)
+
+    def add_operand(self, side: str, operand: Tensor, *, repeated: bool = False) -> int:
+        """Number an operand; one that is known at the same side keeps its number."""
+        for number, known in enumerate(self.operands):
+            if known is operand and (self.sides[number], self.repeated[number]) == (
+                side,
+                repeated,
+            ):
+                return number
+        for reason in subclass_reasons(operand):
+            raise Unrecognised(reason, permanent=False)
+        self.operands.append(operand)
+        self._versions.append(_version(operand))
+        self.sides.append(side)
+        self.repeated.append(repeated)
+        return len(self.operands) - 1
+
+    def own_numbers(self, lazy: LazyTensor) -> tuple[Formula, list[int]]:
+        """Renumber the operands of a formula from 0; return the old numbers."""
+        self.check_modes()
+        if lazy.parts is not None:
+            raise Unrecognised("a concatenation that is not the input of a linear layer")
+        self.read.append(lazy.formula)
+        numbers = list(dict.fromkeys(o.index for o in operands_of(lazy.formula)))
+        if any(self._versions[n] != _version(self.operands[n]) for n in numbers):
+            raise Unrecognised("a tensor that the message read was changed in place afterwards")
+        place = {old: new for new, old in enumerate(numbers)}
+        formula = map_operands(lazy.formula, lambda o: Operand(o.side, place[o.index]))
+        return formula, numbers
+
+    def rows_of_side(self, side: str) -> int:
+        """Return the number of nodes at one side."""
+        row = self.target if side == "v" else 1 - self.target
+        size = self.sizes[1 - row] if self.sizes[row] is None else self.sizes[row]
+        if size is None:
+            raise Unrecognised("a message without node features")
+        return size
+
+    # -- running formulas, by :class:`~pyg_accel.patching.trace.Trace` ---------------------------
+
+    def graph_of(self, num_rows: int) -> Graph:
+        """Return the graph that a message of this many target nodes runs on."""
+        raise NotImplementedError
+
+    def reduce(
+        self, lazy: LazyTensor, reduces: Sequence[str], num_rows: int | None = None
+    ) -> list[Tensor]:
+        """Reduce the messages over the target nodes; the edge dimension becomes the nodes'."""
+        raise NotImplementedError
+
+    def compute(self, lazy: LazyTensor) -> Tensor:
+        """Write the tensor out: [.., E, ..]."""
+        raise NotImplementedError
+
+    def dot(self, lazy: LazyTensor) -> Tensor:
+        """Sum over the last dimension: [E, ...] without it, written out."""
+        raise NotImplementedError
 
 
 def is_single_side(lazy: LazyTensor) -> bool:
@@ -159,3 +334,8 @@ def first_operand(lazy: LazyTensor) -> Tensor:
     """Return the operand of a lazy tensor of one side."""
     assert isinstance(lazy.formula, Operand)
     return lazy.tracer.operands[lazy.formula.index]
+
+
+def _version(operand: Tensor) -> int:
+    """As :func:`version_of`; tensors that wait look after themselves, a compiler's have none."""
+    return version_of(operand) if type(operand) in (Tensor, Parameter) else -1

@@ -8,7 +8,7 @@ of a block, reduces, and drops what they made; see :mod:`pyg_accel.ops.blocked`.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,14 +18,13 @@ from pyg_accel.formula import Formula, Operand, operands_of
 from pyg_accel.ops.blocked import at_once, in_blocks
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side, rules
+from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
 from pyg_accel.patching.reasons import has_hooks, modules_in
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.record.recorder import quiet, running_recorder
 from pyg_accel.settings import settings
-
-if TYPE_CHECKING:
-    from pyg_accel.patching.trace import Trace
 
 __all__ = [
     "Network", "Product", "Step", "has_network", "hooked_inside", "is_of_edges", "leaf", "node_of",
@@ -98,10 +97,10 @@ class Network(DeferredOperand):
     """
 
     node: Node
-    call: "Trace"
+    call: Tracer
 
     @staticmethod
-    def __new__(cls, trace: "Trace", node: Node, shape: Sequence[int], dtype: torch.dtype) -> Any:
+    def __new__(cls, trace: Tracer, node: Node, shape: Sequence[int], dtype: torch.dtype) -> Any:
         """Put it off."""
         made = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
         made.node, made.call = node, trace
@@ -120,7 +119,7 @@ class Network(DeferredOperand):
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See :meth:`DeferredOperand.hoisted`."""
         lazy = self.call.leaf("e", self, plain_shape(self), 0)
-        made = rules().record(func, (lazy, *args), kwargs)
+        made = self.call.rules.record(func, (lazy, *args), kwargs)
         if isinstance(made, (tuple, list)):
             return type(made)(first_operand(part) for part in made)
         return first_operand(made)
@@ -142,14 +141,14 @@ def is_of_edges(lazy: LazyTensor) -> bool:
     return isinstance(operand, Network) and all(side in "ew" for _, side in _tensors(operand.node))
 
 
-def leaf(trace: "Trace", node: Node, shape: Sequence[int], dtype: torch.dtype) -> LazyTensor:
+def leaf(trace: Tracer, node: Node, shape: Sequence[int], dtype: torch.dtype) -> LazyTensor:
     """Return a lazy tensor that a node makes; raise where this call must not have one."""
     for reason in reasons_against(trace):
         raise Unrecognised(reason, permanent=False)
     return trace.leaf("e", Network(trace, node, shape, dtype), shape, 0)
 
 
-def reasons_against(trace: "Trace") -> list[str]:
+def reasons_against(trace: Tracer) -> list[str]:
     """Why a network is not run in blocks."""
     if not trace.runs_networks:
         return ["a network on every edge, under torch.compile"]
@@ -188,7 +187,7 @@ def node_of(value: Tensor) -> Node:
 
 
 def reduce_in_blocks(
-    trace: "Trace", lazy: LazyTensor, reduces: Sequence[str], num_rows: int
+    trace: Tracer, lazy: LazyTensor, reduces: Sequence[str], num_rows: int
 ) -> list[Tensor]:
     """Reduce messages over the targets: a result for each reduction."""
     formula, numbers = trace.own_numbers(lazy)
@@ -204,7 +203,7 @@ def reduce_in_blocks(
     return [lazy.later.apply(out) for out in outs]
 
 
-def _decline_narrow_ends(trace: "Trace", shape: torch.Size, dtype: torch.dtype) -> None:
+def _decline_narrow_ends(trace: Tracer, shape: torch.Size, dtype: torch.dtype) -> None:
     """Raise where blocks bring nothing but memory, and there is enough of it.
 
     Without gradients nothing runs twice, but all that a network of differences of a few numbers
@@ -219,7 +218,7 @@ def _decline_narrow_ends(trace: "Trace", shape: torch.Size, dtype: torch.dtype) 
 
 
 def _run(
-    trace: "Trace",
+    trace: Tracer,
     formula: Formula,
     operands: Sequence[Tensor],
     reduces: tuple[str, ...],
@@ -229,12 +228,14 @@ def _run(
     of_edges: bool = False,
 ) -> tuple[list[Tensor], bool]:
     """Return the results, and whether all edges were there at once."""
+    if running_recorder.recorder is not None:
+        running_recorder.recorder.stop("a network on the features of edges")
     given: list[Any] = [t.node if isinstance(t, Network) else materialize(t) for t in operands]
     root = Message(formula, tuple(given), tuple(sides))
     product = _product(formula, operands, reduces)
     shapes = [plain_shape(t) for t in operands]
     tensors = list(dict.fromkeys(_Known(t, side) for t, side in _tensors(root)))
-    with torch._C.DisableTorchFunction():
+    with quiet():
         graph = trace.graph_of(num_rows)
         size = _bytes(tensors, product, num_rows, trace.num_edges)
         whole = product is None and fits_whole(size * trace.num_edges, trace.device)

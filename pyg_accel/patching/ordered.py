@@ -23,10 +23,12 @@ from pyg_accel.graph import Graph
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.groups import groups_of
 from pyg_accel.ops.ordered_groups import first_rows, side_by_side, slots_of, taken_at
-from pyg_accel.patching.edge_tensors import plain_shape
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.reasons import data_reasons, is_active, torch_records, transform_reasons
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.watch import Watch
+from pyg_accel.record.edge_tensors import plain_shape
+from pyg_accel.record.recorder import quiet
 from pyg_accel.settings import settings
 
 __all__ = ["quantile", "quantiles_of_sources", "sort", "takes_quantiles", "to_dense_batch"]
@@ -73,7 +75,7 @@ def takes_quantiles(aggregation: Any) -> bool:
     """Whether an aggregation is one of quantiles, with the ``forward`` of its class."""
     cls = type(aggregation)
     mine = cls in (QuantileAggregation, MedianAggregation)
-    return mine and hasattr(cls.forward, "_pyg_accel")
+    return mine and hasattr(cls.forward, "__original_fn")
 
 
 def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> Tensor | None:
@@ -98,10 +100,9 @@ def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> T
         or not _is_exact(aggregation, x, trace.num_edges)
     ):
         return None
-    with torch._C.DisableTorchFunction():
+    with quiet():
         out = _quantiles(aggregation, trace.graph_of(num_rows), x)
     note_choice("torch")
-    trace.others = True
     trace.formulas.append("quantile_j u0")
     return out
 

@@ -1,37 +1,39 @@
 """The one file that knows how PyG is built inside.
 
-PyG renders a ``propagate`` for every subclass of MessagePassing when the first instance of it is
-made, so replacing ``MessagePassing.propagate`` reaches nothing. What is replaced here, recorded,
-and put back by :func:`uninstall`:
+A function of PyG that is accelerated remains the same object wherever it is held: what changes is
+its ``__code__``, which hands the arguments to a hook, and :func:`uninstall` puts it back. So
+functions can be pickled and compared, names that others replace meanwhile are theirs, and
+whoever imported a function before reaches the hook as well. These functions are:
 
-* ``propagate`` and ``edge_updater`` of every class that has a rendered one, and
-  ``MessagePassing._set_jittable_templates``, which renders them for classes still to come.
+* ``propagate`` and ``edge_updater`` that PyG renders for every subclass of MessagePassing when the
+  first instance of it is made, and ``MessagePassing._set_jittable_templates``, which renders them
+  for classes still to come.
 * ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
   decomposition run that one instead. It only takes a note.
-* ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its hooks: only
-  inside of it results are remembered.
 * ``Aggregation.__call__``, where messages meet their reduction.
-* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks),
-  wherever ``torch_geometric.nn``, ``torch_geometric.utils`` and ``torch_sparse`` hold them: see
-  :mod:`pyg_accel.memo`.
-* ``softmax`` over target nodes, ``spmm``, and ``set_sparse_value``, which takes no lazy tensors.
+* functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
+  see :mod:`pyg_accel.memo`.
+* ``softmax`` over target nodes, and ``spmm``.
 * ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
 * ``QuantileAggregation.forward`` and ``SortAggregation.forward``, which sort.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 * ``torch.nn.Embedding.forward``, for its gradient on a CPU.
-* torch's look-up of the overloads of a function that is being scripted, so that TorchScript knows
-  the functions above by their originals: what it compiles is kept under them, and outlives us.
+
+Two methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and
+its hooks, for only inside of it results are remembered; and the one that compilers ask.
 """
 
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
 
-import torch
 from torch._dynamo.eval_frame import skip_code
+from torch._dynamo.variables.functions import _spec_cache
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
@@ -39,25 +41,31 @@ from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggreg
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "uninstall",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "rendering_reason",
+    "template", "uninstall",
 ]  # fmt: skip
 
-_MISSING = object()
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
+_SCRIPTED = "__script_if_tracing_wrapper"
+_WRAPPED = "__wrapped__"
 _RENDERED = {"propagate": "_jinja_propagate", "edge_updater": "_jinja_edge_updater"}
-_MEMOISED = (
-    "gcn_norm",
-    "add_self_loops",
-    "remove_self_loops",
-    "add_remaining_self_loops",
-    "get_laplacian",
-    "masked_edge_index",  # RGCNConv: the edges of one relation
-    "construct_bipartite_edge_index",  # HGTConv: the edges of all of them
-    "set_diag",  # of torch_sparse
-    "fill_diag",
-)
-_HOLDERS = ("torch_geometric.nn", "torch_geometric.utils", "torch_sparse")
-_HOMES = ("torch_geometric.", "torch_sparse.")
+_HOMES = ("torch.", "torch_geometric.", "torch_sparse.")
+_HOOKED = {  # the hook of each function, by where PyG and torch_sparse define or export it
+    "torch_geometric.nn.conv.gcn_conv.gcn_norm": "memoise",
+    "torch_geometric.nn.conv.rgcn_conv.masked_edge_index": "memoise",  # the edges of one relation
+    "torch_geometric.utils.hetero.construct_bipartite_edge_index": "memoise",  # of all of them
+    "torch_geometric.utils.add_self_loops": "memoise",
+    "torch_geometric.utils.remove_self_loops": "memoise",
+    "torch_geometric.utils.add_remaining_self_loops": "memoise",
+    "torch_geometric.utils.get_laplacian": "memoise",
+    "torch_sparse.set_diag": "memoise",
+    "torch_sparse.fill_diag": "memoise",
+    "torch_geometric.utils.softmax": "softmax",
+    "torch_geometric.utils.spmm": "spmm",
+    "torch_geometric.utils.scatter": "scatter",
+    "torch_geometric.utils.segment": "segment",
+    "torch_geometric.utils.to_dense_batch": "to_dense_batch",
+}
 HOOK_DICTS = (
     "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
     "_message_forward_pre_hooks", "_message_forward_hooks",
@@ -65,8 +73,9 @@ HOOK_DICTS = (
     "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
     "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
 )  # fmt: skip
-# What stands in for a method: the name of the hook, and the `unless` of its wrapper.
+# The hook of each method, and what `_hand_over` takes as `unless`.
 _METHODS: tuple[tuple[type, str, str, int | None], ...] = (
+    (MessagePassing, "_set_jittable_templates", "render", None),
     (MessagePassing, "_collect", "bypassed", None),
     (Aggregation, "__call__", "aggregate", LOOKS_UP),
     (QuantileAggregation, "forward", "quantile", None),
@@ -75,104 +84,144 @@ _METHODS: tuple[tuple[type, str, str, int | None], ...] = (
     (HeteroConv, "forward", "hetero", None),
     (Embedding, "forward", "embedding", LOOKS_UP),
 )
-_FUNCTIONS = ("softmax", "spmm", "set_sparse_value", "scatter", "segment", "to_dense_batch")
+
+# The methods that MessagePassing gets, and their hooks.
+_ADDED = {"_call_impl": "layer", "_pyg_accel_read": "remember"}
 
 # What the accelerated side provides, by name. Every function gets the original first, but `layer`
 # and `remember`, which become methods.
 Hooks = Mapping[str, Callable[..., Any]]
 
 _lock = threading.RLock()
-_recorded: list[tuple[Any, str, Any]] = []
+
+
+class _HandedOver(NamedTuple):
+    """A function that hands its arguments to a hook, and what it was before."""
+
+    function: Any
+    code: CodeType
+    original: Any
+    attributes: dict[str, Any]
+
+    def put_back(self) -> None:
+        """Give the function what it had, unless its code is no longer ours."""
+        if self.function.__code__ is self.code:
+            self.function.__code__ = self.original.__code__
+            self.function.__kwdefaults__ = self.original.__kwdefaults__
+            _spec_cache.pop(self.function, None)
+            for name in (_WRAPPED, _ORIGINAL, _SCRIPTED):
+                vars(self.function).pop(name, None)
+            vars(self.function).update(self.attributes)
+
+
+_handed_over: list[_HandedOver] = []
 
 
 def installed() -> bool:
     """Return whether anything of PyG is replaced at the moment."""
-    return bool(_recorded)
+    return bool(_handed_over)
 
 
 def install(hooks: Hooks) -> None:
-    """Replace what the docstring of this module lists; does nothing the second time.
+    """Change what the docstring of this module lists; does nothing the second time.
 
     Args:
         hooks: all of those that :mod:`pyg_accel.patching.api` lists.
     """
     with _lock:
-        if _recorded:
+        if _handed_over:
             return
-        _wrap_classes(hooks)
-        render = MessagePassing._set_jittable_templates
 
-        @functools.wraps(render)
-        def rendered(self: MessagePassing, raise_on_error: bool = False) -> None:
-            render(self, raise_on_error)
+        def render(original: Any, self: MessagePassing, raise_on_error: bool = False) -> None:
+            original(self, raise_on_error)
             with _lock:
-                if _recorded:
-                    _wrap_class(type(self), hooks)
+                if _handed_over:
+                    _hand_over_class(type(self), hooks)
 
-        _replace(MessagePassing, "_set_jittable_templates", rendered)
-        _replace(MessagePassing, "_call_impl", hooks["layer"])  # no wrapper: all calls go through
+        for cls in dict.fromkeys(_subclasses(MessagePassing)):
+            _hand_over_class(cls, hooks)
         for cls, name, hook, unless in _METHODS:
-            _replace(cls, name, _wrapped(getattr(cls, name), hooks[hook], unless=unless))
-        _replace(MessagePassing, hooks["remember"].__name__, hooks["remember"])
-        _replace_functions(hooks)
-        find: Callable[[Any], Any] = torch.jit._script._get_overloads
-        _replace(torch.jit._script, "_get_overloads", lambda f: find(getattr(f, _ORIGINAL, f)))
+            if _is_stock(vars(cls)[name]):
+                _hand_over(vars(cls)[name], {**hooks, "render": render}[hook], unless=unless)
+        for path, hook in _HOOKED.items():
+            module, _, name = path.rpartition(".")
+            function: Any = getattr(sys.modules.get(module), name, None)
+            if _is_stock(function):
+                # A small call on a known graph too gets from memory what was derived from it.
+                _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
+                skip_code(function.__code__)  # Dynamo begins no graph there after a break
+        for name, hook in _ADDED.items():
+            if name not in vars(MessagePassing):
+                setattr(MessagePassing, name, hooks[hook])
 
 
 def uninstall() -> None:
-    """Put everything back as it was."""
+    """Put back what is still ours."""
     with _lock:
-        while _recorded:
-            owner, name, original = _recorded.pop()
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+        while _handed_over:
+            _handed_over.pop().put_back()
+        for name in _ADDED:
+            if getattr(vars(MessagePassing).get(name), "__module__", "").startswith("pyg_accel."):
+                delattr(MessagePassing, name)
 
 
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _recorded.append((owner, name, vars(owner).get(name, _MISSING)))
-    setattr(owner, name, value)
+def _is_stock(function: Any) -> bool:
+    """Whether a function is not what someone else put in its place."""
+    return isinstance(function, FunctionType) and function.__module__.startswith(_HOMES)
 
 
-def _wrapped(
-    original: Callable[..., Any], hook: Callable[..., Any], *, unless: int | None = LOOKS_UP
-) -> Callable[..., Any]:
-    """A function that hands the original and its arguments to a hook.
+def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = LOOKS_UP) -> None:
+    """Let a function hand what it was, and its arguments, to a hook.
 
-    Inside of a layer's call that is known to be as small as ``unless`` it runs the original.
+    Inside of a layer's call that is known to be as small as ``unless`` it runs as it was.
 
-    It keeps ``__module__``, by which PyG recognises its own templates. TorchScript reads the
-    original's source through it and looks names up in the wrapper's globals: they are those of the
-    original. Dynamo, which counts recompilations by code, finds code of its own.
+    TorchScript and Dynamo read the original's source through the attributes that
+    torch.jit.script_if_tracing leaves. Dynamo, which counts recompilations by code, finds code of
+    its own for each function.
     """
-    compiles, call = torch.compiler.is_dynamo_compiling, layer_call  # no globals: see above
-    if unless is not None:
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not compiles() and call.small >= unless:
-                return original(*args, **kwargs)
-            return hook(original, *args, **kwargs)
-    else:
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return hook(original, *args, **kwargs)
-
-    names = getattr(original, "__globals__", globals())
-    code = wrapper.__code__.replace(co_name=original.__name__)
-    built = FunctionType(code, names, "wrapper", None, wrapper.__closure__)
-    functools.update_wrapper(built, original)
-    # What torch.jit.script_if_tracing leaves: scripting and compiling see the original.
-    vars(built).update(
-        {"_pyg_accel": True, "__script_if_tracing_wrapper": True, _ORIGINAL: original}
-    )
-    return built
+    if _ORIGINAL in vars(function):
+        return
+    original = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__,
+    )  # fmt: skip
+    functools.update_wrapper(original, function)
+    attributes = dict(vars(function))
+    vars(original).pop(_WRAPPED)
+    vars(original).update(attributes)
+    original.__kwdefaults__ = function.__kwdefaults__
+    code = _code_for(function, small=unless is not None)
+    given = {"_original": original, "_hook": hook, "_unless": unless, "_call": layer_call,
+             "_compiles": is_dynamo_compiling}  # fmt: skip
+    function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **given}
+    vars(function).update({_WRAPPED: original, _ORIGINAL: original, _SCRIPTED: True})
+    function.__code__ = code
+    _spec_cache.pop(function, None)  # Dynamo remembers parameters by function, not by code
+    _handed_over.append(_HandedOver(function, code, original, attributes))
 
 
-def _unread(function: Any) -> Any:
-    """Return a function at which Dynamo begins no graph after a break; in a graph it reads it."""
-    skip_code(function.__code__)
-    return function
+# The code that functions get. It has the globals and the closure of theirs: all that it reads are
+# arguments; the variables of the closure are named because Python and Dynamo expect them.
+_HANDS_OVER = """
+def with_closure({closure}):
+    def hands_over(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
+        {small}return _hook(_original, *args, **kwargs)
+        {closure}
+    return hands_over
+"""
+_IF_SMALL = """if not _compiles() and _call.small >= _unless:
+            return _original(*args, **kwargs)
+        """
+
+
+def _code_for(function: FunctionType, *, small: bool) -> CodeType:
+    names = function.__code__.co_freevars
+    text = _HANDS_OVER.format(closure=", ".join(names), small=_IF_SMALL if small else "")
+    made: dict[str, Any] = {}
+    exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), made)
+    code: CodeType = made["with_closure"](*names).__code__.replace(co_name=function.__name__)
+    assert code.co_freevars == names
+    return code
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -182,52 +231,53 @@ def _subclasses(cls: type) -> Iterator[type]:
         yield from _subclasses(child)
 
 
-def _wrap_classes(hooks: Hooks) -> None:
-    for cls in dict.fromkeys(_subclasses(MessagePassing)):
-        _wrap_class(cls, hooks)
-
-
-def _wrap_class(cls: type, hooks: Hooks) -> None:
+def _hand_over_class(cls: type, hooks: Hooks) -> None:
     own = vars(cls)
     for name, rendered in _RENDERED.items():
         bypass = f"_orig_{name}"
-        if rendered not in own or bypass not in own or hasattr(own[rendered], "_pyg_accel"):
+        if rendered not in own or bypass not in own:
             continue
-        template: Callable[..., Any] = own[rendered]
-        # A class that was rendered while its parent was wrapped has our wrapper as its original.
-        setattr(cls, bypass, getattr(own[bypass], _ORIGINAL, own[bypass]))
-        if template is own[bypass] or own.get(name) is not template:
+        if own[rendered] is own[bypass] or own.get(name) is not own[rendered]:
             continue  # written by the user: not ours to change
-        wrapper = _wrapped(template, hooks["call"])
-        _replace(cls, name, wrapper)
-        _replace(cls, rendered, wrapper)
-
-
-def _replace_functions(hooks: Hooks) -> None:
-    functions = dict.fromkeys(_MEMOISED, hooks["memoise"])
-    functions |= {name: hooks[name] for name in _FUNCTIONS}
-    wrappers: dict[Any, Any] = {}
-    users = {cls.__module__ for cls in _subclasses(MessagePassing)}  # import softmax by name
-    for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith(_HOLDERS) and module_name not in users:
-            continue
-        for name, hook in functions.items():
-            original = vars(module).get(name)
-            if not isinstance(original, FunctionType) or not original.__module__.startswith(_HOMES):
-                continue
-            if original not in wrappers:
-                # A small call on a known graph too gets from memory what was derived from it.
-                wrapper = _wrapped(original, hook, unless=SMALL if name in _MEMOISED else LOOKS_UP)
-                wrappers[original] = _unread(wrapper)
-            if original not in wrappers.values():
-                _replace(module, name, wrappers[original])
+        _hand_over(own[rendered], hooks["call"])
 
 
 def template(module: MessagePassing, name: str) -> Callable[..., Any]:
-    """Return the rendered ``propagate`` or ``edge_updater`` that our wrapper stands for."""
-    wrapper = getattr(module, name)
-    found: Callable[..., Any] = getattr(wrapper, _ORIGINAL)
+    """Return the rendered ``propagate`` or ``edge_updater`` as it was before."""
+    found: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
     return found
+
+
+# What PyG says of a class that it cannot render, and what there is to change.
+_ADVICE = {
+    "Found inconsistent types": "annotate arguments as PyG does: `index: Tensor, ptr: OptTensor, "
+    "size_i: Optional[int], dim_size: Optional[int]`",
+    "Could not parse keyword argument": "pass each argument of `self.propagate` as `name=variable`",
+    "Cannot compile custom": "write `message`, `aggregate` or `update` instead of `propagate`",
+    "could not": "define the class in a file, where its source can be read",
+    "source code not available": "define the class in a file, where its source can be read",
+}
+_RENDERING_FAILURES = (
+    ValueError, TypeError, AttributeError, LookupError, NameError, AssertionError, OSError,
+    SyntaxError, ImportError, RuntimeError,
+)  # fmt: skip
+_not_rendered: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
+
+
+def rendering_reason(module: MessagePassing) -> str:
+    """Return why PyG rendered no ``propagate`` for a layer, and what to change; empty if it did."""
+    cls: Any = type(module)
+    if cls._jinja_propagate is not cls._orig_propagate:
+        return ""
+    if cls not in _not_rendered:
+        message = "no reason is known"
+        try:
+            module._set_jittable_templates(raise_on_error=True)
+        except _RENDERING_FAILURES as error:
+            message = str(error).rstrip(".") or type(error).__name__
+        advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
+        _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])
+    return _not_rendered[cls]
 
 
 def is_hooked(module: MessagePassing) -> bool:

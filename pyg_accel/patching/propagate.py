@@ -17,21 +17,21 @@ from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.memo import MEMO, changed, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
-from pyg_accel.patching import compiled, layers, learner, plans, reading
-from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import materialize, plain_shape
-from pyg_accel.patching.kinds import Key, kind_of_call
-from pyg_accel.patching.layer_call import layer_call
-from pyg_accel.patching.layers import OF_EVERY_MODULE
-from pyg_accel.patching.lazy import (
-    LazyTensor,
-    Unrecognised,
-    first_operand,
-    is_single_side,
-    running,
+from pyg_accel.patching import compiled, layers, programs, reading
+from pyg_accel.patching.effects import effect_reasons, tensors_outside
+from pyg_accel.patching.kept import (
+    apart,
+    finish,
+    nothing,
+    ordinary,
+    refuse_kept,
+    returns_none,
+    writes_weights,
+    written,
 )
+from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.networks import hooked_inside
-from pyg_accel.patching.overrides import hook_reasons, template
+from pyg_accel.patching.overrides import hook_reasons, rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
     SEEN,
@@ -42,23 +42,27 @@ from pyg_accel.patching.reasons import (
     kind_reasons,
     new_graph_reasons,
     size_reasons,
+    subclass_reasons,
     torch_records,
-    transform_reasons,
     width_of,
 )
-from pyg_accel.patching.rng_state import random_state, restore, tensors_of
+from pyg_accel.patching.rng_state import RandomState, random_state, restore, tensors_of
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
 from pyg_accel.patching.thresholds import KINDS
 from pyg_accel.patching.trace import Trace
 from pyg_accel.patching.verification import verify
+from pyg_accel.record.edge_tensors import plain_shape
+from pyg_accel.record.recorder import running_recorder
 from pyg_accel.settings import settings
 
-__all__ = ["bypassed", "call", "forget", "set_sparse_value", "softmax", "spmm"]
+__all__ = ["bypassed", "call", "forget", "softmax", "spmm"]
 
 _JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
+CALLED_DIRECTLY = "MessagePassing.propagate itself was called"
 _NO_REASONS: list[str] = []
 
 
@@ -88,9 +92,9 @@ def forget() -> None:
     GRAPHS.clear()
     SLOTS.clear()
     MEMO.clear()
-    plans.forget()
     SEEN.clear()
     layers.forget()
+    programs.forget()
 
 
 def call(
@@ -104,18 +108,22 @@ def call(
             return compiled.call(original, self, edge_index, args, kwargs)
         record(type(self).__name__, "", "PyG", RECORDED, 0.0)
         return original(self, edge_index, *args, **kwargs)
-    start = time.perf_counter()
-    layer = type(self).__name__
+    recorder, name = running_recorder.recorder, original.__name__
+    if recorder is None and not args:
+        out = programs.run(self, name, (edge_index,), kwargs)
+        if out is not programs.NOTHING:
+            return out
+    start, layer = time.perf_counter(), type(self).__name__
     judged = type(edge_index) in _JUDGED and edge_index.dim() == 2
     small, sized = _NO_REASONS, judged and in_force() is None
     if sized:
         edges, width = num_edges(edge_index), _width_of(original, self, kwargs)
         small = size_reasons(edges, edge_index.device.type, width)
     if not small:
-        key = (original, self.training, getattr(edge_index, "layout", type(edge_index)))
+        key = (name, self.training, getattr(edge_index, "layout", type(edge_index)))
         found = _found.get(self, _NOTHING).get(key)
         if sized and (found is None or not found.reason):
-            kind = "" if found is None else found.kind
+            kind = "" if found is None else _kind_of(self, name, found.kind)
             small = kind_reasons(kind, edges, edge_index.device.type, width)
             if not small:
                 small = new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
@@ -128,17 +136,15 @@ def call(
     else:
         layer_call.others = True
     if small:  # and nothing else matters: it must cost next to nothing
+        if recorder is not None:
+            recorder.stop(small[0])
         out = original(self, edge_index, *args, **kwargs)
         record(layer, "", "PyG", small[0], time.perf_counter() - start)
         return out
     refuse_training(self)
-    given, plain = _Call(original, self, edge_index, args, kwargs), None
-    if not args and (found is None or not found.reason):
-        plain = kind_of_call(original, self, edge_index, kwargs)
-        out = _planned(given, plain)
-        if out is not None:
-            return out
+    given = _Call(original, self, edge_index, args, kwargs)
     reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
+    reasons = reasons or subclass_reasons((edge_index, args, kwargs)) or effect_reasons(self)
     if found is not None and found.reason and not reasons:
         reasons = [found.reason]
     if not reasons and found is None and saved_tensors_are_hooked():
@@ -156,30 +162,51 @@ def call(
         # A message that turns out not to be a formula, today, runs twice: from the same state.
         state = random_state(device_of(edge_index), self)
         try:
-            out, trace, names = _attempt(given)
+            if recorder is None and not args:
+                return programs.recorded(
+                    self, name, _accelerated(given, key, state), (edge_index,), kwargs
+                )
+            return _accelerated(given, key, state)(self, edge_index, **kwargs)
         except Unrecognised as reason:
             reasons = [str(reason)]
             if reason.permanent:
                 _found.setdefault(self, {})[key] = _Found(str(reason), "")
             restore(state)
-        else:
-            seconds = time.perf_counter() - start
-            if settings.verify and in_force() is None:  # a sample is not what PyG computes
-                verify(*given, out, state)
-            learner.learn(self, plain, kwargs, trace, out)
-            kind = trace.kind()
-            if f"other {kind}" in KINDS and plans.find(self, plain) is None:
-                kind = f"other {kind}"  # each call will be traced
-            _found.setdefault(self, {})[key] = _Found("", kind)
-            formulas = "; ".join(dict.fromkeys(trace.formulas))
-            if formulas:
-                record(layer, formulas, "+".join(names) or "deferred", "", seconds)
-            else:
-                record(layer, "", "PyG", "no reduction that could be fused", seconds)
-            return out
+    if recorder is not None:
+        recorder.stop("; ".join(reasons))
     out = original(self, edge_index, *args, **kwargs)
     record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
     return out
+
+
+def _kind_of(layer: MessagePassing, name: str, kind: str) -> str:
+    """The kind of a layer's calls, of which those without a program have other limits."""
+    other = f"other {kind}"
+    traced = programs.why(layer, "call") and not programs.has(layer, name)
+    return other if other in KINDS and traced else kind
+
+
+def _accelerated(call: _Call, key: Any, state: RandomState) -> Callable[..., Any]:
+    """A function that makes a call with lazy messages, and notes what it was."""
+
+    def make(layer: MessagePassing, *_: Any, **__: Any) -> Any:
+        start = time.perf_counter()
+        out, trace, names = _attempt(call)
+        seconds = time.perf_counter() - start
+        if settings.verify and in_force() is None:  # a sample is not what PyG computes
+            verify(*call, out, state)
+        _found.setdefault(layer, {})[key] = _Found("", trace.kind())
+        formulas = "; ".join(dict.fromkeys(trace.formulas))
+        if programs.note(trace.formulas, trace.kind(), names, _widths.get(layer, 0)) and formulas:
+            return out
+        if formulas:
+            record(type(layer).__name__, formulas, "+".join(names) or "deferred", "", seconds)
+        else:
+            why = "no reduction that could be fused"
+            record(type(layer).__name__, "", "PyG", why, seconds)
+        return out
+
+    return make
 
 
 def _is_derived_anew() -> bool:
@@ -194,7 +221,8 @@ _widths: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDicti
 
 def _width_of(original: Callable[..., Any], self: MessagePassing, kwargs: dict[str, Any]) -> int:
     """The width of a call's features: of scores, that of the features that they will weigh."""
-    width = width_of(kwargs, self.node_dim)
+    with torch._C.DisableTorchFunction():
+        width = width_of(kwargs, self.node_dim)
     known = _widths.get(self, 0)
     if original.__name__ != "propagate":
         return max(width, known)
@@ -203,32 +231,12 @@ def _width_of(original: Callable[..., Any], self: MessagePassing, kwargs: dict[s
     return width
 
 
-def _planned(call: _Call, kind: Key | None) -> Any:
-    """Make a call of a kind that has a plan; None if it has none."""
-    self, edge_index = call.layer, call.edge_index
-    plan = plans.find(self, kind)
-    if plan is None or data_reasons(edge_index) or transform_reasons():
-        return None
-    start = time.perf_counter()
-    verified = settings.verify and in_force() is None  # a sample is not what PyG computes
-    state = random_state(edge_index.device, self) if verified else None
-    with record_choices() as names:
-        out = plan.run(self, edge_index, call.kwargs)
-    if out is None:
-        return None
-    seconds = time.perf_counter() - start
-    if state is not None:
-        verify(*call, out, state)
-    record(type(self).__name__, plan.text, "+".join(names) or "deferred", "", seconds)
-    return out
-
-
 def _tried(call: _Call, key: Any) -> _Found:
     """What a call shows that leaves nothing else behind."""
     state = random_state(device_of(call.edge_index), call.layer)
     try:
         with torch.no_grad():
-            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, _apart)))
+            _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, apart)))
     except Unrecognised as reason:
         found = _Found(str(reason), "")
         if not reason.permanent:
@@ -248,20 +256,27 @@ def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     original, self, edge_index, args, _ = call
     trace, plain, kwargs = _trace(call)
     trace.layer = self
+    trace.forward = returns_none(self)
     if isinstance(trace, Trace):
         trace.size = kwargs.get("size")
+        trace.writes_weights = writes_weights(self, original.__name__, trace.forward)
     if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}
         for reason in hooked_inside(self):
             raise Unrecognised(reason, permanent=False)
-    trace.given = lambda: [*tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self)]
+    trace.given = lambda: [
+        *tensors_in((edge_index, plain, args, kwargs)), *tensors_of(self), *tensors_outside(self)
+    ]  # fmt: skip
     out = None
     with record_choices() as names, trace:
         try:
-            out = _finish(self, original(self, plain, *args, **kwargs), _ordinary)
+            out = original(self, plain, *args, **kwargs)
+            if isinstance(trace, Trace):
+                refuse_kept(self, trace)
+            out = finish(self, out, ordinary, trace.forward)
         finally:
             if out is None:  # it raised, as a checkpoint does where it has all that it wants
-                _finish(self, None, _nothing)
+                finish(self, None, nothing)
     return out, trace, names
 
 
@@ -272,8 +287,8 @@ def bypassed(original: Callable[..., Any], self: MessagePassing, *args: Any, **k
     timed; one in n decomposed layers is noted n times.
     """
     if is_active(self) and not torch_records():
-        reason = "; ".join(hook_reasons(self)) or "PyG's reference propagate was asked for"
-        record(type(self).__name__, "", "PyG", reason, 0.0)
+        reasons = hook_reasons(self) or [rendering_reason(self) or CALLED_DIRECTLY]
+        record(type(self).__name__, "", "PyG", "; ".join(reasons), 0.0)
     return original(self, *args, **kwargs)
 
 
@@ -307,11 +322,6 @@ def spmm(function: Callable[..., Any], src: Any, other: Any, reduce: str = "sum"
     return function(src, other, reduce) if out is None else out
 
 
-def set_sparse_value(function: Callable[..., Any], adj: Any, value: Tensor) -> Any:
-    """Stand in for the function by which layers return attention weights as a sparse matrix."""
-    return function(adj, materialize(value))
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pyg_accel_read(self: MessagePassing) -> str:
     """A method of layers while anything is patched: see :mod:`.reading`."""
@@ -334,7 +344,7 @@ def _compile(
             raise Unrecognised("; ".join(reasons))
     trace = compiled.CompiledTrace(edge_index, self.flow)
     with trace:
-        out: Tensor = _finish(self, template(self, name)(self, edge_index, **kwargs), _written)
+        out: Tensor = finish(self, template(self, name)(self, edge_index, **kwargs), written)
     return out, "; ".join(dict.fromkeys(trace.formulas))
 
 
@@ -358,41 +368,3 @@ def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
     if not args:  # propagate's own arguments come by name; PyG ignores a given size here
         kwargs = kwargs | {"size": (edge_index.num_rows, edge_index.num_cols)}
     return Trace(plain, module.flow, owner=edge_index), plain, kwargs
-
-
-def _finish(module: MessagePassing, out: Any, change: Callable[[Any], Any]) -> Any:
-    """Nothing lazy may leave: not in the result and not in what the layer put aside."""
-
-    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
-        others = isinstance(value, LazyTensor) and value.tracer not in running.traces
-        return value if others else change(value)
-
-    for name, value in list(vars(module).items()):
-        ordinary = value if name in OF_EVERY_MODULE else changed(value, change_own)
-        if ordinary is not value:
-            vars(module)[name] = ordinary
-    return changed(out, change)
-
-
-def _ordinary(value: Any) -> Any:
-    """Write out a lazy tensor; attention weights may wait for who takes them."""
-    if isinstance(value, LazyTensor):
-        if is_single_side(value) and isinstance(operand := first_operand(value), Weights):
-            return operand
-        return value.tracer.compute(value)
-    return value
-
-
-def _apart(value: Any) -> Any:
-    """Attention weights that write nothing out for the call they were made for."""
-    return value.apart() if isinstance(value, Weights) else value
-
-
-def _nothing(value: Any) -> Any:
-    """Drop a message of a call that has no result; weights that an earlier call left stay."""
-    return None if isinstance(value, LazyTensor) else value
-
-
-def _written(value: Any) -> Any:
-    """Write out a lazy tensor, attention weights too."""
-    return materialize(_ordinary(value))

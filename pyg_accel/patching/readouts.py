@@ -127,7 +127,7 @@ def _is_taken(src: Tensor, groups: Any, dim: int, *, wide: bool) -> bool:
     ):
         return False
     # Inside of a layer, messages are reduced by its own call.
-    if MEMO.lent is not None or torch_records() or Watch.active() is not None:
+    if not MEMO.outside or torch_records() or Watch.active() is not None:
         return False
     return not (_size_reasons(src, groups, wide=wide) or data_reasons(src) or transform_reasons()
                 or fast_backend_reasons(src.device.type))  # fmt: skip

@@ -1,30 +1,43 @@
 """Whether a call is accelerated: what patch() switched on, and the reasons against."""
 
+import weakref
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _get_dispatch_mode, _is_tracing, _TorchDispatchModeKey
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._C import (
+    _get_dispatch_mode,
+    _is_tracing,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+    _TorchDispatchModeKey,
+)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch_geometric import EdgeIndex, Index
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.cache import RecentlySeen, saved_tensors_are_hooked
 from pyg_accel.matrices import is_sparse_matrix, num_edges
+from pyg_accel.memo import tensors_in
 from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.patching.reading import picked_from
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.thresholds import Limits, thresholds
+from pyg_accel.record.edge_tensors import EdgeTensor
 from pyg_accel.settings import settings
 
 __all__ = [
-    "MARK",
     "RECORDED",
     "SEEN",
     "WATCHED",
@@ -36,9 +49,11 @@ __all__ = [
     "is_watched",
     "kind_reasons",
     "layer_reasons",
+    "marked",
     "modules_in",
     "new_graph_reasons",
     "size_reasons",
+    "subclass_reasons",
     "switch",
     "takes_part",
     "torch_records",
@@ -46,13 +61,15 @@ __all__ = [
     "width_of",
 ]
 
-MARK = "_pyg_accel_patched"  # attribute of instances that patch(model) switched on
-
+# How many patch(model) are in force, by the instances that they switched on.
+marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
 _switched_on = 0  # how many patch() without a model are in force
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
 SEEN = RecentlySeen(256)  # the graphs of calls for which it matters whether they come again
 _FAKE = _TorchDispatchModeKey.FAKE
+# Others may do anything. Those of a compiler stand for tensors.
+_TENSORS = {Tensor, torch.nn.Parameter, EdgeIndex, Index, FakeTensor, FunctionalTensor}
 # Methods that may be replaced on an instance, whose calls then run the replacement.
 _METHODS = frozenset({
     "forward", "propagate", "message", "aggregate", "update", "message_and_aggregate", "reduce",
@@ -68,7 +85,7 @@ def switch(by: int) -> None:
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
-    return _switched_on > 0 or (module is not None and MARK in vars(module))
+    return _switched_on > 0 or (bool(marked) and module is not None and module in marked)
 
 
 def torch_records() -> bool:
@@ -143,13 +160,30 @@ def modules_in(*modules: torch.nn.Module | None) -> list[torch.nn.Module]:
 
 
 def transform_reasons() -> list[str]:
-    """Return the transforms in force that operators of this package do not know."""
+    """Return the transforms and modes in force that operators of this package do not know."""
     reasons = []
     if torch._C._functorch.peek_interpreter_stack() is not None:
         reasons.append("inside a torch.func transform")
     if torch.autograd.forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation")
+    if _len_torch_function_stack() or _len_torch_dispatch_stack():
+        modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+        reasons += [f"inside a mode of torch: {type(m).__name__}" for m in modes if not _known(m)]
     return reasons
+
+
+def _known(mode: Any) -> bool:
+    """Whether a mode sees in an accelerated call what it would see of PyG's, or is our own."""
+    return isinstance(mode, (DeviceContext, FakeTensorMode)) or any(
+        cls.__module__.startswith("pyg_accel.") for cls in type(mode).__mro__
+    )
+
+
+def subclass_reasons(given: Any) -> list[str]:
+    """Return the classes of tensors among arguments that may do something else than a tensor."""
+    others = {type(t) for t in tensors_in(given)} - _TENSORS
+    return [f"a tensor of the class {cls.__name__}" for cls in others
+            if not issubclass(cls, EdgeTensor)]  # fmt: skip
 
 
 def data_reasons(edge_index: Any) -> list[str]:

@@ -20,11 +20,14 @@ from torch_geometric.nn.aggr import (
 )
 from torch_geometric.nn.aggr.fused import FusedAggregation
 
-from pyg_accel.patching.edge_tensors import plain_shape
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, running
+from pyg_accel.graph import Graph
+from pyg_accel.patching.lazy import LazyTensor, Tracer
 from pyg_accel.patching.ordered import quantiles_of_sources, takes_quantiles
 from pyg_accel.patching.reasons import WATCHED, is_watched
 from pyg_accel.patching.rules import reduce_over_targets
+from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.record.edge_tensors import plain_shape
+from pyg_accel.record.recorder import perform
 
 __all__ = ["aggregate", "combine", "is_simple", "reduces_of"]
 
@@ -79,13 +82,15 @@ def aggregate(
     got = reduce_over_targets(x, list(reduces), dim_size)
     if is_simple(self):
         return got[0]
-    others = tracer.others  # a plan combines what it reduces in the same way
-    out = combine(self, dict(zip(reduces, got, strict=True)),
-                  lambda: tracer.graph_of(dim_size).degree, place)  # fmt: skip
-    tracer.others = others
-    if tracer.done is not None and tracer.done.reduce != "attention":
-        tracer.done = tracer.done._replace(reduce=reduces, result=out)
-    return out
+
+    def degree() -> Tensor:
+        return perform(_degree, tracer.graph_of(dim_size), borrows=True)
+
+    return combine(self, dict(zip(reduces, got, strict=True)), degree, place)
+
+
+def _degree(graph: Graph) -> Tensor:
+    return graph.degree
 
 
 def _of_edges(aggregation: Aggregation, x: Tensor, index: Any) -> Tensor:
@@ -94,7 +99,7 @@ def _of_edges(aggregation: Aggregation, x: Tensor, index: Any) -> Tensor:
     Those that a message made of nodes' features it has written out already, for which it has a size
     limit of its own.
     """
-    trace = running.traces[-1]
+    trace: Tracer = running.traces[-1]
     if (
         trace.gathered
         or x.dim() < 2

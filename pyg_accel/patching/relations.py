@@ -18,17 +18,21 @@ from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
+from pyg_accel.patching import programs
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
     kind_reasons,
     new_graph_reasons,
+    subclass_reasons,
     takes_part,
+    transform_reasons,
 )
 from pyg_accel.patching.reductions import is_simple, reduces_of
 from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.verification import verify
+from pyg_accel.record.recorder import perform
 from pyg_accel.settings import settings
 
 __all__ = ["MANY", "forward", "reduce_of", "weights_of"]
@@ -59,12 +63,14 @@ def forward(
     source, target = x if isinstance(x, tuple) else (x, x)
     sizes = (source.size(0), target.size(0), self.num_relations)
     try:
-        relations: Relations = MEMO(_stack, edge_index, edge_type, sizes, self.flow)
+        relations: Relations = perform(
+            MEMO.call, _stack, edge_index, edge_type, sizes, self.flow, borrows=True
+        )
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, x, edge_index, edge_type)
     reduce = str(reduce_of(self))
     with record_choices() as names:
-        out = relational_spmm(relations, source, weights_of(self), reduce=reduce)
+        out = perform(relational_spmm, relations, source, weights_of(self), reduce=reduce)
     if self.root is not None:
         out = out + target @ self.root
     if self.bias is not None:
@@ -73,7 +79,8 @@ def forward(
         verify(original, self, x, (edge_index, edge_type), {}, out, state)
     formula = f"{reduce}_j u0, {self.num_relations} relations"
     seconds = time.perf_counter() - start
-    record(type(self).__name__, formula, "+".join(names), "", seconds)
+    if not programs.note([formula], "relations", names, 0):
+        record(type(self).__name__, formula, "+".join(names), "", seconds)
     return out
 
 
@@ -107,7 +114,8 @@ def weights_of(self: RGCNConv) -> Tensor:
 
 def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[str]:
     """Why a call is left to the loop."""
-    reasons = []
+    if reasons := transform_reasons() or subclass_reasons(x):  # before operators that a mode sees
+        return reasons
     sides = x if isinstance(x, tuple) and len(x) == 2 else (x, x)
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
         return ["not a plain edge_index"]

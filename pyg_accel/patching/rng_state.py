@@ -3,7 +3,7 @@
 A message that turns out not to be a formula runs again, in PyG's own path. Random numbers, buffers
 (a BatchNorm in the message) and attributes of the layer are put back before. Other tensors that the
 layer was given or holds cannot be, cheaply: a trace refuses to change them
-(:meth:`~pyg_accel.patching.trace.Watch.guard`).
+(:meth:`~pyg_accel.patching.watch.Watch.guard`).
 """
 
 from collections import OrderedDict, defaultdict, deque

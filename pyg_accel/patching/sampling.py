@@ -15,6 +15,7 @@ from pyg_accel.formula import Formula, weighted_source
 from pyg_accel.graph import Graph
 from pyg_accel.ops.layout import broadcast
 from pyg_accel.patching import overrides
+from pyg_accel.record.recorder import perform
 
 __all__ = ["aggregate", "in_force", "refuse_training", "sampled", "state"]
 
@@ -127,19 +128,22 @@ def aggregate(
     sampling = in_force()
     exact = "" if sampling is None else _exact_reason(graph, formula, operands, reduces, sampling)
     if sampling is None or exact:
-        outs: list[Tensor] = ops.gspmm(
-            graph, formula, operands, reduce=list(reduces), edge_order=edge_order
+        asked: Any = reduces[0] if len(reduces) == 1 else list(reduces)
+        found: Any = perform(
+            ops.gspmm, graph, formula, operands, reduce=asked, edge_order=edge_order
         )
+        outs: list[Tensor] = [found] if len(reduces) == 1 else list(found)
         return outs, f" (exact: {exact})" if exact else ""
     (x, weight), shape = _meet(formula, operands)
     how: dict[str, Any] = {"width": sampling.width, "strategy": sampling.strategy}
     outs = []
     for reduce in reduces:
         rescale = sampling.rescale if reduce == "sum" else "none"
-        out = ops.sampled_spmm(
-            graph, x, weight, reduce=reduce, rescale=rescale, edge_order=edge_order, **how
-        )
-        outs.append(out.reshape(graph.num_rows, *shape))
+        out = perform(
+            ops.sampled_spmm, graph, x, weight, reduce=reduce, rescale=rescale,
+            edge_order=edge_order, **how,
+        )  # fmt: skip
+        outs.append(out.reshape(-1, *shape) if graph.num_rows else out.reshape(0, *shape))
     return outs, f" over {sampling.width} edges by {sampling.strategy}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.cache import TensorRef, saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.layer_call import layer_call
@@ -65,7 +65,7 @@ class Small:
     edges: int = 0
     largest: int = 0
     shapes: tuple[torch.Size, ...] = ()
-    last: weakref.ref[Tensor] | None = None
+    last: TensorRef | None = None
     misses: int = 0
 
     def covers(self, given: _Given) -> bool:
@@ -159,9 +159,9 @@ def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     if known.new_to and (is_built_ahead(edge_index) or not _is_new(known.new_to, edge_index)):
         return None
     if known.remembers:
-        layer_call.again = known.last is not None and known.last() is edge_index
+        layer_call.again = known.last is not None and known.last.fits(edge_index)
         if not layer_call.again:
-            known.last = weakref.ref(edge_index)
+            known.last = TensorRef(edge_index)
     return known
 
 
@@ -192,4 +192,4 @@ def learn(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     # All at once, as all are asked for: each of two graphs may have more of one.
     if edges >= known.edges and nodes >= known.nodes and largest >= known.largest:
         known.edges, known.nodes, known.largest = edges, nodes, largest
-    known.last = weakref.ref(edge_index)
+    known.last = TensorRef(edge_index)

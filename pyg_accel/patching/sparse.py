@@ -23,9 +23,10 @@ from pyg_accel.matrices import (
     values_of,
 )
 from pyg_accel.memo import Memo
-from pyg_accel.patching.lazy import Unrecognised
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import aggregate
 from pyg_accel.patching.watch import Watch
+from pyg_accel.record.recorder import quiet
 
 __all__ = ["REDUCES", "SparseTrace", "as_edge_index"]
 
@@ -55,7 +56,7 @@ class SparseTrace(Watch):
             return None
         if num_edges(adj) == 0 or (isinstance(adj, Tensor) and tensor_reasons(adj, x.dtype)):
             return None
-        with torch._C.DisableTorchFunction():
+        with quiet():
             try:
                 graph, values = graph_of_matrix(self._memo, adj), values_of(adj)
             except (IndexError, ValueError) as error:

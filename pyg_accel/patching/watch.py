@@ -1,6 +1,7 @@
 """The mode that sees the torch functions of one accelerated call."""
 
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
-from pyg_accel.patching.edge_tensors import EdgeTensor, changed_in_place, name_of
-from pyg_accel.patching.lazy import Unrecognised
+from pyg_accel.patching.running import Unrecognised
+from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
 
 __all__ = ["Watch"]
 
@@ -30,6 +31,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.formulas: list[str] = []
         self.layer: torch.nn.Module | None = None
+        self.forward: CodeType | None = None  # that called, if it returns no attention weights
         self.given: Callable[[], Iterable[Tensor]] = tuple
         self._storages: set[int] | None = None
 

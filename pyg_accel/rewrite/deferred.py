@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pyg_accel.patching.edge_tensors import DeferredOperand
 from pyg_accel.patching.lazy import LazyTensor
+from pyg_accel.record.edge_tensors import DeferredOperand
 from pyg_accel.rewrite.ir import Expr
 
 __all__ = ["ABOUT", "Deferred", "Unfit", "settle_items", "settled"]

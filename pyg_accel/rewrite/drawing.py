@@ -12,7 +12,7 @@ __all__ = ["as_svg"]
 LEVEL, MARGIN, CHARACTER, GAP = 52, 24, 8, 14
 MOST = 4  # trees of a layer that are drawn: the chosen one and the best of the others
 WIDTH = 1200  # of a row of trees; a single tree may be wider
-COLOURS = {"chosen": "#1a7f37", "promoted": "#0969da", "pruned": "#8c959f"}
+COLOURS = {"chosen": "#1a7f37", "candidate": "#0969da", "pruned": "#8c959f"}
 
 
 def as_svg(found: ModelPlan) -> str:

@@ -31,7 +31,7 @@ def explain(
         format: ``"text"``, ``"md"``, or ``"svg"``, a drawing of the best trees; by default what the
             name of the file ends in, else text.
         file: where to print, or the name of a file to write; standard output by default.
-        options: the other arguments of ``optimize``.
+        options: the other arguments of ``optimize``; ``price_all`` is True by default here.
 
     Returns:
         The same as data.

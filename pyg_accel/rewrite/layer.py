@@ -1,7 +1,6 @@
 """Runs the calls of a layer in the fastest order of its products."""
 
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.cache import Bounded
+from pyg_accel.cache import Bounded, TensorRef
 from pyg_accel.call_report import record
 from pyg_accel.patching.reasons import data_reasons, is_active, size_reasons
 from pyg_accel.patching.sampling import in_force, refuse_training
@@ -60,10 +59,11 @@ class RewrittenLayer(torch.nn.Module):
         self._algebras: Bounded[Any, tuple[Algebra, dict[str, int]] | str] = Bounded(KINDS)
         self._left: dict[Any, str] = {}  # calls of user layers that PyG makes, and why
         self._compiled: dict[str, Program] = {}
+        self._numbers: dict[str, list[float]] = {}
         self._arguments = parameters_of(type(conv))  # type: ignore[arg-type]
         plain = [n for n, v in vars(conv).items() if v is None or type(v) in PLAIN]
         self._options = [name for name in plain if name != "training"]
-        self._recent: deque[weakref.ref[Tensor]] = deque(maxlen=RECENT)
+        self._recent: deque[TensorRef] = deque(maxlen=RECENT)
         self._spread = SharedDecisions()
         self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
         self._unseen = 0
@@ -77,6 +77,9 @@ class RewrittenLayer(torch.nn.Module):
         given = named(self._arguments, args, kwargs)
         kind = self._sort(given)
         who = self._who(kind, sampled.key)
+        # A compiler may take numbers of the layer for symbols, which are compared and not written.
+        if who == "program" and self._floats() != self._numbers[kind]:
+            who = "layer"
         if who == "program":
             return self._compiled[kind].run(Call(self.conv, given))
         return self.conv(*args, **kwargs) if who == "layer" else self._outside(*args, **kwargs)
@@ -98,8 +101,13 @@ class RewrittenLayer(torch.nn.Module):
         if sampled or reasons_now(self.conv) or not self.decisions:
             return "layer"
         for known in reversed(self.decisions):
-            if known.kind == kind and known.algebra.compiles and known.sampling is None:
+            if (
+                known.kind == (kind, self._floats())
+                and known.algebra.compiles
+                and known.sampling is None
+            ):
                 self._compiled[kind] = known.afresh(self.options.choose)
+                self._numbers[kind] = self._floats()
                 return "program"
         return ""
 
@@ -195,8 +203,9 @@ class RewrittenLayer(torch.nn.Module):
             same = known.algebra is algebra and (known.fresh, known.sampling) == (fresh, sampling)
             if same and known.holds(sizes, entries):
                 return known
+        kind = self._sort(call.given), self._floats()
         decision = make_decision(algebra, call, self.options, sizes=sizes, fresh=fresh,
-                                 sampling=sampling, kind=self._sort(call.given))  # fmt: skip
+                                 sampling=sampling, kind=kind)  # fmt: skip
         self.decisions = [*self.decisions[1 - MOST :], decision]
         return decision
 
@@ -236,14 +245,20 @@ class RewrittenLayer(torch.nn.Module):
     def _sort(self, given: Mapping[str, Any]) -> str:
         """Return what compiled calls know of arguments and options, and may not differ in."""
         options = [getattr(self.conv, name) for name in self._options]
-        return " ".join([sort_of(value) for value in (*given.values(), *options)])
+        return " ".join(
+            [sort_of(value) for value in (*given.values(), *options) if type(value) is not float]
+        )
+
+    def _floats(self) -> list[float]:
+        """Return the options that are numbers with a fraction."""
+        return [v for v in [getattr(self.conv, n) for n in self._options] if isinstance(v, float)]
 
     def _is_fresh(self, edge_index: Tensor) -> bool:
         """Whether graphs come and go, as batches do: two in a row that were never seen before."""
-        if any(ref() is edge_index for ref in tuple(self._recent)):
+        if any(ref.fits(edge_index) for ref in tuple(self._recent)):
             self._unseen = 0
         else:
-            self._recent.append(weakref.ref(edge_index))
+            self._recent.append(TensorRef(edge_index))
             self._unseen += 1
         return self._unseen > 2
 

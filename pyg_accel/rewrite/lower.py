@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel import ops
-from pyg_accel.cache import Snapshot
+from pyg_accel.cache import Snapshot, changes_unseen
 from pyg_accel.cbsr import CBSR
 from pyg_accel.formula import parse
 from pyg_accel.graph import Graph
@@ -134,7 +134,7 @@ class _Run:
 
         So it must not depend on how many graphs a process has met.
         """
-        if torch.is_inference_mode_enabled() or any(t.is_inference() for t in owners):
+        if torch.is_inference_mode_enabled() or any(map(changes_unseen, owners)):
             return self.compute(number, node)
         found = self.program._values.get(number)
         if found is None or found[1] != plain or not found[0].fits(owners):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel import ops
-from pyg_accel.cache import Snapshot
+from pyg_accel.cache import Snapshot, changes_unseen
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import GRAPHS, CompiledGraph, graph_of
 
@@ -103,7 +103,7 @@ def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Call
     """
     if torch.compiler.is_compiling():  # compiled code looks nothing up
         return compute()
-    if torch.is_inference_mode_enabled() or any(t.is_inference() for t in owners):
+    if torch.is_inference_mode_enabled() or any(map(changes_unseen, owners)):
         return compute()
     values = _derived.setdefault(graph, {})
     found = values.get(key)

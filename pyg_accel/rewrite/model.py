@@ -67,7 +67,8 @@ def optimize(
 
     Raises:
         ValueError: if ``model`` has no message passing layer, if ``static`` or ``choose`` names
-            nothing, or if the examples do not fit.
+            nothing, or if the examples do not fit or come in another order.
+        TypeError: if an example is an array of numpy.
         VerificationError: with ``PYG_ACCEL_VERIFY=1``, if the result differs from the original's.
     """
     if not isinstance(model, torch.nn.Module):
@@ -139,4 +140,24 @@ def _bind(
             "takes them, one by one: optimize(model, x, edge_index))"
         ) from None
     bound.apply_defaults()
+    for name, value in bound.arguments.items():
+        _check_example(name, value)
     return dict(bound.arguments)
+
+
+def _check_example(name: str, value: Any) -> None:
+    """Refuse arrays of numpy, features in the place of a graph, and a graph in theirs."""
+    if type(value).__module__.partition(".")[0] == "numpy":
+        raise TypeError(f"expected '{name}' to be a tensor (got {_array(value)}); use "
+                        "torch.from_numpy")  # fmt: skip
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return
+    whole = not value.is_floating_point() and not value.is_complex()
+    if name == "edge_index" and (not whole or value.dim() != 2 or value.size(0) != 2):
+        raise ValueError(f"expected 'edge_index' to be whole numbers [2, E] (got {value.dtype} "
+                         f"{list(value.shape)}; arguments in another order?)")  # fmt: skip
+
+
+def _array(value: Any) -> str:
+    """A numpy value in a message."""
+    return f"numpy.{type(value).__name__} {list(getattr(value, 'shape', ()))}"

@@ -36,6 +36,14 @@ __all__ = [
 WIDTH = 100  # of text
 MOST = 24  # associations of a layer in a table of text
 COLUMNS = (36, 32, 10, 16)  # of a table in it
+# What a plan may say that is not plain, each explained where it says so.
+WORDS = {
+    "dynamic": "rows of features are scaled in every call",
+    "precompute": "the edges are scaled, once a graph",
+    "reuse": "attention weighs the product that its scores are made of",
+    "recompute": "attention weighs the features, before that product",
+    "roofline": "times from counts of operations and bytes, over the machine's peaks",
+}
 HEAD = ("association", "primitives", "predicted", "verdict")
 
 
@@ -50,7 +58,7 @@ class TreePlan:
         once: those that are computed once a graph.
         seconds: predicted time of a call; None if no cost model was asked.
         bytes_kept: activations that the backward pass needs, in float32.
-        verdict: chosen, promoted, or by which rule it was pruned.
+        verdict: chosen, a candidate, or by which rule it was pruned.
         chosen: it is the one that runs.
         root: the tree itself.
     """
@@ -142,7 +150,7 @@ def plan(
         model: as for ``optimize``; or what that returned, to see what it has decided so far.
         example_inputs: arguments of a call; none for what ``optimize`` returned.
         train: as for ``optimize``.
-        options: the other arguments of ``optimize``.
+        options: the other arguments of ``optimize``; ``price_all`` is True by default here.
 
     Returns:
         For each layer its associations with predicted times, and what was chosen.
@@ -157,7 +165,7 @@ def plan(
                 "what it decided so far (give the original for another)"
             )
         return plan_of(model)
-    fast = optimize(model, *example_inputs, train=train, price_all=True, **options)
+    fast = optimize(model, *example_inputs, train=train, **{"price_all": True, **options})
     return plan_of(fast)
 
 
@@ -183,7 +191,7 @@ def _layer(path: str, layer: RewrittenLayer, calls: tuple[str, ...]) -> LayerPla
     decision = layer.decisions[-1]
     trees = sorted(
         (_tree(decision, tree) for tree in decision.pruned.all),
-        key=lambda t: (not t.chosen, t.verdict != "promoted", t.seconds or 0.0),
+        key=lambda t: (not t.chosen, t.verdict.startswith("pruned"), t.seconds or 0.0),
     )
     return replace(
         empty, algebra=str(decision.form), sizes=_sizes(decision), trees=tuple(trees),
@@ -203,7 +211,7 @@ def _tree(decision: Decision, tree: Tree) -> TreePlan:
     chosen = tree == decision.choice.tree
     if tree in decision.pruned.scenarios:
         scenarios = decision.pruned.scenarios[tree]
-        verdict = "promoted" + (f" ({scenarios[0]})" if len(scenarios) == 1 else "")
+        verdict = "candidate" + (f" where {scenarios[0]}" if len(scenarios) == 1 else "")
     else:
         reasons = decision.pruned.reasons[tree]
         different = len(set(reasons.values())) > 1
@@ -239,8 +247,7 @@ def facts(layer: LayerPlan) -> Iterator[str]:
     if layer.algebra:
         sizes = ", ".join(f"{k} = {v:,}" for k, v in layer.sizes.items())
         yield f"{layer.algebra}   with {sizes}"
-        promoted = sum(not t.verdict.startswith("pruned") for t in layer.trees)
-        pruned = len(layer.trees) - promoted
+        pruned = sum(t.verdict.startswith("pruned") for t in layer.trees)
         source = f", {layer.source}" if layer.source else ""
         yield f"{len(layer.trees)} associations, {pruned} pruned; decided by {layer.by}{source}"
     for reason in layer.reasons:
@@ -267,6 +274,8 @@ def legend(layer: LayerPlan) -> Iterator[str]:
     if size := re.search(r"gemm (\w+)x(\w+)x(\w+)", works):
         a, b, c = size.groups()
         found.append(f"{size[0]}: a matrix product [{a}, {b}] times [{b}, {c}]")
+    words = " ".join([layer.source, *(t.composition for t in layer.trees)])
+    found += [f"{word}: {meaning}" for word, meaning in WORDS.items() if word in words]
     yield "symbols: " + "; ".join(found)
 
 
@@ -296,7 +305,7 @@ def row(tree: TreePlan) -> tuple[str, ...]:
     if tree.once:
         parts.append("once a graph: " + "; ".join(_counted(tree.once)))
     if tree.bytes_kept:
-        parts.append(f"keeps {tree.bytes_kept / 2**20:,.1f} MiB")
+        parts.append(f"saves {tree.bytes_kept / 2**20:,.1f} MiB for the backward pass")
     time = "" if tree.seconds is None else f"{1e3 * tree.seconds:.3f} ms"
     verdict = "; ".join(filter(None, (tree.composition, tree.verdict)))
     return (("▶ " if tree.chosen else "") + tree.tree, " · ".join(parts), time, verdict)

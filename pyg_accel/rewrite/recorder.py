@@ -16,10 +16,10 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.cache import version_of
 from pyg_accel.formula import Operand, operands_of
-from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor
 from pyg_accel.patching.rules import reduce_over_targets
 from pyg_accel.patching.trace import Trace
+from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.deferred import Deferred
 from pyg_accel.rewrite.features import Features, is_same
@@ -134,7 +134,6 @@ class Recorder(Features):
         with trace:
             given = self._arguments(trace, kwargs, name)
             result = self.method(name)(**given)
-        trace.made.clear()  # for plans, of which there are none; they refer to the trace
         trace.gathered.clear()
         return trace, result
 

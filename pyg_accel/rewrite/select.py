@@ -47,7 +47,8 @@ class Choice:
 
     Attributes:
         tree: what runs.
-        by: what decided: ``"the only one"``, ``"sizes"``, ``"cost"`` or ``"forced"``.
+        by: what decided: ``"the only one"``, ``"sizes"``, ``"cost"``, ``"memory"`` among those of
+            nearly the lowest cost, or ``"forced"``.
         source: the cost model, if it was asked.
         seconds: predictions for the trees that it compared.
     """
@@ -111,6 +112,8 @@ def decide(
         fastest = min(seconds[tree] for tree in candidates)
         close = [tree for tree in candidates if seconds[tree] <= fastest * EQUAL]
         best = min(close, key=lambda t: (pruned.bills[t].bytes_kept(sizes), seconds[t]))
+        if by == "cost" and seconds[best] > fastest:
+            by = "memory"
     return Choice(best, by, source, seconds)
 
 
@@ -171,7 +174,7 @@ class Decision:
     sampling: Sampling | None
     choice: Choice
     program: Program
-    kind: str
+    kind: Any
     cost: CostModel
     features: Mapping[tuple[str, bool], GraphFeatures]
 
@@ -218,7 +221,7 @@ def make_decision(
     sizes: Mapping[str, int],
     fresh: bool = False,
     sampling: Sampling | None = None,
-    kind: str = "",
+    kind: Any = "",
 ) -> Decision:
     """Choose a tree for a call.
 

@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pyg_accel.cache import memory_of, saved_tensors_are_hooked
-from pyg_accel.patching.edge_tensors import changed_in_place, name_of
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, running
+from pyg_accel.patching.lazy import LazyTensor
 from pyg_accel.patching.reasons import modules_in
 from pyg_accel.patching.rng_state import random_state, restore, tensors_of
+from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.record.edge_tensors import changed_in_place, name_of
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.deferred import ABOUT, Deferred, Unfit, settle_items, settled
 from pyg_accel.rewrite.guards import asks_types, with_propagate

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Linear
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import nn as pyg
 from torch_geometric.utils import (
     add_self_loops,
@@ -25,6 +24,7 @@ from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.layers import MaxKGCNConv
 from pyg_accel.patching import overrides
+from pyg_accel.patching.reading import Look
 
 WIDTH = 8
 Inputs = dict[str, Tensor]
@@ -39,7 +39,7 @@ class Waits(RuntimeError):
     """What a capture would end with on a GPU."""
 
 
-class NoWaits(TorchDispatchMode):
+class NoWaits(Look):  # one of ours: under a mode of the user calls are PyG's
     """Refuses what waits for a GPU: numbers in Python, and sizes that depend on data."""
 
     def __torch_dispatch__(

@@ -6,9 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends.dispatch import record_choices
+
+
+class Names(TorchDispatchMode):
+    """The names of the operators that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def run(graph: Graph, x: Tensor, weight: Tensor, reduce: str) -> list[Tensor]:
@@ -28,11 +41,24 @@ def inputs() -> tuple[Graph, Tensor, Tensor]:
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 def test_both_roads_agree_to_the_second_derivative(reduce, inputs):
     direct = run(*inputs, reduce)
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with Names() as seen:
         dispatched = run(*inputs, reduce)
-    assert "pyg_accel::gspmm" in {event.key for event in seen.key_averages()}
+    assert "pyg_accel::gspmm" in seen.names
     for one, other in zip(direct, dispatched, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_profiler_sees_the_path_that_users_run(inputs):
+    graph, x, _ = inputs
+    x.requires_grad_()
+    plain = ops.spmm(graph, x)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        observed = ops.spmm(graph, x)
+        observed.sum().backward()
+    names = {event.key for event in seen.key_averages()}
+    assert {"_Reduce", "_ReduceBackward"} <= names
+    assert "pyg_accel::gspmm" not in names
+    assert type(observed.grad_fn) is type(plain.grad_fn)
 
 
 def test_of_several_results_some_may_be_unused(inputs):

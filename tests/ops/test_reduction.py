@@ -1,13 +1,24 @@
 """The short way of gspmm in eager mode, and what is known of the graphs it runs on."""
 
 import copy
+import gc
 import io
+import pickle
+import sys
+import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from pyg_accel import Graph, ops
+from pyg_accel import Graph, column_reuse, facts, ops, use_backend
+from pyg_accel.backends import backends
+from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.facts import facts_of, rounded
+from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.ops import launch
+from pyg_accel.settings import settings
 
 N, E = 40, 300
 
@@ -94,3 +105,168 @@ def test_a_mean_over_more_edges_than_half_precision_can_count_has_a_gradient():
     out = ops.spmm(graph, x, reduce="mean")
     (grad,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(grad.float(), torch.full((7, 2), 1 / 7), rtol=5e-3, atol=0)
+
+
+def frames_of(call):
+    """Python functions that a warm call runs, itself included."""
+    for _ in range(3):
+        call()
+    seen = []
+    sys.setprofile(lambda frame, event, arg: event == "call" and seen.append(frame.f_code))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(seen)
+
+
+REDUCES, MESSAGE = ["sum", "mean", "max", "min"], "relu(add(u0,v1))"
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize("kind", ["plain", "weighted", "message"])
+def test_a_warm_call_runs_few_python_functions(graph, kind, reduce):
+    x, weight, seed = torch.randn(N, 8), torch.rand(E), torch.ones(N, 8)
+
+    def run(x):
+        if kind == "message":
+            return ops.gspmm(graph, MESSAGE, [x, x], reduce=reduce)
+        return ops.spmm(graph, x, weight if kind == "weighted" else None, reduce=reduce)
+
+    leaf = x.clone().requires_grad_()
+    if reasons := cpu_unavailable_reasons():
+        pytest.skip("; ".join(reasons))
+    assert frames_of(lambda: run(x)) <= 10
+    assert frames_of(lambda: run(leaf)) <= 14
+    assert frames_of(lambda: torch.autograd.grad(run(leaf), leaf, seed)) <= 31
+
+
+def test_attention_without_gradients_runs_few_python_functions(graph):
+    operands = [torch.randn(N, 2, 4), torch.randn(N, 2), torch.randn(N, 2)]
+    form = ("leaky_relu(add(u1,v2),0.2)", "u0")
+    assert frames_of(lambda: ops.attention(graph, *form, operands)) <= 14
+
+
+def test_a_graph_with_plans_is_freed_at_once_and_copies_have_plans_of_their_own():
+    graph = Graph.from_edge_index(torch.randint(N, (2, E)), (N, N))
+    x = torch.randn(N, 4, requires_grad=True)
+    ops.spmm(graph, x, reduce="mean").sum().backward()
+    ops.attention(graph, "add(u0,v1)", "u2", [x[:, :1], x[:, 1:2], x.unsqueeze(1)]).sum().backward()
+    assert graph.plans
+    twin = copy.deepcopy(graph)
+    assert twin.plans == pickle.loads(pickle.dumps(graph)).plans == copy.copy(graph).plans == {}
+    torch.testing.assert_close(ops.spmm(twin, x), ops.spmm(graph, x))
+    gone, enabled = weakref.ref(graph.col), gc.isenabled()
+    gc.disable()
+    try:
+        del graph
+        assert gone() is None
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@pytest.mark.parametrize("change", ["block", "setting", "variable", "disable"])
+def test_a_plan_holds_until_choices_may_change(graph, change, monkeypatch):
+    x = torch.randn(N, 4)
+
+    def backend():
+        with record_choices() as names:
+            ops.spmm(graph, x)
+        return list(names)
+
+    first = backend()
+    assert backend() == first
+    if first == ["reference"]:
+        pytest.skip("there is no other backend")
+    with monkeypatch.context() as patch:
+        if change == "variable":
+            patch.setenv("PYG_ACCEL_BACKEND", "reference")
+        elif change == "disable":
+            patch.setenv("PYG_ACCEL_DISABLE", ",".join(n for n in backends() if n != "reference"))
+        elif change == "setting":
+            settings.backend = "reference"
+        with use_backend("reference") if change == "block" else nullcontext():
+            assert backend() == ["reference"]
+        settings.backend = None
+    assert backend() == first
+
+
+@pytest.mark.parametrize("reduce", REDUCES)
+@pytest.mark.parametrize(
+    "lay",
+    [
+        lambda g: g.sum(),
+        lambda g: (g.sum(0) * torch.arange(6.0, dtype=torch.float64)).sum(),
+        lambda g: (g.t() * torch.arange(6.0, dtype=torch.float64)[:, None]).t().sum(),
+        lambda g: g[:, ::2].square().sum(),
+    ],
+    ids=["expanded", "expanded-rows", "transposed", "sliced"],
+)
+def test_gradients_may_lie_in_any_way(graph, reduce, lay):
+    given = torch.randn(6, N, dtype=torch.float64).t()  # column by column
+    wide = torch.randn(N, 12, dtype=torch.float64)
+    for x in (given, given.contiguous(), wide[:, ::2], wide[:, :6]):
+        leaf, copied = x.detach().requires_grad_(), x.clone(memory_format=torch.contiguous_format)
+        copied.requires_grad_()
+        weight = torch.rand(E, dtype=torch.float64)
+        (found,) = torch.autograd.grad(lay(ops.spmm(graph, leaf, weight, reduce=reduce)), leaf)
+        with use_backend("reference"):
+            right = lay(ops.spmm(graph, copied, weight, reduce=reduce))
+            (right,) = torch.autograd.grad(right, copied)
+        torch.testing.assert_close(found, right)
+
+
+def test_saved_tensors_are_unpacked_once(graph):
+    x = torch.randn(N, 4, dtype=torch.float64, requires_grad=True)
+    weight, unpacked = torch.rand(E, dtype=torch.float64, requires_grad=True), []
+    for again in (False, True):
+        unpacked.clear()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t.clone(), lambda t: unpacked.append(t) or t
+        ):
+            out = ops.spmm(graph, x, weight)
+        torch.autograd.grad(out.sum(), (x, weight), create_graph=again)
+        assert len(unpacked) == 2
+
+
+def test_checkpointed_calls_have_their_gradients(graph):
+    x = torch.randn(N, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(E, dtype=torch.float64, requires_grad=True)
+
+    def run(x, weight):
+        return ops.spmm(graph, x, weight, reduce="max").square().sum()
+
+    kept = checkpoint(run, x, weight, use_reentrant=False)
+    for one, other in zip(
+        torch.autograd.grad(kept, (x, weight)), torch.autograd.grad(run(x, weight), (x, weight)),
+        strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(one, other)
+
+
+def test_a_tensor_that_left_a_function_transform_is_an_ordinary_one(graph):
+    left, x = [], torch.randn(N, 4)
+    torch.func.grad(lambda x: left.append(x) or x.sum())(x)
+    torch.testing.assert_close(ops.spmm(graph, left[0]), ops.spmm(graph, x))
+    leaf = torch.randn(N, 4, requires_grad=True)
+    out = ops.gspmm(graph, "mul(u0,v1)", [leaf, left[0]])
+    right = ops.gspmm(graph, "mul(u0,v1)", [leaf, x])
+    (found,), (good,) = (torch.autograd.grad(t.sum(), leaf) for t in (out, right))
+    torch.testing.assert_close(found, good)
+
+
+def test_a_plan_is_made_anew_when_a_graph_on_a_gpu_turns_out_to_stay(graph, monkeypatch):
+    monkeypatch.setattr(facts, "_USES", 3)
+    monkeypatch.setattr(launch, "kind_of", column_reuse._known_kind)  # as of a graph on a GPU
+    graph.is_cuda = True
+    x, plans = torch.randn(N, 4, requires_grad=True), []
+    right = ops.spmm(graph, x).detach()
+    for _ in range(8):
+        out = ops.spmm(graph, x)
+        torch.testing.assert_close(out.detach(), right)
+        out.sum().backward()
+        plans.append(*graph.plans.values())
+    assert len({id(plan) for plan in plans}) == 2
+    assert plans[0].facts is not None
+    assert plans[-1].facts is None

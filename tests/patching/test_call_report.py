@@ -1,11 +1,14 @@
 """The report: what ran, how often, how long, and why not."""
 
 import io
+import re
 import threading
 
 import pytest
 import torch
-from torch_geometric.nn import DNAConv, SAGEConv
+from torch import Tensor
+from torch_geometric.nn import DNAConv, MessagePassing, SAGEConv
+from torch_geometric.utils import softmax
 
 import pyg_accel
 from pyg_accel.call_report import record, row_of
@@ -32,6 +35,59 @@ def test_calls_are_counted_by_layer_with_their_formula_or_reason():
     assert "on messages of [E, " in slow.reason
     assert fast.seconds > 0
     assert slow.seconds > 0
+
+
+class Untyped(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j, index, ptr, size_i):  # type: ignore[no-untyped-def]
+        return x_j * softmax(x_j.sum(-1), index, ptr, size_i).unsqueeze(-1)
+
+
+class Forwarding(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor, **kwargs: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, **kwargs)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+def without_source() -> type:
+    names = {"MessagePassing": MessagePassing, "__name__": __name__}
+    exec(
+        "class Hidden(MessagePassing):\n"
+        "    def forward(self, x, edge_index):\n"
+        "        return self.propagate(edge_index, x=x)\n",
+        names,
+    )
+    return names["Hidden"]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Untyped, "Found inconsistent types for argument 'ptr'.*annotate.*ptr: OptTensor"),
+        (lambda: Forwarding, r"Could not parse keyword argument '\*\*kwargs'.*name=variable"),
+        (without_source, "cannot render this layer: .*; define the class in a file"),
+    ],
+)
+def test_what_pyg_cannot_render_says_what_to_change(make, says, always, report_of):
+    layer = make()()
+    with pyg_accel.patched():
+        for _ in range(2):
+            layer(torch.randn(20, 4), torch.randint(20, (2, 90)))
+    (row,) = report_of()
+    assert row.calls == 2
+    assert re.search(says, row.reason), row.reason
+
+
+def test_a_call_of_the_base_says_so(always, report_of):
+    with pyg_accel.patched():
+        x = torch.randn(20, 4)
+        MessagePassing.propagate(SAGEConv(4, 4), torch.randint(20, (2, 90)), x=(x, x))
+    reasons = [row.reason for row in report_of() if row.layer == "SAGEConv"]
+    assert reasons == ["MessagePassing.propagate itself was called"]
 
 
 def test_the_slowest_comes_first():

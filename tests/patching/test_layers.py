@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch_geometric
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import conv as pyg
 
 import pyg_accel
 from pyg_accel.patching import propagate
+from pyg_accel.patching.reading import Look
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -281,7 +281,7 @@ LAYERS = {
     "fa": Layer(
         lambda: pyg.FAConv(16),
         with_start,
-        ("sum_j mul(u0,mul(tanh(add(u1,v2)),e3)); tanh(add(u0,v1))",),
+        ("sum_j mul(u0,mul(tanh(add(u1,v2)),e3))",),
     ),
     "general-attention": Layer(
         lambda: pyg.GeneralConv(16, 8, attention=True, heads=2),
@@ -353,7 +353,9 @@ def test_the_layer_runs_as_the_table_says(name, report_of):
     with pyg_accel.patched():
         build(name)(*LAYERS[name].inputs(World()))
     rows = report_of()
-    assert {row.formula for row in rows if row.formula} == set(LAYERS[name].formulas)
+    formulas = LAYERS[name].formulas  # one that is part of another is computed within it
+    inside = {f for f in formulas for g in formulas if f != g and f in g and "softmax" in f[:8]}
+    assert {row.formula for row in rows if row.formula} == set(formulas) - inside
     assert {row.reason for row in rows if row.reason} == set(LAYERS[name].reasons)
 
 
@@ -546,7 +548,7 @@ def test_strided_features_equal_stock(same_as_stock):
 WIDE_N, WIDE_E, WIDE_F = 211, 3001, 53
 
 
-class Sizes(TorchDispatchMode):
+class Sizes(Look):  # one of ours: under a mode of the user calls are PyG's
     """Notes how many elements the largest result of any operator has."""
 
     def __init__(self) -> None:
@@ -624,21 +626,10 @@ NOT_READ = "a message that reads sizes or tensors' attributes, calls methods, or
 UNPLANNED = {
     "eg": SEVERAL,
     "gen": SEVERAL,
-    "gen-power": SEVERAL,
     "gen-mean-softmax": SEVERAL,
     "sage-median": "a sort",
-    "han": AFTERWARDS,
-    "hgt": AFTERWARDS,
-    "res-gated-edges": NODES,
-    "agnn": "a softmax of scores that are written out",
-    "fa": "weights that are written out",
-    "arma": "features of three dimensions",
     "hypergraph": NOT_READ,
     "hypergraph-attention": NOT_READ,
-    "general": NOT_READ,
-    "general-attention": NOT_READ,
-    "feast": NOT_READ,
-    "supergat": NOT_READ,
     "rgat": NOT_READ,
     "fast-rgcn": NOT_READ,
     "nn": "messages of a network on every edge",

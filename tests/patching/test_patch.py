@@ -1,13 +1,19 @@
 """What ``patch()`` changes, what it leaves alone, and that all of it is undone."""
 
 import copy
+import functools
 import io
+import multiprocessing
+import operator
 import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import FunctionType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -66,14 +72,23 @@ def classes() -> Iterator[type]:
         pending += cls.__subclasses__()
 
 
+def state(value: Any) -> Any:
+    """What makes a function what it is: the object itself, and what a patch may change of it."""
+    if not isinstance(value, FunctionType):
+        return id(value)
+    return id(value), value.__code__, dict(value.__kwdefaults__ or {}), dict(vars(value))
+
+
 def snapshot() -> dict[Any, dict[str, Any]]:
-    held = {cls: dict(vars(cls)) for cls in classes()}
+    held = {cls: {k: state(v) for k, v in vars(cls).items()} for cls in classes()}
     modules = {
-        name: {k: v for k, v in vars(module).items() if callable(v)}
+        name: {k: state(v) for k, v in vars(module).items() if callable(v)}
         for name, module in list(sys.modules.items())
         if name.startswith("torch_geometric") and hasattr(module, "__dict__")
     }
-    return {**held, **modules, "overloads": {"find": torch.jit._script._get_overloads}}
+    overloads = {"find": state(torch.jit._script._get_overloads)}
+    embedding = {"forward": state(torch.nn.Embedding.forward)}
+    return {**held, **modules, "overloads": overloads, "embedding": embedding}
 
 
 # -- nothing is left behind -----------------------------------------------------------------------
@@ -84,15 +99,16 @@ def test_unpatch_restores_every_class_and_module_attribute(x, edge_index):
     before = snapshot()
     pyg_accel.patch()
     during = snapshot()
-    assert during[SAGEConv]["propagate"] is not before[SAGEConv]["propagate"]
-    assert gcn_conv.gcn_norm is not before["torch_geometric.nn.conv.gcn_conv"]["gcn_norm"]
+    assert during[SAGEConv]["propagate"] != before[SAGEConv]["propagate"]
+    module = "torch_geometric.nn.conv.gcn_conv"
+    assert during[module]["gcn_norm"] != before[module]["gcn_norm"]
     for layer in layers:
         layer(x, edge_index)
     pyg_accel.unpatch()
     after = snapshot()
     for owner, attributes in before.items():
         assert after[owner].keys() == attributes.keys(), owner
-        changed = [name for name, value in attributes.items() if after[owner][name] is not value]
+        changed = [name for name, value in attributes.items() if after[owner][name] != value]
         assert changed == [], owner
 
 
@@ -117,7 +133,7 @@ def test_a_class_rendered_under_patch_is_as_stock_would_have_made_it(x, edge_ind
         made(x, edge_index)
     assert vars(ours).keys() == vars(stock).keys()
     assert vars(ours)["_orig_propagate"] is vars(stock)["_orig_propagate"]
-    assert not any(hasattr(value, "_pyg_accel") for value in vars(ours).values())
+    assert not any(hasattr(value, "__original_fn") for value in vars(ours).values())
     torch.testing.assert_close(made(x, edge_index), stock()(x, edge_index))
 
 
@@ -188,6 +204,166 @@ def test_an_exception_inside_a_layer_leaves_later_calls_alone(x, edge_index, sam
     with pyg_accel.patched(), pytest.raises(ZeroDivisionError, match="in message"):
         failing(x, edge_index)
     same_as_stock(SAGEConv(6, 4), x, edge_index)
+
+
+FUNCTIONS = [
+    gcn_conv.gcn_norm, utils.add_self_loops, utils.scatter, utils.segment, utils.softmax,
+    utils.spmm, utils.to_dense_batch, SAGEConv.forward, torch.nn.Embedding.forward,
+    Aggregation.__call__,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__qualname__)
+def test_functions_are_pickled_and_copied_as_those_of_pyg(function):
+    before = pickle.dumps(function)
+    with pyg_accel.patched():
+        found = sys.modules[function.__module__]
+        for name in function.__qualname__.split("."):
+            found = getattr(found, name)
+        assert found is function  # imported before or while it is patched
+        assert pickle.dumps(function) == before
+        assert copy.deepcopy(function) is copy.copy(function) is function
+        inside = pickle.dumps(functools.partial(function, 1))
+        torch.save(torch.nn.Module().__dict__ | {"norm": function}, io.BytesIO())
+    assert pickle.loads(inside).func is function
+    assert pickle.dumps(function) == before
+
+
+def test_frames_of_functions_can_be_looked_at(x):
+    seen: list[str] = []
+
+    def trace(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+            assert isinstance(frame.f_locals, dict)  # as debuggers and tracebacks do
+
+    aggregation = SumAggregation()
+    for name in ("before", "during", "after"):
+        with pyg_accel.patched() if name == "during" else nullcontext():
+            sys.setprofile(trace)
+            try:
+                aggregation(x, torch.zeros(N, dtype=torch.long))
+                utils.to_dense_batch(x, torch.zeros(N, dtype=torch.long))
+            finally:
+                sys.setprofile(None)
+    assert seen.count("to_dense_batch") > 3
+
+
+def test_spawned_workers_get_the_functions_of_pyg(edge_index):
+    right = utils.add_self_loops(edge_index)[0]
+    with pyg_accel.patched(), multiprocessing.get_context("spawn").Pool(1) as pool:
+        ((found, _),) = pool.map(utils.add_self_loops, [edge_index])
+        softmax = pool.apply(operator.attrgetter("__qualname__"), [utils.softmax])
+    torch.testing.assert_close(found, right)
+    assert softmax == "softmax"
+
+
+mine = lambda *_, **__: "mine"  # noqa: E731 - what someone else puts in the place of a function
+
+
+OWNERS = [
+    (utils, "softmax"), (gcn_conv, "gcn_norm"), (SAGEConv, "propagate"),
+    (GATConv, "edge_updater"), (SAGEConv, "_jinja_propagate"), (Aggregation, "__call__"),
+    (torch.nn.Embedding, "forward"), (MessagePassing, "_collect"),
+    (MessagePassing, "_set_jittable_templates"), (MessagePassing, "_call_impl"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("owner", "name"), OWNERS, ids=lambda o: getattr(o, "__name__", o))
+def test_what_others_put_in_place_meanwhile_is_theirs(owner, name):
+    SAGEConv(2, 2), GATConv(2, 2)
+    before, code = snapshot(), mine.__code__
+    with pytest.MonkeyPatch.context() as patch:
+        with pyg_accel.patched():
+            patch.setattr(owner, name, mine)
+        assert getattr(owner, name) is mine
+        with pyg_accel.patched():
+            assert getattr(owner, name) is mine
+            assert mine.__code__ is code
+        assert getattr(owner, name) is mine
+    if name == "_call_impl":  # was not there before
+        del MessagePassing._call_impl
+    assert snapshot() == before
+
+
+@pytest.mark.parametrize(("owner", "name"), OWNERS, ids=lambda o: getattr(o, "__name__", o))
+def test_a_mock_that_ends_after_the_patch_leaves_stock(owner, name, x, edge_index, ran):
+    layer, _ = SAGEConv(6, 4), GATConv(6, 4)
+    expected = layer(x, edge_index)
+    before = snapshot()
+    handle, mocked = pyg_accel.patch(), mock.patch.object(owner, name, mine)
+    mocked.start()
+    handle.remove()
+    mocked.stop()
+    assert torch.equal(layer(x, edge_index), expected)
+    assert ran() == {}
+    if name == "_call_impl":  # what the mock found calls the next base's
+        del MessagePassing._call_impl
+    assert snapshot() == before
+
+
+def test_code_that_others_give_a_function_is_theirs():
+    def other(x: Tensor, index: Any = None) -> str:
+        return "other"
+
+    stock = utils.softmax.__code__
+    with pyg_accel.patched():
+        utils.softmax.__code__ = other.__code__
+    try:
+        assert utils.softmax(torch.ones(2)) == "other"
+    finally:
+        utils.softmax.__code__ = stock
+        utils.softmax.__kwdefaults__ = None
+        for name in ("__wrapped__", "__original_fn", "__script_if_tracing_wrapper"):
+            vars(utils.softmax).pop(name, None)
+
+
+class WithoutDict:
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("name", ["torch_sparse", "torch_geometric.nn.other"])
+@pytest.mark.parametrize(
+    "value",
+    [None, WithoutDict(), SimpleNamespace(softmax=1, set_diag=None)],
+    ids=["none", "no dictionary", "namespace"],
+)
+def test_anything_may_be_in_sys_modules(name, value, x, edge_index, ran):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, name, value)
+        with pyg_accel.patched():
+            SAGEConv(6, 4)(x, edge_index)
+            assert ran() == {"SAGEConv": {"mean_j u0"}}
+
+
+class Counted(torch.nn.Module):
+    """Counts calls where torch makes them."""
+
+    calls = 0
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return super()._call_impl(*args, **kwargs)
+
+
+class Last(UserSum, Counted):
+    """Its next ``_call_impl`` is that of another base."""
+
+
+class First(Counted, UserSum):
+    """The other base comes before MessagePassing."""
+
+
+@pytest.mark.parametrize("cls", [Last, First])
+@pytest.mark.parametrize("always", [True, False])
+def test_another_base_with_a_call_of_its_own_is_called(cls, always, x, edge_index):
+    pyg_accel.settings.always = always
+    layer = cls()
+    expected = layer(x, edge_index)
+    with pyg_accel.patched():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x, edge_index), expected)
+    assert layer.calls == 4
 
 
 # -- which calls are reached ----------------------------------------------------------------------
@@ -289,7 +465,7 @@ def test_patching_one_model_leaves_others_alone(x, edge_index, ran):
     handle.remove()
     ours(x, edge_index)
     assert ran() == {}
-    assert not any(reasons.MARK in vars(module) for module in ours.modules())
+    assert not any(module in reasons.marked for module in ours.modules())
 
 
 def test_patching_one_layer_and_everything_at_once_nest_in_any_order(x, edge_index, ran):

@@ -1,5 +1,9 @@
 """``sampled()`` around patched models, and ``calibrate_sampling()``."""
 
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -240,25 +244,28 @@ def noisy_task(nodes: int = 400, degree: int = 60) -> Data:
                 val_mask=torch.ones(nodes, dtype=torch.bool))  # fmt: skip
 
 
-def test_calibration_finds_the_smallest_width_within_the_drop(tmp_path):
-    data, model = noisy_task(), Mean().train()
+def test_calibration_finds_the_smallest_width_within_the_drop():
+    data, model = noisy_task(), torch.nn.Sequential(Mean())
+    model.forward = model[0].forward
+    model.train()[0].eval()
+    seen: list[float] = []
+
+    def metric(out: Tensor, y: Tensor) -> float:
+        seen.append(float((out.argmax(-1) == y).double().mean()))
+        return seen[-1]
+
+    widths = (64, 1, 4, 32, 16)
     found = pyg_accel.calibrate_sampling(
-        model, data, data.val_mask, 0.02, widths=(1, 4, 16, 32, 64), progress=False
+        model, data, data.val_mask, 0.02, widths=widths, metric=metric
     )
-    every, *rows = found.rows
-    assert every.width is None
-    assert (every.drop, every.rate, every.speedup) == (0.0, 1.0, 1.0)
-    assert [row.width for row in rows] == [1, 4, 16, 32, 64]
-    good = [row.width for row in rows if row.drop <= 0.02]
-    assert found.width == min(good)
-    assert rows[0].drop > 0.1  # a single edge says little
-    assert rows[-1].drop == 0.0  # all edges
-    assert rows[2].rate == pytest.approx(16 / 60)
-    assert model.training
+    assert found == pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.02, widths=widths)
+    every, *scores = seen
+    assert found == sorted(widths)[len(scores) - 1]  # larger ones are not tried
+    assert scores[-1] >= every - 0.02
+    assert all(score < every - 0.02 for score in scores[:-1])
+    assert every - scores[0] > 0.1  # a single edge says little
+    assert (model.training, model[0].training) == (True, False)
     assert not sampling.overrides.installed()
-    assert "<- chosen" in str(found)
-    found.plot(tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 1000
 
 
 def test_calibration_says_when_no_width_will_do():
@@ -268,11 +275,9 @@ def test_calibration_says_when_no_width_will_do():
     def same(out: Tensor, _: Tensor) -> float:
         return float(torch.allclose(out, exact, atol=1e-4))
 
-    found = pyg_accel.calibrate_sampling(
-        model, data, data.val_mask, widths=(1, 2), metric=same, progress=False, repeats=1
-    )
-    assert found.width is None
-    assert "use all edges" in str(found)
+    given = (model, data, data.val_mask)
+    assert pyg_accel.calibrate_sampling(*given, widths=(1, 2), metric=same) is None
+    assert pyg_accel.calibrate_sampling(*given, widths=(1, 64), metric=same) == 64  # all edges
 
 
 def test_calibration_takes_weights_metrics_and_matrices():
@@ -284,16 +289,17 @@ def test_calibration_takes_weights_metrics_and_matrices():
         seen.append(out.shape)
         return 0.5
 
-    found = pyg_accel.calibrate_sampling(
-        Mean(), data, data.val_mask, metric=metric, widths=(8,), progress=False, repeats=1
-    )
-    assert (found.width, len(seen)) == (8, 2)
+    found = pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, metric=metric, widths=(8,))
+    assert (found, len(seen)) == (8, 2)
     adj = torch.sparse_coo_tensor(data.edge_index.flip(0), data.edge_weight, (400, 400))
-    other = Data(x=data.x, y=data.y, adj_t=adj.coalesce().to_sparse_csr())
-    found = pyg_accel.calibrate_sampling(
-        SAGEConv(2, 2), other, data.val_mask, widths=(8,), progress=False, repeats=1
-    )
-    assert found.rows[1].rate < 0.2
+    matrix = adj.coalesce().to_sparse_csr()
+    for name in ("adj_t", "edge_index"):
+        other = Data(x=data.x, y=data.y)
+        other[name] = matrix
+        found = pyg_accel.calibrate_sampling(
+            SAGEConv(2, 2), other, data.val_mask, widths=(8,), metric=metric
+        )
+        assert found == 8
 
 
 def test_calibration_refuses_a_model_of_which_nothing_is_sampled():
@@ -301,16 +307,13 @@ def test_calibration_refuses_a_model_of_which_nothing_is_sampled():
     for model in (GraphSAGE(2, 8, 2, 2, aggr="max"), EdgeCNN(2, 8, 2, 2)):
         name = type(model).__name__
         with pytest.raises(ValueError, match=f"nothing of {name} is sampled"):
-            pyg_accel.calibrate_sampling(model, data, data.val_mask, repeats=1, progress=False)
+            pyg_accel.calibrate_sampling(model, data, data.val_mask)
 
 
 def test_calibration_of_a_compiled_model_sees_its_samples():
     data, model = noisy_task(), torch.compile(Mean(), backend="aot_eager")
     for _ in range(2):  # the second time nothing is traced
-        found = pyg_accel.calibrate_sampling(
-            model, data, data.val_mask, widths=[4, 64], repeats=1, progress=False
-        )
-        assert [row.width for row in found.rows] == [None, 4, 64]
+        assert pyg_accel.calibrate_sampling(model, data, data.val_mask, widths=[64]) == 64
 
 
 def test_calibration_of_numbers_wants_a_metric():
@@ -318,21 +321,20 @@ def test_calibration_of_numbers_wants_a_metric():
     numbers = Data(x=data.x, edge_index=data.edge_index, y=torch.randn(400))
     mask = data.val_mask
     with pytest.raises(ValueError, match="pass 'metric'"):
-        pyg_accel.calibrate_sampling(Mean(), numbers, mask, progress=False)
+        pyg_accel.calibrate_sampling(Mean(), numbers, mask)
     several = Data(x=data.x, edge_index=data.edge_index, y=torch.ones(400, 2).long())
     with pytest.raises(ValueError, match="one class a node"):
-        pyg_accel.calibrate_sampling(Mean(), several, mask, progress=False)
+        pyg_accel.calibrate_sampling(Mean(), several, mask)
     found = pyg_accel.calibrate_sampling(
-        Mean(), numbers, mask, widths=[64], repeats=1, progress=False,
+        Mean(), numbers, mask, widths=[64],
         metric=lambda out, y: -float((out[:, 0] - y).square().mean()),
     )  # fmt: skip
-    assert found.width == 64
+    assert found == 64
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"repeats": 0}, "'repeats' to be a whole number of at least 1"),
         ({"widths": ()}, "'widths' to be one or more"),
         ({"widths": (True,)}, "'widths' to be a whole number"),
         ({"widths": (4, 8.5)}, "'widths' to be a whole number"),
@@ -343,7 +345,7 @@ def test_calibration_of_numbers_wants_a_metric():
 def test_calibration_names_the_argument_that_does_not_fit(given, words):
     data = noisy_task()
     with pytest.raises(ValueError, match=words):
-        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, progress=False, **given)
+        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, **given)
 
 
 def test_calibration_refuses_what_does_not_fit():
@@ -354,12 +356,10 @@ def test_calibration_refuses_what_does_not_fit():
         pyg_accel.calibrate_sampling(Mean(), data, torch.ones(7, dtype=torch.bool))
     with pytest.raises(ValueError, match="max_drop"):
         pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, max_drop=-0.1)
-    with pytest.raises(ValueError, match="expected 'repeats'"):
-        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, repeats=0)
     with pytest.raises(ValueError, match="'y'"):
         pyg_accel.calibrate_sampling(Mean(), Data(x=data.x), data.val_mask)
     with pytest.raises(ValueError, match="at least 1"):
-        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, widths=(0,), progress=False)
+        pyg_accel.calibrate_sampling(Mean(), data, data.val_mask, widths=(0,))
 
 
 @pytest.mark.full
@@ -370,11 +370,11 @@ def test_a_calibrated_width_keeps_the_accuracy_of_trained_models(name, conv, dat
     datasets = pytest.importorskip("benchmarks.datasets")
     data = datasets.load_task(name, data_root)
     model = benchmark.train(conv, data, epochs=60, seed=0)
-    found = pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.01, progress=False)
-    assert found.width is not None
+    found = pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.01)
+    assert found is not None
     with pyg_accel.patched(model), torch.no_grad():
         exact = benchmark.accuracy(model, data, data.test_mask)
-        with pyg_accel.sampled(found.width):
+        with pyg_accel.sampled(found):
             assert benchmark.accuracy(model, data, data.test_mask) >= exact - 0.01
 
 
@@ -391,3 +391,17 @@ def test_a_model_trains_on_random_samples():
             optimizer.step()
             losses.append(float(loss))
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_example_draws_accuracy_by_width(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    figure, path = tmp_path / "figure.png", Path(__file__).parents[2] / "examples"
+    options = ["--nodes", "300", "--degree", "40", "--plot", str(figure)]
+    monkeypatch.setattr(sys, "argv", ["calibrate_sampling.py", *options])
+    runpy.run_path(str(path / "calibrate_sampling.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("all edges: accuracy ")
+    assert [line.split(":")[0].strip() for line in lines[1:-1]] == ["4", "8", "16", "32", "64"]
+    assert lines[-1].startswith("width to use, by the validation nodes: ")
+    assert figure.stat().st_size > 1000
+    assert not sampling.overrides.installed()

@@ -10,7 +10,6 @@ from torch_geometric.nn import (
     AGNNConv,
     ARMAConv,
     EdgeConv,
-    EGConv,
     FiLMConv,
     GATConv,
     GCNConv,
@@ -338,7 +337,6 @@ def test_what_a_call_computes_is_its_kind(kinds, report_of):
     x, edges = torch.randn(20, F), torch.randint(0, 20, (2, E))
     calls = {
         "sums": (GCNConv(F, F), (x, edges)),
-        "other sums": (EGConv(16, 16), (torch.randn(20, 16), edges)),
         "messages": (FiLMConv(F, F), (x, edges)),
         "other messages": (GMMConv(F, F, 3, 2), (x, edges, torch.randn(E, 3))),
         "attention": (GATConv(F, F), (x, edges)),

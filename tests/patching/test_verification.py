@@ -10,6 +10,7 @@ from torch_geometric.nn import GCN, PNAConv, SAGEConv, SimpleConv
 
 import pyg_accel
 from pyg_accel.backends import get_backend
+from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import forget_decisions
 from pyg_accel.errors import VerificationError
 from pyg_accel.settings import settings
@@ -39,7 +40,12 @@ def off_by(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def wrong(*args: Any, **kwargs: Any) -> Any:
             right = gspmm.bind(*args, **kwargs)
-            return lambda *call: [t * factor for t in right(*call)]
+
+            def on(csr: Any) -> Launch:
+                launch = right(csr)
+                return Launch(lambda given: [t * factor for t in launch(given)], listed=True)
+
+            return on
 
         monkeypatch.setitem(kernels, "gspmm", replace(gspmm, bind=wrong))
         forget_decisions()

@@ -76,6 +76,54 @@ def test_the_cost_model_is_not_asked_where_sizes_suffice():
     assert [t.seconds for t in layer.trees] == [None, None]
 
 
+@pytest.mark.parametrize("show", [pyg_accel.plan, pyg_accel.explain])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"price_all": True},
+        {"price_all": False},
+        {"train": True},
+        {"static": ("x",)},
+        {"static": None},
+        {"choose": lambda trees: trees[0]},
+        {"cost": Flops()},
+    ],
+    ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items())[:20],
+)
+def test_every_option_of_optimize_is_taken(show, options, capsys):
+    x, edge_index = inputs()
+    (layer,) = show(nn.GCNConv(12, 4), x, edge_index=edge_index, **options).layers
+    fast = pyg_accel.optimize(nn.GCNConv(12, 4), x, edge_index=edge_index, **options)
+    (same,) = pyg_accel.plan(fast).layers
+    if "price_all" not in options:
+        assert all(tree.seconds is not None for tree in layer.trees)
+    assert layer.trees[0].tree == same.trees[0].tree
+    assert (layer.sizes, layer.by) == (same.sizes, same.by)
+
+
+def test_options_that_mean_nothing_are_refused_as_by_optimize():
+    for options, told in (
+        ({"price_all": 1}, "'price_all' to be True or False"),
+        ({"train": "yes"}, "'train' to be True or False"),
+        ({"static": ("z",)}, "'static' to name arguments"),
+        ({"choose": 3}, "'choose' to be"),
+        ({"cost": 3}, "'cost' to be a CostModel"),
+        ({"no_such_option": 3}, "do not fit"),
+    ):
+        for show in (pyg_accel.plan, pyg_accel.explain):
+            with pytest.raises(ValueError, match=told):
+                show(Net(), *inputs(), **options)
+    for options in ({"price_all": True}, {"train": True}, {"cost": Flops()}):
+        fast = pyg_accel.optimize(Net(), *inputs())
+        with pytest.raises(ValueError, match="no options with a model that is rewritten"):
+            pyg_accel.explain(fast, **options)
+
+
+def test_without_price_all_only_those_that_compete_are_priced():
+    (layer,) = pyg_accel.plan(nn.GATConv(12, 4), *inputs(), cost=Flops(), price_all=False).layers
+    assert [t.seconds for t in layer.trees] == [None, None]
+
+
 @pytest.mark.parametrize("rich", [True, False])
 def test_text(rich, monkeypatch):
     monkeypatch.setattr(plans, "find_spec", lambda name: rich or None)
@@ -241,3 +289,29 @@ def test_rich_is_not_needed(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_rich)
     monkeypatch.setattr(plans, "find_spec", lambda name: None)
     assert "association" in str(pyg_accel.plan(Net(), *inputs()))
+
+
+def test_a_plan_explains_the_words_that_it_uses():
+    text = str(pyg_accel.plan(Net(), *inputs(), cost=Flops()))
+    for word in ("dynamic", "precompute"):
+        assert f"{word}: " in " ".join(text.split())
+    assert "reuse: " not in text and "roofline: " not in text
+    assert "promoted" not in text
+
+
+def test_a_choice_that_memory_decided_says_so():
+    class FreeScaling(Flops):
+        """To scale the wide features costs nothing, and is faster by half a per cent."""
+
+        def seconds(self, primitive):
+            free = primitive.name == "scale_rows" and primitive.cols == 12
+            return 0.0 if free else super().seconds(primitive)
+
+    args = torch.randn(50, 12), torch.randint(50, (2, 9000))
+    chosen, *others = (
+        pyg_accel.plan(nn.GCNConv(12, 4), *args, cost=FreeScaling(), train=True).layers[0].trees
+    )
+    fastest = min(others, key=lambda tree: tree.seconds)
+    assert 0.98 < fastest.seconds / chosen.seconds < 1.0
+    assert chosen.bytes_kept < fastest.bytes_kept
+    assert chosen.verdict == "chosen by memory"

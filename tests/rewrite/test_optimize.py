@@ -122,6 +122,21 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("run", [optimize, pyg_accel.plan, pyg_accel.explain])
+def test_examples_in_another_order_and_arrays_are_refused_by_name(run):
+    x, edge_index = torch.randn(20, 4), torch.randint(20, (2, 60))
+    with pytest.raises(ValueError, match=r"'edge_index' to be whole numbers \[2, E\].*\[20, 4\]"):
+        run(nn.GCN(4, 4, 2), edge_index, x)
+    with pytest.raises(ValueError, match=r"'edge_index'.*\[2, E\].*float32"):
+        run(nn.GCN(4, 4, 2), x, edge_index=edge_index.float())
+    with pytest.raises(ValueError, match=r"'edge_index'.*\[60, 2\]"):
+        run(nn.GCN(4, 4, 2), x, edge_index.t())
+    with pytest.raises(TypeError, match=r"'x' to be a tensor .*ndarray \[20, 4\]"):
+        run(nn.GCN(4, 4, 2), x.numpy(), edge_index.numpy())
+    with pytest.raises(TypeError, match=r"'edge_index' to be a tensor"):
+        run(nn.GCN(4, 4, 2), x, edge_index.numpy())
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 def test_results_gradients_names_and_modes_stay(name, train):

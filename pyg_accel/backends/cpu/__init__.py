@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_accel.backends.base import Backend, Kernel, placement_reasons, shares_rows, table
+from pyg_accel.backends.base import Backend, Kernel, Launch, placement_reasons, shares_rows, table
 from pyg_accel.backends.cpu import attention, cbsr, gspmm
 from pyg_accel.backends.cpu.program import program_reasons, sums_inside
 from pyg_accel.backends.dtypes import DTYPES, EIGHT_BITS, widened
@@ -17,7 +17,7 @@ from pyg_accel.backends.sampling import RESCALES, STRATEGIES, Sampling, primes
 from pyg_accel.backends.spec import OpSpec
 from pyg_accel.formula import Binary, Formula, Operand, Sum, has_sum, parse
 from pyg_accel.graph import CSR
-from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons
+from pyg_accel.native import build_info, cpu_library, cpu_unavailable_reasons, direct
 
 __all__ = ["CPU"]
 
@@ -29,6 +29,10 @@ _ZEROS_A_PRODUCT = 3
 def _cost(spec: OpSpec) -> float:
     """Bytes gathered at about 20 GB/s, and what a call costs."""
     return 1e-5 + 2e-10 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize / 4
+
+
+def _of_cpu(spec: OpSpec) -> list[str]:
+    return placement_reasons(spec, "cpu")
 
 
 def _fused_reasons(spec: OpSpec) -> list[str]:
@@ -79,6 +83,11 @@ def _scatter_arg(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
     return out.to(grad.dtype)
 
 
+def _bind_scatter_arg(grad: Tensor, num_cols: int) -> Launch:
+    wide = grad.dtype.itemsize > 2
+    return Launch(direct(cpu_library().scatter_arg) if wide else _scatter_arg, after=(num_cols,))
+
+
 def _edge_softmax(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:
     grad = None if grad is None else grad.contiguous()
     out: Tensor = cpu_library().softmax(csr.rowptr, csr.eid, scores.contiguous(), grad)
@@ -118,18 +127,19 @@ CPU = Backend(
         "gspmm_several": Kernel(
             attention.run_several, _cost, _fused_reasons, prefers_unfused=_are_products
         ),
-        "attention": Kernel(attention.run, _cost, _fused_reasons, prefers_unfused=_gathers_once),
+        "attention": Kernel(attention.run, _cost, _fused_reasons, attention.bind, _gathers_once),
         "attention_backward": Kernel(attention.run_backward, _cost, _fused_reasons),
+        "scatter_arg": Kernel(_scatter_arg, _cost, _of_cpu, _bind_scatter_arg),
         "sampled_spmm": Kernel(_sampled_spmm, _cost, _sampled_reasons),
         "cbsr_mm": Kernel(cbsr.mm, _cost, _cbsr_mm_reasons),
         **table(
             {
-                "scatter_arg": _scatter_arg, "edge_softmax": _edge_softmax, "maxk": _maxk,
+                "edge_softmax": _edge_softmax, "maxk": _maxk,
                 "cbsr_spmm": cbsr.spmm, "sspmm": cbsr.sspmm, "cbsr_dot": cbsr.dot,
                 "cbsr_sddmm": cbsr.sddmm, "cbsr_mm_t": cbsr.mm_t,
             },
             _cost,
-            lambda spec: placement_reasons(spec, "cpu"),
+            _of_cpu,
         ),
     },
     cpu_unavailable_reasons,

@@ -1,17 +1,19 @@
 """Attention on the CPU: one pass over a row, and one over the transposed graph for its gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from pyg_accel.backends.attention import AttentionGradient, gradient_formulas
+from pyg_accel.backends.base import Launch
 from pyg_accel.backends.cpu.stages import Stages, compile_stages, stages_reasons
 from pyg_accel.backends.spec import OpSpec, shapes_of
 from pyg_accel.formula import Formula, parse, shape_of
 from pyg_accel.graph import CSR
-from pyg_accel.native import cpu_library
+from pyg_accel.native import cpu_library, direct
 
-__all__ = ["reasons", "run", "run_backward", "run_several"]
+__all__ = ["bind", "reasons", "run", "run_backward", "run_several"]
 
 
 def reasons(spec: OpSpec) -> list[str]:
@@ -60,13 +62,28 @@ def split(
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
     """Compute scores, their softmax and the weighted sum in one pass over each row."""
+    function, before, after, _ = bind(csr, score, value, operands)(csr)
+    results: list[Tensor] = function(*before, operands, *after)
+    return results
+
+
+def bind(
+    csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+) -> Callable[[CSR], Launch]:
+    """Return what launches calls like this one."""
     shapes = shapes_of(operands)
     heads, width = max(h for h, _ in shapes), shape_of(value, dict(enumerate(shapes)))[1]
     if heads * width == 0 or any(0 in shape for shape in shapes):
-        out = operands[0].new_zeros(csr.num_rows, 0 if (0, 1) in shapes else heads, width)
-        total = out.new_zeros(csr.num_rows, out.size(1))
-        return [out, total.float() if out.dtype.itemsize == 2 else total]
-    return _run(csr, compile_stages((value,), (), shapes, score), operands, [])
+        heads = 0 if (0, 1) in shapes else heads
+        return lambda csr: Launch(lambda t: _nothing(csr, t[0], heads, width), listed=True)
+    stages, launch = compile_stages((value,), (), shapes, score), direct(cpu_library().stages)
+    how: tuple[Any, ...] = (list(stages.sides), [], list(stages.code), stages.heads, stages.scores)
+    return lambda csr: Launch(launch, csr[:4], how, listed=True)
+
+
+def _nothing(csr: CSR, like: Tensor, heads: int, width: int) -> list[Tensor]:
+    out, total = like.new_zeros(csr.num_rows, heads, width), like.new_zeros(csr.num_rows, heads)
+    return [out, total.float() if out.dtype.itemsize == 2 else total]
 
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:

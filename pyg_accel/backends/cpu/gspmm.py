@@ -1,14 +1,16 @@
 """Message formulas on the CPU: which of the library's kernels runs a formula."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from pyg_accel.backends.base import Bound, winners_are_columns
+from pyg_accel.backends.base import Launch, winners_are_columns
 from pyg_accel.backends.cpu import attention
 from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, sums_inside
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Binary, Formula, Operand, Unary, dot_ends, operands_of
 from pyg_accel.graph import CSR
-from pyg_accel.native import cpu_library
+from pyg_accel.native import cpu_library, direct
 
 __all__ = ["bind", "run"]
 
@@ -17,56 +19,49 @@ def run(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
     """Run a call by itself."""
-    return bind(csr, formula, operands, reduces, want_arg=want_arg)(csr, operands)
+    return bind(csr, formula, operands, reduces, want_arg=want_arg)(csr)(operands)
 
 
 def bind(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
-) -> Bound:
-    """Return what runs calls like this one: SpMM, a dot product, stages or the register machine."""
+) -> Callable[[CSR], Launch]:
+    """Return what launches calls like this one: SpMM, a dot, stages or the register machine."""
     library, shapes = cpu_library(), shapes_of(operands)
     full = tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*shapes, strict=True))
     heads, width = full
     if sums_inside(formula):
-        return lambda csr, operands: attention.run_several(
-            csr, [formula] * len(reduces), reduces, operands
-        )
+        formulas = [formula] * len(reduces)
+        return lambda csr: Launch(attention.run_several, (csr, formulas, reduces), listed=True)
     codes = [REDUCES.index(reduce) for reduce in reduces]
     arg_is_col = winners_are_columns(formula, reduces)
     simple = len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min")
     if simple and (product := _as_spmm(formula, shapes, full)) is not None:
         x, weight, *how = product
         how += [codes[0], want_arg, arg_is_col]
-
-        def spmm(csr: CSR, operands: list[Tensor]) -> list[Tensor]:
-            value = None if weight is None else operands[weight].contiguous()
-            rowptr, col, eid, num_cols, ascending = csr
-            result: list[Tensor] = library.spmm(
-                rowptr, col, eid, num_cols, ascending, operands[x], value, *how
-            )
-            return result
-
-        return spmm
+        spmm = direct(library.spmm)
+        if weight is None:
+            return lambda csr: Launch(spmm, csr, (None, *how))
+        if x == 0 and operands[weight].is_contiguous():
+            return lambda csr: Launch(spmm, csr, tuple(how))
+        return lambda csr: Launch(
+            lambda *given: spmm(*csr, given[x], given[weight].contiguous(), *how)
+        )
     ends = dot_ends(formula)
     if reduces == ["none"] and ends and shapes[ends[0]] == shapes[ends[1]] == full:
-        target, source = ends
-        return lambda csr, operands: [
-            library.dot(*csr[:4], operands[target], operands[source]).unsqueeze(-1)
-        ]
+        dot = direct(library.dot)
+        if ends[0] == 0:
+            return lambda csr: Launch(dot, csr[:4])
+        return lambda csr: Launch(lambda source, target: dot(*csr[:4], target, source))
     program = compile_formula(formula, shapes, width)
     sides = {o.index: SIDES.index(o.side) for o in operands_of(formula)}
     columns = 1 if program.sum_result else width
-
-    def interpret(csr: CSR, operands: list[Tensor]) -> list[Tensor]:
-        like = next(t for t in operands if t.is_floating_point())
-        results: list[Tensor] = library.gspmm(
-            *csr[:4], operands, [sides[i] for i in range(len(operands))], list(program.code),
-            program.result, program.sum_result, like, heads, width, columns, codes, want_arg,
-            arg_is_col,
-        )  # fmt: skip
-        return results
-
-    return interpret
+    like = next(t for t in operands if t.is_floating_point()).new_empty(0)
+    program_and_sizes = (
+        [sides[i] for i in range(len(operands))], list(program.code), program.result,
+        program.sum_result, like, heads, width, columns, codes, want_arg, arg_is_col,
+    )  # fmt: skip
+    interpret = direct(library.gspmm)
+    return lambda csr: Launch(interpret, csr[:4], program_and_sizes, listed=True)
 
 
 def _as_spmm(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import winners_are_columns
+from pyg_accel.backends.base import Launch, winners_are_columns
 from pyg_accel.backends.triton import gather
 from pyg_accel.backends.triton.kernel_set import Tasks
 from pyg_accel.backends.triton.padding import cut, fill, rows_to_pad
@@ -37,15 +37,17 @@ def run(
                 return [_dot(csr, formula, operands, dtype)]
         else:
             formula = _without_sums(csr, formula, operands, {})
-    return bind(csr, formula, operands, reduces, want_arg=want_arg)(csr, operands)
+    return bind(csr, formula, operands, reduces, want_arg=want_arg)(csr)(operands)
 
 
 def bind(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
-) -> Callable[[CSR, list[Tensor]], list[Tensor]]:
+) -> Callable[[CSR], Launch]:
     """Return what launches calls like this one."""
     if has_sum(formula):
-        return lambda csr, operands: run(csr, formula, operands, reduces, want_arg=want_arg)
+        return lambda csr: Launch(
+            lambda given: run(csr, formula, given, reduces, want_arg=want_arg), listed=True
+        )
     summed = "none" not in reduces
     if summed and (wide := rows_to_pad([formula], operands, csr.col.numel(), csr.num_rows)):
         return _bind_padded(csr, formula, operands, reduces, wide, want_arg=want_arg)
@@ -71,17 +73,22 @@ def bind(
             go(csr, operands, outs, args)
         return outs + args
 
-    return reduce
+    return lambda csr: Launch(reduce, (csr,), listed=True)
 
 
 def _bind_padded(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], wide: list[int], *,
     want_arg: bool,
-) -> Callable[[CSR, list[Tensor]], list[Tensor]]:  # fmt: skip
+) -> Callable[[CSR], Launch]:  # fmt: skip
     """Return what makes the call on padded features, and returns its own columns."""
     width = operands[wide[0]].size(2)
-    go = bind(csr, formula, fill(operands, wide), reduces, want_arg=want_arg)
-    return lambda csr, operands: [cut(out, width) for out in go(csr, fill(operands, wide))]
+    bound = bind(csr, formula, fill(operands, wide), reduces, want_arg=want_arg)
+
+    def on(csr: CSR) -> Launch:
+        go = bound(csr)
+        return Launch(lambda t: [cut(out, width) for out in go(fill(t, wide))], listed=True)
+
+    return on
 
 
 def _without_sums(

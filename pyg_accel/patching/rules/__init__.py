@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand, operands_of
-from pyg_accel.patching.edge_tensors import name_of, plain_shape, replaced
 from pyg_accel.patching.edge_type_matmul import Matrices
-from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Unrecognised
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer
 from pyg_accel.patching.networks import has_network, is_of_edges
 from pyg_accel.patching.rules import concatenation, products, rowwise, shapes  # noqa: F401 - for their rules
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH, RULES, Args, Declined, Kwargs
 from pyg_accel.patching.rules.elementwise import assign
 from pyg_accel.patching.rules.rowwise import lazies_in, record
 from pyg_accel.patching.rules.scatter import reduce_over_targets
-from pyg_accel.patching.trace import Trace
+from pyg_accel.patching.running import Unrecognised
+from pyg_accel.record.edge_tensors import name_of, plain_shape, replaced
 
 __all__ = ["apply", "intercept", "record", "reduce_over_targets"]
 
@@ -36,7 +36,7 @@ _LINEAR = ("input", "weight", "bias")
 _SELECT = dict.fromkeys(("input", "dim", "index"))  # names of arguments, in their order
 
 
-def intercept(trace: Trace, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+def intercept(trace: Tracer, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Handle a torch function inside a trace: find gathers, follow views of edge_index."""
     name = name_of(func)
     if name == "index_select" and len(args) + len(kwargs) == 3:
@@ -88,6 +88,13 @@ def _can_gather(source: Any, dim: int) -> bool:
     )
 
 
+# Attributes that tell of numbers; others tell which object or memory a tensor is.
+_OF_NUMBERS = {"T", "mT", "H", "mH", "real", "imag", "data"}
+_OF_MEMORY = {
+    "data_ptr", "storage", "untyped_storage", "storage_offset", "storage_type", "_typed_storage",
+    "is_set_to", "is_shared", "is_pinned", "_is_view", "_use_count", "stride", "is_contiguous",
+    "register_hook", "retain_grad", "register_post_accumulate_grad_hook",
+}  # fmt: skip
 _VIEWS_OF_MESSAGES = {
     "__getitem__", "select", "narrow", "chunk", "split", "unbind", "view", "reshape", "transpose",
     "t", "permute", "movedim", "diagonal", "flatten", "unflatten", "squeeze", "unsqueeze", "detach",
@@ -104,6 +111,8 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         return _attribute(func, args)
     if name in ("grad", "backward"):
         raise Unrecognised("a derivative inside of the message")
+    if name in _OF_MEMORY:
+        raise Unrecognised(f"'{name}' of a message")
     named = next((k for k in ("input", "tensors") if k in kwargs), None)
     if not args and named is not None:
         args, kwargs = (kwargs[named],), {k: v for k, v in kwargs.items() if k != named}
@@ -127,12 +136,12 @@ def apply(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 def _attribute(func: Callable[..., Any], args: Args) -> Any:
     name = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
     lazy: LazyTensor = args[0]
-    if name == "requires_grad":
-        trace = lazy.tracer
-        return any(trace.operands[o.index].requires_grad for o in operands_of(lazy.formula))
-    if name in ("is_leaf", "grad"):
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args)
+    if name in ("requires_grad", "is_leaf"):  # what is made of features is a leaf without gradients
+        operands = [lazy.tracer.operands[o.index] for o in operands_of(lazy.formula)]
+        differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+        return differentiable == (name == "requires_grad")
+    if name not in _OF_NUMBERS:
+        raise Unrecognised(f"Tensor.{name} of a message")
     return getattr(_computed(lazy, f"Tensor.{name}"), name)
 
 

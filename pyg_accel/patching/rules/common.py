@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
-from pyg_accel.patching.edge_tensors import DeferredOperand, plain_shape
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
+from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
+from pyg_accel.record.recorder import quiet
 
 __all__ = [
     "MAX_MATERIALIZED_WIDTH",
@@ -93,7 +94,7 @@ def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
     trace, given = lazy.tracer, first_operand(lazy)
     assert isinstance(lazy.formula, Operand)
     side = lazy.formula.side
-    with torch._C.DisableTorchFunction():
+    with quiet():
         reached = trace.edge_index[trace.target if side == "v" else 1 - trace.target]
         read = torch.zeros(given.size(0), dtype=torch.bool, device=given.device)
         read = read.index_fill_(0, reached.long(), True).view(-1, *(1,) * (given.dim() - 1))

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Binary, Const, Operand, Sum, map_operands, operands_of
 from pyg_accel.ops.layout import Layout
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, plain_shape
-from pyg_accel.patching.lazy import IDENTITY, LazyTensor, PostReduce, Unrecognised, is_single_side
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, PostReduce, Tracer, is_single_side
 from pyg_accel.patching.networks import has_network, reasons_against
 from pyg_accel.patching.rules.common import (
     MAX_MATERIALIZED_WIDTH,
@@ -23,8 +22,8 @@ from pyg_accel.patching.rules.common import (
     rule,
 )
 from pyg_accel.patching.rules.rowwise import product, record
-from pyg_accel.patching.steps import stacked
-from pyg_accel.patching.trace import Trace
+from pyg_accel.patching.running import Unrecognised
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 
 # Of what a linear layer makes of features of edges: so much of it waits for its block.
 FEWEST_BYTES = 64 << 20
@@ -99,7 +98,7 @@ def _linear_of_parts(
 
 
 def _linear_of_part(
-    func: Callable[..., Any], trace: Trace, part: Any, columns: Tensor, bias: Tensor | None
+    func: Callable[..., Any], trace: Tracer, part: Any, columns: Tensor, bias: Tensor | None
 ) -> Any:
     if not isinstance(part, LazyTensor):
         numbers = part.shape[:-1].numel() * columns.size(0)
@@ -242,7 +241,7 @@ def _stack(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
             trace.repeated[o.index] for o in group
         ):
             raise Declined
-        operand = trace.apply(stacked, operands[0], dim, *operands[1:])
+        operand = trace.apply(torch.stack, operands, dim)
         numbers.append(trace.add_operand(group[0].side, operand))
     place = iter(numbers)
     formula = map_operands(lead.formula, lambda o: Operand(o.side, next(place)))

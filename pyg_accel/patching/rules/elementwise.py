@@ -10,8 +10,7 @@ from torch import Tensor
 from pyg_accel.formula import Binary, Const, Formula, Operand, Unary
 from pyg_accel.functions import FUNCTIONS, PARAMETRIC, UNARY
 from pyg_accel.ops.layout import Layout, broadcast
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised, first_operand, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
 from pyg_accel.patching.networks import Network
 from pyg_accel.patching.rules.common import (
     RULES,
@@ -28,7 +27,8 @@ from pyg_accel.patching.rules.common import (
     without_idle_rows,
 )
 from pyg_accel.patching.rules.rowwise import record
-from pyg_accel.patching.trace import Trace
+from pyg_accel.patching.running import Unrecognised
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
 
 
 def assign(target: LazyTensor, result: Any) -> LazyTensor:
@@ -247,7 +247,7 @@ def _formula(value: "LazyTensor | float") -> Formula:
     return Const(float(value))
 
 
-def _as_lazy(trace: Trace, value: Any, lead: LazyTensor) -> "LazyTensor | float":
+def _as_lazy(trace: Tracer, value: Any, lead: LazyTensor) -> "LazyTensor | float":
     """Bring an argument into the form of a formula: a number, or a tensor of edges."""
     if isinstance(value, LazyTensor):
         lazy = need_formula(value, summed=True)

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Operand
-from pyg_accel.patching.edge_tensors import plain_shape
 from pyg_accel.patching.edge_type_matmul import Matrices, multiply
-from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs, rule
 from pyg_accel.patching.rules.rowwise import product
-from pyg_accel.patching.trace import Trace
+from pyg_accel.record.edge_tensors import plain_shape
+from pyg_accel.record.recorder import quiet
 
 __all__ = ["chooses"]
 
 
-def chooses(trace: Trace, source: Any, index: Any) -> bool:
+def chooses(trace: Tracer, source: Any, index: Any) -> bool:
     """Whether ``source[index]`` takes a matrix, or several, for every edge."""
     return (
         isinstance(source, Tensor)
@@ -62,7 +62,7 @@ def _product(lazy: Any, matrices: Any) -> LazyTensor:
         if x.dim() != weight.dim() or x.size(1) != 1 or x.shape[-2:] != blocks.shape[1:3]:
             raise Declined
     row = trace.target if operand.side == "v" else 1 - trace.target
-    with torch._C.DisableTorchFunction():
+    with quiet():
         chosen = Matrices(blocks, matrices.edge_type)
         product = multiply(x.reshape(x.size(0), *x.shape[-2:]), chosen, trace.edge_index, row)
     return trace.leaf("e", product, plain_shape(product), 0)

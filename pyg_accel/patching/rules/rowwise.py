@@ -13,17 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.patching.edge_tensors import name_of, plain_shape
-from pyg_accel.patching.lazy import (
-    IDENTITY,
-    LazyTensor,
-    Unrecognised,
-    first_operand,
-    is_single_side,
-)
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer, first_operand, is_single_side
 from pyg_accel.patching.networks import Network, Node, Product, Step, leaf, node_of, reasons_against
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs
-from pyg_accel.patching.trace import Trace
+from pyg_accel.patching.running import Unrecognised
+from pyg_accel.record.edge_tensors import name_of, plain_shape
 
 __all__ = ["defers", "lazies_in", "leaves_edges_alone", "makes_matrices", "product", "record"]
 
@@ -210,7 +204,7 @@ def makes_matrices(code: CodeType | None) -> bool:
     return not _PRODUCTS.isdisjoint(names | {step.argrepr for step in steps})
 
 
-def defers(trace: Trace, args: Args, kwargs: Kwargs) -> bool:
+def defers(trace: Tracer, args: Args, kwargs: Kwargs) -> bool:
     """Whether a linear layer on a tensor of edges is to wait for what becomes of it."""
     given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
     x, weight = given.get("input"), given.get("weight")

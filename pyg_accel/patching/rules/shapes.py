@@ -8,8 +8,7 @@ from torch import Tensor
 
 from pyg_accel.formula import Operand
 from pyg_accel.patching.attention import Weights
-from pyg_accel.patching.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
-from pyg_accel.patching.lazy import LazyTensor, PostReduce, first_operand, is_single_side
+from pyg_accel.patching.lazy import LazyTensor, PostReduce, Tracer, first_operand, is_single_side
 from pyg_accel.patching.networks import has_network
 from pyg_accel.patching.rules.common import (
     Args,
@@ -24,7 +23,9 @@ from pyg_accel.patching.rules.common import (
 )
 from pyg_accel.patching.rules.concatenation import concatenate
 from pyg_accel.patching.rules.rowwise import leaves_edges_alone
-from pyg_accel.patching.trace import Trace
+from pyg_accel.patching.running import running
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, name_of, plain_shape
+from pyg_accel.record.recorder import quiet
 
 
 @rule("clone", "contiguous", "alias")
@@ -105,7 +106,10 @@ def _reshaped(operand: Tensor, *shape: int) -> Tensor:
     if isinstance(operand, DeferredOperand):
         result: Tensor = operand.hoisted(torch.Tensor.reshape, shape, {})
         return result
-    return operand.reshape(shape)
+    if 0 not in shape:  # of any number of rows, as later calls have it
+        shape = (-1, *shape[1:])
+    traced: Tensor = running.traces[-1].apply(torch.Tensor.reshape, operand, *shape)
+    return traced
 
 
 @rule("transpose", "swapaxes")
@@ -149,14 +153,14 @@ def _pick_one_each(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if operand.side == "e" or trace.repeated[operand.index] or index.shape != (shape[0], 1):
         raise Declined
     row = trace.target if operand.side == "v" else 1 - trace.target
-    with torch._C.DisableTorchFunction():
+    with quiet():
         flat = first_operand(lazy).reshape(-1)
         places = trace.edge_index[row].long() * shape[1] + index[:, 0]
         return flat.index_select(0, places).unsqueeze(1)
 
 
 def _pick_part(
-    trace: Trace, func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs
+    trace: Tracer, func: Callable[..., Any], part: Tensor, args: Args, kwargs: Kwargs
 ) -> Tensor:
     index = args[0] if name_of(func) == "__getitem__" and args else None
     taken = index if isinstance(index, tuple) else (index,)

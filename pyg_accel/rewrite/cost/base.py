@@ -6,7 +6,12 @@ from typing import Protocol
 
 from pyg_accel.rewrite.cost.features import GraphFeatures
 
-__all__ = ["CostModel", "Primitive"]
+__all__ = ["DENSE", "SPARSE", "CostModel", "Primitive"]
+
+# The primitives that can be measured alone.
+DENSE = ("gemm", "gemm_tn", "scale_rows", "elementwise", "maxk")
+SPARSE = ("spmm", "spmm_weighted", "sddmm", "scale_edges", "edge_softmax", "cbsr_spmm", "sspmm",
+          "sampled_spmm")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

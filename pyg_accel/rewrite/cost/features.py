@@ -1,4 +1,4 @@
-"""What a cost model knows of a graph (SENSEi, section 3.5.1), measured once on a sample."""
+"""What a cost model knows of a graph (as in SENSEi, section 3.5.1), measured once on a sample."""
 
 import weakref
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ SAMPLED_ROWS = 1 << 14
 NEAR, NEAR_STRETCHES = 1 << 10, 16
 # About as many entries as the rows of features that the cache holds: a GPU's is larger.
 FAR = {"cpu": (1 << 14, 2), "cuda": (1 << 18, 2)}
-QUANTILES = (0.5, 0.9, 0.99)
 
 _known: "weakref.WeakKeyDictionary[Graph, dict[bool, GraphFeatures]]" = weakref.WeakKeyDictionary()
 
@@ -34,40 +33,24 @@ class GraphFeatures:
         num_cols: source nodes.
         num_entries: edges.
         degree_deviation: standard deviation of the entries of a row, over the mean.
-        degree_median: the middle row's entries.
-        degree_90: entries of the row that 90% of the rows do not exceed.
-        degree_99: the same for 99%.
         degree_max: entries of the longest row.
         near: distinct columns an entry, among 1,024 entries in a row. Small where neighbouring rows
             share neighbours, or where a few columns are in every row.
         far: the same among 16,384 entries on a CPU, 262,144 on a GPU.
-        row_gap: mean distance of an entry from the diagonal, over the size of the matrix: 1/3 where
-            columns are random.
-        col_gap: mean log2 of the distance between one entry's column and the next entry's.
     """
 
     num_rows: int
     num_cols: int
     num_entries: int
     degree_deviation: float = 0.0
-    degree_median: float = 0.0
-    degree_90: float = 0.0
-    degree_99: float = 0.0
     degree_max: float = 0.0
     near: float = 1.0
     far: float = 1.0
-    row_gap: float = 1 / 3
-    col_gap: float = 0.0
 
     @property
     def degree_mean(self) -> float:
         """Entries a row."""
         return self.num_entries / max(self.num_rows, 1)
-
-    @property
-    def density(self) -> float:
-        """Share of the matrix that is stored."""
-        return self.num_entries / max(self.num_rows * self.num_cols, 1)
 
     @classmethod
     def sizes_of(
@@ -97,46 +80,26 @@ def _measure(csr: CSR) -> GraphFeatures:
     if entries == 0:
         return GraphFeatures(rows, csr.num_cols, 0)
     degree = csr.rowptr.diff()
-    sample = degree[:: -(-rows // SAMPLED_ROWS)].to(torch.float64)
-    ranks = [round(share * (sample.numel() - 1)) for share in QUANTILES]
+    sample = degree[:: -(-rows // SAMPLED_ROWS)].double()
     parts = [
-        torch.stack([sample.std(unbiased=False) * rows / entries, degree.max()]),
-        sample.sort()[0][ranks],
-        _locality(csr, entries),
+        sample.std(unbiased=False) * rows / entries,
+        degree.max(),
+        _distinct(csr.col, NEAR, NEAR_STRETCHES),
+        _distinct(csr.col, *FAR.get(csr.col.device.type, FAR["cuda"])),
     ]
     # One transfer: on a GPU, the host waits for the device once.
-    deviation, most, median, q90, q99, near, far, row_gap, col_gap = torch.cat(parts).tolist()
-    return GraphFeatures(rows, csr.num_cols, entries, deviation, median, q90, q99, most,
-                         near, far, row_gap, col_gap)  # fmt: skip
+    return GraphFeatures(rows, csr.num_cols, entries, *torch.stack(parts).tolist())
 
 
-def _locality(csr: CSR, entries: int) -> Tensor:
-    """[4] float64: ``near``, ``far``, ``row_gap`` and ``col_gap``."""
-    near, apart = _stretches(csr.col, NEAR, NEAR_STRETCHES)
-    far, _ = _stretches(csr.col, *FAR.get(csr.col.device.type, FAR["cuda"]))
-    starts = torch.arange(near.size(0), device=near.device).unsqueeze(1) * apart
-    places = starts + torch.arange(near.size(1), device=near.device)
-    row = torch.searchsorted(csr.rowptr, places.to(csr.rowptr.dtype), right=True) - 1
-    off = near.to(torch.float64) / csr.num_cols - row.to(torch.float64) / csr.num_rows
-    steps = (near.diff(dim=1).abs() + 1).to(torch.float64).log2()
-    gap = steps.mean() if steps.numel() else off.new_zeros(())
-    return torch.stack([_distinct(near), _distinct(far), off.abs().mean(), gap])
-
-
-def _stretches(col: Tensor, length: int, count: int) -> tuple[Tensor, int]:
-    """Columns [count, length] of entries that follow one another, and how far they lie apart."""
+def _distinct(col: Tensor, length: int, count: int) -> Tensor:
+    """Distinct columns an entry, in ``count`` stretches of ``length`` entries; their mean."""
     entries = col.numel()
     length = min(length, entries)
     count = min(count, entries // length)
-    apart = (entries - length) // max(count - 1, 1)
-    return col.as_strided((count, length), (apart, 1)), apart
-
-
-def _distinct(columns: Tensor) -> Tensor:
-    """Distinct values of each row of [count, length], over its length; the mean of the rows."""
+    columns = col.as_strided((count, length), ((entries - length) // max(count - 1, 1), 1))
     if columns.is_cuda:
         ordered = columns.sort(dim=1)[0]
     else:  # numpy sorts integers with vector instructions: 0.1 ms instead of 1.7
         ordered = torch.from_numpy(np.sort(columns.numpy(), axis=1))
     changes = ordered.diff(dim=1) != 0
-    return (changes.sum(dtype=torch.float64) + columns.size(0)) / columns.numel()
+    return (changes.sum(dtype=torch.float64) + count) / columns.numel()

@@ -3,24 +3,45 @@
 import json
 import math
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pyg_accel.machine import Device
-from pyg_accel.rewrite.cost.base import Primitive
+from pyg_accel.rewrite.cost.base import DENSE, SPARSE, Primitive
+from pyg_accel.rewrite.cost.features import GraphFeatures
 from pyg_accel.rewrite.cost.roofline import Machine, Roofline
-from pyg_accel.rewrite.cost.vector import NAMES, vectors
 
-__all__ = ["ABOUT", "ENSEMBLE", "FORMAT", "Learned", "read", "unusable"]
+__all__ = ["ABOUT", "ENSEMBLE", "FORMAT", "NAMES", "Learned", "read", "unusable", "vectors"]
 
-FORMAT = 2
+FORMAT = 3
 ABOUT, ENSEMBLE = "about.json", "residuals.json"
 # Seconds of Python around a call of a rewritten model, which profiling, where one call is repeated,
 # does not see. It decides where graphs are small.
 AROUND = 40e-6
+OF_GRAPH = (*(field.name for field in fields(GraphFeatures)), "degree_mean")
+NAMES = (*DENSE, *SPARSE, "rows", "inner", "cols", "heads", "permuted", "shared", "width", "result",
+         *OF_GRAPH, "roofline")  # fmt: skip
+
+
+def vectors(primitives: Sequence[Primitive], roofline: Roofline) -> NDArray[np.float32]:
+    """Return [number of primitives, len(NAMES)]: what the ensemble reads."""
+    of_graph, no_graph = attrgetter(*OF_GRAPH), (0.0,) * len(OF_GRAPH)
+    rows = []
+    for p, seconds in zip(primitives, roofline.many(primitives), strict=True):
+        kind = (p.name == name for name in (*DENSE, *SPARSE))
+        sizes = (p.rows, p.inner, p.cols, p.heads, p.permuted, p.shared, p.cols // p.heads,
+                 p.rows * p.cols)  # fmt: skip
+        graph = of_graph(p.graph) if p.graph else no_graph
+        rows.append((*kind, *sizes, *graph, math.log(seconds)))
+    return np.array(rows, dtype=np.float32)
 
 
 class Learned:
@@ -33,29 +54,19 @@ class Learned:
         self, booster: Any, roofline: Roofline, learned: Collection[str], source: str
     ) -> None:
         """Take an ensemble, and the roofline and the primitives that it was trained on."""
-        self.roofline = roofline
-        self._booster, self._learned, self._source = booster, learned, source
-
-    @property
-    def source(self) -> str:
-        """What decides, for people."""
-        return self._source
-
-    @property
-    def learned(self) -> Collection[str]:
-        """The primitives that were measured."""
-        return self._learned
+        self.roofline, self.learned, self.source = roofline, learned, source
+        self._booster = booster
 
     def many(self, primitives: Iterable[Primitive]) -> list[float]:
         """Return the expected time of each call."""
         asked = list(primitives)
-        found = dict(zip(asked, self.roofline.many(asked), strict=True))
-        known = [primitive for primitive in found if primitive.name in self._learned]
+        seconds = dict(zip(asked, self.roofline.many(asked), strict=True))
+        known = [p for p in seconds if p.name in self.learned]
         if known:
-            factors = self._booster.inplace_predict(vectors(known, self.roofline.machine))
-            for primitive, factor in zip(known, factors, strict=True):
-                found[primitive] *= math.exp(float(factor))
-        return [found[primitive] + AROUND for primitive in asked]
+            factors = self._booster.inplace_predict(vectors(known, self.roofline))
+            for p, factor in zip(known, factors, strict=True):
+                seconds[p] *= math.exp(float(factor))
+        return [seconds[p] + AROUND for p in asked]
 
 
 # What importing a package raises that lacks a library, or was built for another numpy.
@@ -76,8 +87,7 @@ def unusable() -> str:
     try:
         import xgboost  # noqa: F401
     except (*_BROKEN, _not_found()) as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        return f"xgboost is installed but cannot be imported: {type(error).__name__}: {reason}"
+        return f"xgboost is installed but cannot be imported: {_told(error)}"
     return ""
 
 
@@ -88,44 +98,31 @@ def read(folder: Path, device: Device) -> Learned:
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
+    import xgboost
+
     path = folder / ABOUT
     try:
         about = json.loads(path.read_text())
-        _check(about)
+        if about["format"] != FORMAT:
+            raise ValueError(f"format {about['format']}, but this version reads {FORMAT}: retrain")
+        if tuple(about["features"]) != NAMES:
+            raise ValueError("it was trained on other features: retrain")
         measured_on, machine = Device(**about["device"]), Machine(**about["machine"])
         rows = sum(part["rows"] for part in about["primitives"].values())
         source = f"a model learned on {device} from {rows:,} measurements of {about['measured']}"
+        path = folder / ENSEMBLE
+        booster = xgboost.Booster(model_file=path)
+        if booster.num_features() != len(NAMES):
+            raise ValueError(f"it reads {booster.num_features()} features, not {len(NAMES)}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"expected cost models in '{path}': {error!r}") from error
+        raise ValueError(f"expected cost models in '{path}': {_told(error)}") from error
     if measured_on != device:
         raise ValueError(f"the cost models in '{folder}' are of {measured_on}, not of {device}")
-    booster = _load(folder / ENSEMBLE)
+    booster.set_param({"nthread": 1})  # a few rows: threads would cost more than they save
     roofline = Roofline(machine, f"roofline of {device}: the layer takes less time than measuring")
     return Learned(booster, roofline, frozenset(about["primitives"]), source)
 
 
-def _check(about: Any) -> None:
-    """Raise for contents that are not of this version."""
-    if not isinstance(about, dict) or "format" not in about:
-        raise ValueError("no 'format', so it is not from `python -m pyg_accel profile`")
-    if about["format"] != FORMAT:
-        raise ValueError(f"format {about['format']!r}, but this version reads {FORMAT}: retrain")
-    if tuple(about["features"]) != NAMES:
-        raise ValueError("it was trained on other features: retrain")
-
-
-def _load(path: Path) -> Any:
-    import xgboost
-
-    booster = xgboost.Booster()
-    try:
-        booster.load_model(path)
-    except xgboost.core.XGBoostError as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        raise ValueError(f"expected an ensemble of xgboost in '{path}': {reason}") from error
-    if booster.num_features() != len(NAMES):
-        raise ValueError(
-            f"'{path}' reads {booster.num_features()} features, not {len(NAMES)}: train again"
-        )
-    booster.set_param({"nthread": 1})  # a few rows: threads would cost more than they save
-    return booster
+def _told(error: BaseException) -> str:
+    """Return an error's type and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"

@@ -10,7 +10,7 @@ from pyg_accel.machine import Device
 from pyg_accel.rewrite.cost.base import Primitive
 from pyg_accel.rewrite.cost.features import GraphFeatures
 
-__all__ = ["Machine", "Roofline", "machine_like", "machine_of"]
+__all__ = ["Machine", "Roofline", "machine_of"]
 
 VALUE = 4  # bytes: of float32, and of 32-bit ids
 
@@ -70,32 +70,28 @@ RATES = ("flops", "memory", "gather", "cache", "cache_bytes")  # grow with the n
 TIMES = ("edge", "row")  # shrink with it
 
 
-def machine_of(device: torch.device | str) -> tuple[Machine, str]:
-    """Return figures for a device of this machine, and where they come from.
+def machine_of(device: Device, units: int = H200_UNITS) -> Machine:
+    """Return figures of the machine that was measured, scaled to a device that need not be here.
 
-    Those of the machines that were measured are scaled by threads or multiprocessors: right in
-    their proportions, which is what a choice between products depends on.
+    They are right in their proportions, which is what a choice between products depends on.
+
+    Args:
+        device: the device.
+        units: multiprocessors of a GPU.
     """
-    device = torch.device(device)
-    if device.type == "cuda":
-        units = torch.cuda.get_device_properties(device).multi_processor_count
-        return _scaled(H200, units / H200_UNITS), f"an H200's figures for {units} multiprocessors"
-    threads = torch.get_num_threads()
-    return _scaled(CORE, threads), f"one core's figures for {threads} threads"
+    like, by = (H200, units / H200_UNITS) if device.kind == "cuda" else (CORE, device.threads or 1)
+    rates = {name: getattr(like, name) * by for name in RATES}
+    return replace(like, **rates, **{name: getattr(like, name) / by for name in TIMES})
 
 
-def machine_like(device: Device) -> Machine:
-    """Return figures to start from for a device that need not be here, as models correct them."""
-    return H200 if device.kind == "cuda" else _scaled(CORE, device.threads)
-
-
-def _scaled(machine: Machine, by: float) -> Machine:
-    scaled = {name: getattr(machine, name) * by for name in RATES}
-    return replace(machine, **scaled, **{name: getattr(machine, name) / by for name in TIMES})
-
-
+@dataclass(frozen=True)
 class Roofline:
     """Predicts the slower of arithmetic and traffic, plus what every call costs.
+
+    Attributes:
+        machine: the figures.
+        source: what decides, for people: where the figures come from.
+        learned: no primitive was measured.
 
     Example:
         >>> model = Roofline.of("cpu")
@@ -103,28 +99,25 @@ class Roofline:
         True
     """
 
-    def __init__(self, machine: Machine, source: str) -> None:
-        """Take figures, and the words that tell users where they come from."""
-        self.machine = machine
-        self.roofline = self  # as a learned model has one
-        self._source = source
+    machine: Machine
+    source: str
+    learned: Collection[str] = ()
 
     @classmethod
     def of(cls, device: torch.device | str, why: str = "") -> "Roofline":
         """Build the model of a device; ``why`` says what kept a learned one from being used."""
-        machine, origin = machine_of(device)
-        name = Device.of(device)
-        return cls(machine, f"roofline of {name} ({origin})" + (f": {why}" if why else ""))
+        name, units = Device.of(device), H200_UNITS
+        origin = f"one core's figures for {name.threads} threads"
+        if name.kind == "cuda":
+            units = torch.cuda.get_device_properties(device).multi_processor_count
+            origin = f"an H200's figures for {units} multiprocessors"
+        source = f"roofline of {name} ({origin})" + (f": {why}" if why else "")
+        return cls(machine_of(name, units), source)
 
     @property
-    def source(self) -> str:
-        """What decides, for people."""
-        return self._source
-
-    @property
-    def learned(self) -> Collection[str]:
-        """None: nothing was measured."""
-        return ()
+    def roofline(self) -> "Roofline":
+        """Itself, as a learned model has one."""
+        return self
 
     def seconds(self, primitive: Primitive) -> float:
         """Return the expected time of one call.

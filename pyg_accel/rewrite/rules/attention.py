@@ -14,8 +14,9 @@ from torch import Tensor
 from torch_geometric import utils
 
 from pyg_accel.formula import Operand, map_operands
-from pyg_accel.patching.edge_tensors import plain_shape
-from pyg_accel.patching.lazy import IDENTITY, LazyTensor, running
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor
+from pyg_accel.patching.running import running
+from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.ir import Attend, Expr, Leaf
 from pyg_accel.rewrite.matrices import Matrix, Scores, derived, in_order_of, looped

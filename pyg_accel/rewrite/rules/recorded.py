@@ -33,8 +33,9 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.models import MLP
 
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
-from pyg_accel.patching.edge_tensors import name_of
-from pyg_accel.patching.lazy import LazyTensor, Unrecognised
+from pyg_accel.patching.lazy import LazyTensor
+from pyg_accel.patching.running import Unrecognised
+from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.deferred import ABOUT, Deferred, Unfit
 from pyg_accel.rewrite.features import Entry

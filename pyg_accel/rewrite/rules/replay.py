@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from pyg_accel.patching.edge_tensors import DeferredOperand, asks, name_of
 from pyg_accel.patching.lazy import LazyTensor
 from pyg_accel.patching.reasons import modules_in
+from pyg_accel.record.edge_tensors import DeferredOperand, asks, name_of
 from pyg_accel.rewrite.algebra import Call, NotLifted
 from pyg_accel.rewrite.deferred import Deferred
 from pyg_accel.rewrite.ir import Expr, Leaf, Map, Product, Sum

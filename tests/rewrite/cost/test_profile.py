@@ -22,7 +22,8 @@ from pyg_accel.rewrite.cost import (
     learned,
     train,
 )
-from pyg_accel.rewrite.cost import collect as collecting
+from pyg_accel.rewrite.cost import measurements as collecting
+from pyg_accel.rewrite.cost.base import DENSE, SPARSE
 from pyg_accel.rewrite.cost.timing import Laps
 from pyg_accel.settings import settings
 
@@ -33,11 +34,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def small(monkeypatch) -> list[Primitive]:
-    """Three small graphs, few dense calls, and a clock that knows the answer; what it timed."""
-    graphs = (cases._rmat(40, 200, 1), cases._roads(100, 0.7), cases._mycielskian(5))
-    monkeypatch.setattr(cases, "GRAPHS", {"cpu": graphs})
-    monkeypatch.setattr(cases, "DENSE_PER_DEVICE", {"cpu": 24})
-    monkeypatch.setattr(cases, "MOST_WORK", {"cpu": 1e6})
+    """Six small graphs, and a clock that knows the answer; what it timed."""
+    monkeypatch.setattr(cases, "SIZES", {"cpu": (6, 1.5, 2.0, 300)})
+    monkeypatch.setattr(cases, "MOST_WORK", {"cpu": 1e4})
     monkeypatch.setattr(cases, "WIDTHS", (2, 3, 4, 5, 6, 7, 8, 9, 10))
     timed: list[Primitive] = []
     model = Roofline.of("cpu")
@@ -66,9 +65,9 @@ def models(small, tmp_path) -> Path:
 def test_profile_measures_trains_and_says_how_to_use_it(small, tmp_path, capsys):
     assert program.main(["profile", "--out", str(tmp_path)]) == 0
     models = tmp_path / Device.of("cpu").slug
-    rows = collecting.read_rows(models / "measurements.csv")
+    rows = collecting.read_measurements(models / "measurements.csv")
     assert len(rows) == len(small) > 100
-    assert [train.primitive_of(row) for row in rows] == small
+    assert collecting.primitives_of(rows) == small
     about = json.loads((models / learned.ABOUT).read_text())
     assert about["device"] == Device.of("cpu").as_dict()
     assert about["primitives"]["spmm"]["rows"] == sum(p.name == "spmm" for p in small)
@@ -113,25 +112,76 @@ def test_a_layer_that_takes_little_time_is_left_to_the_roofline_of_the_sizes(mod
 
 
 def test_a_primitive_that_was_not_measured_is_left_to_the_roofline(models):
-    cbsr = Primitive("cbsr_spmm", 10, 4, 8, graph=GraphFeatures(10, 10, 50))
-    expected = Roofline.of("cpu").seconds(cbsr) + learned.AROUND
-    assert cost_model("cpu").many([cbsr]) == [pytest.approx(expected)]
+    exchange = Primitive("exchange", 10, 0, 8)
+    expected = Roofline.of("cpu").seconds(exchange) + learned.AROUND
+    assert cost_model("cpu").many([exchange]) == [pytest.approx(expected)]
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(small, tmp_path):
     path = tmp_path / "m.csv"
     assert not collecting.collect(CPU, path, minutes=0)
-    assert collecting.read_rows(path) == []
+    assert collecting.read_measurements(path).empty
     assert collecting.collect(CPU, path)
     whole, count = path.read_text(), len(small)
     lines = whole.splitlines(keepends=True)
     path.write_text("".join(lines[: count // 2]) + lines[count // 2][:30])  # killed amid a line
     assert collecting.collect(CPU, path)
-    keys = [collecting._key(row) for row in collecting.read_rows(path)]
-    assert len(keys) == len(set(keys)) == count
+    keys = collecting.read_measurements(path)[list(collecting.KEY)]
+    assert len(keys) == len(keys.drop_duplicates()) == count
     again = len(small)
     assert collecting.collect(CPU, path)
     assert len(small) == again, "nothing was left to time"
+
+
+def test_a_run_that_is_cut_short_has_measured_every_primitive(monkeypatch, small, tmp_path):
+    """Wherever it stops, no primitive has been measured much less often than another."""
+    path, ticks = tmp_path / "m.csv", iter(range(10_000))
+    monkeypatch.setattr(collecting.time, "monotonic", lambda: 60 * next(ticks))
+    while not collecting.collect(CPU, path, minutes=7):
+        counts = collecting.read_measurements(path).primitive.value_counts()
+        counts = counts.reindex([*DENSE, *SPARSE], fill_value=0)
+        assert counts.max() <= 2 * counts.min() + 2
+    assert counts.min() >= train.FEWEST_ROWS
+
+
+def test_measurements_that_lack_primitives_are_no_model(monkeypatch, small, tmp_path, capsys):
+    models = tmp_path / Device.of("cpu").slug
+    assert program.main(["profile", "--out", str(tmp_path), "--minutes", "0"]) == 2
+    told = capsys.readouterr()
+    assert "spmm (0)" in told.err and "the same command again" in told.err
+    assert "To use these models" not in told.out
+    collecting.collect(CPU, models / "measurements.csv")
+    frame = collecting.read_measurements(models / "measurements.csv")
+    for lacking in (SPARSE, DENSE, ("sddmm",)):
+        part = frame[~frame.primitive.isin(lacking)]
+        part.to_csv(models / "measurements.csv", index=False)
+        assert program.main(["profile", "--out", str(tmp_path), "--minutes", "0"]) == 2
+        told = capsys.readouterr()
+        assert all(f"{name} (0)" in told.err for name in lacking)
+        assert not (models / learned.ABOUT).exists()
+    assert program.main(["profile", "--out", str(tmp_path)]) == 0
+    assert "To use these models" in capsys.readouterr().out
+
+
+def test_measurements_of_earlier_versions_are_read(small, tmp_path):
+    path = tmp_path / "m.csv"
+    collecting.collect(CPU, path)
+    frame = collecting.read_measurements(path)
+    frame["rows"] = frame["rows"].where(frame.primitive.isin(DENSE))  # the others' were left out
+    frame.to_csv(path, index=False)
+    assert collecting.primitives_of(collecting.read_measurements(path)) == small
+
+
+def test_graphs_are_symmetric_and_the_same_in_every_run():
+    for case in list(cases.graph_cases("cpu"))[:6]:
+        case = case._replace(nodes=500, entries=min(case.entries, 3000))
+        graph = case.make(CPU)
+        dense = torch.zeros(500, 500)
+        dense[torch.arange(500).repeat_interleave(graph.degree.long()), graph.col.long()] += 1
+        assert graph.num_rows == graph.num_cols == 500
+        assert 0 < graph.num_edges <= 3000
+        assert torch.equal(dense, dense.t()) and not dense.diagonal().any()
+        assert torch.equal(graph.col, case.make(CPU).col)
 
 
 def test_files_of_something_else_are_refused(small, tmp_path, capsys):
@@ -148,7 +198,7 @@ def test_files_of_something_else_are_refused(small, tmp_path, capsys):
         writer.writerows(row | {"name": "Another CPU"} for row in rows)
     with pytest.raises(ValueError, match="is of Another CPU"):
         collecting.collect(CPU, path)
-    with pytest.raises(ValueError, match="measurements of no primitive"):
+    with pytest.raises(ValueError, match=r"fewer than 20 measurements of gemm \(0\)"):
         train.train(tmp_path / "none.csv", tmp_path / "out")
 
 
@@ -171,9 +221,11 @@ def test_without_a_model_of_the_device_the_roofline_decides_and_says_so(models, 
     ("damage", "told"),
     [
         ("{", "JSONDecodeError"),
-        ('{"a": 1}', "no 'format'"),
+        ('{"a": 1}', "'format'"),
+        ("[]", "TypeError"),
         ('{"format": 99}', "format 99"),
-        ('{"format": 2, "features": []}', "other features"),
+        ('{"format": 2, "features": []}', "format 2.*retrain"),
+        ('{"format": 3, "features": []}', "other features"),
     ],
 )
 def test_damaged_models_are_named(models, damage, told):
@@ -194,7 +246,12 @@ def test_a_list_of_primitives_without_numbers_is_named(models):
 def test_damaged_ensembles_are_named(models):
     learned.read.cache_clear()
     (models / learned.ENSEMBLE).write_text("{}")
-    with pytest.raises(ValueError, match=r"an ensemble of xgboost in .*residuals\.json"):
+    with pytest.raises(ValueError, match=r"expected cost models in .*residuals\.json") as told:
+        cost_model("cpu")
+    assert "\n" not in str(told.value)
+    learned.read.cache_clear()
+    (models / learned.ENSEMBLE).unlink()
+    with pytest.raises(ValueError, match=r"expected cost models in .*residuals\.json"):
         cost_model("cpu")
 
 

@@ -26,7 +26,17 @@ __all__ = [
 
 
 class EdgeTensor(Tensor):
-    """A tensor [.., E, ..] that has a shape, dtype and device alone."""
+    """A tensor [.., E, ..] that has a shape, dtype and device alone.
+
+    Attributes:
+        waits: it is an operand of messages, and computed when its numbers are needed.
+    """
+
+    waits = False
+
+    def edges(self) -> tuple[int, int]:
+        """Return the dimension of the edges and how many there are."""
+        raise NotImplementedError
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Nothing is left to do after ``__new__``."""
@@ -39,7 +49,12 @@ class DeferredOperand(EdgeTensor):
         of_nodes: it has one row per node, and a function of each row is applied to it at once.
     """
 
+    waits = True
     of_nodes = False
+
+    def edges(self) -> tuple[int, int]:
+        """See :meth:`EdgeTensor.edges`."""
+        return 0, plain_shape(self)[0]
 
     def ordinary(self) -> Tensor:
         """Return it as an ordinary tensor."""

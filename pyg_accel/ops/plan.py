@@ -1,0 +1,283 @@
+"""How eager calls run: one node of autograd, one plan, one launch each way.
+
+A plan has what depends on the kind of a call alone: layout, kernel, what is kept for the gradient.
+It is made at the first call of its kind and stays with the graph. A later call looks at shapes,
+dtypes and flags of its operands, looks up its plan, and launches. Calls that something observes
+(a compiler, a mode, a function transform) go through the registered operators instead.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from operator import methodcaller
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+
+from pyg_accel.backends.base import Launch
+from pyg_accel.backends.dispatch import (
+    asked_for,
+    named,
+    prefer_backend,
+    variables_of_choices,
+)
+from pyg_accel.backends.notes import chosen
+from pyg_accel.facts import Facts, facts_of
+from pyg_accel.graph import Graph
+from pyg_accel.machine import is_captured
+from pyg_accel.ops.layout import contiguous_rows
+from pyg_accel.ops.operator import each_gradient, is_batch
+from pyg_accel.settings import settings
+
+__all__ = ["Fold", "Gradient", "Plan", "Result", "folding", "run"]
+
+_MOST = 256  # plans of a graph
+_STRIDED, _PLAIN = torch.strided, (Tensor, Parameter)
+_transforms = torch._C._functorch.peek_interpreter_stack
+_modes = torch._C._len_torch_dispatch_stack
+_batched = torch._C._functorch.is_legacy_batchedtensor
+
+Fold = Callable[[Tensor], Tensor] | None
+
+
+class Result(NamedTuple):
+    """A gradient that a launch computes: of which operand, how it is fitted, its shape."""
+
+    operand: int
+    fit: Fold
+    shape: torch.Size
+
+
+class Gradient(NamedTuple):
+    """A backward pass that is not differentiated again.
+
+    Attributes:
+        constants: what it reads of the graph; behind saved tensors and gradients of results.
+        folds: (place, change) of those that are not read as they are.
+        launches: each with the places of what it reads, and the gradients that it computes.
+        backends: that run it.
+    """
+
+    constants: tuple[Tensor, ...]
+    folds: Sequence[tuple[int, Callable[[Tensor], Tensor]]]
+    launches: Sequence[tuple[Launch, tuple[int, ...], tuple[Result, ...]]]
+    backends: dict[str, None]
+
+
+class Rule(Protocol):
+    """How calls of a kind are differentiated."""
+
+    def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
+        """Plan the pass for saved tensors and gradients like these; None if it has no plan."""
+
+    def differentiate(
+        self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        """Compute the gradients by operators."""
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """How calls of a kind run on a graph.
+
+    Attributes:
+        launch: of the kernel.
+        folds: what brings each operand into the layout of the kernel.
+        shapes: of the results; what the kernel returns behind them is only kept.
+        backends: that run it.
+        single: a call returns a tensor, not a list of them.
+        rule: how it is differentiated; None if no gradient is needed.
+        keeps: what the gradient reads, by places in operands and results.
+        facts: of a graph on a GPU of which it is not known yet whether it stays.
+        asked: the backend that was asked for by name, or ``"auto"``.
+        gradients: backward passes, by strides of what they read.
+    """
+
+    launch: Launch
+    folds: tuple[Fold, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    backends: dict[str, None]
+    single: bool = True
+    rule: Rule | None = None
+    keeps: tuple[int, ...] = ()
+    facts: Facts | None = None
+    asked: str = "auto"
+    gradients: dict[Any, Gradient] = field(default_factory=dict)
+
+    def backward(
+        self, graph: Graph, saved: Sequence[Tensor], grads: tuple[Tensor | None, ...]
+    ) -> Sequence[Tensor | None]:
+        """Compute gradients that are differentiated again, observed, or many at once."""
+        if any(map(is_batch, grads)):
+            return each_gradient(lambda *one: tuple(self.backward(graph, saved, one)), grads)
+        assert self.rule is not None
+        if all(grad is None for grad in grads):
+            return [None] * len(self.folds)
+        with self._as_asked():
+            return self.rule.differentiate(graph, saved, grads)
+
+    def _as_asked(self) -> AbstractContextManager[None]:
+        """Prefer the backend that was named for the forward pass: other threads do not know it."""
+        return nullcontext() if self.asked == "auto" else prefer_backend(self.asked)
+
+    def bind(self, graph: Graph, key: Any, tensors: list[Tensor | None]) -> Gradient | None:
+        """Plan the backward pass for tensors like these; None if it goes through operators."""
+        if any(isinstance(part, Tensor) for part in key):
+            return None
+        assert self.rule is not None
+        with self._as_asked():
+            gradient = self.rule.bind(graph, tensors)
+        if gradient is not None and not is_captured(graph.col):  # what is made there is its own
+            self.gradients[key] = gradient
+        return gradient
+
+    def settles(self, graph: Graph) -> bool:
+        """Count a use; return whether more is known of the graph than when the plan was made."""
+        assert self.facts is not None
+        self.facts.uses += 1
+        return self.facts.stays and not is_captured(graph.col)
+
+
+def run(
+    graph: Graph,
+    make: Callable[..., Plan | None],
+    kind: tuple[Any, ...],
+    operands: Sequence[Any],
+) -> Any:
+    """Run an eager call.
+
+    Args:
+        graph: the graph.
+        make: of the graph, the kind, operands and whether each needs a gradient, makes the plan.
+        kind: what else it depends on.
+        operands: tensors, if all is well.
+
+    Returns:
+        The result, or a list of them; None for a call that goes through the registered operator.
+    """
+    if is_dynamo_compiling():
+        return None
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError("pyg_accel operators have no forward-mode derivatives")
+    if type(graph) is not Graph or _modes() or _transforms() is not None:
+        return None
+    recorded, facts = torch.is_grad_enabled(), []
+    for t in operands:
+        if type(t) not in _PLAIN or t.layout is not _STRIDED:
+            return None
+        needs = recorded and t.requires_grad
+        facts.append((t.shape, t.stride(), t.dtype, t.device, needs))
+    key: Any = (make, kind, named.get(), settings.changes, *variables_of_choices(), *facts)
+    if graph.is_cuda:
+        modes = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+        key = (*key, *modes)
+    plan = graph.plans.get(key)
+    if plan is None or (plan.facts is not None and plan.settles(graph)):
+        plan = make(graph, kind, operands, tuple([fact[-1] for fact in facts]))
+        if plan is None:
+            return None
+        _keep(graph, key, plan)
+    names = chosen.get()
+    if names is not None:
+        names.update(plan.backends)
+    if plan.rule is None:
+        return _Reduce.forward(None, plan, graph, *operands)
+    outs = _apply(plan, graph, *operands)
+    return outs if plan.single else list(outs)
+
+
+def _keep(graph: Graph, key: Any, plan: Plan) -> None:
+    """Store a plan; those of a graph that turned out to stay are made anew."""
+    if plan.rule is not None:
+        plan.asked = asked_for()
+    if graph.is_cuda and not torch.are_deterministic_algorithms_enabled():
+        facts = facts_of(graph.rowptr, graph.col, graph.num_cols)
+        if facts.shared_kind is None:
+            plan.facts = facts
+    if not is_captured(graph.col):
+        if len(graph.plans) >= _MOST:
+            graph.plans.clear()
+        graph.plans[key] = plan
+
+
+def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
+    """Return what brings tensors like this one to [rows, heads, width], and this one so.
+
+    Each row is contiguous afterwards. None for what is so already.
+    """
+    shape, operand = (operand.size(0), heads, width), operand.detach()
+    change: Fold = None
+    if operand.shape != shape:
+        try:
+            operand = operand.view(shape)
+            change = methodcaller("view", shape)
+        except RuntimeError:
+            return (lambda t: contiguous_rows(t.reshape(shape))), operand.reshape(shape)
+    whole = contiguous_rows(operand)
+    if whole is operand:
+        return change, operand
+    return (lambda t: t.view(shape).contiguous()), whole
+
+
+class _Reduce(torch.autograd.Function):
+    """A call as a node of autograd; without a context, the call by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, graph: Graph, *operands: Tensor) -> Any:
+        given = []
+        for t, fold in zip(operands, plan.folds, strict=True):
+            given.append(t if fold is None else fold(t))
+        function, before, after, listed = plan.launch
+        outs = function(*before, *([given] if listed else given), *after)
+        outs = [outs] if type(outs) is Tensor else outs
+        at = 0
+        for shape in plan.shapes:
+            # In its final shape without being a view, which could not be changed in place.
+            out = outs[at] if outs[at]._base is None else outs[at].clone()
+            outs[at] = out if out.shape == shape else out.resize_(shape)
+            at += 1
+        if ctx is not None:
+            ctx.plan, ctx.graph = plan, graph
+            if plan.keeps:
+                every = (*operands, *outs)
+                ctx.save_for_backward(*map(every.__getitem__, plan.keeps))
+            if not plan.single:
+                ctx.set_materialize_grads(False)
+                return tuple(outs[:at])
+        return outs[0] if plan.single else outs[:at]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        plan, graph = ctx.plan, ctx.graph
+        tensors: list[Any] = [*ctx.saved_tensors, *grads] if plan.keeps else [*grads]
+        gradient = None
+        if not (torch.is_grad_enabled() or _modes() or _transforms() is not None):
+            key: Any = [named.get()]
+            for t in tensors:  # those of a class of their own, and batches, are no part of a key
+                key.append(t.stride() if type(t) in _PLAIN and not _batched(t) else t)
+            key = tuple(key)
+            gradient = plan.gradients.get(key) or plan.bind(graph, key, tensors)
+        if gradient is None:
+            return (None, None, *plan.backward(graph, tensors[: len(plan.keeps)], grads))
+        tensors += gradient.constants
+        for place, fold in gradient.folds:
+            tensors[place] = fold(tensors[place])
+        found: list[Tensor | None] = [None] * (2 + len(plan.folds))
+        for (function, before, after, listed), used, results in gradient.launches:
+            read: Any = map(tensors.__getitem__, used)
+            outs = function(*before, *([list(read)] if listed else read), *after)
+            outs = (outs,) if type(outs) is Tensor else outs
+            for (operand, fit, shape), out in zip(results, outs, strict=True):
+                found[2 + operand] = (out if fit is None else fit(out)).reshape(shape)
+        names = chosen.get()
+        if names is not None:
+            names.update(gradient.backends)
+        return tuple(found)
+
+
+# Whether function transforms are active, which is what Function.apply asks, was asked before.
+_apply: Any = super(torch.autograd.Function, _Reduce).apply

@@ -1,0 +1,189 @@
+"""Whether the tensors of edges that a layer puts aside, attention weights above all, leave it.
+
+Weights that leave are ordinary tensors, of which the result is computed. Those that are gone when
+the layer returns need not exist.
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.cache import memory_of
+from pyg_accel.formula import Formula, Operand, children, map_operands, operands_of
+from pyg_accel.memo import changed, tensors_in
+from pyg_accel.patching.attention import Weights
+from pyg_accel.patching.layers import OF_EVERY_MODULE
+from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
+from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
+from pyg_accel.syntax import module_tree
+
+__all__ = [
+    "KEEPS", "apart", "finish", "nothing", "ordinary", "refuse_kept", "returns_none",
+    "writes_weights", "written",
+]  # fmt: skip
+
+_ASKED = "return_attention_weights"
+# Layers that were seen to leave their attention weights in an attribute.
+KEEPS: "weakref.WeakSet[MessagePassing]" = weakref.WeakSet()
+
+
+def returns_none(module: MessagePassing) -> CodeType | None:
+    """Return the code of the running ``forward`` if its caller asked for no attention weights.
+
+    None as well where the ``forward`` has no such argument: nobody knows what it returns.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_call_impl":
+        if _ASKED in frame.f_code.co_varnames:
+            given = frame.f_locals
+            mine = given.get(frame.f_code.co_varnames[0]) is module
+            return frame.f_code if mine and given.get(_ASKED, _ASKED) is None else None
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def writes_weights(module: MessagePassing, function: str, code: CodeType | None) -> bool:
+    """Return whether a call of ``propagate`` or ``edge_updater`` writes its softmax weights out.
+
+    Args:
+        module: the layer.
+        function: which of the two.
+        code: what :func:`returns_none` says.
+    """
+    return code is None and (function == "edge_updater" or module in KEEPS)
+
+
+@lru_cache(maxsize=256)
+def _clears(code: CodeType, name: str) -> bool:
+    """Return whether a ``forward`` sets an attribute of its layer to None."""
+    try:
+        tree = module_tree(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, SyntaxError, TypeError):
+        return False
+    target = f"{code.co_varnames[0]}.{name}"
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is None
+        and target in map(ast.unparse, node.targets)
+        for node in ast.walk(tree)
+    )
+
+
+def _edge_operand(lazy: LazyTensor) -> Tensor | None:
+    """Return the ordinary tensor of edges that a lazy one stands for, if it is one as it was."""
+    if not is_single_side(lazy) or lazy.edge_dim != 0:
+        return None
+    operand = first_operand(lazy)
+    whole = plain_shape(operand) == plain_shape(lazy)
+    return operand if lazy.formula.side == "e" and whole else None  # type: ignore[union-attr]
+
+
+def _is_part(lazy: LazyTensor) -> bool:
+    """Return whether a lazy tensor with gradients is a term of what its call has computed."""
+    if lazy.parts is not None or _edge_operand(lazy) is not None:
+        return False
+    operands = [lazy.tracer.operands[o.index] for o in operands_of(lazy.formula)]
+    if not lazy.tracer.records_gradients or not any(map(_has_gradients, operands)):
+        return False
+    term = _of_memory(lazy, lazy.formula)
+    return any(_contains(_of_memory(lazy, formula), term) for formula in lazy.tracer.read)
+
+
+def _has_gradients(operand: Tensor) -> bool:
+    if isinstance(operand, DeferredOperand):
+        return operand.differentiable()
+    return operand.requires_grad
+
+
+def _of_memory(lazy: LazyTensor, formula: Formula) -> Formula:
+    """A formula that refers to operands by their memory, which views share."""
+
+    def place(operand: Operand) -> Operand:
+        tensor = lazy.tracer.operands[operand.index]
+        waits = isinstance(tensor, DeferredOperand)
+        return Operand(operand.side, id(tensor) if waits else memory_of(tensor))
+
+    return map_operands(formula, place)
+
+
+def _contains(formula: Formula, term: Formula) -> bool:
+    return formula == term or any(_contains(part, term) for part in children(formula))
+
+
+def refuse_kept(module: MessagePassing, trace: Any) -> None:
+    """Raise where the result is not made of what the layer leaves, as it is in PyG.
+
+    Raises:
+        Unrecognised: attention weights will be written out next time; others need PyG's path.
+    """
+    for name, value in vars(module).items():
+        if name in OF_EVERY_MODULE or (trace.forward and _clears(trace.forward, name)):
+            continue
+        for lazy in tensors_in(value):
+            if not isinstance(lazy, LazyTensor) or lazy.tracer is not trace:
+                continue
+            if isinstance(_edge_operand(lazy), Weights):
+                KEEPS.add(module)
+                raise Unrecognised(f"attention weights that stay in 'self.{name}'", permanent=False)
+            if _is_part(lazy):
+                raise Unrecognised(f"a part of the message that stays in 'self.{name}'")
+
+
+def finish(
+    module: MessagePassing,
+    out: Any,
+    change: Callable[[Any], Any],
+    forward: CodeType | None = None,
+) -> Any:
+    """Nothing lazy may leave: not in the result and not in what the layer put aside.
+
+    Unless the ``forward`` that is given will clear it.
+    """
+
+    def change_own(value: Any) -> Any:  # another thread may run the layer, on messages of its own
+        others = isinstance(value, LazyTensor) and value.tracer not in running.traces
+        return value if others else change(value)
+
+    for name, value in list(vars(module).items()):
+        if isinstance(value, LazyTensor) and forward is not None and _clears(forward, name):
+            if (waiting := _edge_operand(value)) is not None:
+                vars(module)[name] = waiting
+            continue
+        left = value if name in OF_EVERY_MODULE else changed(value, change_own)
+        if left is not value:
+            vars(module)[name] = left
+    return changed(out, change)
+
+
+def ordinary(value: Any) -> Any:
+    """Write out a lazy tensor; attention weights may wait for who takes them."""
+    if isinstance(value, LazyTensor):
+        made = _edge_operand(value)
+        return value.tracer.compute(value) if made is None else made
+    return value
+
+
+def apart(value: Any) -> Any:
+    """Attention weights that write nothing out for the call they were made for."""
+    return value.apart() if isinstance(value, Weights) else value
+
+
+def nothing(value: Any) -> Any:
+    """Drop a message of a call that has no result; weights that an earlier call left stay."""
+    return None if isinstance(value, LazyTensor) else value
+
+
+def written(value: Any) -> Any:
+    """Write out a lazy tensor, attention weights too."""
+    return materialize(ordinary(value))

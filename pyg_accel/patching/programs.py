@@ -1,0 +1,319 @@
+"""The programs of layers: which call has one, and when one is recorded.
+
+A call whose arguments, modes and guard fit a program runs it, and none of the layer's code. The
+first call of a kind is recorded; one that differs from a recorded one in sizes alone is recorded
+once more, with sizes that are computed in each call, and serves for all sizes if both records agree
+in everything else.
+"""
+
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._dynamo.eval_frame import skip_code
+from torch.nn import Module
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.backends.dispatch import record_choices, situation
+from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.call_report import record as count
+from pyg_accel.patching.overrides import hook_reasons
+from pyg_accel.patching.reasons import (
+    has_hooks,
+    kind_reasons,
+    new_graph_reasons,
+    size_reasons,
+    torch_records,
+    transform_reasons,
+)
+from pyg_accel.patching.sampling import in_force
+from pyg_accel.record.dims import Unexpected, expect
+from pyg_accel.record.guard import NotComparable
+from pyg_accel.record.program import LayerProgram, context_key, record
+from pyg_accel.record.signature import Signature
+from pyg_accel.record.split import derives_anew
+from pyg_accel.settings import settings
+
+__all__ = ["NOTHING", "forget", "has", "note", "recorded", "run", "why"]
+
+_MOST = 8  # programs of one layer, and records that came to nothing
+_RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
+NOTHING = object()
+_NONE: dict[str, Any] = {}
+# The methods that a call begins with.
+_ENTRIES = {
+    "call": ("forward",),
+    "propagate": ("message", "aggregate", "update", "message_and_aggregate"),
+    "edge_updater": ("edge_update",),
+}
+_METHODS = {"forward", "propagate", "edge_updater"}.union(*_ENTRIES.values())
+_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
+          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
+
+
+@dataclass
+class _Programs:
+    """Of the calls of one layer, or of its propagate.
+
+    Attributes:
+        programs: the latest first.
+        changes: of settings and backends, when the first of them was made; all are dropped after
+            the next one.
+        records: how many were made.
+        failures: records that came to nothing.
+        reason: why the last of them did.
+    """
+
+    programs: list[LayerProgram] = field(default_factory=list)
+    changes: int = 0
+    records: int = 0
+    failures: int = 0
+    reason: str = ""
+
+
+@dataclass
+class _Seen:
+    """What was seen of the propagate calls of a call that is being recorded."""
+
+    formulas: dict[str, None] = field(default_factory=dict)
+    kinds: dict[str, None] = field(default_factory=dict)
+    backends: dict[str, None] = field(default_factory=dict)
+    width: int = 0
+
+    def text(self) -> str:
+        """The formulas, but for attention weights that are computed inside of another."""
+        inside = {f for f in self.formulas for g in self.formulas
+                  if f != g and f.startswith("softmax_j(") and f in g}  # fmt: skip
+        return "; ".join(f for f in self.formulas if f not in inside)
+
+
+class _Running(threading.local):
+    seen: _Seen | None = None
+
+
+_running = _Running()
+_layers: "weakref.WeakKeyDictionary[Module, dict[str, _Programs]]" = weakref.WeakKeyDictionary()
+
+
+def forget() -> None:
+    """Drop all programs."""
+    _layers.clear()
+
+
+def why(layer: Module, name: str) -> str:
+    """Return why the last call of a layer that was recorded came to no program.
+
+    Args:
+        layer: the layer.
+        name: ``"call"`` of the whole layer, ``"propagate"`` or ``"edge_updater"``.
+    """
+    known = _layers.get(layer, _NONE).get(name)
+    return "" if known is None else known.reason
+
+
+def has(layer: Module, name: str) -> bool:
+    """Return whether a layer has programs; see :func:`why`."""
+    known = _layers.get(layer, _NONE).get(name)
+    return known is not None and bool(known.programs)
+
+
+def note(formulas: Iterable[str], kind: str, backends: dict[str, None], width: int) -> bool:
+    """Take a note of a propagate call of the layer that is being recorded, if one is."""
+    seen = _running.seen
+    if seen is not None:
+        seen.formulas |= dict.fromkeys(formulas)
+        seen.kinds[kind] = None
+        seen.backends |= backends
+        seen.width = max(seen.width, width)
+    return seen is not None
+
+
+def run(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call by a program; NOTHING if it has none. See :func:`why`."""
+    known = _layers.get(layer, _NONE).get(name)
+    if known is None or not known.programs or get_eval_frame_callback() is not None:
+        return NOTHING  # Dynamo would compile what runs here, after a break of its graph
+    context = (*context_key(), in_force(), *situation())
+    for program in known.programs:
+        leaves = program.admit(args, kwargs)
+        if leaves is None or program.context != context:
+            continue
+        if not program.guard.holds():
+            continue
+        if settings.verify or saved_tensors_are_hooked() or _small(layer, program, leaves):
+            return NOTHING
+        start = perf_counter()
+        try:
+            out = program.run(*leaves)
+        except (Unexpected, IndexError, ValueError):
+            return NOTHING  # sizes that do not agree, which PyG explains
+        count(type(layer).__name__, program.formulas, program.backends, "", perf_counter() - start)
+        return out
+    return NOTHING
+
+
+def _small(layer: MessagePassing, program: LayerProgram, leaves: tuple[Tensor, ...]) -> bool:
+    """Whether a call is left to PyG for its size."""
+    if settings.always:
+        return False
+    graph = next((t for t in leaves if _is_graph(t)), None)
+    if graph is None:
+        return True
+    edges, device = graph.size(1), graph.device.type
+    if size_reasons(edges, device, program.width):
+        return True
+    return any(
+        kind_reasons(kind, edges, device, program.width)
+        or new_graph_reasons(kind, edges, graph, (id(layer), "call"), program.width)
+        for kind in program.kinds
+    )
+
+
+def _is_graph(value: Any) -> bool:
+    return (
+        type(value) is Tensor
+        and value.dim() == 2
+        and value.size(0) == 2
+        and value.dtype in (torch.int64, torch.int32)
+    )
+
+
+def recorded(
+    layer: MessagePassing,
+    name: str,
+    make: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Make a call and record it, if it can be."""
+    known = _layers.get(layer, _NONE).get(name)
+    if known is not None and known.changes != settings.changes:
+        known = None
+    if known is not None and (known.failures >= _MOST or known.records >= _RECORDS):
+        return make(layer, *args, **kwargs)
+    if get_eval_frame_callback() is not None or not _is_recordable(layer, name, args, kwargs):
+        return make(layer, *args, **kwargs)
+    if known is None:
+        known = _layers.setdefault(layer, {})[name] = _Programs(changes=settings.changes)
+    try:
+        signature = Signature(args, kwargs)
+        context = (*context_key(), in_force(), *situation())
+        same = [p for p in known.programs
+                if p.context == context and p.signature.is_like(signature)]  # fmt: skip
+        alike = next((p for p in same if p.guard.holds()), None)
+        if alike is not None:
+            signature = Signature(args, kwargs, alike.signature)
+            alike = alike if signature.dynamic else None
+        start = perf_counter()
+        before, _running.seen = _running.seen, _Seen()
+        seen = _running.seen
+        try:
+            with record_choices() as backends:
+                shapes = None if alike is None else alike.shapes
+                out, recorder, guard = record(
+                    layer, _ENTRIES[name], make, args, kwargs, signature, shapes
+                )
+        finally:
+            _running.seen = before
+    except NotComparable as error:
+        known.failures, known.reason = _MOST, str(error)
+        return make(layer, *args, **kwargs)
+    known.records += 1
+    if seen.formulas:
+        count(
+            type(layer).__name__, seen.text(), "+".join(seen.backends) or "deferred", "",
+            perf_counter() - start,
+        )  # fmt: skip
+    reason = recorder.reason
+    if not reason and not seen.formulas:
+        reason = "no propagate call that is accelerated"
+    if not reason and alike is not None and not _agree(alike, recorder.graph, recorder.constants):
+        reason = "what it does depends on sizes"
+    if reason:
+        known.failures, known.reason = known.failures + 1, reason
+        return out
+    program = LayerProgram(
+        recorder.graph, recorder.constants, guard, signature, context,
+        seen.text(), "+".join(seen.backends | backends) or "deferred", tuple(recorder.shapes),
+        tuple(seen.kinds), seen.width,
+    )  # fmt: skip
+    if derives_anew(program.graph):
+        program.kinds = tuple("other sums" if kind == "sums" else kind for kind in program.kinds)
+    known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
+    return out
+
+
+skip_code(run.__code__)  # Dynamo begins no graph here
+skip_code(recorded.__code__)
+
+
+def _is_recordable(
+    layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether to record a call, by what is known before."""
+    if not vars(layer).keys().isdisjoint(_METHODS) or hook_reasons(layer):
+        return False
+    if name == "call" and has_hooks(layer):
+        return False
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return False
+    if settings.verify or saved_tensors_are_hooked() or torch_records() or transform_reasons():
+        return False
+    graph = next((t for t in (*args, *kwargs.values()) if _is_graph(t)), None)
+    return graph is not None and not size_reasons(graph.size(1), graph.device.type)
+
+
+def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) -> bool:
+    """Whether a record with sizes that vary does what one with constant sizes does."""
+    first, second = ([n for n in g.nodes if not _is_size(n)] for g in (program.graph, graph))
+    if len(first) != len(second):
+        return False
+    pairs: dict[fx.Node, fx.Node] = {}
+    for mine, other in zip(first, second, strict=True):
+        if mine.op != other.op:
+            return False
+        if mine.op == "get_attr":
+            if not _same(program.constants[mine.target], constants[other.target]):
+                return False
+        elif mine.op != "placeholder" and mine.target != other.target:
+            return False
+        if not _same_arguments((mine.args, mine.kwargs), (other.args, other.kwargs), pairs):
+            return False
+        pairs[mine] = other
+    return True
+
+
+def _is_size(node: fx.Node) -> bool:
+    return node.target in _SIZES or (node.op == "call_method" and node.target == "size")
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value is other or (not isinstance(value, Tensor) and bool(value == other))
+
+
+def _same_arguments(value: Any, other: Any, pairs: dict[fx.Node, fx.Node]) -> bool:
+    if isinstance(other, fx.Node):
+        if isinstance(value, fx.Node):
+            return pairs.get(value, other) is other  # neither is known of sizes
+        return isinstance(value, int)  # a size, which the other record computes
+    if isinstance(value, (tuple, list)):
+        return len(value) == len(other) and all(
+            _same_arguments(v, o, pairs) for v, o in zip(value, other, strict=True)
+        )
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(
+            _same_arguments(v, other[k], pairs) for k, v in value.items()
+        )
+    if isinstance(value, slice):
+        return all(
+            _same_arguments(getattr(value, part), getattr(other, part), pairs)
+            for part in ("start", "stop", "step")
+        )
+    return bool(value == other)

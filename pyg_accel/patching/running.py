@@ -1,0 +1,33 @@
+"""The accelerated calls that are being traced in this thread, and how tracing one of them fails."""
+
+import threading
+from typing import Any
+
+__all__ = ["Unrecognised", "running"]
+
+
+class Unrecognised(Exception):
+    """The message does something that no formula says.
+
+    Attributes:
+        permanent: the same layer will do it again, so there is no need to try.
+    """
+
+    def __init__(self, reason: str, *, permanent: bool = True) -> None:
+        super().__init__(reason)
+        self.permanent = permanent
+        if running.traces and running.traces[-1].failure is None:
+            running.traces[-1].failure = self
+
+
+class _Running(threading.local):
+    """The calls being traced in this thread, innermost last.
+
+    The stack of function modes does not tell: a mode is off while it handles a function.
+    """
+
+    def __init__(self) -> None:
+        self.traces: list[Any] = []  # of Trace, which is built on this module
+
+
+running = _Running()

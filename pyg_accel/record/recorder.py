@@ -1,0 +1,394 @@
+"""Recording a call: every function of torch and every operator of this package that runs, in order.
+
+The code of the layer runs as it is, with its result for the caller. A mode sees the functions of
+torch; a profiler sees what else is called. What no program could repeat (numbers read out of a
+tensor, calls of functions that are not guarded, another mode of autograd) ends the record and
+leaves the call alone: :attr:`Recorder.reason` says why.
+"""
+
+import operator
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from pyg_accel.cache import memory_of
+from pyg_accel.formula import Operand
+from pyg_accel.record.calls import Calls
+from pyg_accel.record.dims import Dim
+from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
+from pyg_accel.record.guard import (
+    Guard,
+    NotComparable,
+    is_package_file,
+)
+from pyg_accel.record.split import DERIVED
+
+__all__ = ["Recorder", "perform", "quiet", "running_recorder"]
+
+T = TypeVar("T")
+_NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+# Functions whose result nobody reads leave no trace: what a message collects and does not use.
+_WITHOUT_EFFECT = frozenset({
+    "__getitem__", "getitem", "index_select", "unbind", "view", "reshape", "expand", "expand_as",
+    "unsqueeze", "select", "narrow", "graph_of", "size", "add", "sub", "mul", "floordiv", "empty",
+})  # fmt: skip
+_ASKED = frozenset({
+    "requires_grad", "is_contiguous", "stride", "storage_offset", "__repr__", "__format__",
+})  # fmt: skip
+# What this package asks of tensors, to know them again.
+_IDENTITY = frozenset({"_version", "untyped_storage", "_base", "data_ptr", "is_inference"})
+_SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # type: ignore[attr-defined]
+
+
+class _Running(threading.local):
+    recorder: "Recorder | None" = None
+
+
+running_recorder = _Running()
+
+
+def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwargs: Any) -> T:
+    """Call a function of this package, as one step of the record if there is one.
+
+    Args:
+        function: the function.
+        args: of the call.
+        borrows: its results are derived of a graph, and shared: the layer returns copies of them,
+            and changes none.
+        kwargs: of the call.
+    """
+    recorder = running_recorder.recorder
+    with torch._C.DisableTorchFunction():
+        if recorder is None:
+            return function(*args, **kwargs)
+        result = function(*_integers(args), **_integers(kwargs))
+        recorder.take(function, args, kwargs, result, trusted=True, borrows=borrows)
+    return result
+
+
+def quiet() -> AbstractContextManager[Any]:
+    """Return a context in which a record alone sees the functions of torch."""
+    recorder = running_recorder.recorder
+    return torch._C.DisableTorchFunction() if recorder is None else recorder.alone()
+
+
+class Recorder(TorchFunctionMode):
+    """Records one call as a graph.
+
+    Args:
+        guard: what the code of the call reads.
+        inputs: the tensors among the arguments, in the order of the placeholders.
+        sizes: of them; None for one that may be any.
+        before: the shapes of what ran in a call that had other sizes, :attr:`shapes`.
+
+    Attributes:
+        reason: why the call is not recorded; empty if it is.
+        graph: what ran.
+        constants: values that are no arguments, by the name of their node.
+        ran: code that ran.
+        shapes: of the results of what ran, in order.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        inputs: Sequence[Tensor],
+        sizes: Sequence[tuple[int | None, ...]],
+        before: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.reason = ""
+        self.graph = fx.Graph()
+        self.constants: dict[str, Any] = {}
+        self._calls = Calls(guard, self.stop)
+        self.ran = self._calls.ran
+        self._guard = guard
+        self._values: dict[int, tuple[Any, fx.Node]] = {}
+        self._borrowed: list[Tensor] = []
+        self._quiet = 0
+        self.shapes: list[Any] = []
+        self._before = before
+        self._sizes: dict[int, dict[int, Dim]] = {}  # of tensors by identity: those that vary
+        self._modes = _modes()
+        self._outer: Recorder | None = None
+        for number, tensor in enumerate(inputs):
+            if id(tensor) in guard.tensors:
+                self.stop("an argument that is an attribute of the layer too")
+            if guard.reads_of(tensor):
+                self.stop("an attribute of a tensor")
+            node = self.graph.placeholder(f"a{number}")
+            self._values.setdefault(id(tensor), (tensor, node))
+            self._vary(tensor, node, [size is None for size in sizes[number]])
+
+    def stop(self, reason: str) -> None:
+        """End the record; the first reason counts."""
+        self.reason = self.reason or reason
+
+    # -- what runs ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Recorder":
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record what runs inside the block."""
+        self._outer, running_recorder.recorder = running_recorder.recorder, self
+        before = sys.getprofile()
+        try:
+            with self:
+                sys.setprofile(self._calls.see)
+                try:
+                    yield
+                finally:
+                    sys.setprofile(before)
+        finally:
+            running_recorder.recorder = self._outer
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """See the functions inside the block, and let no other mode see them."""
+        self._quiet += 1
+        try:
+            with torch._C.DisableTorchFunctionSubclass(), self:
+                yield
+        finally:
+            self._quiet -= 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        edges = [t for t in types if issubclass(t, EdgeTensor)]
+        if self._before is not None and func in _SIZES:
+            return self._sized(func, args, kwargs)
+        if edges and torch._C._is_torch_function_enabled():
+            kind = next((t for t in edges if not t.waits), edges[0])
+            with self:
+                return kind.__torch_function__(func, types, args, kwargs)
+        if self._quiet:
+            with torch._C.DisableTorchFunction():
+                result = func(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
+        self.take(func, args, kwargs, result)
+        return result
+
+    def _sized(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The size of a tensor, as integers that are computed again in each call."""
+        with torch._C.DisableTorchFunction():
+            result, tensor = func(*args, **kwargs), args[0]
+            shape = tensor.shape
+        if isinstance(tensor, EdgeTensor):
+            sizes: Mapping[int, int] = dict([tensor.edges()])
+        else:
+            sizes = self._sizes.get(id(tensor), {})
+        if isinstance(result, int):
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            return sizes.get(dim % len(shape), result)
+        return torch.Size([sizes.get(dim, size) for dim, size in enumerate(shape)])
+
+    def _vary(self, tensor: Tensor, node: fx.Node, varies: Sequence[bool]) -> None:
+        """Take a note of the sizes of a tensor that vary between calls."""
+        if any(varies):
+            self._sizes[id(tensor)] = {
+                dim: Dim.of(size, self.graph.call_method("size", (node, dim)))
+                for dim, (size, vary) in enumerate(zip(_shape(tensor), varies, strict=True))
+                if vary
+            }
+
+    # -- the graph ---------------------------------------------------------------------------------
+
+    def take(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        trusted: bool = False,
+        borrows: bool = False,
+    ) -> None:
+        """Take a note of a function that ran; see :func:`perform`."""
+        if self.reason:
+            return
+        name = name_of(function)
+        if not trusted:
+            changes = changed_in_place(name, args, kwargs)
+            if _is_fact(function, name):
+                return
+            if any(known is tensor for known in self._borrowed for tensor in changes):
+                return self.stop("it changes a tensor in place that other calls share")
+            if _modes() != self._modes or name == "__set__" or "seed" in name:
+                return self.stop(f"it changes the mode of torch or of a tensor ({name})")
+            if not (_holds_tensors(result) or changes):
+                if _holds_tensors([*args, *kwargs.values()]):
+                    name = getattr(getattr(function, "__self__", None), "__name__", name)
+                    self.stop(f"what it does depends on the numbers in a tensor ({name})")
+                return
+        try:
+            given = self._named(args, trusted), self._named(kwargs, trusted)
+            node = self._node(function, name, *given)
+            if borrows:
+                node.meta[DERIVED] = True
+        except NotComparable as error:
+            return self.stop(str(error))
+        self.shapes.append(_shapes(result))
+        self._bind(result, node, self._shape_before(), borrows=borrows)
+
+    def _shape_before(self) -> Any:
+        """The shape that the latest result had in the call before; None if there was no call."""
+        if self._before is None or len(self._before) < len(self.shapes):
+            return None
+        return self._before[len(self.shapes) - 1]
+
+    def _node(self, function: Any, name: str, args: Any, kwargs: Any) -> fx.Node:
+        if name == "__get__":
+            return self.graph.call_function(getattr, (args[0], function.__self__.__name__))
+        if isinstance(function, types.FunctionType) and function.__module__ == "torch._tensor":
+            return self.graph.call_method(name, args, kwargs)
+        return self.graph.call_function(function, args, kwargs)
+
+    def _bind(self, value: Any, node: fx.Node, before: Any, *, borrows: bool) -> None:
+        if type(value) not in (*_NUMBERS, tuple, list) and not isinstance(value, _FACTS):
+            self._values[id(value)] = (value, node)
+            if borrows and isinstance(value, Tensor):
+                self._borrowed.append(value)
+            if isinstance(value, Tensor) and self._before is not None:
+                shape = _shape(value)
+                if before is None or len(before) != len(shape):
+                    return self.stop("what it does depends on sizes")
+                # How many edges a function of a graph leaves is known by its result alone.
+                varies = [a != b for a, b in zip(shape, before, strict=True)]
+                varies[-1:] = [v or borrows for v in varies[-1:]]
+                self._vary(value, node, varies)
+        if isinstance(value, (tuple, list)) and _holds_tensors(value):
+            for place, item in enumerate(value):
+                if _holds_tensors(item):
+                    part = self.graph.call_function(operator.getitem, (node, place))
+                    inner = before[place] if isinstance(before, list) else None
+                    self._bind(item, part, inner, borrows=borrows)
+
+    def _named(self, value: Any, trusted: bool) -> Any:
+        """An argument with nodes in place of tensors."""
+        if isinstance(value, Tensor) or id(value) in self._values:
+            return self.node_of(value)
+        if type(value) in (tuple, list):
+            return type(value)(self._named(v, trusted) for v in value)
+        if type(value) is torch.Size:
+            return tuple([self._named(v, trusted) for v in value])
+        if type(value) is Dim:
+            return value.node
+        if type(value) is dict:
+            return {k: self._named(v, trusted) for k, v in value.items()}
+        if type(value) is slice:
+            return slice(*(self._named(v, trusted) for v in (value.start, value.stop, value.step)))
+        if type(value) in _NUMBERS or isinstance(value, _FACTS):
+            return value
+        formula = type(value).__module__ == Operand.__module__
+        if isinstance(value, torch.Generator) or (trusted and (callable(value) or formula)):
+            return self._constant(value)
+        raise NotComparable(f"a function is called with a {type(value).__name__}")
+
+    def node_of(self, value: Any) -> fx.Node:
+        """Return the node of a tensor or graph.
+
+        Raises:
+            NotComparable: if nothing that was recorded has made it.
+        """
+        known = self._values.get(id(value))
+        if known is not None:
+            return known[1]
+        if id(value) in self._guard.tensors:
+            node = self._constant(value)
+            self._values[id(value)] = (value, node)
+            return node
+        raise NotComparable("a tensor that no function of torch has made")
+
+    def _constant(self, value: Any) -> fx.Node:
+        name = f"k{len(self.constants)}"
+        self.constants[name] = value
+        return self.graph.get_attr(name)
+
+    def finish(self, out: Any) -> None:
+        """Record what the call returns, and let go of the tensors of the call."""
+        self._record_result(out)
+        self._values.clear()
+        self._borrowed.clear()
+        self._sizes.clear()
+
+    def _record_result(self, out: Any) -> None:
+        if self.reason:
+            return
+        try:
+            self.graph.output(self._left(out))
+        except NotComparable as error:
+            return self.stop(f"its result: {error}")
+        for node in reversed(self.graph.nodes):
+            name = node.target if node.op == "call_method" else name_of(node.target)
+            if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:
+                self.graph.erase_node(node)
+
+    def _left(self, value: Any) -> Any:
+        """What leaves the call, with copies of what it borrowed."""
+        if type(value) in (tuple, list):
+            return type(value)(map(self._left, value))
+        node = self._named(value, False)
+        if isinstance(value, Tensor):
+            memory = memory_of(value)
+            if any(memory_of(tensor) == memory for tensor in self._borrowed):
+                return self.graph.call_function(torch.clone, (node,))
+        return node
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    with torch._C.DisableTorchFunction():
+        return tuple(tensor.shape)
+
+
+def _shapes(value: Any) -> Any:
+    """The shape of a result, or a list of those in it."""
+    if isinstance(value, (tuple, list)):
+        return [*map(_shapes, value)]
+    return _shape(value) if isinstance(value, Tensor) else None
+
+
+def _integers(value: Any) -> Any:
+    """Arguments with plain integers in place of sizes that vary."""
+    if type(value) is Dim:
+        return int(value)
+    if type(value) is dict:
+        return {k: _integers(v) for k, v in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(map(_integers, value))
+    return value
+
+
+def _is_fact(function: Any, name: str) -> bool:
+    """Whether a function asks for what arguments of one kind have in common."""
+    if asks(function) or name in _ASKED:
+        return True
+    if name == "__get__":
+        name = getattr(function.__self__, "__name__", "")
+    if name in _IDENTITY:
+        return is_package_file(sys._getframe(3).f_code.co_filename)
+    return name == "requires_grad"
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, Tensor)
+
+
+def _modes() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+        torch._C._is_any_autocast_enabled(), torch.get_default_dtype(),
+    )  # fmt: skip

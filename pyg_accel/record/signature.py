@@ -1,0 +1,163 @@
+"""The arguments that a program takes, and a flat function that tells whether a call has such."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from pyg_accel.record.guard import NotComparable
+
+__all__ = ["Signature"]
+
+_EXACT = (type(None), bool, type(Ellipsis))
+_EQUAL = (int, float, str)
+_SEQUENCES = (tuple, list)
+_LEAST = 2  # a dimension of size 0 or 1 is never one that differs between calls
+
+
+class Signature:
+    """Arguments with the same structure, types, dtypes, devices and sizes.
+
+    Args:
+        args: of a call.
+        kwargs: of a call.
+        other: of another call, whose sizes may be others: a size that differs between the two may
+            be any.
+
+    Raises:
+        NotComparable: if an argument is no tensor, number or tuple of these.
+    """
+
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], other: "Signature | None" = None
+    ) -> None:
+        self.key: tuple[Any, ...] = tuple(_describe((args, *kwargs.items())))
+        tensors = self.leaves(args, kwargs)
+        self.shapes: list[tuple[int | None, ...]] = [tuple(t.shape) for t in tensors]
+        if other is not None:
+            pairs = zip(self.shapes, other.shapes, strict=True)
+            self.shapes = [tuple(map(_common, mine, others)) for mine, others in pairs]
+        self.dynamic = any(None in shape for shape in self.shapes)
+        self._example = args, kwargs
+
+    def is_like(self, other: "Signature") -> bool:
+        """Whether arguments differ in sizes alone, if at all."""
+        return self.key == other.key
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Return the tensors among arguments."""
+        return [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+
+    def compiled(self) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Tensor, ...] | None]:
+        """Return a function of a call's arguments that returns their tensors, if it fits them."""
+        args, kwargs = self._example
+        writer = _Writer(self.shapes)
+        names = writer.unpack("args", args)
+        if kwargs:
+            writer.names["K"] = kwargs.keys()
+            writer.lines.insert(0, "if kwargs.keys() != K: return None")
+            for name, value in kwargs.items():
+                names += writer.value(f"kwargs[{name!r}]", value)
+        else:
+            writer.lines.insert(0, "if kwargs: return None")
+        tensors = "".join(f"{name}, " for name in names)
+        body = "\n    ".join([*writer.lines, f"return ({tensors})"])
+        exec(f"def admit(args, kwargs):\n    {body}\n", writer.names)
+        self._example = (), {}  # tensors are not kept
+        admit: Any = writer.names["admit"]
+        return admit  # type: ignore[no-any-return]
+
+
+class _Writer:
+    """Writes the lines of a function that compares arguments."""
+
+    def __init__(self, shapes: list[tuple[int | None, ...]]) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {"strided": torch.strided}
+        self._shapes = iter(shapes)
+        self._tensors: list[tuple[str, Tensor]] = []
+        self._count = 0
+
+    def need(self, condition: str) -> None:
+        """Write a condition on which the arguments do not fit."""
+        self.lines.append(f"if {condition}: return None")
+
+    def unpack(self, source: str, values: Any) -> list[str]:
+        """Write what the items of a sequence must be; return the names of its tensors."""
+        self.need(f"len({source}) != {len(values)}")
+        return [n for i, v in enumerate(values) for n in self.value(f"{source}[{i}]", v)]
+
+    def value(self, source: str, value: Any) -> list[str]:
+        """Write what a value must be; return the names of its tensors."""
+        name = f"v{self._count}"
+        self._count += 1
+        self.lines.append(f"{name} = {source}")
+        if isinstance(value, _EXACT):
+            self.need(f"{name} is not {value!r}")
+            return []
+        kind = self._constant(type(value))
+        if not isinstance(value, Tensor):
+            self.need(f"type({name}) is not {kind}")
+            if isinstance(value, _SEQUENCES):
+                return self.unpack(name, value)
+            self.need(f"{name} != {self._constant(value)}")
+            return []
+        same = [other for other, tensor in self._tensors if tensor is value]
+        if same:
+            next(self._shapes)
+            self.need(f"{name} is not {same[0]}")
+            return [name]
+        self.need(
+            f"type({name}) is not {kind} or {name}.dtype is not {self._constant(value.dtype)}"
+            f" or {name}.requires_grad is not {value.requires_grad} or {name}.layout is not strided"
+            f" or {name}.get_device() != {value.get_device()}"
+        )
+        for other, _ in self._tensors:
+            self.need(f"{name} is {other}")
+        shape = next(self._shapes)
+        if None not in shape:
+            self.need(f"{name}.shape != {self._constant(shape)}")
+        else:
+            self.need(f"{name}.dim() != {len(shape)}")
+            for dim, size in enumerate(shape):
+                least = f"< {_LEAST}" if size is None else f"!= {size}"
+                self.need(f"{name}.size({dim}) {least}")
+        self._tensors.append((name, value))
+        return [name]
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+
+def _common(size: int | None, other: int | None) -> int | None:
+    """A size that two arguments have in common; None if it may be any."""
+    return size if size == other or size is None or size < _LEAST else None
+
+
+def _describe(value: Any) -> Iterator[Any]:
+    """Yield what arguments must have in common, but for their sizes."""
+    kind = type(value)
+    if kind is Tensor or kind is Parameter:
+        yield kind, value.dtype, value.get_device(), value.requires_grad, value.dim()
+        if value.layout is not torch.strided:
+            raise NotComparable("a sparse matrix among the arguments")
+    elif kind in _SEQUENCES:
+        yield kind, len(value)
+        for item in value:
+            yield from _describe(item)
+    elif kind in _EXACT or kind in _EQUAL:
+        yield kind, value
+    else:
+        raise NotComparable(f"an argument of type {kind.__name__}")
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, _SEQUENCES):
+            yield from _tensors(value)

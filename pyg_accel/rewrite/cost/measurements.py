@@ -1,0 +1,116 @@
+"""Times every primitive on this machine into a CSV file, from where an earlier run stopped."""
+
+import csv
+import datetime
+import time
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pyg_accel
+from pyg_accel.graph import Graph
+from pyg_accel.machine import Device
+from pyg_accel.rewrite.cost.base import DENSE, Primitive
+from pyg_accel.rewrite.cost.cases import ProfileGraph, calls, graph_cases
+from pyg_accel.rewrite.cost.features import GraphFeatures
+from pyg_accel.rewrite.cost.timing import timed
+from pyg_accel.rewrite.cost.workload import workload
+
+__all__ = ["COLUMNS", "collect", "devices_of", "primitives_of", "read_measurements"]
+
+SIZES = ("rows", "inner", "cols", "heads", "permuted", "shared")
+KEY = ("graph", "primitive", *SIZES)
+FEATURES = tuple(field.name for field in fields(GraphFeatures))
+DEVICE = tuple(field.name for field in fields(Device))
+COLUMNS = (*KEY, "seconds", "fastest", "laps", *FEATURES, *DEVICE, "torch", "pyg_accel", "date")
+
+
+def collect(device: torch.device, path: Path, minutes: float = float("inf")) -> bool:
+    """Append a row for every call that the file lacks; return whether all are there now.
+
+    Every graph has calls of every primitive, so that a part of the file has them, too.
+
+    Args:
+        device: what to measure.
+        path: the CSV file, made if it is not there.
+        minutes: stop after that long; the next run goes on from there.
+
+    Raises:
+        ValueError: if the file is of another device or not a file of measurements.
+    """
+    from tqdm import tqdm
+
+    if path.exists() and not (text := path.read_text()).endswith("\n"):
+        path.write_text(text[: text.rfind("\n") + 1])  # a run was killed while it wrote a line
+    here = Device.of(device)
+    done = set(read_measurements(path, here)[list(KEY)].itertuples(index=False, name=None))
+    facts = here.as_dict() | {"torch": torch.__version__, "pyg_accel": pyg_accel.__version__,
+                              "date": datetime.date.today().isoformat()}  # fmt: skip
+    asked = [(case, p) for case in graph_cases(device.type) for p in calls(device.type, case)]
+    missing = [pair for pair in asked if _key(*pair) not in done]
+    stop = time.monotonic() + 60 * minutes
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if file.tell() == 0:
+            writer.writeheader()
+        made = None
+        for case, p in tqdm(missing, initial=len(asked) - len(missing), total=len(asked),
+                            unit="call"):  # fmt: skip
+            if time.monotonic() > stop:
+                return False
+            if made != case:
+                made, graph = case, case.make(device)
+                # The graph is symmetric: its transpose is the same matrix with permuted entries.
+                turned = Graph(graph.rowptr, graph.col, graph.transposed().eid, case.nodes,
+                               sorted=True)  # fmt: skip
+            if p.graph:
+                p = replace(p, graph=GraphFeatures.of(graph))
+            laps = timed(workload(p, device, turned if p.permuted else graph), device)
+            row = dict(zip(KEY, _key(case, p), strict=True)) | facts
+            row |= {"seconds": laps.median, "fastest": laps.fastest, "laps": laps.laps}
+            writer.writerow(row | (asdict(p.graph) if p.graph else {}))
+            file.flush()
+    return True
+
+
+def read_measurements(path: Path, device: Device | None = None) -> Any:
+    """Read measurements as a DataFrame with the columns :data:`COLUMNS`; empty without a file.
+
+    Raises:
+        ValueError: if the file holds something else, or rows of another device.
+    """
+    import pandas as pd
+
+    if not path.exists() or path.stat().st_size == 0:
+        return pd.DataFrame(columns=COLUMNS)
+    frame = pd.read_csv(path, dtype={"name": str, "isa": str}).fillna({"isa": ""})
+    if lacking := [name for name in COLUMNS if name not in frame]:
+        raise ValueError(f"'{path}' has no column {', '.join(lacking)}: it holds no measurements")
+    # Files of earlier versions have the rows of a graph in one column only.
+    frame["rows"] = frame["rows"].fillna(frame["num_rows"]).astype(int)
+    if device is not None and (others := devices_of(frame) - {device}):
+        raise ValueError(f"'{path}' is of {others.pop()}, not of {device}: name another folder")
+    return frame
+
+
+def devices_of(frame: Any) -> set[Device]:
+    """Return the devices of measurements."""
+    return {Device(*row) for row in frame[list(DEVICE)].itertuples(index=False, name=None)}
+
+
+def primitives_of(frame: Any) -> list[Primitive]:
+    """Return the call of each measurement."""
+    found = []
+    for row in frame.to_dict("records"):
+        graph = None
+        if row["primitive"] not in DENSE:
+            graph = GraphFeatures(**{name: row[name] for name in FEATURES})
+        sizes = {name: row[name] for name in SIZES}
+        found.append(Primitive(row["primitive"], **sizes, graph=graph))
+    return found
+
+
+def _key(case: ProfileGraph, p: Primitive) -> tuple[Any, ...]:
+    return (str(case), p.name, *(int(getattr(p, name)) for name in SIZES))
