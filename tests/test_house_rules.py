@@ -23,14 +23,14 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 
 # Lines of code, as `code_lines` counts them: a ceiling, to be lowered with every change that needs
 # fewer. One that needs more has to let something else go.
-MOST_CODE_LINES = 37_910
+MOST_CODE_LINES = 37_850
 
 # Imports run from later floors to earlier ones. Rooms of one floor may not know each other, except
 # for the modules of the first.
 FLOORS = [
     {"errors", "settings", "formula", "functions", "syntax", "native", "graph", "cbsr", "checks",
      "large_pages", "memo", "matrices", "call_report", "cache", "tiles", "column_reuse", "facts",
-     "machine", "tuned"},
+     "machine", "tuned", "wrapper"},
     {"backends"},
     {"ops", "testing"},
     {"record"},
