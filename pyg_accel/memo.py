@@ -189,10 +189,6 @@ class Memo:
         """Return ``function(*args, **kwargs)``, from memory if it can be had there."""
         return self._recalled(function, args, kwargs)[0]
 
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As ``self(function, ...)``."""
-        return self(function, *args, **kwargs)
-
     def _recalled(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Tensor] | None]:

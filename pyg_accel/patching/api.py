@@ -15,6 +15,7 @@ from pyg_accel.patching import (
     layers,
     ordered,
     overrides,
+    programs,
     propagate,
     readouts,
     reasons,
@@ -122,6 +123,7 @@ class PatchHandle:
                 elif count == 0:
                     del marked[module]
             layers.forget()
+            programs.forget_unpatched()
             if not _handles:
                 if not _hook_handles:
                     overrides.uninstall()

@@ -101,7 +101,7 @@ def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, 
         if running_recorder.recorder is None:
             out = programs.recorded(self, "call", _forward_of, args, kwargs)
         else:
-            out = super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            out = _forward_of(self, *args, **kwargs)
     finally:
         lent = MEMO.end(before)
     return _left(self, out, lent) if lent else out

@@ -27,6 +27,7 @@ from pyg_accel.call_report import record as count
 from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.patching.reasons import (
     has_hooks,
+    is_active,
     kind_reasons,
     new_graph_reasons,
     size_reasons,
@@ -41,7 +42,7 @@ from pyg_accel.record.signature import Signature
 from pyg_accel.record.split import derives_anew
 from pyg_accel.settings import settings
 
-__all__ = ["NOTHING", "forget", "has", "note", "recorded", "run", "why"]
+__all__ = ["NOTHING", "forget", "forget_unpatched", "has", "note", "recorded", "run", "why"]
 
 _MOST = 8  # programs of one layer, and records that came to nothing
 _RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
@@ -105,6 +106,13 @@ _layers: "weakref.WeakKeyDictionary[Module, dict[str, _Programs]]" = weakref.Wea
 def forget() -> None:
     """Drop all programs."""
     _layers.clear()
+
+
+def forget_unpatched() -> None:
+    """Drop the programs of layers that are not accelerated any more."""
+    for layer in list(_layers):
+        if not is_active(layer):
+            del _layers[layer]
 
 
 def why(layer: Module, name: str) -> str:

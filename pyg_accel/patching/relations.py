@@ -64,7 +64,7 @@ def forward(
     sizes = (source.size(0), target.size(0), self.num_relations)
     try:
         relations: Relations = perform(
-            MEMO.call, _stack, edge_index, edge_type, sizes, self.flow, borrows=True
+            MEMO.__call__, _stack, edge_index, edge_type, sizes, self.flow, borrows=True
         )
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, x, edge_index, edge_type)

@@ -143,7 +143,7 @@ def aggregate(
             ops.sampled_spmm, graph, x, weight, reduce=reduce, rescale=rescale,
             edge_order=edge_order, **how,
         )  # fmt: skip
-        outs.append(out.reshape(-1, *shape) if graph.num_rows else out.reshape(0, *shape))
+        outs.append(out.reshape(out.size(0), *shape))
     return outs, f" over {sampling.width} edges by {sampling.strategy}"
 
 

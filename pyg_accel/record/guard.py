@@ -2,8 +2,9 @@
 
 A program stands for a layer's code as long as everything that this code reads is what it was: the
 attributes of the layer and its children, the functions that run, and the names that these read from
-globals and closures. Values are compared by identity, containers by their items. What cannot be
-compared in this way, such as an object of a user's class, makes a call one that is not recorded.
+globals and closures. Values are compared by identity, containers and objects by what they hold.
+What cannot be compared in this way, such as an object with ``__slots__``, makes a call one that is
+not recorded.
 """
 
 import builtins

@@ -81,11 +81,6 @@ class LayerProgram:
             self._derived.put(owners, sizes, derived)
         return self._rest(*leaves, derived)
 
-    def forget(self) -> None:
-        """Drop what was derived of graphs."""
-        if self._parts is not None:
-            self._derived.clear()
-
 
 def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return ()

@@ -102,7 +102,10 @@ class _Writer:
             self.need(f"type({name}) is not {kind}")
             if isinstance(value, _SEQUENCES):
                 return self.unpack(name, value)
-            self.need(f"{name} != {self._constant(value)}")
+            if isinstance(value, float):  # 0.0 is not -0.0
+                self.need(f"{name}.hex() != {value.hex()!r}")
+            else:
+                self.need(f"{name} != {self._constant(value)}")
             return []
         same = [other for other, tensor in self._tensors if tensor is value]
         if same:

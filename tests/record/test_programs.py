@@ -1509,6 +1509,35 @@ def test_settings(like_stock: Any) -> None:
         assert seen[-1] == "plan"
 
 
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_layer_whose_patch_is_undone_has_no_program(everything: bool, report_of: Any) -> None:
+    """Another patch may be in force."""
+    mine, other = SAGEConv(WIDTH, 4), SAGEConv(WIDTH, 4)
+    with pyg_accel.patched(other):
+        with pyg_accel.patched(None if everything else mine):
+            for layer in (mine, other, mine, other):
+                layer(X, EDGES)
+        pyg_accel.reset_report()
+        mine(X, EDGES)
+        assert not report_of()
+        other(X, EDGES)
+        assert [row.formula for row in report_of()] == ["mean_j u0"]
+
+
+def test_arguments_of_either_sign_of_zero(like_stock: Any) -> None:
+    like_stock(Divided(), *[call(X, EDGES, zero) for zero in (0.0, 0.0, -0.0, -0.0)])
+
+
+class Divided(MessagePassing):
+    """Its result has the sign of a number that may be zero."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, number: float) -> Tensor:
+        return self.propagate(edge_index, x=x) * math.copysign(1.0, number)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
 def test_patching_again(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = SAGEConv(WIDTH, 4)
     expected = layer(X, EDGES)
