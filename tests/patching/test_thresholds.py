@@ -351,10 +351,8 @@ def test_what_a_call_computes_is_its_kind(kinds, report_of):
             layer(*args)
             pyg_accel.reset_report()
             layer(*args)
-        # Without its own kernels each relation is a call of its own.
-        expected = (
-            "other sums" if kind == "relations" else kind.partition(" of ")[0]
-        )  # two layers may be of a kind
+        # Without its own kernels each relation is a call of its own; two layers may be of a kind.
+        expected = "other sums" if kind == "relations" else kind.partition(" of ")[0]
         assert {row.reason for row in report_of()} == {
             f"small: fewer than {10**6} edges ({expected})"
         }
