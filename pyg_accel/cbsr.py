@@ -5,15 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import TensorCache
 from pyg_accel.checks import require, shown, whole
+from pyg_accel.derived import find, keep
 
 __all__ = ["CBSR", "MAX_WIDTH", "check_cbsr", "check_columns", "index_dtype", "scattered", "trust"]
 
 MAX_WIDTH = 65_536
-_valid: TensorCache[bool] = (
-    TensorCache()
-)  # columns that were checked, or that our own kernels wrote
 
 
 def index_dtype(width: int) -> torch.dtype:
@@ -122,7 +119,7 @@ def check_columns(indices: Tensor, width: int) -> None:
 
     Columns that were found right are remembered with their tensor, until it changes.
     """
-    if _valid.find((indices,), width):
+    if find((indices,), ("valid", width), lasting=True):
         return
     # torch compares no uint16 on a GPU.
     columns = indices.int() if indices.dtype == torch.uint16 else indices
@@ -136,7 +133,7 @@ def check_columns(indices: Tensor, width: int) -> None:
 def trust(indices: Tensor, width: int) -> Tensor:
     """Remember that columns are right, and return them."""
     if type(indices) is Tensor and not torch.compiler.is_compiling():
-        _valid.put((indices,), width, True)
+        keep((indices,), ("valid", width), True, lasting=True)
     return indices
 
 

@@ -1,10 +1,6 @@
-"""What is known of a CSR matrix beside its arrays; it is stored on the ``col`` array itself.
+"""What is known of a CSR matrix beside its arrays."""
 
-A dictionary by identity and version costs ten times as long as a read of an attribute, and every
-launch of a kernel asks. Facts die with the array, and are made anew if an array was changed.
-"""
-
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -12,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import version_of
+from pyg_accel.derived import derived
 
 __all__ = ["INT32_ENTRIES", "Facts", "Kind", "expect_to_stay", "facts_of", "rounded"]
 
-_ATTRIBUTE = "_pyg_accel_facts"
 # Kernels that ran on a graph before it counts as one that stays, by the number of its entries:
 # a deep model runs some twenty on a batch that is gone after a step.
 _LARGE, _USES, _USES_OF_LARGE = 2**20, 40, 8
@@ -89,31 +84,20 @@ class Facts:
     """What was found out about a CSR matrix.
 
     Attributes:
-        num_cols: number of columns.
         kind: for choices, without what rows share.
         shared_kind: with it; None until it is known.
         uses: how many kernels were launched on it.
         longest: entries of the longest row; None until it is known.
-        derived: what backends made of the arrays, by their keys.
     """
 
-    __slots__ = (
-        "_part", "_storage", "_versions", "derived", "kind", "longest", "num_cols", "shared_kind",
-        "uses",
-    )  # fmt: skip
+    __slots__ = ("kind", "longest", "shared_kind", "uses")
 
-    def __init__(self, rowptr: Tensor, col: Tensor, num_cols: int) -> None:
+    def __init__(self, kind: Kind) -> None:
         """Start with what the arrays tell without being read."""
-        # By its storage: torch.utils.swap_tensors refuses tensors with weak references. Of `col`
-        # nothing is needed: its attributes are swapped with its data.
-        self._storage, self._part = rowptr.untyped_storage(), _part_of(rowptr)
-        self._versions = version_of(rowptr), version_of(col)
-        self.num_cols = num_cols
-        self.kind = Kind.of(rowptr, col, num_cols, ())
+        self.kind = kind
         self.shared_kind: Kind | None = None
         self.uses = 0
         self.longest: int | None = None
-        self.derived: dict[Hashable, Any] = {}
 
     @property
     def stays(self) -> bool:
@@ -124,28 +108,11 @@ class Facts:
         most = _USES_OF_LARGE if self.kind.num_edges >= _LARGE else _USES
         return _expecting > 0 or self.uses > most
 
-    def fit(self, rowptr: Tensor, col: Tensor, num_cols: int) -> bool:
-        """Return whether these are the arrays that were looked at, unchanged."""
-        return (
-            self._storage is rowptr.untyped_storage()
-            and self._part == _part_of(rowptr)
-            and self.num_cols == num_cols
-            and self._versions == (version_of(rowptr), version_of(col))
-        )
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # A copy of the array, or one that was sent to another process, has facts of its own.
-        return type(None), ()
-
-
-def _part_of(rowptr: Tensor) -> Hashable:
-    return rowptr.storage_offset(), rowptr.numel()
-
 
 def facts_of(rowptr: Tensor, col: Tensor, num_cols: int) -> Facts:
     """Return what is known of a CSR matrix."""
-    facts: Facts | None = getattr(col, _ATTRIBUTE, None)
-    if facts is None or not facts.fit(rowptr, col, num_cols):
-        facts = Facts(rowptr, col, num_cols)
-        setattr(col, _ATTRIBUTE, facts)
-    return facts
+
+    def make() -> Facts:
+        return Facts(Kind.of(rowptr, col, num_cols, ()))
+
+    return derived((col, rowptr), ("facts", num_cols), make, lasting=True)

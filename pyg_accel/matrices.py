@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.graph import Graph, ptr2index
-from pyg_accel.memo import Memo, is_sparse_tensor
+from pyg_accel.derived import derived
+from pyg_accel.graph import Graph, for_autograd, ptr2index
+from pyg_accel.memo import is_sparse_tensor
 
 __all__ = [
-    "edges_of_arrays",
-    "edges_of_tensor",
+    "edges_of_matrix",
     "graph_of_matrix",
     "is_sparse_matrix",
     "num_edges",
@@ -51,52 +51,55 @@ def values_of(adj: Any) -> Tensor | None:
     return values
 
 
-def graph_of_matrix(memo: Memo, adj: Any) -> Graph:
+def graph_of_matrix(adj: Any) -> Graph:
     """Return the graph of a matrix, whose edge order is that of the matrix's values.
 
     Raises:
         IndexError, ValueError: if its indices are not those of a matrix.
     """
-    if isinstance(adj, Tensor) and adj.layout != torch.sparse_csr:
-        graph: Graph = memo(_graph_of_edges, adj)
-    elif isinstance(adj, Tensor):
-        graph = memo(_graph_of_csr, adj)
-    elif adj.storage._row is not None:  # by its arrays: layers make new matrices of the same
-        graph = memo(_graph_of_rows, adj.storage._row, adj.storage.col(), *adj.sparse_sizes())
-    else:
-        graph = memo(_graph_of_arrays, adj.storage.rowptr(), adj.storage.col(), adj.size(1))
-    return graph
+
+    @for_autograd
+    def make() -> Graph:
+        if isinstance(adj, Tensor) and adj.layout != torch.sparse_csr:
+            return Graph.from_edge_index(_edges_of_tensor(adj), (adj.size(1), adj.size(0)))
+        rows, col = indices
+        if not isinstance(adj, Tensor) and adj.storage._row is not None:
+            rows = torch._convert_indices_from_coo_to_csr(rows, adj.size(0))
+        narrow = max(rows.numel(), adj.size(1), col.numel()) < 2**31 - 1
+        # What is stored must not refer to the memory of its owners.
+        dtype = torch.int32 if narrow else torch.int64
+        arrays = [t.to(dtype, copy=True) for t in (rows, col)]
+        return Graph.from_csr(*arrays, num_cols=adj.size(1))
+
+    indices = _indices(adj)
+    layout = adj.layout if isinstance(adj, Tensor) else adj.storage._row is None
+    return derived(indices, ("graph of a matrix", layout, adj.size(0), adj.size(1)), make)
 
 
-def _graph_of_edges(adj: Tensor) -> Graph:
-    return Graph.from_edge_index(edges_of_tensor(adj), (adj.size(1), adj.size(0)))
+def edges_of_matrix(adj: Any) -> Tensor:
+    """Return [2, E], source and target of every entry of a matrix."""
+    if isinstance(adj, Tensor):
+        key = "edges of a matrix", adj.layout
+        return derived(_indices(adj), key, lambda: for_autograd(_edges_of_tensor)(adj))
+    row, col, _ = adj.coo()
+    return derived((row, col), "edges", lambda: for_autograd(torch.stack)([col, row]))
 
 
-def _graph_of_csr(adj: Tensor) -> Graph:
-    return _graph_of_arrays(adj.crow_indices(), adj.col_indices(), adj.size(1))
+def _indices(adj: Any) -> tuple[Tensor, ...]:
+    """The arrays of a matrix beside its values: layers make new matrices of the same."""
+    if not isinstance(adj, Tensor):
+        own = adj.storage
+        return (own.rowptr() if own._row is None else own._row), own.col()
+    if adj.layout == torch.sparse_coo:
+        return (adj.indices(),)
+    if adj.layout == torch.sparse_csr:
+        return adj.crow_indices(), adj.col_indices()
+    return adj.ccol_indices(), adj.row_indices()
 
 
-def _graph_of_arrays(rowptr: Tensor, col: Tensor, num_cols: int) -> Graph:
-    narrow = max(rowptr.numel(), num_cols, col.numel()) < 2**31 - 1
-    # Aliases where nothing is converted: what is remembered must not hold what it is found by.
-    arrays = [t.to(torch.int32) if narrow else t for t in (rowptr.detach(), col.detach())]
-    return Graph.from_csr(*arrays, num_cols=num_cols)
-
-
-def _graph_of_rows(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Graph:
-    return _graph_of_arrays(torch._convert_indices_from_coo_to_csr(row, num_rows), col, num_cols)
-
-
-def edges_of_tensor(adj: Tensor) -> Tensor:
-    """Return [2, E], source and target of every entry of a torch matrix."""
+def _edges_of_tensor(adj: Tensor) -> Tensor:
     if adj.layout == torch.sparse_coo:
         return adj.indices().flip(0)
-    compressed = adj.crow_indices() if adj.layout == torch.sparse_csr else adj.ccol_indices()
-    other = adj.col_indices() if adj.layout == torch.sparse_csr else adj.row_indices()
+    compressed, other = _indices(adj)
     own = ptr2index(compressed, other.numel(), other.dtype)
     return torch.stack([other, own] if adj.layout == torch.sparse_csr else [own, other])
-
-
-def edges_of_arrays(row: Tensor, col: Tensor) -> Tensor:
-    """Return [2, E], source and target of entries given by row and column."""
-    return torch.stack([col, row])

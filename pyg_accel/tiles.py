@@ -11,8 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import TensorCache
 from pyg_accel.checks import whole
+from pyg_accel.derived import derived
 from pyg_accel.graph import CSR, ptr2index
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
@@ -117,9 +117,6 @@ class Tiles:
         )
 
 
-_tiles: TensorCache[Tiles] = TensorCache()
-
-
 def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     """Return the tiles of a matrix, made once and kept for as long as its arrays live.
 
@@ -132,8 +129,12 @@ def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     Raises:
         ValueError: for a window or tile that is not positive, or too large together.
     """
-    key = (csr.num_cols, window, tile, least)
-    return _tiles.get((csr.col, csr.rowptr), key, lambda: build_tiles(csr, window, tile, least))
+    key = "tiles", csr.num_cols, window, tile, least
+
+    def make() -> Tiles:
+        return build_tiles(csr, window, tile, least)
+
+    return derived((csr.col, csr.rowptr), key, make, lasting=True)
 
 
 def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:

@@ -25,6 +25,7 @@ if not torch.cuda.is_available():  # decorators of Triton kernels read it when t
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pyg_accel
+from pyg_accel import Graph, derived
 from pyg_accel.backends import backends, dispatch, registry
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.patching import overrides, reasons
@@ -285,3 +286,9 @@ def same_as_stock(stock_and_patched: Callable[..., Any]) -> Callable[..., None]:
             )  # fmt: skip
 
     return check
+
+
+@pytest.fixture
+def stored_graphs() -> Callable[[], int]:
+    """Count the graphs that are stored for the edge_index that they were built of."""
+    return lambda: sum(isinstance(value, Graph) for value in derived.values())

@@ -17,7 +17,6 @@ from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 import pyg_accel
 from pyg_accel import graph as graphs
 from pyg_accel.graph import Graph
-from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.transforms import BuildCSR
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*unable to open shared memory:UserWarning")
@@ -222,13 +221,13 @@ def test_data_that_do_not_move_keep_their_graph_and_copies_have_none(builds, alw
     assert builds == ["graph", "transpose"]
 
 
-def test_graphs_go_with_their_batches(always):
-    before = len(GRAPHS)
+def test_graphs_go_with_their_batches(always, stored_graphs):
+    before = stored_graphs()
     loaded = batches(BuildCSR())
-    assert len(GRAPHS) > before
+    assert stored_graphs() > before
     del loaded
     gc.collect()
-    assert len(GRAPHS) == before
+    assert stored_graphs() == before
 
 
 class Batched:

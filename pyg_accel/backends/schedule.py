@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_accel.derived import find, keep
 from pyg_accel.facts import facts_of
 from pyg_accel.graph import CSR
 
@@ -68,8 +69,8 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
     """
     rowptr, entries = csr.rowptr, csr.col.numel()
     facts = facts_of(rowptr, csr.col, csr.num_cols)
-    key = ("schedule", split, piece, ordered)
-    found: Schedule | None = facts.derived.get(key)
+    owners, key = (csr.col, rowptr), ("schedule", split, piece, ordered)
+    found: Schedule | None = find(owners, key, lasting=True)
     if found is not None:
         return found
     if rowptr.is_cuda:
@@ -86,7 +87,7 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
         _order(rowptr, split, longest) if ordered and uneven else None,
         _cut(rowptr, split, piece) if longest > split else None,
     )
-    facts.derived[key] = found
+    keep(owners, key, found, lasting=True)
     return found
 
 

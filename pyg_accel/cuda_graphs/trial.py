@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import holding
 from pyg_accel.cuda_graphs.capture import Memory, Recording, Uncaptured, gradients
 from pyg_accel.cuda_graphs.comparison import Still, cotangents, difference, tolerance
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.parts import PartsTaken
 from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
+from pyg_accel.derived import holding
 from pyg_accel.facts import expect_to_stay
 
 __all__ = ["FAILURES", "Recorder", "Subject", "compare", "first_cause", "record_call"]

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
-from pyg_accel.cache import Snapshot, TensorCache
+from pyg_accel.cache import Snapshot
+from pyg_accel.derived import find, keep
 from pyg_accel.distributed.halo import Halo, collect, exchange
 from pyg_accel.distributed.known import adopt, stays
 
 __all__ = ["FORMULAS", "formula"]
-
-_made: TensorCache[tuple[tuple[Tensor, ...], Snapshot]] = TensorCache()
 
 
 def gcn_norm(
@@ -88,14 +87,14 @@ def formula(halo: Halo, name: str, *args: Any, **kwargs: Any) -> Any:
         return adopt(FORMULAS[name](halo, *args, **kwargs), halo)
     others = tuple(v for v in values if not isinstance(v, Tensor))
     modes = (torch.get_default_dtype(), torch.is_inference_mode_enabled())
-    key = (name, id(halo), tuple(kwargs), others, modes)
-    found = _made.find(tensors, key)
+    owners, key = (*tensors, halo), (name, tuple(kwargs), others, modes)
+    found = find(owners, key, lasting=True)
     if found is not None and found[1].fits(found[0]):
         edges, weight = args[0] if len(found[0]) == 1 else found[0][0], found[0][-1]
         return edges, weight
     edges, weight = adopt(FORMULAS[name](halo, *args, **kwargs), halo)
     kept = (weight,) if edges is args[0] else (edges, weight)  # it would keep itself alive
-    _made.put(tensors, key, (kept, Snapshot(kept)))
+    keep(owners, key, (kept, Snapshot(kept)), lasting=True)
     return edges, weight
 
 

@@ -13,23 +13,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_accel.cache import TensorCache, changes_unseen, version_of
+from pyg_accel.cache import changes_unseen, version_of
+from pyg_accel.derived import find, keep
 from pyg_accel.distributed.halo import Halo, exchange, turn
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
 __all__ = [
-    "RUNNING", "STATIC", "Following", "adopt", "backward_begins", "backward_ends", "halo_of",
-    "running", "stays", "with_halo",
+    "RUNNING", "Following", "adopt", "backward_begins", "backward_ends", "halo_of", "running",
+    "stays", "will_stay", "with_halo",
 ]  # fmt: skip
-
-_HALOS: TensorCache[Halo] = TensorCache()
-_PER_EDGE: TensorCache[Wire] = TensorCache()  # weights of which a layer may ask the largest of all
-_TURNED: TensorCache[Tensor] = TensorCache()
-STATIC: TensorCache[bool] = (
-    TensorCache()
-)  # tensors returned by distribute(), whose changes are noticed
-_WHOLE: TensorCache[Tensor] = TensorCache()  # their rows with those of halo nodes
 
 # Functions of a layer whose result has the edges that its argument has.
 _FOLLOWED = frozenset({"clone", "contiguous", "detach", "to", "long", "int"})
@@ -84,14 +77,19 @@ def running(**changes: Any) -> Iterator[None]:
             setattr(RUNNING, name, value)
 
 
+def will_stay(tensor: Tensor) -> None:
+    """Take a note of a tensor that distribute() returns."""
+    keep((tensor,), "static", True, lasting=True)
+
+
 def stays(tensor: Tensor) -> bool:
     """Return whether a tensor is one that distribute() returned, whose changes are noticed."""
-    return bool(STATIC.find((tensor,), None)) and not changes_unseen(tensor)
+    return bool(find((tensor,), "static", lasting=True)) and not changes_unseen(tensor)
 
 
 def halo_of(edges: Any) -> Halo | None:
     """Return the plan for the edges of this rank; None if they are none that it knows."""
-    return _HALOS.find((edges,), None) if type(edges) is Tensor else None
+    return find((edges,), "halo", lasting=True) if type(edges) is Tensor else None
 
 
 def adopt(value: Any, halo: Halo) -> Any:
@@ -103,9 +101,9 @@ def adopt(value: Any, halo: Halo) -> Any:
         and first.size(0) == 2
         and first.dtype in (torch.int32, torch.int64)
     ):
-        _HALOS.put((first,), None, halo)
+        keep((first,), "halo", halo, lasting=True)
         if isinstance(value, tuple) and len(value) == 2 and type(value[1]) is Tensor:
-            _PER_EDGE.put((value[1],), None, halo.wire)
+            keep((value[1],), "per edge", halo.wire, lasting=True)
     return value
 
 
@@ -127,17 +125,20 @@ def with_halo(halo: Halo, tensors: list[Tensor]) -> list[Tensor]:
 
 def _found(halo: Halo, tensor: Tensor) -> Tensor | None:
     if stays(tensor):
-        return _WHOLE.find((tensor,), (id(halo), torch.is_inference_mode_enabled()))
+        key = "whole", torch.is_inference_mode_enabled()
+        known: Tensor | None = find((tensor, halo), key, lasting=True)
+        return known
     entry = (RUNNING.layer or {}).get((id(halo), id(tensor), version_of(tensor)))
     return entry[1] if entry is not None and torch.is_grad_enabled() == entry[2] else None
 
 
 def _keep(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
     if stays(tensor):
-        _WHOLE.put((tensor,), (id(halo), torch.is_inference_mode_enabled()), whole)
+        key = "whole", torch.is_inference_mode_enabled()
+        keep((tensor, halo), key, whole, lasting=True)
     elif RUNNING.layer is not None:
-        key = (id(halo), id(tensor), version_of(tensor))
-        RUNNING.layer[key] = (tensor, whole, torch.is_grad_enabled())
+        place = (id(halo), id(tensor), version_of(tensor))
+        RUNNING.layer[place] = (tensor, whole, torch.is_grad_enabled())
 
 
 def turned(halo: Halo, edges: Tensor) -> Tensor:
@@ -147,11 +148,11 @@ def turned(halo: Halo, edges: Tensor) -> Tensor:
         halo: of edges of this rank.
         edges: [2, E], that lead to nodes of this rank.
     """
-    known = _TURNED.find((edges,), id(halo))
+    known: Tensor | None = find((edges, halo), "turned", lasting=True)
     if known is None:
         other, known = turn(halo, edges)
-        _HALOS.put((known,), None, other)
-        _TURNED.put((edges,), id(halo), known)
+        keep((known,), "halo", other, lasting=True)
+        keep((edges, halo), "turned", known, lasting=True)
     return known
 
 
@@ -160,7 +161,7 @@ class Following(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not kwargs and len(args) == 1 and getattr(func, "__name__", "") == "max":
-            wire = _PER_EDGE.find(args, None) if type(args[0]) is Tensor else None
+            wire = find(args, "per edge", lasting=True) if type(args[0]) is Tensor else None
             if wire is not None:
                 return _largest(wire, args[0])
         if func is Tensor.flip and not kwargs and type(args[0]) is Tensor:

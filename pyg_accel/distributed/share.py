@@ -10,7 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.halo import Halo, make_halo
-from pyg_accel.distributed.known import STATIC, adopt
+from pyg_accel.distributed.known import adopt, will_stay
 from pyg_accel.distributed.partition import Partition, from_parts, partition
 from pyg_accel.distributed.stores import (
     ONE,
@@ -131,7 +131,7 @@ def know(result: Data | HeteroData, edges: Tensor, halo: Halo) -> None:
     for store in result.stores:
         for value in store.values():
             if isinstance(value, Tensor):
-                STATIC.put((value,), None, True)
+                will_stay(value)
 
 
 def _picked(value: Any, ids: Tensor, dim: Any) -> Any:

@@ -8,7 +8,6 @@ from torch_geometric import EdgeIndex
 
 from pyg_accel.graph import Graph
 from pyg_accel.matrices import graph_of_matrix, is_sparse_matrix, values_of
-from pyg_accel.memo import MEMO
 from pyg_accel.ops.csr import CompiledGraph, graph_of
 
 __all__ = ["adjacency"]
@@ -41,7 +40,7 @@ def adjacency(
     target = 1 if flow == "source_to_target" else 0
     if torch.compiler.is_compiling():
         return CompiledGraph(plain, rows, cols, target), None
-    return graph_of(plain, rows, cols, target, owner=edge_index), None
+    return graph_of(plain, rows, cols, target), None
 
 
 def _of_matrix(adj: Any, num_source: int, flow: str) -> tuple[Graph, Tensor | None]:
@@ -55,4 +54,4 @@ def _of_matrix(adj: Any, num_source: int, flow: str) -> tuple[Graph, Tensor | No
         )
     if isinstance(adj, Tensor) and adj.layout == torch.sparse_coo and not adj.is_coalesced():
         adj = adj.coalesce()
-    return graph_of_matrix(MEMO, adj), values_of(adj)
+    return graph_of_matrix(adj), values_of(adj)

@@ -18,7 +18,7 @@ from pyg_accel.layers.aggregation import (
     pyg_reasons,
     transformed,
 )
-from pyg_accel.memo import MEMO, is_sparse_tensor
+from pyg_accel.memo import is_sparse_tensor, remembered
 from pyg_accel.ops.maxk import check_k
 
 __all__ = ["MaxKGCNConv"]
@@ -113,7 +113,7 @@ class MaxKGCNConv(GCNConv):
         args = (edge_index, edge_weight, num_nodes(features), self.improved, self.add_self_loops,
                 self.flow, dtype_of(features))  # fmt: skip
         alone = self.cached or torch.compiler.is_compiling()  # what is cached is the layer's own
-        found = gcn_norm(*args) if alone else MEMO(gcn_norm, *args)
+        found = gcn_norm(*args) if alone else remembered(gcn_norm, *args)
         if is_sparse_tensor(edge_index):
             self._cached_adj_t = found if self.cached else None
             return found, None

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.facts import facts_of
+from pyg_accel.derived import derived
 from pyg_accel.graph import Graph, for_autograd
 
 __all__ = [
@@ -126,12 +126,8 @@ def blocks_of(graph: Graph, most: int, *, by_degree: bool = False) -> list[Block
         by_degree: the targets of a block have about the same number of edges, as
             :func:`padded_degrees` says; else they are neighbours.
     """
-    known = facts_of(graph.rowptr, graph.col, graph.num_cols).derived
-    key = ("blocks", most, by_degree)
-    if key not in known:
-        known[key] = _cut(graph, most, by_degree=by_degree)
-    blocks: list[Block] = known[key]
-    return blocks
+    key = "blocks", most, by_degree
+    return derived((graph,), key, lambda: _cut(graph, most, by_degree=by_degree), lasting=True)
 
 
 @for_autograd

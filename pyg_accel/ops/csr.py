@@ -8,52 +8,43 @@ it again for other things.
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import TensorCache
+from pyg_accel.derived import derived, find, keep
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.operator import define
-from pyg_accel.settings import settings
 
-__all__ = [
-    "GRAPHS", "CompiledGraph", "graph_of", "is_built_ahead", "keep_graph", "looped_graph_of",
-]  # fmt: skip
+__all__ = ["CompiledGraph", "graph_of", "is_built_ahead", "keep_graph", "looped_graph_of"]
 
-# Graphs by the edge_index they were built from, so that a sampled batch is gone with it.
-GRAPHS: TensorCache[Graph] = TensorCache(lambda: settings.graph_cache, trusting=False)
 _AHEAD = "built ahead"  # key of graphs that were built before anything asked for them
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target, bool loops=False"
 
 
-def graph_of(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int, owner: Tensor | None = None
-) -> Graph:
-    """Return the CSR form of an edge_index, from the cache if it can.
+def graph_of(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Graph:
+    """Return the CSR form of an edge_index, which is built once.
 
     Args:
         edge_index: [2, E].
         num_rows: number of target nodes.
         num_cols: number of source nodes.
         target: row of edge_index that holds the target nodes.
-        owner: the tensor with which the graph is remembered; by default edge_index.
     """
-    owner = edge_index if owner is None else owner
 
     def make() -> Graph:
         size = (num_cols, num_rows) if target == 1 else (num_rows, num_cols)
         flow = "source_to_target" if target == 1 else "target_to_source"
         return Graph.from_edge_index(edge_index, size, flow)
 
-    return GRAPHS.get((owner,), (target, num_rows, num_cols), make)
+    return derived((edge_index,), ("graph", target, num_rows, num_cols), make)
 
 
 def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
     """Let :func:`graph_of` find a graph that was built before anything asked for it."""
-    GRAPHS.put((edge_index,), (target, graph.num_rows, graph.num_cols), graph)
-    GRAPHS.put((edge_index,), _AHEAD, graph)
+    keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols), graph)
+    keep((edge_index,), _AHEAD, True)
 
 
 def is_built_ahead(edge_index: Tensor) -> bool:
     """Return whether :func:`keep_graph` has a graph of an edge_index."""
-    return GRAPHS.find((edge_index,), _AHEAD) is not None
+    return find((edge_index,), _AHEAD) is not None
 
 
 def looped_graph_of(edge_index: Tensor, num_nodes: int, target: int) -> Graph:
@@ -78,7 +69,7 @@ def looped_graph_of(edge_index: Tensor, num_nodes: int, target: int) -> Graph:
         edges = torch.stack([torch.cat([cols, ids]), rows])
         return Graph.from_edge_index(edges, (num_nodes, num_nodes + 1))
 
-    return GRAPHS.get((edge_index,), ("looped, with a row for loops", target, num_nodes), make)
+    return derived((edge_index,), ("looped, with a row for loops", target, num_nodes), make)
 
 
 class CompiledGraph(Graph):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.derived import derived
 from pyg_accel.graph import Graph
-from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.spmm import spmm
 
@@ -48,7 +48,7 @@ def _backward(grad: Tensor, ids: Tensor, words: int, padding_idx: int, by_freq: 
         places = torch.arange(flat.numel(), dtype=flat.dtype, device=flat.device)
         return Graph.from_edge_index(torch.stack([places, flat]), (flat.numel(), words))
 
-    graph = GRAPHS.get((ids,), ("words", words), make)
+    graph = derived((ids,), ("words", words), make)
     rows = grad.reshape(ids.numel(), grad.size(-1))
     out: Tensor = spmm(graph, rows, reduce="mean" if by_freq else "sum")
     if padding_idx >= 0:

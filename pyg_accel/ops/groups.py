@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import owner_of
+from pyg_accel.derived import derived
 from pyg_accel.graph import Graph, for_autograd
-from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.gspmm import gspmm
 
 __all__ = ["groups_of", "groups_of_ptr", "reduce_groups"]
@@ -33,8 +32,7 @@ def groups_of(index: Tensor, num_groups: int) -> Graph:
         rows = torch.arange(index.numel(), dtype=index.dtype, device=index.device)
         return Graph.from_edge_index(torch.stack([rows, index]), (index.numel(), num_groups))
 
-    owner, part = owner_of(index)
-    return GRAPHS.get((owner,), ("groups", num_groups, part), make)
+    return derived((index,), ("groups", num_groups), make)
 
 
 def groups_of_ptr(ptr: Tensor, num_rows: int) -> Graph:
@@ -51,10 +49,10 @@ def groups_of_ptr(ptr: Tensor, num_rows: int) -> Graph:
     @for_autograd
     def make() -> Graph:
         rows = torch.arange(num_rows, dtype=ptr.dtype, device=ptr.device)
-        # An alias: what is remembered must not hold what it is found by.
-        return Graph.from_csr(ptr.detach(), rows, num_cols=num_rows)
+        # A copy: what is stored must not refer to the memory of its owner.
+        return Graph.from_csr(ptr.clone(), rows, num_cols=num_rows)
 
-    return GRAPHS.get((ptr,), ("groups that begin there", num_rows), make)
+    return derived((ptr,), ("groups that begin there", num_rows), make)
 
 
 def reduce_groups(graph: Graph, src: Tensor, index: Tensor | None, reduce: str) -> Tensor:

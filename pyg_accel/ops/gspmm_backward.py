@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.spec import Shapes, shapes_of
+from pyg_accel.derived import find, keep
 from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
     Binary,
@@ -218,12 +219,12 @@ def is_plain_mean(text: str, reduces: tuple[str, ...], turned: CSR | None) -> bo
 
 def degrees(csr: CSR, dtype: torch.dtype) -> Tensor:
     """Return what the gradient of a mean is divided by, [num_rows, 1, 1]; stored with the graph."""
-    derived = facts_of(csr.rowptr, csr.col, csr.num_cols).derived
-    found: Tensor | None = derived.get(("degrees", dtype))
+    owners, key = (csr.col, csr.rowptr), ("degrees", dtype)
+    found: Tensor | None = find(owners, key, lasting=True)
     if found is None:
         found = _degrees(csr.rowptr, dtype)
         if not is_captured(csr.col):
-            derived["degrees", dtype] = found
+            keep(owners, key, found, lasting=True)
     return found
 
 
@@ -249,15 +250,15 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
     by_edge, by_node = "mul(u0,e1)", "mul(u0,u1)"
     if type(turned.col) is not Tensor:  # a compiler's tensors have symbols for sizes
         return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), by_edge
-    facts = facts_of(turned.rowptr, turned.col, turned.num_cols)
-    weight: Tensor | None = facts.derived.get(("mean", dtype))
+    owners, key = (turned.col, turned.rowptr), ("mean", dtype)
+    weight: Tensor | None = find(owners, key, lasting=True)
     if weight is not None:
         return weight, by_edge
     capturing = is_captured(turned.col)
-    if turned.col.is_cuda and (capturing or not facts.stays):
+    if turned.col.is_cuda and (capturing or not facts_of(*owners[::-1], turned.num_cols).stays):
         return _share(rowptr, dtype).view(-1, 1, 1), by_node
     weight = _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1)
-    facts.derived["mean", dtype] = weight
+    keep(owners, key, weight, lasting=True)
     return weight, by_edge
 
 

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import TensorCache, owner_of
+from pyg_accel.derived import find, keep
 from pyg_accel.graph import Graph, for_autograd
-from pyg_accel.settings import settings
 
-__all__ = ["SLOTS", "Slots", "first_rows", "side_by_side", "slots_of", "taken_at"]
+__all__ = ["Slots", "first_rows", "side_by_side", "slots_of", "taken_at"]
 
 _NUMBERS = 2**20  # of a block that is sorted at a time
 
@@ -31,9 +30,6 @@ class Slots(NamedTuple):
     places: Tensor
     mask: Tensor
     surplus: bool
-
-
-SLOTS: TensorCache[Slots] = TensorCache(lambda: settings.graph_cache, trusting=False)
 
 
 def taken_at(graph: Graph, x: Tensor, places: Tensor) -> Tensor:
@@ -119,11 +115,10 @@ def slots_of(index: Tensor, num_groups: int | None, most: int | None) -> Slots |
     Returns:
         None if groups do not ascend, or reach beyond their number.
     """
-    owner, part = owner_of(index)
-    key = (num_groups, most, part)
-    slots = SLOTS.find((owner,), key)
+    key = "slots", num_groups, most
+    slots: Slots | None = find((index,), key)
     if slots is None and (slots := _make_slots(index, num_groups, most)) is not None:
-        SLOTS.put((owner,), key, slots)
+        keep((index,), key, slots)
     return slots
 
 

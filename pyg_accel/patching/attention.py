@@ -38,13 +38,13 @@ class Where(NamedTuple):
     """The graph of a call.
 
     Attributes:
-        owner: the edge_index that the user holds.
+        edge_index: of the call.
         target: row of edge_index with the targets.
         num_rows: number of targets.
         num_cols: number of sources.
     """
 
-    owner: Tensor
+    edge_index: Tensor
     target: int
     num_rows: int
     num_cols: int
@@ -55,7 +55,7 @@ class Source:
     """Where weights come from.
 
     Attributes:
-        owner: the edge_index that the user holds.
+        edge_index: of the call.
         version: how often it had been changed.
         target: row of edge_index with the targets.
         graph: its CSR form.
@@ -66,7 +66,7 @@ class Source:
         shape: [E] or [E, H].
     """
 
-    owner: Tensor
+    edge_index: Tensor
     target: int
     graph: Graph
     score: Formula
@@ -79,7 +79,7 @@ class Source:
 
     def __post_init__(self) -> None:
         """Note what will be compared."""
-        self.version = version_of(self.owner)
+        self.version = version_of(self.edge_index)
         self.grad = torch.is_grad_enabled()
         self._unchanged = Snapshot(self.operands)
         self._written: Tensor | None = None
@@ -103,9 +103,9 @@ class Source:
     def fits(self, where: Where) -> bool:
         """Whether a call goes over the same graph."""
         return (
-            self.owner is where.owner
+            self.edge_index is where.edge_index
             and self.target == where.target
-            and self.version == version_of(where.owner)
+            and self.version == version_of(where.edge_index)
             and (self.graph.num_rows, self.graph.num_cols) == (where.num_rows, where.num_cols)
         )
 
@@ -222,7 +222,7 @@ def _dropped(
     func: Callable[..., Any], weights: Weights, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Weights:
     source = weights.source
-    ones = perform(_ones, source.owner, tuple(plain_shape(weights)[1:]), source.dtype)
+    ones = perform(_ones, source.edge_index, tuple(plain_shape(weights)[1:]), source.dtype)
     mask = func(ones, *args, **kwargs)
     if mask is ones:
         return weights

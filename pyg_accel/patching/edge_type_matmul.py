@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.derived import derived
 from pyg_accel.formula import Formula, Operand, map_operands, operands_of
 from pyg_accel.graph import Graph
-from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import TypedNodes, typed_matmul, typed_nodes
 from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
 
@@ -93,13 +93,16 @@ class Products(DeferredOperand):
 
     def as_sources(self, target: int, num_rows: int) -> Graph:
         """Return the graph from pairs to the nodes in row ``target`` of edge_index."""
-        pairs = self.nodes.node.num_rows
-        graph: Graph = MEMO(_graph, self.nodes.pair, self.edge_index, target, (pairs, num_rows))
-        return graph
+        pair, ends, size = (
+            self.nodes.pair,
+            self.edge_index[target],
+            (self.nodes.node.num_rows, num_rows),
+        )
 
+        def make() -> Graph:
+            return Graph.from_edge_index(torch.stack([pair, ends.long()]), size)
 
-def _graph(pair: Tensor, edge_index: Tensor, target: int, size: tuple[int, int]) -> Graph:
-    return Graph.from_edge_index(torch.stack([pair, edge_index[target].long()]), size)
+        return derived((pair, ends), ("graph of pairs", size), make)
 
 
 def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Products:
@@ -116,14 +119,11 @@ def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Pro
     """
     weight = matrices.weight
     sizes = (x.size(0), weight.size(0))
-    nodes: TypedNodes = MEMO(_typed, edge_index, matrices.edge_type, row, *sizes)
+    ends, types = edge_index[row], matrices.edge_type
+    nodes = derived((ends, types), ("typed", sizes), lambda: typed_nodes(ends, types, *sizes))
     blocks = [typed_matmul(nodes, x[:, b], weight[:, b]) for b in range(weight.size(1))]
     rows = torch.stack(blocks, 1) if len(blocks) > 1 else blocks[0].unsqueeze(1)
     return Products(rows, nodes, edge_index)
-
-
-def _typed(edge_index: Tensor, edge_type: Tensor, row: int, *sizes: int) -> TypedNodes:
-    return typed_nodes(edge_index[row], edge_type, *sizes)
 
 
 def with_pairs_as_sources(

@@ -7,6 +7,7 @@ target, and each row is multiplied by the matrix of its relation.
 """
 
 import time
+import weakref
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -18,8 +19,8 @@ from torch_geometric.nn.conv.hetero_conv import group
 
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
+from pyg_accel.derived import derived, find
 from pyg_accel.machine import is_captured
-from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import (
     AttentionRelations,
     Relations,
@@ -67,16 +68,17 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     one = next(iter(parts.values()))
     types = tuple(dict.fromkeys(name for key in layers for name in (key[0], key[-1])))
     graphs = [edges[key] for key in layers]
-    how = {
+    how: dict[str, Any] = {
         "sizes": tuple(xs[name].size(0) for name in types),
         "ends": tuple((types.index(key[0]), types.index(key[-1])) for key in layers),
         "loops": tuple(part.loops for part in parts.values()),
         "attends": isinstance(one.options, Attention),
     }
-    if is_captured(graphs[0]) and not MEMO.remembers(_stack, *graphs, **how):
+    key = "relations", *how.values()
+    if is_captured(graphs[0]) and find(graphs, key) is None:
         return original(self, xs, edges)  # stacking waits for the device
     try:
-        relations: Relations | AttentionRelations = MEMO(_stack, *graphs, **how)
+        relations = derived(graphs, key, lambda: _stack(*graphs, **how))
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, xs, edges)
     with record_choices() as names:
@@ -233,4 +235,4 @@ def _reasons(
         if not (size_reasons(fewest, device) or kind_reasons("attention", fewest, device, width)):
             return ["relations that are large enough each"]  # to gather their rows gains nothing
     together = sum(graph.size(1) for graph in graphs)
-    return new_graph_reasons("relations", together, edges[first], id(self))
+    return new_graph_reasons("relations", together, edges[first], weakref.ref(self))

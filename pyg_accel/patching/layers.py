@@ -13,8 +13,9 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.derived import is_new
 from pyg_accel.matrices import num_edges
-from pyg_accel.memo import MEMO, copied
+from pyg_accel.memo import copied, remembered, running
 from pyg_accel.patching import programs, small
 from pyg_accel.patching.layer_call import LOOKS_UP, NOT, SMALL, layer_call
 from pyg_accel.patching.reasons import (
@@ -58,9 +59,9 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
             layer_call.small = LOOKS_UP if looks_up else SMALL
             try:
                 if looks_up:
-                    hits = MEMO.hits
+                    hits = running.hits
                     out = _remembering(self, args, kwargs)
-                    known.was_remembered(MEMO.hits > hits)
+                    known.was_remembered(running.hits > hits)
                 else:
                     out = super(MessagePassing, self)._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             finally:
@@ -84,7 +85,7 @@ def hooked(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 
 
 def _forward(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    outside = layer_call.begin(MEMO.hits)
+    outside = layer_call.begin(running.hits)
     try:
         out = _remembering(self, args, kwargs)
         if not saved_tensors_are_hooked():
@@ -96,14 +97,14 @@ def _forward(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _remembering(self: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a call that gets from memory what was derived from its edge_index before."""
-    before = MEMO.begin(self)
+    before = running.begin(self)
     try:
         if running_recorder.recorder is None:
             out = programs.recorded(self, "call", _forward_of, args, kwargs)
         else:
             out = _forward_of(self, *args, **kwargs)
     finally:
-        lent = MEMO.end(before)
+        lent = running.end(before)
     return _left(self, out, lent) if lent else out
 
 
@@ -120,18 +121,18 @@ def _left(self: MessagePassing, out: Any, lent: list[Tensor]) -> Any:
             left = copied(value, lent)
             if left is not value:
                 own[name] = left
-    return out if MEMO.lent is not None else copied(out, lent)
+    return out if running.lent is not None else copied(out, lent)
 
 
 def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
-    if is_dynamo_compiling() or MEMO.idle or transform_reasons():
+    if is_dynamo_compiling() or running.lent is None or running.inside or transform_reasons():
         return function(*args, **kwargs)
     if layer_call.small:  # the layer's last call was on this graph too
         return _remembered(function, *args, **kwargs)
     layer_call.remembers = True
     if _is_worth_nothing(function, args):
-        return MEMO.run(function, *args, **kwargs)
+        return running.call(function, args, kwargs)
     return _remembered(function, *args, **kwargs)
 
 
@@ -143,7 +144,7 @@ def _is_worth_nothing(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
         type(edges) is Tensor
         and edges.dim() == 2
         and _builds_no_graph(num_edges(edges), edges.device.type)
-        and MEMO.is_new(function, edges)
+        and is_new(edges, (function, weakref.ref(running.layer)))
     )
 
 
@@ -151,20 +152,20 @@ def _is_worth_nothing(function: Callable[..., Any], args: tuple[Any, ...]) -> bo
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if running_recorder.recorder is None:
-        return MEMO.borrow(function, *args, **kwargs)
-    return perform(MEMO.borrow, function, *args, borrows=True, **kwargs)
+        return remembered(function, *args, **kwargs)
+    return perform(remembered, function, *args, borrows=True, **kwargs)
 
 
 def _builds_no_graph(num_edges: int, device: str) -> bool:
     """Whether the layer that runs will be left to PyG with so many edges; it is a guess."""
     if size_reasons(num_edges, device):
         return True
-    return num_edges <= declined.get(MEMO.layer, -1) and not settings.always
+    return num_edges <= declined.get(running.layer, -1) and not settings.always
 
 
 # After a graph break Dynamo would make graphs that begin here, and find itself in all of them.
 for _function in (layer, hooked, _forward, _remembering, small.find, small.learn, memoise,
                   is_active, torch_records, transform_reasons, saved_tensors_are_hooked,
-                  type(MEMO).begin, type(MEMO).end, type(MEMO).run, vars(type(MEMO))["idle"].fget,
+                  type(running).begin, type(running).end, type(running).call,
                   type(layer_call).begin, type(layer_call).end):  # fmt: skip
     skip_code(_function.__code__)

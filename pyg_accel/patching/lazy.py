@@ -140,7 +140,6 @@ class Tracer(Watch):
 
     Attributes:
         edge_index: the graph that the call was given, as a plain tensor.
-        owner: the tensor that the user holds; its graph is kept for as long as it lives.
         target: row of edge_index with the nodes that messages are sent to (1 unless the flow is
             turned round).
         rules: what torch functions do to the lazy tensors.
@@ -158,10 +157,9 @@ class Tracer(Watch):
     rules: ClassVar[Rules]
     runs_networks = True  # in blocks of target rows
 
-    def __init__(self, edge_index: Tensor, flow: str, owner: Tensor | None = None) -> None:
+    def __init__(self, edge_index: Tensor, flow: str) -> None:
         super().__init__()
         self.edge_index = edge_index
-        self.owner = edge_index if owner is None else owner
         self.target = 1 if flow == "source_to_target" else 0
         self.num_edges = edge_index.size(1)
         self.device = edge_index.device

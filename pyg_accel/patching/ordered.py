@@ -20,7 +20,7 @@ from pyg_accel.backends.notes import note_choice
 from pyg_accel.call_report import record
 from pyg_accel.formula import Operand
 from pyg_accel.graph import Graph
-from pyg_accel.memo import MEMO
+from pyg_accel.memo import running
 from pyg_accel.ops.groups import groups_of
 from pyg_accel.ops.ordered_groups import first_rows, side_by_side, slots_of, taken_at
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
@@ -209,7 +209,7 @@ def _fits(x: Tensor, index: Tensor, dim_size: Any) -> bool:
 
 def _is_taken(name: str, x: Any, index: Any, dim: int) -> bool:
     """Whether a call is accelerated: large, and of tensors of a known form."""
-    if torch.compiler.is_dynamo_compiling() or not is_active(MEMO.layer):
+    if torch.compiler.is_dynamo_compiling() or not is_active(running.layer):
         return False
     return (
         type(x) in _TENSORS

@@ -179,7 +179,7 @@ def _small(layer: MessagePassing, program: LayerProgram, leaves: tuple[Tensor, .
         return True
     return any(
         kind_reasons(kind, edges, device, program.width)
-        or new_graph_reasons(kind, edges, graph, (id(layer), "call"), program.width)
+        or new_graph_reasons(kind, edges, graph, (weakref.ref(layer), "call"), program.width)
         for kind in program.kinds
     )
 

@@ -10,13 +10,12 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel import derived
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record
 from pyg_accel.matrices import is_sparse_matrix, num_edges
-from pyg_accel.memo import MEMO, changed, tensors_in
-from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.ops.ordered_groups import SLOTS
+from pyg_accel.memo import changed, running, tensors_in
 from pyg_accel.patching import compiled, layers, programs, reading
 from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.kept import (
@@ -34,7 +33,6 @@ from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.overrides import hook_reasons, rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
-    SEEN,
     call_reasons,
     data_reasons,
     device_of,
@@ -89,10 +87,7 @@ _NOTHING: dict[Any, _Found] = {}
 
 def forget() -> None:
     """Drop all graphs and remembered results; what was found of layers goes with them."""
-    GRAPHS.clear()
-    SLOTS.clear()
-    MEMO.clear()
-    SEEN.clear()
+    derived.forget()
     layers.forget()
     programs.forget()
 
@@ -126,7 +121,9 @@ def call(
             kind = "" if found is None else _kind_of(self, name, found.kind)
             small = kind_reasons(kind, edges, edge_index.device.type, width)
             if not small:
-                small = new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
+                small = new_graph_reasons(
+                    kind, edges, edge_index, (weakref.ref(self), original), width
+                )
                 if not small and kind == "sums" and _is_derived_anew():
                     small = kind_reasons("other sums", edges, edge_index.device.type, width)
             if small:
@@ -156,7 +153,7 @@ def call(
         elif sized:
             reasons = kind_reasons(found.kind, edges, edge_index.device.type, width)
             reasons = reasons or new_graph_reasons(
-                found.kind, edges, edge_index, (id(self), original), width
+                found.kind, edges, edge_index, (weakref.ref(self), original), width
             )
     if not reasons:
         # A message that turns out not to be a formula, today, runs twice: from the same state.
@@ -212,7 +209,7 @@ def _accelerated(call: _Call, key: Any, state: RandomState) -> Callable[..., Any
 def _is_derived_anew() -> bool:
     """Whether the layer's graph is derived in each call, as it is where a network makes weights."""
     asked = layer_call.remembers and not saved_tensors_are_hooked()  # a checkpoint calls twice
-    return asked and MEMO.hits == layer_call.hits
+    return asked and running.hits == layer_call.hits
 
 
 # Of each layer: the most features that its last propagate was given.
@@ -356,8 +353,8 @@ def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
     original, module, edge_index, args, kwargs = call
     if is_sparse_matrix(edge_index):
         if module.fuse and original.__name__ == "propagate":
-            return SparseTrace(MEMO), edge_index, kwargs
-        plain, kwargs = as_edge_index(MEMO, original, module, edge_index, kwargs)
+            return SparseTrace(), edge_index, kwargs
+        plain, kwargs = as_edge_index(original, module, edge_index, kwargs)
         return Trace(plain, module.flow), plain, kwargs
     if not isinstance(edge_index, EdgeIndex):
         return Trace(edge_index, module.flow), edge_index, kwargs
@@ -367,4 +364,4 @@ def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
     plain = edge_index.as_tensor()
     if not args:  # propagate's own arguments come by name; PyG ignores a given size here
         kwargs = kwargs | {"size": (edge_index.num_rows, edge_index.num_cols)}
-    return Trace(plain, module.flow, owner=edge_index), plain, kwargs
+    return Trace(plain, module.flow), plain, kwargs

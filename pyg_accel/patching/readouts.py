@@ -15,11 +15,11 @@ from torch.nn import Parameter
 
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
 from pyg_accel.call_report import record
+from pyg_accel.derived import is_new
 from pyg_accel.graph import Graph
-from pyg_accel.memo import MEMO
+from pyg_accel.memo import running
 from pyg_accel.ops.groups import groups_of, groups_of_ptr, reduce_groups
 from pyg_accel.patching.reasons import (
-    SEEN,
     data_reasons,
     is_active,
     torch_records,
@@ -127,7 +127,7 @@ def _is_taken(src: Tensor, groups: Any, dim: int, *, wide: bool) -> bool:
     ):
         return False
     # Inside of a layer, messages are reduced by its own call.
-    if not MEMO.outside or torch_records() or Watch.active() is not None:
+    if running.lent is not None or running.inside or torch_records() or Watch.active() is not None:
         return False
     return not (_size_reasons(src, groups, wide=wide) or data_reasons(src) or transform_reasons()
                 or fast_backend_reasons(src.device.type))  # fmt: skip
@@ -147,5 +147,5 @@ def _size_reasons(src: Tensor, groups: Tensor, *, wide: bool) -> list[str]:
         return [] if numbers >= fewest.winners else ["small"]
     if numbers < fewest.known:
         return ["small"]
-    again = not SEEN.is_new(scatter, groups)
+    again = not is_new(groups, scatter)
     return [] if again or numbers >= fewest.new else ["small for new groups"]

@@ -25,7 +25,8 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.cache import RecentlySeen, saved_tensors_are_hooked
+from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.derived import is_new
 from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.memo import tensors_in
 from pyg_accel.ops.csr import is_built_ahead
@@ -39,7 +40,6 @@ from pyg_accel.settings import settings
 
 __all__ = [
     "RECORDED",
-    "SEEN",
     "WATCHED",
     "call_reasons",
     "data_reasons",
@@ -66,7 +66,6 @@ marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDicti
 _switched_on = 0  # how many patch() without a model are in force
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
-SEEN = RecentlySeen(256)  # the graphs of calls for which it matters whether they come again
 _FAKE = _TorchDispatchModeKey.FAKE
 # Others may do anything. Those of a compiler stand for tensors.
 _TENSORS = {Tensor, torch.nn.Parameter, EdgeIndex, Index, FakeTensor, FunctionalTensor}
@@ -282,7 +281,7 @@ def new_graph_reasons(
     limits = _limits(kind, num_edges, graph.device.type, width)
     if limits is None or saved_tensors_are_hooked():  # a checkpoint repeats what ran now
         return []
-    if SEEN.is_new(by, graph) and num_edges < limits.new and not is_built_ahead(graph):
+    if is_new(graph, by) and num_edges < limits.new and not is_built_ahead(graph):
         if by not in layer_call.new_to:
             layer_call.new_to += (by,)
         return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]

@@ -7,6 +7,7 @@ that of HeteroConv, a loop over layers: :mod:`.hetero`).
 """
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.call_report import record
-from pyg_accel.memo import MEMO
+from pyg_accel.derived import derived
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
 from pyg_accel.patching import programs
 from pyg_accel.patching.reasons import (
@@ -53,9 +54,9 @@ def forward(
     if takes_part(self) and type(edge_index) is Tensor and self.num_relations < MANY:
         edges = edge_index.size(-1)
         if kind_reasons("relations", edges, edge_index.device.type) or (
-            new_graph_reasons("relations", edges, edge_index, id(self))
+            new_graph_reasons("relations", edges, edge_index, weakref.ref(self))
         ):
-            return MEMO.run(original, self, x, edge_index, edge_type)  # nothing to remember
+            return original(self, x, edge_index, edge_type)
     if not takes_part(self) or _reasons(self, x, edge_index, edge_type):
         return original(self, x, edge_index, edge_type)
     start = time.perf_counter()
@@ -64,7 +65,7 @@ def forward(
     sizes = (source.size(0), target.size(0), self.num_relations)
     try:
         relations: Relations = perform(
-            MEMO.__call__, _stack, edge_index, edge_type, sizes, self.flow, borrows=True
+            _stacked, edge_index, edge_type, sizes, self.flow, borrows=True
         )
     except IndexError:  # ids out of range: PyG raises what PyG raises
         return original(self, x, edge_index, edge_type)
@@ -95,12 +96,15 @@ def reduce_of(self: MessagePassing) -> str | None:
     return reduce if reduce in _REDUCES else None
 
 
-def _stack(
+def _stacked(
     edge_index: Tensor, edge_type: Tensor, sizes: tuple[int, int, int], flow: str
 ) -> Relations:
-    first, second = edge_index
-    source, target = (first, second) if flow == "source_to_target" else (second, first)
-    return stack_relations(source, target, edge_type, sizes)
+    source, target = (0, 1) if flow == "source_to_target" else (1, 0)
+
+    def make() -> Relations:
+        return stack_relations(edge_index[source], edge_index[target], edge_type, sizes)
+
+    return derived((edge_index, edge_type), ("relations", sizes, target), make)
 
 
 def weights_of(self: RGCNConv) -> Tensor:

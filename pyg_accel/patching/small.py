@@ -17,9 +17,9 @@ from torch import Tensor, is_grad_enabled
 
 from pyg_accel.cache import TensorRef, saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
+from pyg_accel.derived import is_new
 from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.layer_call import layer_call
-from pyg_accel.patching.reasons import SEEN
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.settings import settings
 
@@ -167,7 +167,7 @@ def find(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _is_new(to: tuple[Hashable, ...], edge_index: Tensor) -> bool:
     """Whether a graph is new to some; it will not be another time."""
-    return all([SEEN.is_new(by, edge_index) for by in to])
+    return all([is_new(edge_index, by) for by in to])
 
 
 def learn(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

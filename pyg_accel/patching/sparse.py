@@ -14,15 +14,13 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.formula import parse
 from pyg_accel.matrices import (
-    edges_of_arrays,
-    edges_of_tensor,
+    edges_of_matrix,
     graph_of_matrix,
     is_sparse_matrix,
     num_edges,
     tensor_reasons,
     values_of,
 )
-from pyg_accel.memo import Memo
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import aggregate
 from pyg_accel.patching.watch import Watch
@@ -40,10 +38,6 @@ class SparseTrace(Watch):
 
     watched = frozenset({torch.sparse.mm.__name__})
 
-    def __init__(self, memo: Memo) -> None:
-        super().__init__()
-        self._memo = memo
-
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a torch function."""
         out = self.multiply(*args) if func is torch.sparse.mm and not kwargs else None
@@ -58,7 +52,7 @@ class SparseTrace(Watch):
             return None
         with quiet():
             try:
-                graph, values = graph_of_matrix(self._memo, adj), values_of(adj)
+                graph, values = graph_of_matrix(adj), values_of(adj)
             except (IndexError, ValueError) as error:
                 raise Unrecognised(str(error), permanent=False) from error
             if values is not None:
@@ -73,7 +67,7 @@ class SparseTrace(Watch):
 
 
 def as_edge_index(
-    memo: Memo, original: Callable[..., Any], module: MessagePassing, adj: Any, kwargs: Any
+    original: Callable[..., Any], module: MessagePassing, adj: Any, kwargs: Any
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the edge_index and arguments by which a call does what it does for a matrix.
 
@@ -104,7 +98,4 @@ def as_edge_index(
         given[name] = None if name == "edge_attr" and values is not None and values.dim() == 1 \
             else values  # fmt: skip
     given["size"] = (adj.size(1), adj.size(0))
-    if isinstance(adj, Tensor):
-        return memo(edges_of_tensor, adj), given
-    row, col, _ = adj.coo()
-    return memo(edges_of_arrays, row, col), given
+    return edges_of_matrix(adj), given

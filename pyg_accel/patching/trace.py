@@ -45,10 +45,7 @@ class Trace(Tracer):
     def graph(self, num_rows: int, num_cols: int) -> Graph:
         """Return the CSR form of the graph, from the cache if it can."""
         try:
-            return perform(
-                graph_of, self.edge_index, num_rows, num_cols, self.target, self.owner,
-                borrows=True,
-            )  # fmt: skip
+            return perform(graph_of, self.edge_index, num_rows, num_cols, self.target, borrows=True)
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
             raise Unrecognised(str(error), permanent=False) from error
 
@@ -83,7 +80,9 @@ class Trace(Tracer):
             return reduce_in_blocks(self, lazy, reduces, num_rows)
         if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
             known = self.sizes[1 - self.target]
-            where = Where(self.owner, self.target, num_rows, num_rows if known is None else known)
+            where = Where(
+                self.edge_index, self.target, num_rows, num_rows if known is None else known
+            )
             operands = [self.operands[n] for n in numbers]
             attended = attend(formula, operands, [self.repeated[n] for n in numbers], where)
             if attended is not None:
@@ -160,7 +159,7 @@ class Trace(Tracer):
             operands = [materialize(self.operands[n]) for n in numbers]
             if not lazy.summed:
                 operands = [layout.fold(t) for t in operands]
-            source = Source(self.owner, self.target, graph, formula, operands,
+            source = Source(self.edge_index, self.target, graph, formula, operands,
                             [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
         self.formulas.append(source.text())
         self.source = source

@@ -6,23 +6,21 @@ types, dtypes, devices and sizes, in the same modes of torch and settings of thi
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import TensorCache
+from pyg_accel.derived import find, keep
 from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.record.split import split
-from pyg_accel.settings import settings
 
 __all__ = ["LayerProgram", "context_key", "record"]
 
 
-@dataclass
+@dataclass(eq=False)
 class LayerProgram:
     """What a call of a layer computes, from its arguments to its result.
 
@@ -63,27 +61,20 @@ class LayerProgram:
         self._rest = _compiled(self._parts.rest, constants)
         held = (self.constants[name] for name in self._parts.constants)
         self._held = tuple(value for value in held if isinstance(value, Tensor))
-        places = self._parts.owners
-        self._owners = itemgetter(*places, places[0]) if places else _nothing
-        self._derived: TensorCache[Any] = TensorCache(lambda: settings.graph_cache, trusting=False)
 
     def run(self, *leaves: Tensor) -> Any:
         """Make a call with the tensors among its arguments."""
         if self._parts is None:
             return self._rest(*leaves)
-        owners = self._owners(leaves) + self._held
+        owners = (*map(leaves.__getitem__, self._parts.owners), *self._held, self)
         sizes: tuple[int, ...] = ()
         if self._parts.sizes:
             sizes = tuple([leaves[place].size(dim) for place, dim in self._parts.sizes])
-        derived = self._derived.find(owners, sizes)
+        derived = find(owners, sizes)
         if derived is None:
             derived = self._derive(*leaves)
-            self._derived.put(owners, sizes, derived)
+            keep(owners, sizes, derived)
         return self._rest(*leaves, derived)
-
-
-def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return ()
 
 
 def _compiled(graph: torch.fx.Graph, constants: "_Constants") -> Callable[..., Any]:

@@ -1,19 +1,18 @@
 """The matrices that expressions name: graphs, degrees and weights, each computed once a graph."""
 
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops
 
+from pyg_accel import derived as store
 from pyg_accel import ops
-from pyg_accel.cache import Snapshot, changes_unseen
 from pyg_accel.graph import Graph
-from pyg_accel.ops.csr import GRAPHS, CompiledGraph, graph_of
+from pyg_accel.ops.csr import CompiledGraph, graph_of
 
 __all__ = [
     "Matrix", "Scores", "degree_of", "derived", "in_order_of", "inverse_degree", "inverse_root",
@@ -86,13 +85,7 @@ class Matrix:
         return data[: data.size(0) - self.spare] if self.spare else data
 
 
-# Of each graph, by key: the tensors that a value was computed from, and the value.
-_derived: "weakref.WeakKeyDictionary[Graph, dict[object, tuple[Snapshot, Any]]]" = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Callable[[], T]) -> T:
+def derived(graph: Graph, key: Hashable, owners: tuple[Tensor, ...], compute: Callable[[], T]) -> T:
     """Return what ``compute`` returns, from memory if nothing has changed since.
 
     Args:
@@ -101,17 +94,10 @@ def derived(graph: Graph, key: object, owners: tuple[Tensor, ...], compute: Call
         owners: tensors it is computed from; another tensor, or a change in place, is noticed.
         compute: makes it.
     """
-    if torch.compiler.is_compiling():  # compiled code looks nothing up
+    # Compiled code looks nothing up.
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return compute()
-    if torch.is_inference_mode_enabled() or any(map(changes_unseen, owners)):
-        return compute()
-    values = _derived.setdefault(graph, {})
-    found = values.get(key)
-    if found is None or not found[0].fits(owners):
-        with torch.no_grad():
-            found = values[key] = (Snapshot(owners), compute())
-    value: T = found[1]
-    return value
+    return store.derived((graph, *owners), key, compute)
 
 
 def plain(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Graph:
@@ -161,7 +147,7 @@ def looped(
         flow = "source_to_target" if target == 1 else "target_to_source"
         return Graph.from_edge_index(loops, (num_cols, num_nodes), flow)
 
-    graph = GRAPHS.get((edge_index,), ("looped", target, num_nodes, num_cols), make)
+    graph = store.derived((edge_index,), ("looped", target, num_nodes, num_cols), make)
     if weight is None:
         return Matrix(graph)
 

@@ -12,13 +12,6 @@ from pyg_accel.testing import zoo
 CASES = [case for case in zoo(hub=500) if case.edge_index.size(1) > 0]
 
 
-@pytest.fixture(autouse=True)
-def no_graphs():
-    csr.GRAPHS.clear()
-    yield
-    csr.GRAPHS.clear()
-
-
 @pytest.mark.parametrize("target", [0, 1])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_arrays_give_back_the_edges(case, target):
@@ -31,15 +24,15 @@ def test_the_arrays_give_back_the_edges(case, target):
         assert torch.equal(case.edge_index[1 - rows].index_select(0, eid), col.long())
 
 
-def test_the_graph_is_built_once_for_both_directions_and_cannot_be_changed():
-    edges = torch.randint(0, 9, (2, 30))
+def test_the_graph_is_built_once_for_both_directions_and_cannot_be_changed(stored_graphs):
+    edges, before = torch.randint(0, 9, (2, 30)), stored_graphs()
     first = torch.ops.pyg_accel.csr(edges, 9, 9, 1)
     expected = [t.clone() for t in first]
     torch.ops.pyg_accel.csr_transposed(edges, 9, 9, 1)
     for t in first:
         t.zero_()
     again = torch.ops.pyg_accel.csr(edges, 9, 9, 1)
-    assert len(csr.GRAPHS) == 1
+    assert stored_graphs() == before + 1
     assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
 
 

@@ -14,7 +14,6 @@ from torch_geometric.nn import to_hetero
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
-from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.settings import settings
 
 pytestmark = [pytest.mark.usefixtures("always"), pytest.mark.slow]
@@ -125,7 +124,7 @@ def test_the_compiled_graph_holds_no_messages():
     assert not any("index_select" in name or "scatter" in name for name in seen[0])
 
 
-def test_a_compiled_model_sorts_a_graph_once(monkeypatch):
+def test_a_compiled_model_sorts_a_graph_once(monkeypatch, stored_graphs):
     built = []
     right = pyg_accel.Graph._from_coo
     monkeypatch.setattr(
@@ -138,7 +137,7 @@ def test_a_compiled_model_sorts_a_graph_once(monkeypatch):
             compiled(x, edges).sum().backward()
         assert len(built) == 1
         del edges
-        assert len(GRAPHS) == 0
+        assert stored_graphs() == 0
 
 
 class Scaled(pyg.MessagePassing):

@@ -8,7 +8,6 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 import pyg_accel
-from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.embedding import embedding
 from pyg_accel.patching import overrides, reasons
 from pyg_accel.patching.embedding import pays, reasons_against
@@ -92,21 +91,20 @@ def test_gradients_of_many_outputs_at_once_equal_a_loop():
         assert torch.equal(one, alone)
 
 
-def test_ids_are_sorted_once_and_noticed_when_they_change():
+def test_ids_are_sorted_once_and_noticed_when_they_change(stored_graphs):
     table, ids = nn.Embedding(WORDS, WIDTH), torch.randint(WORDS, (50,))
     seed = torch.randn(50, WIDTH)
-    GRAPHS.clear()
     with pyg_accel.patched():
         for _ in range(2):
             outcome(table, ids, seed)
-            assert len(GRAPHS) == 1
+            assert stored_graphs() == 1
         ids.add_(1).remainder_(WORDS)
         found = outcome(table, ids, seed)
     torch.testing.assert_close(found, outcome(table, ids, seed))
     with pyg_accel.patched():
         outcome(table, ids, seed)
         del ids
-        assert len(GRAPHS) == 0
+        assert stored_graphs() == 0
 
 
 def test_when_it_is_left_to_torch():

@@ -29,10 +29,9 @@ from torch_geometric.utils import (
 )
 
 import pyg_accel
-from pyg_accel import MaxKGCNConv
+from pyg_accel import MaxKGCNConv, derived
 from pyg_accel.cache import memory_of
-from pyg_accel.memo import MEMO, Memo, copied
-from pyg_accel.ops.csr import GRAPHS
+from pyg_accel.memo import _Remembered, copied, remembered, running
 from pyg_accel.patching import layers, small
 from pyg_accel.settings import settings
 
@@ -48,14 +47,24 @@ class Counter:
         return t + 1, t * 2
 
 
+def results() -> list[Any]:
+    """The results that are stored."""
+    return [value for value in derived.values() if isinstance(value, _Remembered)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_stored() -> None:
+    derived.forget()
+
+
 @pytest.fixture
 def counted() -> Counter:
     return Counter()
 
 
 def test_the_same_arguments_give_the_very_same_tensors(counted):
-    memo, t = Memo(), torch.arange(4)
-    first, second = memo(counted, t, 3, fill=1.0), memo(counted, t, 3, fill=1.0)
+    t = torch.arange(4)
+    first, second = remembered(counted, t, 3, fill=1.0), remembered(counted, t, 3, fill=1.0)
     assert counted.calls == 1
     assert first[0] is second[0]
 
@@ -63,36 +72,36 @@ def test_the_same_arguments_give_the_very_same_tensors(counted):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda memo, f, t: memo(f, t.clone(), 3),
-        lambda memo, f, t: memo(f, t, 4),
-        lambda memo, f, t: memo(f, t, n=3),
-        lambda memo, f, t: memo(f, t, 3, t.clone()),
-        lambda memo, f, t: (t.add_(1), memo(f, t, 3)),
+        lambda f, t: remembered(f, t.clone(), 3),
+        lambda f, t: remembered(f, t, 4),
+        lambda f, t: remembered(f, t, n=3),
+        lambda f, t: remembered(f, t, 3, t.clone()),
+        lambda f, t: (t.add_(1), remembered(f, t, 3)),
     ],
     ids=["another-tensor", "another-number", "a-keyword", "one-more", "changed-in-place"],
 )
 def test_anything_else_is_computed_anew(change, counted):
-    memo, t = Memo(), torch.arange(4)
-    memo(counted, t, 3)
-    change(memo, counted, t)
+    t = torch.arange(4)
+    remembered(counted, t, 3)
+    change(counted, t)
     assert counted.calls == 2
 
 
-def test_one_and_true_and_one_point_zero_are_not_the_same_argument():
-    memo, t = Memo(), torch.arange(4)
-    outs = [memo(lambda t, n: t * n, t, n) for n in (1, 1.0, True)]
-    assert outs[0].dtype == torch.int64
+def test_numbers_that_are_equal_are_not_the_same_argument():
+    t = torch.arange(4)
 
     def times(t: Tensor, n: float) -> Tensor:
         return t * n
 
-    assert [memo(times, t, n).dtype for n in (1, 1.0)] == [torch.int64, torch.float32]
+    assert [remembered(times, t, n).dtype for n in (1, 1.0)] == [torch.int64, torch.float32]
+    assert [remembered(times, t, n).signbit().any() for n in (0.0, -0.0)] == [False, True]
+    assert remembered(times, t, 1) is not remembered(times, t, True)
 
 
 def test_a_result_that_was_changed_in_place_is_computed_anew(counted):
-    memo, t = Memo(), torch.arange(4)
-    memo(counted, t)[1].zero_()
-    assert memo(counted, t)[1].tolist() == [0, 2, 4, 6]
+    t = torch.arange(4)
+    remembered(counted, t)[1].zero_()
+    assert remembered(counted, t)[1].tolist() == [0, 2, 4, 6]
     assert counted.calls == 2
 
 
@@ -101,41 +110,50 @@ def norm(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_a_result_that_requires_gradients_by_now_is_computed_anew():
-    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
-    memo(norm, edges)[1].requires_grad_()
-    assert not memo(norm, edges)[1].requires_grad
+    edges = torch.randint(0, 9, (2, 30))
+    remembered(norm, edges)[1].requires_grad_()
+    assert not remembered(norm, edges)[1].requires_grad
 
 
 def test_a_result_in_the_memory_of_an_argument_is_not_kept():
-    memo, edges = Memo(), torch.randint(0, 9, (2, 20))
-    memo(lambda given: given.detach(), edges)
-    assert not memo._results
+    edges = torch.randint(0, 9, (2, 20))
+    remembered(lambda given: given.detach(), edges)
+    assert not results()
 
 
 def test_results_depend_on_the_default_dtype():
-    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
-    assert memo(norm, edges)[1].dtype == torch.float32
+    edges = torch.randint(0, 9, (2, 30))
+    assert remembered(norm, edges)[1].dtype == torch.float32
     torch.set_default_dtype(torch.float64)
     try:
-        assert memo(norm, edges)[1].dtype == torch.float64
+        assert remembered(norm, edges)[1].dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
 
 
+def test_results_of_inference_mode_and_of_training_are_the_same_tensors():
+    edges = torch.randint(0, 9, (2, 30))
+    with torch.inference_mode():
+        first = remembered(norm, edges)
+    again = remembered(norm, edges)
+    assert again[0] is first[0] and again[1] is first[1]
+    assert not again[1].is_inference()
+
+
 def test_a_layer_borrows_and_gets_a_copy_of_what_it_has_already():
-    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
-    before = memo.begin(None)
-    index, weight = memo.borrow(norm, edges)
-    assert len(memo.lent) == 2
-    again, more = memo.borrow(norm, edges)
+    edges = torch.randint(0, 9, (2, 30))
+    before = running.begin(None)
+    index, weight = remembered(norm, edges)
+    assert len(running.lent) == 2
+    again, more = remembered(norm, edges)
     assert torch.equal(again, index)
     assert again is not index
     assert more is not weight
-    assert len(memo.end(before)) == 2
-    before = memo.begin(None)
-    assert memo.borrow(norm, edges)[0] is index
-    assert memo.end(before) == [index, weight]
-    assert memo.lent is None
+    assert len(running.end(before)) == 2
+    before = running.begin(None)
+    assert remembered(norm, edges)[0] is index
+    assert running.end(before) == [index, weight]
+    assert running.lent is None
 
 
 def test_what_a_layer_leaves_behind_is_a_copy():
@@ -252,42 +270,42 @@ def test_a_model_in_training_finds_the_weights_that_it_had(always, monkeypatch):
 
 
 def test_a_dead_argument_takes_its_entry_along(counted):
-    memo, t = Memo(), torch.arange(4)
-    result = weakref.ref(memo(counted, t)[0])
-    assert len(memo) == 1
+    t = torch.arange(4)
+    result = weakref.ref(remembered(counted, t)[0])
+    assert len(results()) == 1
     del t
     gc.collect()
-    assert len(memo) == 0
+    assert not results()
     assert result() is None
 
 
 def test_a_result_that_is_an_argument_is_not_kept():
-    memo, t = Memo(), torch.arange(4)
-    memo(lambda t: t, t)
-    memo(lambda t: (t, t + 1), t)
-    memo(lambda t: t.view(2, 2), t)
+    t = torch.arange(4)
+    remembered(lambda t: t, t)
+    remembered(lambda t: (t, t + 1), t)
+    remembered(lambda t: t.view(2, 2), t)
     alive = weakref.ref(t)
     del t
     gc.collect()
     assert alive() is None
-    assert len(memo) == 0
+    assert not results()
 
 
 def test_what_comes_with_an_argument_is_kept_without_it():
-    memo, t = Memo(), torch.arange(3)
+    t = torch.arange(3)
     calls = []
 
     def with_weights(edges: Tensor, fill: float) -> tuple[Tensor, Tensor]:
         calls.append(fill)
         return edges, torch.full((3,), fill)
 
-    first, second = memo(with_weights, t, 2.0), memo(with_weights, t, 2.0)
-    assert len(calls) == 1 and len(memo) == 1
+    first, second = remembered(with_weights, t, 2.0), remembered(with_weights, t, 2.0)
+    assert len(calls) == 1 and len(results()) == 1
     assert first[0] is second[0] is t and first[1] is second[1]
     gone = weakref.ref(t)
     del t, first, second
     gc.collect()
-    assert gone() is None and len(memo) == 0
+    assert gone() is None and not results()
 
 
 @pytest.mark.parametrize("learned", [False, True])
@@ -304,104 +322,78 @@ def test_a_small_layer_stops_looking_for_what_is_never_found(learned):
 
 def test_no_more_results_are_kept_than_the_setting_allows(counted):
     settings.graph_cache = 3
-    memo, ts = Memo(), [torch.arange(4) for _ in range(5)]
+    ts = [torch.arange(4) for _ in range(5)]
     for t in ts:
-        memo(counted, t)
-    assert len(memo) == 3
-    memo(counted, ts[4])
+        remembered(counted, t)
+    assert len(results()) == 3
+    remembered(counted, ts[4])
     assert counted.calls == 5
-    memo(counted, ts[0])
+    remembered(counted, ts[0])
     assert counted.calls == 6
 
 
 def test_arguments_with_gradients_or_without_versions_are_never_remembered(counted):
-    memo = Memo()
     for t in (torch.ones(3, requires_grad=True), torch.inference_mode()(torch.ones)(3)):
-        memo(counted, t)
-        memo(counted, t)
+        remembered(counted, t)
+        remembered(counted, t)
     assert counted.calls == 4
-    assert len(memo) == 0
+    assert not results()
 
 
 def test_arguments_that_cannot_be_hashed_are_passed_on(counted):
-    memo, t = Memo(), torch.arange(4)
-    memo(counted, t, [1, 2])
-    memo(counted, t, [1, 2])
+    t = torch.arange(4)
+    remembered(counted, t, [1, 2])
+    remembered(counted, t, [1, 2])
     assert counted.calls == 2
 
 
-def keeps(t: Tensor, mask: Tensor) -> Tensor:
-    return t[:, mask]
+def test_learned_weights_are_new_in_each_call_and_the_edges_are_not():
+    edges, weight = torch.randint(0, 9, (2, 30)), torch.rand(30, requires_grad=True)
 
+    def scaled(t: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return t + 0, w * 2
 
-def test_an_edge_index_that_comes_out_again_is_the_one_that_came_out_before():
-    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
-    first = memo(keeps, edges, edges[0] > 3)
-    other = memo(keeps, edges, edges[0] > 4)
-    assert memo(keeps, edges, edges[0] > 3) is first
-    assert memo(keeps, edges, edges[0] > 4) is other
-    assert torch.equal(first, edges[:, edges[0] > 3])
+    first, before = remembered(scaled, edges, weight)
+    weight.data.mul_(3)
+    again, after = remembered(scaled, edges, weight)
+    assert again is first
+    assert torch.equal(after, 2 * weight)
+    assert before.grad_fn is not after.grad_fn
+    expected = first.clone()
     first.zero_()
-    assert torch.equal(memo(keeps, edges, edges[0] > 3), edges[:, edges[0] > 3])
+    assert torch.equal(remembered(scaled, edges, weight)[0], expected)
     edges.add_(1)
-    assert torch.equal(memo(keeps, edges, edges[0] > 4), edges[:, edges[0] > 4])
+    assert torch.equal(remembered(scaled, edges, weight)[0], edges)
 
 
-def test_equal_edges_of_another_parent_are_not_mixed_up():
-    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
-    twin = edges.clone()
-    first = memo(keeps, edges, edges[0] > 3)
-    assert memo(keeps, twin, edges[0] > 3) is not first
-    alive = weakref.ref(first)
-    del first, edges
+def test_edges_beside_learned_weights_go_with_their_parent():
+    edges, weight = torch.randint(0, 9, (2, 30)), torch.rand(30, requires_grad=True)
+    alive = weakref.ref(remembered(lambda t, w: (t + 0, w * 2), edges, weight)[0])
+    assert alive() is not None
+    del edges
     gc.collect()
     assert alive() is None
-    assert len(memo) == 1
 
 
-def test_learned_weights_are_new_in_each_call_and_the_edges_are_not():
-    memo, edges = Memo(), torch.randint(0, 9, (2, 30))
-    weight = torch.rand(30, requires_grad=True)
-    first, scaled = memo(lambda t, w: (t + 0, w * 2), edges, weight)
-    again, rescaled = memo(lambda t, w: (t + 0, w * 3), edges, weight)
-    assert again is first
-    assert torch.equal(rescaled, 3 * weight)
-    assert scaled.grad_fn is not rescaled.grad_fn
-
-
-def test_no_more_derived_edges_are_kept_than_the_setting_allows():
-    settings.graph_cache = 3
-    memo, edges, weight = Memo(), torch.randint(0, 9, (2, 30)), torch.rand(1, requires_grad=True)
-    for n in range(5):
-        memo(lambda t, w, n: t + n, edges, weight, n + 1)
-    assert len(memo) == 3
-
-
-def test_an_edge_index_is_new_to_each_layer_once_and_after_a_change():
-    memo, layers, edges = Memo(), [object(), object()], torch.arange(4)
-    seen = []
-    for layer in (0, 1, 0, 1):
-        before = memo.begin(layers[layer])
-        seen.append(memo.is_new(norm, edges))
-        memo.end(before)
-    assert seen == [True, True, False, False]
-    edges.add_(1)
-    before = memo.begin(layers[0])
-    assert memo.is_new(norm, edges)
-    assert not memo.is_new(norm, edges)
-    memo.end(before)
+def test_what_depends_on_the_edges_of_a_learned_layer_is_not_compared(monkeypatch, always):
+    """To compare tensors is to wait for the device."""
+    layer, args = PDNConv(4, 3, 5, 6), edges_of(torch.randn(30, 5))
+    with pyg_accel.patched():
+        layer(*args)
+        monkeypatch.setattr(torch, "equal", lambda *_: pytest.fail("compared"))
+        for _ in range(3):
+            layer(*args).sum().backward()
 
 
 @pytest.mark.parametrize("edges", [200, 200_000], ids=["small", "large"])
 def test_small_batches_are_forgotten_and_what_comes_again_is_not(monkeypatch, edges):
     calls = []
 
-    class Watched(Memo):
-        def borrow(self, function, *args, **kwargs):
-            calls.append(function.__name__)
-            return super().borrow(function, *args, **kwargs)
+    def watched(function, *args, **kwargs):
+        calls.append(function.__name__)
+        return remembered(function, *args, **kwargs)
 
-    monkeypatch.setattr(layers, "MEMO", Watched())
+    monkeypatch.setattr(layers, "remembered", watched)
     conv, x = GCNConv(4, 4), torch.randn(100, 4)
     stays = torch.randint(0, 100, (2, edges))
     right = conv(x, stays)
@@ -442,7 +434,9 @@ DERIVING: dict[str, tuple[Any, int]] = {
 
 
 @pytest.mark.parametrize("name", DERIVING)
-def test_a_derived_graph_is_sorted_once_and_goes_with_its_edges(name, always, monkeypatch):
+def test_a_derived_graph_is_sorted_once_and_goes_with_its_edges(
+    name, always, monkeypatch, stored_graphs
+):
     built = []
     right = pyg_accel.Graph._from_coo
     monkeypatch.setattr(
@@ -456,7 +450,7 @@ def test_a_derived_graph_is_sorted_once_and_goes_with_its_edges(name, always, mo
         assert len(built) == graphs
         del args, out
         gc.collect()
-        assert len(GRAPHS) == len(MEMO) == 0
+        assert stored_graphs() == len(results()) == 0
 
 
 @pytest.mark.parametrize(
@@ -482,7 +476,7 @@ def test_training_edge_weights_through_the_normalisation_equals_stock(always, sa
     same_as_stock(GCNConv(4, 3).double(), x, edges, weight)
 
 
-def test_neither_memo_nor_graphs_keep_sampled_batches_alive(always):
+def test_neither_memo_nor_graphs_keep_sampled_batches_alive(always, stored_graphs):
     model = GCN(4, 8, 2)
     alive = []
     with pyg_accel.patched():
@@ -493,17 +487,15 @@ def test_neither_memo_nor_graphs_keep_sampled_batches_alive(always):
         del edges
         gc.collect()
         assert [ref() for ref in alive] == [None] * 5
-        assert len(GRAPHS) == 0
-        assert len(MEMO) == 0
+        assert stored_graphs() == len(results()) == 0
 
 
-def test_unpatch_forgets_everything(always):
+def test_unpatch_forgets_everything(always, stored_graphs):
     model, x, edges = GCN(4, 8, 2), torch.randn(9, 4), torch.randint(0, 9, (2, 30))
     with pyg_accel.patched():
         model(x, edges)
-        assert len(GRAPHS) > 0
-    assert len(GRAPHS) == 0
-    assert len(MEMO) == 0
+        assert stored_graphs() > 0
+    assert stored_graphs() == len(results()) == 0
 
 
 def test_a_model_that_is_patched_alone_remembers_its_normalised_graph(report_of):

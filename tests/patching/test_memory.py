@@ -24,8 +24,6 @@ from torch_geometric.nn import (
 )
 
 import pyg_accel
-from pyg_accel.cache import RecentlySeen, TensorCache
-from pyg_accel.memo import Memo
 from pyg_accel.settings import settings
 
 F = 8
@@ -71,13 +69,11 @@ def memories() -> Iterator[tuple[str, object]]:
 
 def sizes() -> dict[str, int]:
     """How much is in each of them, by name."""
-    containers = (MutableMapping, MutableSequence, MutableSet, TensorCache, Memo)
+    containers = (MutableMapping, MutableSequence, MutableSet)
     found = {}
     for name, value in memories():
         if isinstance(value, functools._lru_cache_wrapper):
             found[name] = value.cache_info().currsize
-        elif isinstance(value, RecentlySeen):
-            found[name] = len(value._seen)
         elif isinstance(value, containers) and not name.endswith("__"):
             found[name] = len(value)
     return found
@@ -97,6 +93,7 @@ def test_new_batches_leave_nothing_behind(batches, verify, always):
         train(layers, 3 * len(GRAPHS))
         before, count = sizes(), tensors()
         assert before["pyg_accel.ops.reduction._passes"] > 0  # those that are looked for are found
+        assert {"pyg_accel.derived._records", "pyg_accel.derived._recent"} <= before.keys()
         tracemalloc.start()
         try:
             train(layers, batches)  # what is kept of the last batches is counted from here on

@@ -15,8 +15,7 @@ from torch_geometric.nn.models import GCN, GraphSAGE
 from torch_geometric.utils import to_torch_csc_tensor
 
 import pyg_accel
-from pyg_accel.memo import MEMO
-from pyg_accel.ops.csr import GRAPHS
+from pyg_accel import derived
 from pyg_accel.patching import propagate
 from pyg_accel.settings import settings
 
@@ -202,7 +201,7 @@ def test_a_matrix_becomes_a_graph_once_and_is_not_kept_alive(name, matrix, monke
         del adj, owner
         gc.collect()
         assert alive() is None
-        assert len(MEMO) == len(GRAPHS) == 0
+        assert not derived.values()
 
 
 @pytest.mark.parametrize("model", [GCN, GraphSAGE], ids=["gcn", "sage"])
@@ -238,7 +237,7 @@ def test_values_that_change_in_place_are_seen():
 def test_a_matrix_with_columns_beyond_its_size_is_left_to_pyg(report_of):
     rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([0, 7])
     adj = torch.sparse_csr_tensor(rowptr, col, torch.ones(2), (2, 2), check_invariants=False)
-    trace = propagate.SparseTrace(MEMO)
+    trace = propagate.SparseTrace()
     with pytest.raises(propagate.Unrecognised, match="within"):
         trace.multiply(adj, torch.ones(2, 3))
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch_geometric import nn
 
 from pyg_accel import Graph, layers, optimize
-from pyg_accel.ops.csr import GRAPHS, looped_graph_of
+from pyg_accel.ops.csr import looped_graph_of
 from pyg_accel.rewrite.cost import Roofline
 from pyg_accel.rewrite.optimized import rewritten_layers
 
@@ -158,20 +158,19 @@ def test_arguments_of_a_new_kind_break_the_graph_and_are_right():
         torch.testing.assert_close(found, right)
 
 
-def test_a_compiled_model_sorts_a_graph_once_and_forgets_it(monkeypatch):
+def test_a_compiled_model_sorts_a_graph_once_and_forgets_it(monkeypatch, stored_graphs):
     built = []
     right = Graph._from_coo
     monkeypatch.setattr(Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1])
     x, edge_index = next(batches())
     fast = optimize(nn.GCN(F, 8, 2), x, edge_index.clone(), train=True)
-    GRAPHS.clear()
     built.clear()
     compiled = whole(fast)
     for _ in range(3):
         compiled(x, edge_index).sum().backward()
     assert len(built) == 1
     del edge_index
-    assert len(GRAPHS) == 0
+    assert stored_graphs() == 0
 
 
 def test_a_compiled_decision_counts_what_is_kept_for_eager_calls():

@@ -13,7 +13,7 @@ from pyg_accel.backends.cuda.plan import in_32_bits
 from pyg_accel.backends.cuda.spmm import reordered
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.cache import TensorCache
+from pyg_accel.derived import derived
 from pyg_accel.graph import CSR
 from pyg_accel.machine import INTERPRETED, gpu_of
 from pyg_accel.native import cuda_library
@@ -70,9 +70,6 @@ class Layout:
     shift: int
 
 
-_plans: TensorCache[Plan] = TensorCache()
-
-
 def cost(spec: OpSpec) -> float:
     """Return the seconds of a call, in the measure of the other backends of a GPU."""
     if spec.op == "maxk":
@@ -112,7 +109,8 @@ def _first_guess(k: int, width: int) -> float:
 
 def plan_of(csr: CSR) -> Plan:
     """Return the plan of a graph, made once and kept for as long as its arrays live."""
-    return _plans.get((csr.rowptr,), csr.col.numel(), lambda: _build(csr))
+    key = "CBSR plan", csr.col.numel()
+    return derived((csr.rowptr,), key, lambda: _build(csr), lasting=True)
 
 
 def _build(csr: CSR) -> Plan:

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import TensorCache
+from pyg_accel.derived import derived
 from pyg_accel.graph import CSR, ptr2index
 from pyg_accel.tiles import tiles_of
 
@@ -61,10 +61,6 @@ class Plan:
         return masks.index_add_(0, place, bits)  # slots are distinct: to add is to set
 
 
-_copies: TensorCache[CSR] = TensorCache()
-_plans: TensorCache[Plan] = TensorCache()
-
-
 def in_32_bits(csr: CSR) -> CSR:
     """Return a matrix with int32 arrays, as the kernels want it: itself, or a copy that is kept."""
     if csr.col.dtype == torch.int32:
@@ -76,7 +72,7 @@ def in_32_bits(csr: CSR) -> CSR:
         return csr._replace(rowptr=rowptr, col=col, eid=eid)
 
     owners = [t for t in csr[:3] if t is not None]
-    return _copies.get(owners, (csr.num_cols, csr.sorted), make)
+    return derived(owners, ("32 bits", csr.num_cols, csr.sorted), make, lasting=True)
 
 
 def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
@@ -87,8 +83,8 @@ def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
         window: rows of a tile.
         least: entries of a column in a window for which it is in a tile.
     """
-    key = (csr.num_cols, window, least)
-    return _plans.get((csr.col, csr.rowptr), key, lambda: _build(csr, window, least))
+    key = "Tensor-Core plan", csr.num_cols, window, least
+    return derived((csr.col, csr.rowptr), key, lambda: _build(csr, window, least), lasting=True)
 
 
 def _build(csr: CSR, window: int, least: int) -> Plan:

@@ -4,15 +4,13 @@ from torch import Tensor
 
 from pyg_accel.backends.cuda import rest
 from pyg_accel.backends.cuda.plan import in_32_bits, plan_of
-from pyg_accel.cache import TensorCache
+from pyg_accel.cache import changes_unseen
+from pyg_accel.derived import find, keep
 from pyg_accel.graph import CSR
 from pyg_accel.machine import is_captured
 from pyg_accel.native import cuda_library
 
 __all__ = ["aligned", "reordered", "run"]
-
-_used: TensorCache[bool] = TensorCache(trusting=False)
-_values: TensorCache[Tensor] = TensorCache(trusting=False)
 
 
 def run(
@@ -65,32 +63,20 @@ def reordered(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
     tenth of a sum. A learned weight is a new tensor every time, and not kept. A CUDA graph reads
     the weights anew in every replay, whatever they are by then.
     """
-    if is_captured(weight):
+    if is_captured(weight) or changes_unseen(weight):
         return _taken(weight, order, eid)
-    owners = (_owner(weight), order) if eid is None else (_owner(weight), order, eid)
-    found = _values.find(owners, ())
-    if found is not None:
+    owners = (weight, order) if eid is None else (weight, order, eid)
+    found: Tensor | bool | None = find(owners, "reordered", lasting=True)
+    if isinstance(found, Tensor):
         return found
     value = _taken(weight, order, eid)
-    if _used.find(owners, ()):
-        _values.put(owners, (), value)
-    else:
-        _used.put(owners, (), True)
+    keep(owners, "reordered", value if found else True, lasting=True)  # True: it was used once
     return value
 
 
 def _taken(weight: Tensor, order: Tensor, eid: Tensor | None) -> Tensor:
     value: Tensor = cuda_library().take(weight, order, eid)
     return value
-
-
-def _owner(weight: Tensor) -> Tensor:
-    """The tensor that a caller has: what comes here is a view of all of it, new in every call."""
-    base = weight._base
-    if base is None or not base.is_contiguous():
-        return weight
-    whole = (base.data_ptr(), base.numel(), base.dtype)
-    return base if whole == (weight.data_ptr(), weight.numel(), weight.dtype) else weight
 
 
 def aligned(x: Tensor) -> Tensor:

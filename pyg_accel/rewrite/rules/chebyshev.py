@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import ChebConv
 
+from pyg_accel import derived as store
 from pyg_accel.graph import Graph
-from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.ir import Expr, Leaf
 from pyg_accel.rewrite.matrices import Matrix, derived, in_order_of
@@ -72,7 +72,7 @@ def _laplacian(call: Call) -> Matrix:
     def make() -> Graph:
         return Graph.from_edge_index(normalised()[0], (call.num_rows, call.num_rows), conv.flow)
 
-    graph = GRAPHS.get((call.edge_index,), key, make)
+    graph = store.derived((call.edge_index,), key, make)
 
     def stored() -> Tensor:
         return in_order_of(graph, normalised()[1])
