@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 __all__ = [
-    "EXACT", "Bounded", "Snapshot", "TensorRef", "changes_unseen", "memory_of",
+    "EXACT", "Bounded", "Snapshot", "TensorRef", "arrays_of", "changes_unseen", "memory_of",
     "saved_tensors_are_hooked", "version_of",
 ]  # fmt: skip
 
@@ -74,6 +74,17 @@ def memory_of(tensor: Tensor) -> int:
         return id(tensor)
     number: int = tensor.untyped_storage()._cdata
     return number
+
+
+def arrays_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return a tensor, or the indices of a sparse one and, last, its values."""
+    if tensor.layout is _STRIDED:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 def saved_tensors_are_hooked() -> bool:

@@ -4,7 +4,7 @@ There is one store. An entry belongs to its owners: tensors, graphs, or other ob
 dropped when one of them dies, and not returned after one was changed in place. Of a tensor the
 store refers weakly to its storage, of which the owner is a part, so views of the same part are the
 same owner, and ``torch.utils.swap_tensors``, which refuses tensors with weak references, works.
-A value must not refer to the memory of an owner, or neither would ever be freed.
+A value must not refer to the memory of all owners, or neither would ever be freed.
 
 There are no locks: owners die in any thread, whenever garbage is collected, and a process may fork
 while another thread holds a lock.
@@ -20,7 +20,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import EXACT, changes_unseen
+from pyg_accel.cache import EXACT, arrays_of, changes_unseen
 from pyg_accel.settings import settings
 
 __all__ = ["derived", "find", "forget", "holding", "is_new", "keep", "values"]
@@ -29,7 +29,6 @@ T = TypeVar("T")
 _Place = tuple[Any, ...]
 _Record = dict[_Place, tuple[list[int], Any]]  # versions of the owners, and the value
 
-_STRIDED = torch.strided
 _records: "dict[ref[Any], _Record]" = {}  # by the first owner
 _recent: "OrderedDict[ref[Any], ref[Any]]" = OrderedDict()  # those that graph_cache limits
 _holders: list[list[Any]] = []
@@ -44,7 +43,8 @@ def derived(
     are tensors at most ``settings.graph_cache`` have entries: the least recently used lose theirs.
 
     Args:
-        owners: what it is computed from. The entry is stored with the first.
+        owners: what it is computed from; of sparse tensors their
+            :func:`~pyg_accel.cache.arrays_of`. The entry is stored with the first.
         key: what it is.
         make: computes it.
         lasting: store it whatever the owners are, for as long as they live. So are all entries of
@@ -109,9 +109,9 @@ def is_new(tensor: Tensor, by: Hashable) -> bool:
         by: who asks.
     """
     with torch._C.DisableTorchFunction():
-        if find((tensor,), ("seen", by)):
+        if find(arrays_of(tensor), ("seen", by)):
             return False
-        keep((tensor,), ("seen", by), True)
+        keep(arrays_of(tensor), ("seen", by), True)
     return True
 
 
@@ -156,11 +156,8 @@ def _where(
             if not lasting and (inference or owner.dtype not in EXACT) and changes_unseen(owner):
                 return None
             versions.append(-1 if inference else owner._version)
-            if owner.layout is _STRIDED:
-                weak = ref(owner.untyped_storage())
-                place += (owner.storage_offset(), owner.shape, owner.stride(), owner.dtype)
-            else:
-                weak = ref(owner)
+            weak = ref(owner.untyped_storage())
+            place += (owner.storage_offset(), owner.shape, owner.stride(), owner.dtype)
         if first is None:
             first = weak
         else:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.cache import arrays_of
 from pyg_accel.derived import derived
 from pyg_accel.graph import Graph, for_autograd, ptr2index
 from pyg_accel.memo import is_sparse_tensor
@@ -90,11 +91,7 @@ def _indices(adj: Any) -> tuple[Tensor, ...]:
     if not isinstance(adj, Tensor):
         own = adj.storage
         return (own.rowptr() if own._row is None else own._row), own.col()
-    if adj.layout == torch.sparse_coo:
-        return (adj.indices(),)
-    if adj.layout == torch.sparse_csr:
-        return adj.crow_indices(), adj.col_indices()
-    return adj.ccol_indices(), adj.row_indices()
+    return arrays_of(adj)[:-1]
 
 
 def _edges_of_tensor(adj: Tensor) -> Tensor:

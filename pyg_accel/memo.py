@@ -18,7 +18,7 @@ from torch import Tensor, get_default_dtype
 from torch._C import _is_any_autocast_enabled
 from torch.nn import Parameter, ParameterDict
 
-from pyg_accel.cache import EXACT, Snapshot, memory_of
+from pyg_accel.cache import EXACT, Snapshot, arrays_of, memory_of
 from pyg_accel.derived import find, keep
 from pyg_accel.graph import for_autograd
 
@@ -44,8 +44,9 @@ class _Remembered(NamedTuple):
         """Look at a result; what is derived of its edges is stored for as long as they live."""
         tensors = tensors_in(result)
         for tensor in tensors:
-            if tensor.dtype in EXACT:
-                keep((tensor,), "stored", True, lasting=True)
+            for array in arrays_of(tensor):
+                if array.dtype in EXACT:
+                    keep((array,), "stored", True, lasting=True)
         return cls(result, tensors, Snapshot(tensors))
 
     def fits(self) -> bool:
@@ -176,12 +177,14 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     form = _form((args, kwargs), tensors)
     if running.inside or not tensors or not all([_is_plain(t) for t in tensors]):
         return function(*args, **kwargs)
-    key = function, get_default_dtype(), _is_any_autocast_enabled(), form
+    owners = [array for tensor in tensors for array in arrays_of(tensor)]
+    original = getattr(function, "__wrapped__", function)  # of which patch() changed the code
+    key = original, get_default_dtype(), _is_any_autocast_enabled(), form
     try:
         hash(key)
     except TypeError:  # an argument that cannot be a key
         return function(*args, **kwargs)
-    known = find(tensors, key)
+    known = find(owners, key)
     if known is not None and known.fits():
         running.hits += 1
         result = known.result
@@ -189,8 +192,9 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = tuple([tensors[r.place] if type(r) is _Argument else r for r in result])
         return _borrow(result, known.tensors)
     result, shared = running.call(function, args, kwargs), list[Tensor]()
-    given, exact = set(map(memory_of, tensors)), [t for t in tensors if t.dtype in EXACT]
-    if 0 < len(exact) < len(tensors):
+    given = {memory_of(t) for t in (*tensors, *owners)}
+    exact = [t for t in owners if t.dtype in EXACT]
+    if 0 < len(exact) < len(owners):
         parts = result if type(result) is tuple else (result,)
         parts = tuple([
             _known(exact, (key, place), part, shared)
@@ -205,7 +209,7 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         kept = tuple([places.get(id(r), r) for r in result])
     made = tensors_in(kept)
     if not any(t.requires_grad or memory_of(t) in given for t in made):
-        shared = made if keep(tensors, key, _Remembered.of(kept)) else shared
+        shared = made if keep(owners, key, _Remembered.of(kept)) else shared
     return _borrow(result, shared)
 
 
