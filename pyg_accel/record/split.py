@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import fx
 
+from pyg_accel.record.dims import expect_shape
+
 __all__ = ["DERIVED", "Parts", "derives_anew", "split"]
 
 DERIVED = "derived"  # key of the metadata of nodes
@@ -54,6 +56,7 @@ def split(graph: fx.Graph) -> Parts | None:
     if not left:
         return None
     needed = _ancestors(left)
+    needed.update(n for n in inside if n.target is expect_shape and n.args[0] in needed)
     owners, sizes = dict[int, None](), dict[tuple[int, int], None]()
     constants = [str(node.target) for node in needed if node.op == "get_attr"]
     for node in needed:
@@ -102,8 +105,8 @@ def _is_derived(node: fx.Node, inside: dict[fx.Node, None]) -> bool:
 
 
 def _is_value(node: fx.Node) -> bool:
-    """Whether a derived node is no size, which costs next to nothing."""
-    return node.op == "call_function"
+    """Whether a derived node is no size of an argument, which costs next to nothing."""
+    return node.op == "call_function" or node.all_input_nodes[0].op != "placeholder"
 
 
 def _ancestors(nodes: list[fx.Node]) -> set[fx.Node]:

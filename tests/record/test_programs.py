@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
     CGConv,
+    ClusterGCNConv,
     FiLMConv,
     GATConv,
     GATv2Conv,
@@ -46,7 +47,7 @@ from torch_geometric.nn.aggr import (
     SumAggregation,
     VarAggregation,
 )
-from torch_geometric.utils import softmax
+from torch_geometric.utils import remove_self_loops, softmax
 
 import pyg_accel
 from pyg_accel import use_backend
@@ -1661,3 +1662,43 @@ def test_samples_of_edges(name: str, monkeypatch: pytest.MonkeyPatch, report_of:
     assert sampled == any(not torch.equal(expected[-1], out) for out in expected[:-2])
     if not name.startswith("transformer"):  # a softmax and a sum over a sample are two formulas
         assert seen[-len(ways) :] == ["plan"] * len(ways)
+
+
+class Degrees(MessagePassing):
+    """A layer that counts edges which it derives of its edge_index, maybe with learned weights."""
+
+    def __init__(self, learned: bool) -> None:
+        super().__init__(aggr="sum")
+        self.weight = torch.nn.Parameter(torch.rand(1)) if learned else None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        weight = None if self.weight is None else self.weight.expand(edge_index.size(1))
+        edges, weight = remove_self_loops(edge_index, weight)
+        places = torch.arange(edges.size(1)).view(-1, 1) / edges.size(1)
+        places = places if weight is None else places * weight.view(-1, 1)
+        return self.propagate(edges, x=x, places=places)
+
+    def message(self, x_j: Tensor, places: Tensor) -> Tensor:
+        return places * x_j
+
+
+DERIVING = {
+    "ClusterGCN": lambda: ClusterGCNConv(WIDTH, 4),
+    "degrees": lambda: Degrees(learned=False),
+    "learned degrees": lambda: Degrees(learned=True),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("make", DERIVING.values(), ids=DERIVING)
+def test_graphs_with_as_many_edges_of_which_other_numbers_are_derived(make, grad) -> None:
+    layer = make()
+    whole = torch.stack([torch.arange(E) % N, torch.arange(E) // 4])  # no loops but those at 0
+    graphs = [graph(seed=seed) for seed in range(6)]
+    graphs += [whole, torch.zeros(2, E, dtype=torch.long), *graphs]
+    with torch.set_grad_enabled(grad):
+        expected = [layer(X, edges.clone()) for edges in graphs]
+        with pyg_accel.patched():
+            for edges, right in zip(graphs, expected, strict=True):
+                torch.testing.assert_close(layer(X, edges), right)
+            assert programs._layers[layer]["call"].records <= 4
