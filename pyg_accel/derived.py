@@ -27,6 +27,7 @@ __all__ = ["derived", "find", "forget", "holding", "is_new", "keep", "values"]
 
 T = TypeVar("T")
 _Place = tuple[Any, ...]
+_STRIDED = torch.strided
 _Record = dict[_Place, tuple[list[int], Any]]  # versions of the owners, and the value
 
 _records: "dict[ref[Any], _Record]" = {}  # by the first owner
@@ -43,8 +44,8 @@ def derived(
     are tensors at most ``settings.graph_cache`` have entries: the least recently used lose theirs.
 
     Args:
-        owners: what it is computed from; of sparse tensors their
-            :func:`~pyg_accel.cache.arrays_of`. The entry is stored with the first.
+        owners: what it is computed from. The entry is stored with the first. Sparse tensors own
+            nothing; their :func:`~pyg_accel.cache.arrays_of` do.
         key: what it is.
         make: computes it.
         lasting: store it whatever the owners are, for as long as they live. So are all entries of
@@ -152,6 +153,8 @@ def _where(
         if not isinstance(owner, Tensor):
             weak: ref[Any] = ref(owner)
         else:
+            if owner.layout is not _STRIDED:
+                return None
             inference = owner.is_inference()
             if not lasting and (inference or owner.dtype not in EXACT) and changes_unseen(owner):
                 return None

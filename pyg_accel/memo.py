@@ -151,7 +151,6 @@ class Running(threading.local):
             self.lent += lent
         return lent
 
-    @for_autograd
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a function; what it calls is not remembered."""
         before, self.inside = self.inside, True
@@ -191,7 +190,7 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if type(result) is tuple:
             result = tuple([tensors[r.place] if type(r) is _Argument else r for r in result])
         return _borrow(result, known.tensors)
-    result, shared = running.call(function, args, kwargs), list[Tensor]()
+    result, shared = for_autograd(running.call)(function, args, kwargs), list[Tensor]()
     given = {memory_of(t) for t in (*tensors, *owners)}
     exact = [t for t in owners if t.dtype in EXACT]
     if 0 < len(exact) < len(owners):

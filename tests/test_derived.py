@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from pyg_accel import Graph, column_reuse, tiles
 from pyg_accel.backends import schedule
 from pyg_accel.backends.cuda import cbsr, plan, spmm
-from pyg_accel.cache import Snapshot, version_of
+from pyg_accel.cache import Snapshot, arrays_of, version_of
 from pyg_accel.derived import derived, find, forget, holding, is_new, keep, values
 from pyg_accel.graph import CSR
 from pyg_accel.ops.csr import graph_of
@@ -150,6 +150,19 @@ def test_owners_can_be_swapped():
     keep((b,), (), "b")
     torch.utils.swap_tensors(a, b)
     assert (find((a,), ()), find((b,), ())) == ("b", "a")
+
+
+def test_sparse_tensors_are_known_by_their_arrays():
+    dense = torch.eye(3)
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()):
+        assert not keep((sparse,), (), 1, lasting=True)
+        assert find((sparse,), (), lasting=True) is None
+        keep(arrays_of(sparse), (), 1)
+        assert find(arrays_of(sparse), ()) == 1
+        assert [is_new(sparse, "me") for _ in range(2)] == [True, False]
+        sparse.mul_(2)
+        assert find(arrays_of(sparse), ()) is None
+        torch.utils.swap_tensors(sparse, sparse.clone())
 
 
 def test_tensors_get_no_attributes():
