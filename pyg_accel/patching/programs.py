@@ -35,7 +35,7 @@ from pyg_accel.patching.reasons import (
     transform_reasons,
 )
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.record.dims import Unexpected, expect, expect_shape
+from pyg_accel.record.dims import Unexpected, expect
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, context_key, record
 from pyg_accel.record.signature import Signature
@@ -56,8 +56,7 @@ _ENTRIES = {
 }
 _METHODS = {"forward", "propagate", "edge_updater"}.union(*_ENTRIES.values())
 _SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
-          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect,
-          expect_shape)  # fmt: skip
+          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
 @dataclass
@@ -219,6 +218,7 @@ def recorded(
         alike = next((p for p in same if p.guard.holds()), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
+            alike = alike if signature.dynamic else None
         start = perf_counter()
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from pyg_accel.record.guard import is_package_file
 
-__all__ = ["Dim", "Unexpected", "expect", "expect_shape"]
+__all__ = ["Dim", "Unexpected", "expect"]
 
 
 class Dim(int):
@@ -83,16 +83,3 @@ def expect(value: Any, recorded: Any) -> None:
     """
     if value is not recorded:
         raise Unexpected(f"{value} instead of {recorded}")
-
-
-def expect_shape(value: Tensor, recorded: tuple[int, ...], varies: bool) -> None:
-    """Raise Unexpected for another shape than in the recorded call.
-
-    Args:
-        value: derived of a graph: how many edges that leaves is known by the result alone.
-        recorded: its shape in the recorded call.
-        varies: sizes of 2 and more are computed in each call.
-    """
-    for size, other in zip(value.shape, recorded, strict=True):
-        if size != other and not (varies and min(size, other) > 1):
-            raise Unexpected

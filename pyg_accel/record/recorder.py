@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from pyg_accel.cache import memory_of
 from pyg_accel.formula import Operand
 from pyg_accel.record.calls import Calls
-from pyg_accel.record.dims import Dim, expect_shape
+from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
 from pyg_accel.record.guard import (
     Guard,
@@ -260,8 +260,6 @@ class Recorder(TorchFunctionMode):
             self._values[id(value)] = (value, node)
             if borrows and isinstance(value, Tensor):
                 self._borrowed.append(value)
-                expected = node, tuple(_shape(value)), self._before is not None
-                self.graph.call_function(expect_shape, expected).meta[DERIVED] = True
             if isinstance(value, Tensor) and self._before is not None:
                 shape = _shape(value)
                 if before is None or len(before) != len(shape):

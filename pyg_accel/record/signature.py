@@ -39,6 +39,7 @@ class Signature:
         if other is not None:
             pairs = zip(self.shapes, other.shapes, strict=True)
             self.shapes = [tuple(map(_common, mine, others)) for mine, others in pairs]
+        self.dynamic = any(None in shape for shape in self.shapes)
         self._example = args, kwargs
 
     def is_like(self, other: "Signature") -> bool:

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from torch import fx
 
-from pyg_accel.record.dims import expect_shape
-
 __all__ = ["DERIVED", "Parts", "derives_anew", "split"]
 
 DERIVED = "derived"  # key of the metadata of nodes
@@ -56,7 +54,6 @@ def split(graph: fx.Graph) -> Parts | None:
     if not left:
         return None
     needed = _ancestors(left)
-    needed.update(n for n in inside if n.target is expect_shape and n.args[0] in needed)
     owners, sizes = dict[int, None](), dict[tuple[int, int], None]()
     constants = [str(node.target) for node in needed if node.op == "get_attr"]
     for node in needed:
