@@ -41,8 +41,8 @@ from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggreg
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "rendering_reason",
-    "template", "uninstall",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "is_rendered",
+    "rendering_reason", "template", "uninstall",
 ]  # fmt: skip
 
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -246,6 +246,11 @@ def template(module: MessagePassing, name: str) -> Callable[..., Any]:
     """Return the rendered ``propagate`` or ``edge_updater`` as it was before."""
     found: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
     return found
+
+
+def is_rendered(method: Any) -> bool:
+    """Return whether a method, as PyG sets it on instances, is one that it rendered."""
+    return _ORIGINAL in vars(getattr(method, "__func__", method))
 
 
 # What PyG says of a class that it cannot render, and what there is to change.
