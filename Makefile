@@ -28,8 +28,8 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build peers demo test test-all test-gpu test-pyg test-arm lint format docs
-.PHONY: bench wheel sdist wheel-check clean
+.PHONY: help venv build peers demo test test-all test-gpu test-pyg test-arm test-benchmarks lint
+.PHONY: format docs bench wheel sdist wheel-check clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -65,6 +65,9 @@ test-gpu:  ## run the tests that need a GPU, with $(PYTHON)
 test-pyg: build  ## run PyG's own tests under patch(); PYG_SRC=<checkout of PyG>
 	@test -d "$(PYG_SRC)" || { echo "set PYG_SRC to a checkout of pytorch_geometric"; exit 1; }
 	PYG_SRC="$(abspath $(PYG_SRC))" $(PY) -m pytest tests/pyg_suite -m pyg_suite $(ARGS)
+
+test-benchmarks: build  ## run the tests of benchmarks/
+	$(PYTEST) benchmarks/tests $(ARGS)
 
 test-arm: $(RUNTIME)  ## compile for 64-bit ARM and run tests under emulation; needs Debian's qemu
 	PYTHON=$(PY) bash tests/arm/run.sh $(ARGS)
