@@ -31,6 +31,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
+import pandas as pd
 import torch
 
 from benchmarks.tools import frames, plot, results, tasks, timing
@@ -270,7 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.add(found, **head, **size_of(case.data), **noise)
     frame = rows.done()
     times = frames.applications(frame)["epoch_ms"]
-    print(times.join(times.rdiv(times["stock"], axis=0), rsuffix=", over").round(2).to_string())
+    over = times.rdiv(times["stock"], axis=0)
+    print(pd.concat({"ms": times, "over stock": over}, axis=1).round(2).to_string())
     print("geometric means over applications\n", frames.application_means(frame).round(2))
     plot.beside(rows.path)
 

@@ -1,6 +1,5 @@
 """The applications of the DGL paper: they learn, and patch() does not change what they learn."""
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import pyg_accel
-from benchmarks.epochs import applications, pyg_examples, stand_ins
+from benchmarks.epochs import applications
 from benchmarks.tools import tasks
 from benchmarks.tools.timing import ROOT
 from pyg_accel.settings import settings
@@ -43,8 +42,6 @@ def losses(program: ModuleType, data: str, size: int | None, epochs: int = 3) ->
     return [program.train(model, optimizer, b) for _ in range(epochs) for b in batches]
 
 
-# Without those that are large whatever the share, and those that hold no graphs.
-GRAPHS = stand_ins.MADE.keys() - {"QM9", "TUDataset", "ICEWS18", "GDELT"}
 CASES = [(name, None) for name in SMALL] + [("graphsage", 32), ("gat", 32), ("lgnn", 1)]
 
 
@@ -67,53 +64,6 @@ def test_the_line_graph_does_not_go_back():
               if a == v and w != u}  # fmt: skip
     assert set(zip(*data.line_index.tolist(), strict=True)) == wanted
     assert data.line_index.size(1) == len(wanted) > 20
-
-
-SCRIPT = """
-import torch
-from torch_geometric.datasets import Planetoid
-from torch_geometric.nn import GCNConv
-
-dataset = Planetoid("nowhere", "Cora")
-data, model = dataset[0], GCNConv(dataset.num_features, dataset.num_classes)
-optimizer = torch.optim.Adam(model.parameters())
-for _ in range(200):
-    optimizer.zero_grad()
-    out = model(data.x, data.edge_index)
-    torch.nn.functional.cross_entropy(out, data.y).backward()
-    optimizer.step()
-raise AssertionError("nobody stopped it")
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forks of one process")
-@pytest.mark.parametrize("ends", ["", "quit('no package')"], ids=["trains", "ends early"])
-def test_a_script_for_real_data_runs_on_generated_ones(tmp_path, monkeypatch, ends):
-    monkeypatch.setenv("PYG_ACCEL_ALWAYS", "1")
-    (tmp_path / "one.py").write_text(ends + SCRIPT)
-    options = argparse.Namespace(steps=4, share=0.02, timeout=60.0)
-    row = pyg_examples.compared("one", tmp_path, options)
-    if ends:
-        assert row["result"] == "stock: no package"
-        return
-    assert row["result"] == "same losses" and row["losses"] == row["steps"] == 4
-    assert row["accelerated"] == "GCNConv: sum_j mul(e0,u1)" and row["left"] == ""
-    assert row["accelerated_calls"] == row["calls"] == 4 and row["ratio"] > 0
-
-
-@pytest.mark.parametrize("name", sorted(GRAPHS))
-def test_generated_data_are_valid_and_the_same_each_time(name):
-    def made(split: str):
-        torch.manual_seed(0)
-        return stand_ins._class_of(name, stand_ins.MADE[name], 0.02)("nowhere", split=split)
-
-    dataset = made("train")
-    again = made("train")
-    for first, second in zip(dataset[:3], again[:3], strict=True):
-        first.validate()
-        for key, value in first.to_dict().items():
-            if isinstance(value, torch.Tensor):
-                assert torch.equal(value, second.to_dict()[key]), key
 
 
 @pytest.mark.full

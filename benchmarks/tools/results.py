@@ -99,7 +99,7 @@ class Rows:
         """Forget rows of a case that is measured again."""
         self.rows = [r for r in self.rows if any(r.get(k) != v for k, v in case.items())]
 
-    def add(self, rows: Iterable[Mapping[str, Any]], *, show: bool = False, **case: Any) -> None:
+    def add(self, rows: Iterable[Mapping[str, Any]], /, *, show: bool = False, **case: Any) -> None:
         """Write rows of a case behind the others."""
         for row in rows:
             self.rows.append({**case, **row, **self.facts})
