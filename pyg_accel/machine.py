@@ -2,6 +2,8 @@
 
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["INTERPRETED", "Device", "Gpu", "gpu_of", "is_captured", "processor"]
+__all__ = ["INTERPRETED", "Device", "Gpu", "as_captured", "gpu_of", "is_captured", "processor"]
+
+_warming_up = 0  # blocks of as_captured; backward passes run in threads of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,27 @@ class Device:
         return asdict(self)
 
 
-def is_captured(tensor: torch.Tensor) -> bool:
-    """Return whether calls on a tensor now become part of a CUDA graph."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+@contextmanager
+def as_captured() -> Iterator[None]:
+    """Let every choice be that of a capture, for the warm-up before one.
+
+    A kernel that is compiled or loaded inside of a capture breaks it, so a capture launches only
+    what its warm-up has launched.
+    """
+    global _warming_up
+    _warming_up += 1
+    try:
+        yield
+    finally:
+        _warming_up -= 1
+
+
+def is_captured(where: torch.Tensor | torch.device) -> bool:
+    """Return whether calls on a tensor or a device become part of a CUDA graph, now or soon."""
+    if _warming_up:
+        return True
+    kind = where.type if isinstance(where, torch.device) else where.device.type
+    return kind == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @lru_cache(maxsize=1)

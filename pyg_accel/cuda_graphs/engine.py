@@ -2,22 +2,21 @@
 
 import gc
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from pyg_accel.cache import TensorRef
 from pyg_accel.call_report import record
-from pyg_accel.cuda_graphs.buckets import SLACK, bucket_for, fits
+from pyg_accel.cuda_graphs import ledger
+from pyg_accel.cuda_graphs.call import Arguments, Checkpoint, Modes, ModuleState, Uncapturable
 from pyg_accel.cuda_graphs.capture import Captured, Memory
-from pyg_accel.cuda_graphs.entry import Entry, Modes
-from pyg_accel.cuda_graphs.inputs import Arguments, Uncapturable
+from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.padding import (
-    Layout,
+    SLACK,
     Seen,
     check_roles,
     labels_of,
@@ -25,23 +24,17 @@ from pyg_accel.cuda_graphs.padding import (
     primary,
     sizes_of,
 )  # fmt: skip
-from pyg_accel.cuda_graphs.state import Checkpoint, ModuleState
-from pyg_accel.cuda_graphs.trial import (
-    FAILURES,
-    Recorder,
-    Subject,
-    compare,
-    first_cause,
-    record_call,
-)
+from pyg_accel.cuda_graphs.subject import Subject
+from pyg_accel.cuda_graphs.trial import Recorder, examine
 
 __all__ = ["WARM_UP", "Engine"]
 
 WARM_UP = 3  # eager calls of a kind before it is captured, as torch.cuda.make_graphed_callables
 _KINDS, _SHAPES, _STATES, _SEEN = 32, 64, 8, 16
-_ATTEMPTS = 2  # times the number of captures: a recording takes as long as a hundred calls
 _WARMING = "warming up"
 _TOO_LARGE = "too large to be captured in the memory that is left"
+_SLOWER = "a replay takes longer than an eager call"
+_UNPAID = "earlier captures have not paid for themselves yet"
 
 
 class _Inside(threading.local):
@@ -53,76 +46,61 @@ class _Inside(threading.local):
 _inside = _Inside()
 
 
-class Family:
-    """Calls of one kind: they differ in the sizes of their tensors alone.
+class Kind:
+    """Calls that differ in the sizes of their tensors and in integers alone.
 
     Attributes:
         places: where the number of rows of each axis is read.
         entries: recordings, by the size of what they hold.
         refusal: why none is made.
+        closed: why no further one is made.
+        limit: elements of the arguments that are too many for another one, and why.
         labels: an argument with a row for each graph.
-        made: how many recordings there have been.
-        most: elements of the arguments for which memory did not suffice.
         padded: calls of one size are padded too, as they cannot be recorded otherwise.
+        seen: how often there were calls of these sizes, the latest last.
     """
 
     def __init__(self, arguments: Arguments, roles: Mapping[str, str]) -> None:
         self.places = primary(arguments, roles)
         self.entries: list[Entry] = []
-        self.refusal = ""
+        self.refusal = self.closed = ""
+        self.limit: tuple[float, str] = torch.inf, ""
         self.labels: int | None = None
-        self.most: float = torch.inf
-        self.made = 0
         self.padded = False
-        self.seen: OrderedDict[tuple[Any, ...], Seen] = OrderedDict()
-        self.calls: dict[tuple[Any, ...], int] = {}
+        self.seen: OrderedDict[Seen, int] = OrderedDict()
         self._last: list[TensorRef] = []
         self._runs: list[int] = []
 
-    def note(self, arguments: Arguments, sizes: dict[str, int]) -> int:
+    def note(self, arguments: Arguments, sizes: Mapping[str, int]) -> int:
         """Look at a call; return how many of these sizes there were."""
         now = arguments.tensors
-        if not self._last:
-            self._runs = [0] * len(now)
-            self._last = [TensorRef(t) for t in now]
-        for i, (last, tensor) in enumerate(zip(self._last, now, strict=True)):
-            same = last.fits(tensor) and not tensor.is_inference()
-            self._runs[i] = self._runs[i] + 1 if same else 1
+        same = [
+            last.fits(tensor) and not tensor.is_inference()
+            for last, tensor in zip(self._last, now, strict=False)
+        ]
+        runs = self._runs or [0] * len(now)
+        self._runs = [n + 1 if also else 1 for n, also in zip(runs, same or runs, strict=True)]
         self._last = [TensorRef(t) for t in now]
-        shapes = tuple(t.shape for t in now)
-        key = (shapes, tuple(sizes.items()))
-        self.calls[key] = self.calls.get(key, 0) + 1
-        self.seen[key] = Seen(shapes, dict(arguments.numbers), sizes)
-        self.seen.move_to_end(key)
+        key = Seen(tuple(t.shape for t in now), tuple(sizes.items()))
+        self.seen[key] = self.seen.pop(key, 0) + 1
         while len(self.seen) > _SHAPES:
-            self.calls.pop(self.seen.popitem(last=False)[0])
-        return self.calls[key]
-
-    def forget(self) -> None:
-        """Do not look at the sizes of the last call again."""
-        self.calls.pop(self.seen.popitem()[0])
+            self.seen.popitem(last=False)
+        return self.seen[key]
 
     def held(self) -> list[int]:
         """Return which arguments have been the same tensors for a while."""
         return [place for place, run in enumerate(self._runs) if run > WARM_UP]
 
-    def find(
-        self, arguments: Arguments, sizes: Mapping[str, int] | None, most: int
-    ) -> Entry | None:
+    def find(self, arguments: Arguments, sizes: Mapping[str, int] | None) -> Entry | None:
         """Return the recording for a call; with no sizes given, one that does not need them.
 
-        Any that is large enough will do where ``most`` recordings have been made several times.
+        Where no further one is made, any that is large enough will do.
         """
         if sizes is None:
-            whole = [e for e in self.entries if e.layout is None and e.fits(arguments)]
+            whole = [entry for entry in self.entries if entry.fits(arguments)]
             return max(whole, key=lambda entry: entry.holds, default=None)
-        slack = SLACK if self.made < _ATTEMPTS * most else None
-        shapes = [t.shape for t in arguments.tensors]
-        padded = [
-            e
-            for e in self.entries
-            if e.layout and fits(sizes, e.layout.bucket, slack) and e.layout.takes(shapes, sizes)
-        ]
+        slack = None if self.closed else SLACK
+        padded = [entry for entry in self.entries if entry.takes(arguments, sizes, slack)]
         return min(padded, key=lambda e: sum(e.layout.bucket.values()) if e.layout else 0,
                    default=None)  # fmt: skip
 
@@ -142,15 +120,9 @@ class Engine:
     recorder: Recorder = Captured  # tests put `Uncaptured` here
 
     def __init__(
-        self,
-        subject: Subject,
-        positional: Sequence[str],
-        *,
-        differentiable: bool,
-        dynamic: bool | None,
-        max_captures: int,
-        roles: Mapping[str, str],
-    ) -> None:
+        self, subject: Subject, positional: Sequence[str], *, differentiable: bool,
+        dynamic: bool | None, max_captures: int, roles: Mapping[str, str],
+    ) -> None:  # fmt: skip
         """Record nothing yet."""
         check_roles(roles)
         if max_captures < 1:
@@ -160,8 +132,8 @@ class Engine:
         self._most, self._roles = max_captures, dict(roles)
         self._state: ModuleState | None = None
         self._states: OrderedDict[Any, ModuleState] = OrderedDict()
-        self._families: OrderedDict[Any, Family] = OrderedDict()
-        self._recent: OrderedDict[Entry, Family] = OrderedDict()
+        self._kinds: OrderedDict[Any, Kind] = OrderedDict()
+        self._recent: OrderedDict[Entry, Kind] = OrderedDict()
         self._memory: Memory | None = None
         self._largest = 0  # elements of arguments for which there was memory beside the recordings
         self._changes = 0  # how many calls in a row found the modules changed
@@ -171,8 +143,9 @@ class Engine:
         """Make a call, eagerly or by a replay."""
         if _inside.on:  # a model in a step, or in another model
             return self._subject.call(*args, **kwargs)
-        start = time.perf_counter()
+        began = start = ledger.clock()
         _inside.on = True
+        full, saved = False, 0.0
         try:
             try:
                 entry, arguments, sizes = self._find(args, kwargs)
@@ -182,15 +155,20 @@ class Engine:
                 full = isinstance(reason.__context__, torch.OutOfMemoryError)
             else:
                 formula, backend, why = entry.formula, "CUDA graph", ""
+                saved = entry.saves
                 if entry.left is not None:
                     self._subject.finish(entry.left)
             if why:
                 if full:
                     gc.collect()  # frames of the recording hold each other, and its tensors
+                began = ledger.clock()
                 out = self._eager(args, kwargs)
         finally:
             _inside.on = False
-        record(self._subject.name, formula, backend, why, time.perf_counter() - start)
+        end = ledger.clock()
+        if self._state is not None:
+            self._state.ledger.called(end - began + saved, saved, replayed=not why)
+        record(self._subject.name, formula, backend, why, end - start)
         return out
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,11 +189,12 @@ class Engine:
 
     def release(self) -> None:
         """Free all recordings; those that are needed are made again."""
-        for family in self._families.values():
-            family.entries.clear()
-            family.calls.clear()
-            family.seen.clear()
-            family.made = 0
+        for kind in self._kinds.values():
+            kind.entries.clear()
+            kind.seen.clear()
+            kind.closed = ""
+        for state in self._states.values():
+            state.ledger.losses = 0
         self._recent.clear()
 
     @property
@@ -241,36 +220,32 @@ class Engine:
         if reasons := self._subject.reasons() or state.reasons():
             raise Uncapturable("; ".join(reasons))
         modes = Modes.now(device.type)
-        kind = (
+        key = (
             id(state), self._subject.key(), modes, arguments.form,
             tuple((t.dtype, t.dim(), t.requires_grad) for t in arguments.tensors),
         )  # fmt: skip
         try:
-            family = self._families.get(kind)
+            kind = self._kinds.get(key)
         except TypeError:
             raise Uncapturable("an argument that cannot be told apart from others") from None
-        if family is None:
-            family = self._families[kind] = Family(arguments, self._roles)
-            while len(self._families) > _KINDS:
-                _, old = self._families.popitem(last=False)
-                for entry in old.entries:
-                    self._recent.pop(entry, None)
-        self._families.move_to_end(kind)
-        if family.refusal:
-            raise Uncapturable(family.refusal)
+        if kind is None:
+            kind = self._kinds[key] = Kind(arguments, self._roles)
+            while len(self._kinds) > _KINDS:
+                self._forget(next(iter(self._kinds)))
+        self._kinds.move_to_end(key)
+        if kind.refusal:
+            raise Uncapturable(kind.refusal)
         if self._memory is not None and self._memory.busy:
             raise Uncapturable("an earlier call still awaits its backward pass")
-        sizes: dict[str, int] = {}
-        found = family.find(arguments, None, self._most)
-        if found is None:
-            sizes = sizes_of(arguments, family.places, family.labels)
-            found = family.find(arguments, sizes, self._most)
-        if found is None:
-            entry = self._prepare(family, state, arguments, sizes, modes, device)
-        else:
-            entry = found
-            if entry.unverified:
-                self._verify(family, state, entry, arguments, sizes)
+        sizes: Mapping[str, int] = {}
+        entry = kind.find(arguments, None)
+        if entry is None:
+            sizes = sizes_of(arguments, kind.places, kind.labels)
+            entry = kind.find(arguments, sizes)
+        if entry is None:
+            entry = self._prepare(kind, state, arguments, sizes, modes, device)
+        elif entry.unverified:
+            self._examine(kind, state, entry, arguments, sizes, None)
         self._recent.move_to_end(entry)
         return entry, arguments, sizes
 
@@ -280,11 +255,11 @@ class Engine:
                 raise Uncapturable(f"'{name}' is a sparse tensor")
             if not self._differentiable and tensor.requires_grad:
                 raise Uncapturable(f"'{name}' of a step requires a gradient")
-        found = {t.device for t in arguments.tensors}
-        if len(found) != 1:
-            where = sorted(map(str, found))
+        devices = {t.device for t in arguments.tensors}
+        if len(devices) != 1:
+            where = sorted(map(str, devices))
             raise Uncapturable(f"tensors on {', '.join(where)}" if where else "no tensors")
-        device = found.pop()
+        device = devices.pop()
         if self.recorder is Captured and device.type != "cuda":
             raise Uncapturable(f"no CUDA graphs on device '{device}'")
         return device
@@ -295,123 +270,117 @@ class Engine:
         if self._state is not None and not self._state.holds():
             changed = self._state.changed()
         if self._state is None or changed:
-            found = ModuleState(self._subject.roots)
-            new = found.key() not in self._states
+            state = ModuleState(self._subject.roots)
+            new = state.key() not in self._states
             self._changes = self._changes + 1 if changed and new else 0
-            self._state = self._states.setdefault(found.key(), found)
-            self._states.move_to_end(found.key())
+            self._state = self._states.setdefault(state.key(), state)
+            self._states.move_to_end(state.key())
             while len(self._states) > _STATES:
                 _, old = self._states.popitem(last=False)
-                for kind in [k for k in self._families if k[0] == id(old)]:
-                    for entry in self._families.pop(kind).entries:
-                        self._recent.pop(entry, None)
+                for key in [k for k in self._kinds if k[0] == id(old)]:
+                    self._forget(key)
         else:
             self._changes = 0
         if self._changes > WARM_UP:
             raise Uncapturable(f"each call changes {', '.join(changed)}")
         return self._state
 
-    def _verify(
-        self,
-        family: Family,
-        state: ModuleState,
-        entry: Entry,
-        arguments: Arguments,
-        sizes: Mapping[str, int],
-    ) -> None:
-        """Compare a recording once more, on other data than it was made with."""
-        saved = Checkpoint(state.modules, self._subject.tensors(), entry.memory.device)
-        try:
-            compare(self._subject, entry, arguments, sizes, saved)
-        except Uncapturable as reason:
-            self._drop(entry)
-            family.refusal = str(reason)
-            raise
-        except torch.OutOfMemoryError:  # a recording and an eager call do not fit together
-            self._drop(entry)
-            family.most = sum(t.numel() for t in arguments.tensors)
-            raise Uncapturable(_TOO_LARGE) from None
-        except FAILURES as error:  # of this call, perhaps; the eager one will tell
-            raise Uncapturable(first_cause(error)) from error
-        finally:
-            saved.restore()
-            entry.full_precision = False
-            entry.poison(False)
-        entry.settle()
+    def _forget(self, key: Any) -> None:
+        for entry in self._kinds.pop(key).entries:
+            self._recent.pop(entry, None)
 
     def _drop(self, entry: Entry) -> None:
-        family = self._recent.pop(entry, None)
-        if family is not None:
-            family.entries.remove(entry)
+        kind = self._recent.pop(entry, None)
+        if kind is not None:
+            kind.entries.remove(entry)
+
+    def _examine(
+        self, kind: Kind, state: ModuleState, entry: Entry, arguments: Arguments,
+        sizes: Mapping[str, int], recorder: Recorder | None,
+    ) -> None:  # fmt: skip
+        """Record a call, or compare a recording once more, on other data than it was made with."""
+        elements, start = sum(t.numel() for t in arguments.tensors), ledger.clock()
+
+        def refuse(reason: str) -> NoReturn:
+            self._drop(entry)
+            kind.limit = elements, reason
+            raise Uncapturable(reason) from None
+
+        try:
+            examine(self._subject, state, entry, arguments, sizes, recorder)
+        except torch.OutOfMemoryError:  # a recording and an eager call do not fit together
+            refuse(_TOO_LARGE)
+        except Uncapturable as reason:
+            if recorder is None and reason.__cause__ is None:  # it is not this call that is wrong
+                self._drop(entry)
+                kind.refusal = str(reason)
+            raise
+        finally:
+            entry.cost += ledger.clock() - start
+            state.ledger.spent(ledger.clock() - start)
+        if not entry.unverified and entry.saves < 0:
+            refuse(_SLOWER)
 
     def _prepare(
-        self,
-        family: Family,
-        state: ModuleState,
-        arguments: Arguments,
-        sizes: dict[str, int],
-        modes: Modes,
-        device: torch.device,
-    ) -> Entry:
+        self, kind: Kind, state: ModuleState, arguments: Arguments, sizes: Mapping[str, int],
+        modes: Modes, device: torch.device,
+    ) -> Entry:  # fmt: skip
         """Record a call once there were enough of its kind.
 
         Raises:
             Uncapturable: if there were not, or if it cannot be recorded.
         """
-        times = family.note(arguments, sizes)
-        held = family.held()
-        ids = family.places.get("graphs")
-        different = len(family.seen) > WARM_UP
-        changes = different or family.padded or (ids is not None and ids not in held)
+        times, held, account = kind.note(arguments, sizes), kind.held(), state.ledger
+        ids = kind.places.get("graphs")
+        different = len(kind.seen) > WARM_UP
+        changes = different or kind.padded or (ids is not None and ids not in held)
         if self._dynamic is not None:
             changes = self._dynamic
-        if sum(family.calls.values()) <= WARM_UP or not (changes or times > WARM_UP):
+        if sum(kind.seen.values()) <= WARM_UP or not (changes or times > WARM_UP):
             never = different and self._dynamic is False
             raise Uncapturable("sizes change, and dynamic=False" if never else _WARMING)
-        if sum(t.numel() for t in arguments.tensors) >= family.most:
-            raise Uncapturable(_TOO_LARGE)
-        if min(sizes.values(), default=2) < 2:
+        if sum(t.numel() for t in arguments.tensors) >= kind.limit[0]:
+            raise Uncapturable(kind.limit[1])
+        if min((sizes[axis] for axis in kind.places), default=2) < 2:
             raise Uncapturable("a batch with fewer than two rows of something")
-        if family.made >= _ATTEMPTS * self._most:
-            raise Uncapturable("batches differ too much in size for so few captures")
+        if len(self._recent) >= self._most and account.losses >= self._most:
+            kind.closed = kind.closed or account.too_often
+        if kind.closed:
+            raise Uncapturable(kind.closed)
+        if not account.affords:
+            raise Uncapturable(_UNPAID)
         self._memory = self._memory or Memory(device)
-        while len(self._recent) >= self._most:
-            self._drop(next(iter(self._recent)))
+        layout = None
         try:
-            layout = self._layout(family, arguments, sizes, state) if changes else None
+            if changes:
+                taken = {n for p in state.parameters for n in p.shape}
+                taken |= {n for t in arguments.tensors for n in t.shape[1:]}
+                seen = list(kind.seen)[-_SEEN:]
+                layout = layout_of(arguments, kind.places, seen, self._roles, taken)
             entry = Entry(
-                self._subject.call, state.modules, state.parameters if self._differentiable else [],
-                arguments, layout, [] if changes else held, modes, self._memory,
+                self._subject.call, state, arguments, layout, [] if changes else held, modes,
+                self._memory, differentiable=self._differentiable,
             )  # fmt: skip
-            record_call(self._subject, state, entry, arguments, sizes, self.recorder)
-        except torch.OutOfMemoryError:
-            family.most = sum(t.numel() for t in arguments.tensors)
-            raise Uncapturable(_TOO_LARGE) from None
+            self._examine(kind, state, entry, arguments, sizes, self.recorder)
         except Uncapturable as reason:
-            if family.entries:  # it is this batch that is odd
-                family.forget()
+            if str(reason) == kind.limit[1]:
+                pass
+            elif kind.entries:  # it is this batch that is odd
+                kind.seen.popitem()
             elif self._dynamic is None and not changes and len(held) < len(arguments.tensors):
-                family.padded = True  # new graphs of one size, whose number of self-loops changes
+                kind.padded = True  # new graphs of one size, whose number of self-loops changes
                 raise Uncapturable(_WARMING) from reason
             else:
-                family.refusal = str(reason)
+                kind.refusal = str(reason)
             raise
-        family.made += 1
+        account.captured(entry.cost)
         self._largest = 0  # beside one recording more
-        family.entries.append(entry)
-        self._recent[entry] = family
+        kind.entries.append(entry)
+        self._recent[entry] = kind
+        while len(self._recent) > self._most:
+            oldest = next(iter(self._recent))
+            account.losses += oldest.replays * oldest.saves < oldest.cost
+            self._drop(oldest)
         if layout is not None:
-            family.labels = labels_of(arguments, layout)
+            kind.labels = labels_of(arguments, layout)
         return entry
-
-    def _layout(
-        self, family: Family, arguments: Arguments, sizes: dict[str, int], state: ModuleState
-    ) -> Layout:
-        seen = list(family.seen.values())[-_SEEN:]
-        most = {
-            axis: max(s.sizes[axis] for s in seen if s.sizes[axis] <= SLACK * size)
-            for axis, size in sizes.items()
-        }
-        fixed = {n for p in state.parameters for n in p.shape}
-        fixed |= {n for t in arguments.tensors for n in t.shape[1:]}
-        return layout_of(arguments, seen, self._roles, bucket_for(most, fixed))

@@ -10,10 +10,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from pyg_accel.cuda_graphs.call import (
+    flatten,
+    modules_of,
+    names_of,
+    parameters_of,
+    replaced,
+)  # fmt: skip
 from pyg_accel.cuda_graphs.engine import Engine
-from pyg_accel.cuda_graphs.inputs import flatten, names_of, replaced
 from pyg_accel.cuda_graphs.model import Graphed
-from pyg_accel.cuda_graphs.state import modules_of
+from pyg_accel.cuda_graphs.subject import Subject
 
 __all__ = ["GraphedStep", "graphed_step"]
 
@@ -107,21 +113,25 @@ class GraphedStep:
         self._engine.release()
 
 
-class _Step:
+class _Step(Subject):
     """A step as what is captured."""
 
     def __init__(self, function: Callable[..., Any], roots: Sequence[torch.nn.Module]) -> None:
-        self._function, self.roots = function, tuple(dict.fromkeys(roots))
-        self.name = getattr(function, "__name__", type(function).__name__)
+        super().__init__(self._step, roots, getattr(function, "__name__", type(function).__name__))
+        self._function = function
         self._optimizers: dict[Optimizer, None] = {}
         self._settings: dict[Any, None] = {}
         self._fresh: dict[Tensor, bool] = {}  # whether an earlier gradient is not added to
 
     @property
     def _parameters(self) -> list[Tensor]:
-        return [p for m in modules_of(self.roots) for p in m._parameters.values() if p is not None]
+        return parameters_of(modules_of(self.roots))
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def _groups(self) -> list[tuple[Optimizer, dict[str, Any]]]:
+        return [(o, group) for o in self._optimizers for group in o.param_groups]
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
         def note(optimizer: Optimizer, *_: Any) -> None:
             self._optimizers[optimizer] = None
 
@@ -138,12 +148,11 @@ class _Step:
         if not self.roots:
             return ["it refers to no module: pass modules="]
         known = set(self._parameters)
-        for optimizer in self._optimizers:
-            name = type(optimizer).__name__
-            on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
-            if on_gpu and any(g.get("capturable") is False for g in optimizer.param_groups):
+        for optimizer, group in self._groups:
+            name, params = type(optimizer).__name__, group["params"]
+            if any(p.is_cuda for p in params) and group.get("capturable") is False:
                 return [f"{name} is not capturable: make it with capturable=True"]
-            if any(p not in known for group in optimizer.param_groups for p in group["params"]):
+            if any(p not in known for p in params):
                 return [f"{name} has parameters of other modules: pass modules="]
         if len(self._settings) > _SETTINGS:
             return ["the settings of an optimizer change all the time: make lr a tensor"]
@@ -153,46 +162,40 @@ class _Step:
         settings = tuple(
             tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in group.items()
                   if k != "params")
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
+            for _, group in self._groups
         )  # fmt: skip
         self._settings[settings] = None
         grads = tuple(
             True if self._fresh.get(p) else None if p.grad is None else id(p.grad)
             for p in self._parameters
         )
-        return settings, grads, tuple(map(id, self._optimizer_state()))
+        return settings, grads, tuple(id(t) for _, _, t in self._optimizer_state())
 
-    def _optimizer_state(self) -> list[Tensor]:
+    def _optimizer_state(self) -> list[tuple[Tensor, str, Tensor]]:
+        """Return what optimizers keep of parameters: parameter, name and tensor."""
         return [
-            value
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
+            (p, name, value)
+            for optimizer, group in self._groups
             for p in group["params"]
-            for value in optimizer.state.get(p, {}).values()
+            for name, value in optimizer.state.get(p, {}).items()
             if isinstance(value, Tensor)
         ]
 
     def tensors(self) -> list[Tensor]:
-        modules = modules_of(self.roots)
-        buffers = [b for m in modules for b in m._buffers.values() if b is not None]
         grads = [p.grad for p in self._parameters if p.grad is not None and not self._fresh.get(p)]
-        return list(dict.fromkeys([*self._parameters, *buffers, *grads, *self._optimizer_state()]))
+        state = [value for _, _, value in self._optimizer_state()]
+        return list(dict.fromkeys([*self._parameters, *super().tensors(), *grads, *state]))
 
     def evidence(self) -> dict[str, list[Tensor]]:
         """Parameters count where an optimizer has no memory of gradients that tells more.
 
         Adam turns a gradient that is nothing but rounding into a step of full length.
         """
-        modules, remembered = modules_of(self.roots), set()
-        found = {"buffer": [b for m in modules for b in m._buffers.values() if b is not None]}
-        for optimizer in self._optimizers:
-            for p, state in optimizer.state.items():
-                for name, value in state.items():
-                    if isinstance(value, Tensor):
-                        found.setdefault(f"'{name}' of a parameter", []).append(value)
-                        if value.shape == p.shape and value.dim():
-                            remembered.add(p)
+        found, remembered = super().evidence(), set()
+        for p, name, value in self._optimizer_state():
+            found.setdefault(f"'{name}' of a parameter", []).append(value)
+            if value.shape == p.shape and value.dim():
+                remembered.add(p)
         found["parameter"] = [p for p in self._parameters if p not in remembered]
         return found
 
