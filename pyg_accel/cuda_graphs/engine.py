@@ -143,9 +143,9 @@ class Engine:
         """Make a call, eagerly or by a replay."""
         if _inside.on:  # a model in a step, or in another model
             return self._subject.call(*args, **kwargs)
-        began = start = ledger.clock()
+        start = ledger.clock()
         _inside.on = True
-        full, saved = False, 0.0
+        full, eager, saved = False, 0.0, 0.0
         try:
             try:
                 entry, arguments, sizes = self._find(args, kwargs)
@@ -155,7 +155,7 @@ class Engine:
                 full = isinstance(reason.__context__, torch.OutOfMemoryError)
             else:
                 formula, backend, why = entry.formula, "CUDA graph", ""
-                saved = entry.saves
+                eager, saved = entry.eager, entry.saves
                 if entry.left is not None:
                     self._subject.finish(entry.left)
             if why:
@@ -163,12 +163,12 @@ class Engine:
                     gc.collect()  # frames of the recording hold each other, and its tensors
                 began = ledger.clock()
                 out = self._eager(args, kwargs)
+                eager = ledger.clock() - began
         finally:
             _inside.on = False
-        end = ledger.clock()
         if self._state is not None:
-            self._state.ledger.called(end - began + saved, saved, replayed=not why)
-        record(self._subject.name, formula, backend, why, end - start)
+            self._state.ledger.called(eager, saved, replayed=not why)
+        record(self._subject.name, formula, backend, why, ledger.clock() - start)
         return out
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -316,8 +316,10 @@ class Engine:
                 kind.refusal = str(reason)
             raise
         finally:
-            entry.cost += ledger.clock() - start
-            state.ledger.spent(ledger.clock() - start)
+            seconds = ledger.clock() - start
+            entry.cost += seconds
+            state.ledger.spent(seconds)
+        state.ledger.worked(seconds, made=recorder is not None)
         if not entry.unverified and entry.saves < 0:
             refuse(_SLOWER)
 
@@ -373,7 +375,6 @@ class Engine:
             else:
                 kind.refusal = str(reason)
             raise
-        account.captured(entry.cost)
         self._largest = 0  # beside one recording more
         kind.entries.append(entry)
         self._recent[entry] = kind

@@ -18,8 +18,8 @@ from pyg_accel.cuda_graphs.call import (
 )
 from pyg_accel.cuda_graphs.capture import Captured, Memory, Replay, Uncaptured
 from pyg_accel.cuda_graphs.functions import CONSTANTS, Functions, known_largest
-from pyg_accel.cuda_graphs.masking import Part, masked
-from pyg_accel.cuda_graphs.padding import Layout, Padding
+from pyg_accel.cuda_graphs.masking import masked
+from pyg_accel.cuda_graphs.padding import Layout, Padding, Part
 from pyg_accel.settings import settings
 
 __all__ = ["Entry"]
@@ -194,7 +194,7 @@ class Entry:
             padding = Padding(self.layout, self._counts, self._poison)
             tensors = padding.fill(self._static)
             args, kwargs = self._arguments.rebuild(tensors, self.layout.numbers)
-            with masked(self._modules, padding, self.parts, self._sizes, self.cuts, CONSTANTS):
+            with masked(self._modules, padding, self.parts, self.cuts, CONSTANTS):
                 value = self._call(*args, **kwargs)
             return [padding.clear(out) for out in flatten(value)]
 

@@ -28,7 +28,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.captures = self.replays = self.losses = 0
-        self._calls, self._balance, self._cheapest = 0, 0.0, 0.0
+        self._calls, self._balance = 0, 0.0
+        self._prices: dict[bool, float] = {}
 
     def called(self, eager: float, saved: float, *, replayed: bool) -> None:
         """Count a call that takes so many seconds eagerly, of which a replay saved some."""
@@ -42,15 +43,15 @@ class Ledger:
         if self._calls >= _FREE_CALLS:
             self._balance -= seconds
 
-    def captured(self, seconds: float) -> None:
-        """Count a capture that took so many seconds; the first ones compile kernels too."""
-        self.captures += 1
-        self._cheapest = min(self._cheapest or seconds, seconds)
+    def worked(self, seconds: float, *, made: bool) -> None:
+        """Count a capture that was made or compared in so many seconds; the first compiles too."""
+        self.captures += made
+        self._prices[made] = min(self._prices.get(made, seconds), seconds)
 
     @property
     def affords(self) -> bool:
         """Whether another capture may be made."""
-        return self._calls < _FREE_CALLS or self._balance >= self._cheapest
+        return self._calls < _FREE_CALLS or self._balance >= sum(self._prices.values())
 
     @property
     def too_often(self) -> str:

@@ -36,13 +36,12 @@ from pyg_accel.cache import memory_of
 from pyg_accel.cuda_graphs.batch_norm import masked_batch_norm
 from pyg_accel.cuda_graphs.call import Uncapturable
 from pyg_accel.cuda_graphs.functions import Functions, Handler
-from pyg_accel.cuda_graphs.padding import Padding
+from pyg_accel.cuda_graphs.padding import Padding, Part
 from pyg_accel.cuda_graphs.self_loops import SelfLoops
 from pyg_accel.record.edge_tensors import name_of
 
-__all__ = ["Part", "masked", "parts_taken"]
+__all__ = ["masked", "parts_taken"]
 
-Part = tuple[int, int, int]  # dimension, first row, number of rows
 _PARTS = ("__getitem__", "chunk", "narrow", "split", "split_with_sizes", "tensor_split",
           "unsafe_chunk", "unsafe_split")  # fmt: skip
 # What rows of padding are set to before a function takes all rows together.
@@ -69,13 +68,10 @@ class _Masks:
     """The handlers of one padded call; see :func:`masked`."""
 
     def __init__(
-        self, padding: Padding, parts: Collection[Part], sizes: Mapping[str, int],
-        cuts: set[tuple[str, str]],
-    ) -> None:  # fmt: skip
+        self, padding: Padding, parts: Collection[Part], cuts: set[tuple[str, str]]
+    ) -> None:
         self._padding, self._parts, self._cuts = padding, parts, cuts
-        self._rows = {rows: axis for axis, rows in padding.layout.rows.items()}
-        numbers = {n for n, axis in padding.layout.axes.items() if n == axis}
-        self._first = {padding.layout.rows[n]: (n, sizes[n]) for n in numbers}
+        self._axes = {rows: axis for axis, rows in padding.layout.rows.items()}
 
     def table(self) -> dict[Any, Handler]:
         loops = SelfLoops(self._padding)
@@ -98,15 +94,15 @@ class _Masks:
         else:
             made = func(whole, *args, **kwargs)
         for part, rows in _parts(whole, made):
-            axis = self._rows.get(rows)
-            if axis is None or part in self._parts:
+            axis, number = self._axes.get(rows), self._axes.get(part[2], "")
+            if axis is None:
                 continue
-            number, size = self._first.get(part[2], ("", 0))
-            if part[1] or (part[0], 0, size) not in self._parts:
+            if part not in self._parts:
                 raise Uncapturable(
                     f"it takes a part of its nodes or edges by their position ({name})"
                 )
-            self._cuts.add((number, axis))
+            if number in self._padding.layout.numbers:
+                self._cuts.add((number, axis))
         return made
 
     def _is_batch(self, value: Any) -> bool:
@@ -247,29 +243,31 @@ def _parts(whole: Tensor, made: Any) -> Iterator[tuple[Part, int]]:
                 yield (dim, first, size), rows
 
 
-def parts_taken(found: set[Part]) -> Functions:
-    """Return a mode that collects the parts that an unpadded call takes by their position."""
+@contextmanager
+def parts_taken() -> Iterator[set[Part]]:
+    """Collect the parts that an unpadded call takes by their position."""
+    found: set[Part] = set()
 
     def look(func: Handler, whole: Tensor, *args: Any, **kwargs: Any) -> Any:
         made = func(whole, *args, **kwargs)
         found.update(part for part, _ in _parts(whole, made))
         return made
 
-    return Functions(dict.fromkeys(_PARTS, _with_tensor_first(look)))
+    with Functions(dict.fromkeys(_PARTS, _with_tensor_first(look))):
+        yield found
 
 
 @contextmanager
 def masked(
     modules: Sequence[torch.nn.Module], padding: Padding, parts: Collection[Part],
-    sizes: Mapping[str, int], cuts: set[tuple[str, str]], more: Mapping[Any, Handler],
+    cuts: set[tuple[str, str]], more: Mapping[Any, Handler],
 ) -> Iterator[None]:  # fmt: skip
     """Leave padding out of batch normalisation, reductions over rows, and losses.
 
     Args:
         modules: those that run.
         padding: of the call.
-        parts: those that the unpadded call takes.
-        sizes: of the call.
+        parts: those that the unpadded call takes, of as many rows as they are with padding.
         cuts: is filled with integers and the axes of which they take the first rows.
         more: handlers of other functions.
     """
@@ -290,5 +288,5 @@ def masked(
             if isinstance(module, _ONE_GRAPH):
                 hook = module.register_forward_pre_hook(two_graphs, with_kwargs=True)
                 stack.callback(hook.remove)
-        stack.enter_context(Functions({**more, **_Masks(padding, parts, sizes, cuts).table()}))
+        stack.enter_context(Functions({**more, **_Masks(padding, parts, cuts).table()}))
         yield

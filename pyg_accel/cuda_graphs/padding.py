@@ -23,7 +23,7 @@ model that does something else with the integer gives another result in its tria
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from pyg_accel.cuda_graphs.batch_norm import RealRows
 from pyg_accel.cuda_graphs.call import Arguments, Uncapturable
 
 __all__ = [
-    "SLACK", "Layout", "Padding", "Role", "Seen", "check_roles", "labels_of", "layout_of",
+    "SLACK", "Layout", "Padding", "Part", "Role", "Seen", "check_roles", "labels_of", "layout_of",
     "padding_like", "primary", "sizes_of",
 ]  # fmt: skip
 
@@ -42,6 +42,7 @@ SLACK = 1.5  # a bucket larger than this is not worth its padding
 _HEADROOM, _STEPS = 1.0625, 16
 _NODES = ("x", "pos", "z", "h", "feat", "features", "node_attr", "node_type")
 _LABELS = ("y", "label", "labels", "target", "targets")
+Part = tuple[int, int, int]  # of a tensor: dimension, first row, number of rows
 _KINDS = ("nodes", "edges", "graphs", "edge_index", "batch", "ptr", "fixed")
 # Python integers that say how many nodes or graphs there are, by the names that PyG gives them.
 _NUMBERS = {"num_nodes": "nodes", "batch_size": "graphs", "num_graphs": "graphs", "size": "graphs"}
@@ -256,6 +257,16 @@ class Layout:
             if list(shape) != real:
                 return False
         return True
+
+    def parts(self, taken: Collection[Part], sizes: Mapping[str, int]) -> set[Part]:
+        """Return parts that a call takes without padding, and what becomes of those with it.
+
+        The first ``n`` rows of ``n`` are all of them, which is no part of anything.
+        """
+        rows = [sizes[axis] for axis in self.bucket if axis not in self.numbers]
+        cut = {(dim, 0, self.rows[n]) for n in self.numbers if n in self.bucket for dim in (0, 1)
+               if sizes[n] in rows or (dim, 0, sizes[n]) in taken}  # fmt: skip
+        return cut.union(taken)
 
     def part(self, place: int, padded: Tensor, shape: torch.Size) -> Tensor:
         """Return that part of a padded argument, of this shape without, which is not padding."""

@@ -250,9 +250,9 @@ class _Trial:
         else:
             halves = (torch.half, torch.bfloat16)
             entry.full_precision = all(t.dtype not in halves for t in self._arguments.tensors)
-            entry.parts.clear()
-            with parts_taken(entry.parts):
+            with parts_taken() as parts:
                 plain = self.eager(Functions(NOT_RANDOM), timed=False)
+            entry.parts = entry.layout.parts(parts, self._sizes)
             for poison in (True, False):
                 entry.poison(poison)
                 padded = self.padded(plain, still=True)
