@@ -15,10 +15,8 @@ from torch_geometric.data import Data
 from pyg_accel.cuda_graphs.ledger import Ledger
 from pyg_accel.patching.rng_state import random_state, restore
 
-__all__ = [
-    "Arguments", "Checkpoint", "Modes", "ModuleState", "Uncapturable", "buffers_of", "flatten",
-    "modules_of", "names_of", "parameters_of", "replaced",
-]  # fmt: skip
+__all__ = ["Arguments", "Checkpoint", "Modes", "ModuleState", "Subject", "Uncapturable", "flatten",
+           "names_of", "replaced"]  # fmt: skip
 
 _SCALARS = (bool, int, float, complex, str, type(None))
 _CONSTANTS = (*_SCALARS, bytes, torch.dtype, torch.device)
@@ -40,9 +38,8 @@ def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _is_text(value: Any) -> bool:
     """Names of molecules and the like, new in each batch and of no use to a model."""
-    return isinstance(value, str) or (
-        isinstance(value, (list, tuple)) and all(map(_is_text, value))
-    )
+    several = isinstance(value, (list, tuple))
+    return all(map(_is_text, value)) if several else isinstance(value, str)
 
 
 def _items(value: Any, name: str) -> list[tuple[Any, Any]] | None:
@@ -63,8 +60,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any, tuple[type, 
     if items is None:
         yield name, value, None
         return
-    keys = len(items) if isinstance(value, (list, tuple)) else tuple(key for key, _ in items)
-    yield name, None, (type(value), keys)
+    yield name, None, (type(value), tuple(key for key, _ in items))
     for key, item in items:
         yield from _leaves(item, str(key))
 
@@ -75,17 +71,15 @@ def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     if items is None:
         return leaf(value)
     made = [(key, _mapped(item, leaf)) for key, item in items]
-    if isinstance(value, dict):
-        return type(value)(made)
     if isinstance(value, Data):
         other = copy.copy(value)
         for key, item in made:
-            if _GRAPHS in vars(other) and key == _GRAPHS[1:]:
+            if key == _GRAPHS[1:] and _GRAPHS in vars(other):
                 vars(other)[_GRAPHS] = item
             else:
                 other[key] = item
         return other
-    parts = [item for _, item in made]
+    parts = made if isinstance(value, dict) else [item for _, item in made]
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
@@ -118,20 +112,16 @@ class Arguments:
         for top, argument in zip(names, (*args, *kwargs.values()), strict=True):
             for name, value, container in _leaves(argument, top):
                 kind = type(value)
-                if container is not None:
-                    form.append(container)
-                elif kind in _PLAIN:
-                    form.append(Tensor)
+                if kind in _PLAIN:
                     self.tensors.append(value)
                     self.names.append(name)
                 elif kind is int:
-                    form.append(int)
                     new = name not in self.numbers and name not in ("nodes", "graphs")
                     self.numbers[name if new else f"{name} {len(form)}"] = value
-                elif kind in _CONSTANTS:
-                    form.append((kind, value))
-                else:
+                elif kind not in _CONSTANTS:
                     raise Uncapturable(f"'{name}' is a {kind.__name__}")
+                variable = kind is int or kind in _PLAIN
+                form.append(container or (kind if variable else (kind, value)))
         self.form: Hashable = tuple(form)
 
     def rebuild(
@@ -146,8 +136,7 @@ class Arguments:
             return next(places) if kind in _PLAIN else next(counts) if kind is int else value
 
         args = tuple(_mapped(value, leaf) for value in self._args)
-        kwargs = {name: _mapped(value, leaf) for name, value in self._kwargs.items()}
-        return args, kwargs
+        return args, {name: _mapped(value, leaf) for name, value in self._kwargs.items()}
 
 
 def flatten(value: Any) -> list[Tensor]:
@@ -156,14 +145,12 @@ def flatten(value: Any) -> list[Tensor]:
     Raises:
         Uncapturable: for results that hold anything else than tensors and constants.
     """
-    found = []
-    for _, leaf, container in _leaves(value):
-        kind = type(leaf) if container is None else container[0]
-        if kind in _PLAIN:
-            found.append(leaf)
-        elif kind not in _CONSTANTS and not issubclass(kind, (dict, list, tuple)):
+    leaves = [(leaf, type(leaf) if container is None else container[0])
+              for _, leaf, container in _leaves(value)]  # fmt: skip
+    for _, kind in leaves:
+        if kind not in (*_PLAIN, *_CONSTANTS) and not issubclass(kind, (dict, list, tuple)):
             raise Uncapturable(f"it returns a {kind.__name__}")
-    return found
+    return [leaf for leaf, kind in leaves if kind in _PLAIN]
 
 
 def replaced(value: Any, tensors: Iterator[Tensor]) -> Any:
@@ -183,26 +170,59 @@ class Modes(NamedTuple):
     @classmethod
     def now(cls, device: str) -> "Modes":
         """Return those in force."""
-        return cls(
-            torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
-            torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
-        )  # fmt: skip
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast,
+                   torch.get_float32_matmul_precision(),
+                   torch.are_deterministic_algorithms_enabled())  # fmt: skip
 
 
-def modules_of(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return modules and those inside them, each once."""
-    return list(dict.fromkeys(m for root in roots for m in root.modules()))
+class Subject:
+    """A model as what is captured; :mod:`.step` has a subclass for functions.
 
+    Args:
+        call: makes an eager call.
+        roots: modules that take part.
+        name: for the report.
+    """
 
-def parameters_of(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
-    """Return the parameters of these modules themselves, each once."""
-    return list(dict.fromkeys(p for m in modules for p in m._parameters.values() if p is not None))
+    def __init__(
+        self, call: Callable[..., Any], roots: Iterable[torch.nn.Module], name: str
+    ) -> None:
+        self.call, self.roots, self.name = call, tuple(dict.fromkeys(roots)), name
 
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules that take part, and those inside them, each once."""
+        return list(dict.fromkeys(m for root in self.roots for m in root.modules()))
 
-def buffers_of(modules: Iterable[torch.nn.Module]) -> list[Tensor]:
-    """Return the buffers of these modules themselves, each once."""
-    return list(dict.fromkeys(b for m in modules for b in m._buffers.values() if b is not None))
+    def of_modules(self, kind: str) -> list[Tensor]:
+        """Return the ``"_parameters"`` or ``"_buffers"`` of the modules, each once."""
+        each = (t for m in self.modules for t in vars(m)[kind].values() if t is not None)
+        return list(dict.fromkeys(each))
+
+    def reasons(self) -> list[str]:
+        """Return why no call can be captured."""
+        return []
+
+    def key(self) -> Any:
+        """Return what else than its modules decides what a call does."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return what a call may change in place, beside buffers."""
+        return []
+
+    def evidence(self) -> dict[str, list[Tensor]]:
+        """Return what a call changes that tells whether it was right."""
+        return {"buffer": self.of_modules("_buffers")}
+
+    def prepare(self) -> None:
+        """Get ready to be captured."""
+
+    def recorded(self) -> Any:
+        """Return what a call leaves behind, after a recording was made."""
+
+    def finish(self, left: Any) -> None:
+        """Leave that behind, after a recording was replayed."""
 
 
 class ModuleState:
@@ -216,42 +236,32 @@ class ModuleState:
         ledger: the account of the calls in this state.
     """
 
-    def __init__(self, roots: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, subject: Subject) -> None:
         """Look at the modules."""
-        self.modules = modules_of(roots)
+        self.modules = subject.modules
         dicts = [vars(module) for module in self.modules]
         inner = [d[name] for d in dicts for name in ("_parameters", "_buffers", "_modules")]
         self._dicts = [*dicts, *inner]
         self._values = [value for d in self._dicts for value in d.values()]
         self._hooks = [d[name] for d in dicts for name in _HOOKS]
-        self.parameters, self.buffers = parameters_of(self.modules), buffers_of(self.modules)
+        self.parameters = subject.of_modules("_parameters")
+        self._all = [*self.parameters, *subject.of_modules("_buffers")]
         self._tensors = self._look()
         self.ledger = Ledger()
 
     def _look(self) -> list[Any]:
-        tensors = [*self.parameters, *self.buffers]
-        return [*map(Tensor.data_ptr, tensors), *map(_REQUIRES_GRAD, tensors)]
-
-    def holds(self) -> bool:
-        """Whether everything is as it was."""
-        now = chain.from_iterable(map(dict.values, self._dicts))
-        return (
-            sum(map(len, self._dicts)) == len(self._values)
-            and all(map(is_, now, self._values))
-            and self._look() == self._tensors
-        )
+        return [*map(Tensor.data_ptr, self._all), *map(_REQUIRES_GRAD, self._all)]
 
     def changed(self) -> list[str]:
         """Return the names of what is no longer as it was."""
-        names = [name for d in self._dicts for name in d]
-        now = chain.from_iterable(map(dict.values, self._dicts))
-        if len(names) != len(self._values):
+        if sum(map(len, self._dicts)) != len(self._values):
             return ["which attributes there are"]
-        found = zip(names, now, self._values, strict=True)
-        changed = dict.fromkeys(name for name, value, then in found if value is not then)
-        if not changed and self._look() != self._tensors:
-            return ["the memory of its parameters"]
-        return list(changed)
+        now = chain.from_iterable(map(dict.values, self._dicts))
+        if not all(map(is_, now, self._values)):
+            items = chain.from_iterable(map(dict.items, self._dicts))
+            pairs = zip(items, self._values, strict=True)
+            return list(dict.fromkeys(name for (name, value), then in pairs if value is not then))
+        return [] if self._look() == self._tensors else ["the memory of its parameters"]
 
     def key(self) -> Hashable:
         """Return by what this state is found again; it holds while this object lives."""
@@ -262,34 +272,26 @@ class ModuleState:
         """Return why calls of these modules cannot be captured."""
         if any(self._hooks) or _has_any_global_hook():
             return ["a hook on one of its modules"]
-        if any(p._backward_hooks for p in self.parameters):
-            return ["a hook on one of its parameters"]
-        return []
+        hooked = any(p._backward_hooks for p in self.parameters)
+        return ["a hook on one of its parameters"] if hooked else []
 
 
 class Checkpoint:
-    """Random numbers, attributes and tensors as they are, to go back to after a trial."""
+    """Random numbers, modules and what a call may change, as they are, to go back to."""
 
-    def __init__(
-        self, modules: Sequence[torch.nn.Module], tensors: Iterable[Tensor], device: torch.device
-    ) -> None:
+    def __init__(self, subject: Subject, device: torch.device) -> None:
         """Copy everything."""
-        self._random = random_state(device)
-        self._tensors = [(t, t.detach().clone()) for t in tensors]
-        self._grads = [(p, p.grad) for p in parameters_of(modules)]
-        dicts = [d for m in modules for d in (vars(m), m._parameters, m._buffers, m._modules)]
-        self._dicts: list[tuple[dict[str, Any], dict[str, Any]]] = [(d, dict(d)) for d in dicts]
+        self._states = [random_state(device, root) for root in subject.roots]
+        self._tensors = [(t, t.detach().clone()) for t in subject.tensors()]
+        self._grads = [(p, p.grad) for p in subject.of_modules("_parameters")]
 
     def restore(self) -> None:
         """Put everything back."""
-        for now, then in self._dicts:
-            if list(now) != list(then) or not all(map(is_, now.values(), then.values())):
-                now.clear()
-                now.update(then)
+        for state in self._states:
+            restore(state)
         for parameter, grad in self._grads:
             if parameter.grad is not grad:
                 parameter.grad = grad
         with torch.no_grad():
-            for tensor, copy in self._tensors:  # batch_norm changes its buffers without a version
+            for tensor, copy in self._tensors:
                 tensor.copy_(copy)
-        restore(self._random)

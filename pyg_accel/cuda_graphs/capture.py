@@ -27,10 +27,7 @@ _DRY_RUNS = 2
 class Token:
     """A forward pass whose backward pass may come; it dies with the graph of autograd."""
 
-    __slots__ = ("__weakref__", "done")
-
-    def __init__(self) -> None:
-        self.done = False
+    done = False
 
 
 @lru_cache(maxsize=64)  # devices
@@ -162,13 +159,11 @@ class Captured(Uncaptured):
         with _capturing(self._graph, memory):
             outs = function()
         self._outs, self._grads = [out.detach() for out in outs], _like(outs)
-        self._kinds: list[tuple[torch.dtype, torch.Size] | None] = [None] * len(inputs)
+        self._made: list[Tensor | None] = [None] * len(inputs)
         if any(out.requires_grad for out in outs):
             self._gradient = torch.cuda.CUDAGraph()
             with _capturing(self._gradient, memory):
-                made = gradients(outs, inputs, self._grads)
-                self._flat = _flattened(made)
-            self._kinds = [None if g is None else (g.dtype, g.shape) for g in made]
+                self._made = gradients(outs, inputs, self._grads)
         with memory.aside():  # and the caller waits for it
             pass
 
@@ -178,25 +173,14 @@ class Captured(Uncaptured):
         return self._outs
 
     def backward(self) -> Sequence[Tensor | None]:
-        """Replay the gradients; one copy of all of them is the caller's."""
+        """Replay the gradients."""
         if self._gradient is None:
-            return [None] * len(self._kinds)
+            return self._made
         self._gradient.replay()
-        parts = {}
-        for dtype, flat in self._flat.items():
-            shapes = [kind[1] for kind in self._kinds if kind and kind[0] == dtype]
-            pieces = flat.clone().split([shape.numel() for shape in shapes])
-            parts[dtype] = iter([p.view(s) for p, s in zip(pieces, shapes, strict=True)])
-        return [None if kind is None else next(parts[kind[0]]) for kind in self._kinds]
-
-
-def _flattened(grads: Sequence[Tensor | None]) -> dict[torch.dtype, Tensor]:
-    """Return gradients of each type behind one another."""
-    some = [grad for grad in grads if grad is not None]
-    return {
-        dtype: torch.cat([g.reshape(-1) for g in some if g.dtype == dtype])
-        for dtype in dict.fromkeys(grad.dtype for grad in some)
-    }
+        copies = [None if grad is None else torch.empty_like(grad) for grad in self._made]
+        given = [grad for grad in self._made if grad is not None]
+        torch._foreach_copy_([copy for copy in copies if copy is not None], given)
+        return copies
 
 
 @contextmanager

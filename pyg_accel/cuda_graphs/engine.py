@@ -4,28 +4,25 @@ import gc
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_accel.cache import TensorRef
 from pyg_accel.call_report import record
-from pyg_accel.cuda_graphs import ledger
-from pyg_accel.cuda_graphs.call import Arguments, Checkpoint, Modes, ModuleState, Uncapturable
-from pyg_accel.cuda_graphs.capture import Captured, Memory
-from pyg_accel.cuda_graphs.entry import Entry
-from pyg_accel.cuda_graphs.padding import (
-    SLACK,
-    Seen,
-    check_roles,
-    labels_of,
-    layout_of,
-    primary,
-    sizes_of,
+from pyg_accel.cuda_graphs import ledger, padding
+from pyg_accel.cuda_graphs.call import (
+    Arguments,
+    Checkpoint,
+    Modes,
+    ModuleState,
+    Subject,
+    Uncapturable,
 )  # fmt: skip
-from pyg_accel.cuda_graphs.subject import Subject
-from pyg_accel.cuda_graphs.trial import Recorder, examine
+from pyg_accel.cuda_graphs.capture import Captured, Memory, Uncaptured
+from pyg_accel.cuda_graphs.entry import Entry
+from pyg_accel.cuda_graphs.trial import examine
 
 __all__ = ["WARM_UP", "Engine"]
 
@@ -61,27 +58,23 @@ class Kind:
     """
 
     def __init__(self, arguments: Arguments, roles: Mapping[str, str]) -> None:
-        self.places = primary(arguments, roles)
+        self.places = padding.primary(arguments, roles)
         self.entries: list[Entry] = []
         self.refusal = self.closed = ""
         self.limit: tuple[float, str] = torch.inf, ""
         self.labels: int | None = None
         self.padded = False
-        self.seen: OrderedDict[Seen, int] = OrderedDict()
+        self.seen: OrderedDict[padding.Seen, int] = OrderedDict()
         self._last: list[TensorRef] = []
-        self._runs: list[int] = []
+        self._runs = [0] * len(arguments.tensors)
 
-    def note(self, arguments: Arguments, sizes: Mapping[str, int]) -> int:
+    def note(self, call: "_Call") -> int:
         """Look at a call; return how many of these sizes there were."""
-        now = arguments.tensors
-        same = [
-            last.fits(tensor) and not tensor.is_inference()
-            for last, tensor in zip(self._last, now, strict=False)
-        ]
-        runs = self._runs or [0] * len(now)
-        self._runs = [n + 1 if also else 1 for n, also in zip(runs, same or runs, strict=True)]
+        now = call.arguments.tensors
+        same = [a.fits(b) and not b.is_inference() for a, b in zip(self._last, now, strict=False)]
+        self._runs = [n + 1 if i < len(same) and same[i] else 1 for i, n in enumerate(self._runs)]
         self._last = [TensorRef(t) for t in now]
-        key = Seen(tuple(t.shape for t in now), tuple(sizes.items()))
+        key = padding.Seen(tuple(t.shape for t in now), tuple(call.sizes.items()))
         self.seen[key] = self.seen.pop(key, 0) + 1
         while len(self.seen) > _SHAPES:
             self.seen.popitem(last=False)
@@ -91,18 +84,31 @@ class Kind:
         """Return which arguments have been the same tensors for a while."""
         return [place for place, run in enumerate(self._runs) if run > WARM_UP]
 
-    def find(self, arguments: Arguments, sizes: Mapping[str, int] | None) -> Entry | None:
-        """Return the recording for a call; with no sizes given, one that does not need them.
+    def find(self, call: "_Call") -> Entry | None:
+        """Return the recording for a call; before its sizes are known, one that needs none.
 
         Where no further one is made, any that is large enough will do.
         """
-        if sizes is None:
-            whole = [entry for entry in self.entries if entry.fits(arguments)]
+        if not call.sizes:
+            whole = [entry for entry in self.entries if entry.fits(call.arguments)]
             return max(whole, key=lambda entry: entry.holds, default=None)
-        slack = None if self.closed else SLACK
-        padded = [entry for entry in self.entries if entry.takes(arguments, sizes, slack)]
-        return min(padded, key=lambda e: sum(e.layout.bucket.values()) if e.layout else 0,
-                   default=None)  # fmt: skip
+        slack = None if self.closed else padding.SLACK
+        padded = [e for e in self.entries if e.takes(call.arguments, call.sizes, slack)]
+        return min(padded, key=lambda entry: entry.rows, default=None)
+
+
+class _Call(NamedTuple):
+    """A call, and what it is made in; ``sizes`` is empty until they are asked for."""
+
+    kind: Kind
+    state: ModuleState
+    modes: Modes
+    arguments: Arguments
+    sizes: Mapping[str, int]
+
+    @property
+    def elements(self) -> int:
+        return sum(t.numel() for t in self.arguments.tensors)
 
 
 class Engine:
@@ -117,14 +123,14 @@ class Engine:
         roles: what arguments are, by name, where names and sizes do not tell.
     """
 
-    recorder: Recorder = Captured  # tests put `Uncaptured` here
+    recorder: type[Uncaptured] = Captured  # tests put `Uncaptured` here
 
     def __init__(
         self, subject: Subject, positional: Sequence[str], *, differentiable: bool,
         dynamic: bool | None, max_captures: int, roles: Mapping[str, str],
     ) -> None:  # fmt: skip
         """Record nothing yet."""
-        check_roles(roles)
+        padding.check_roles(roles)
         if max_captures < 1:
             raise ValueError(f"expected 'max_captures' to be at least 1 (got {max_captures})")
         self._subject, self._positional = subject, positional
@@ -143,19 +149,21 @@ class Engine:
         """Make a call, eagerly or by a replay."""
         if _inside.on:  # a model in a step, or in another model
             return self._subject.call(*args, **kwargs)
-        start = ledger.clock()
+        start, why, full = ledger.clock(), "", False
         _inside.on = True
-        full, eager, saved = False, 0.0, 0.0
         try:
             try:
-                entry, arguments, sizes = self._find(args, kwargs)
-                out = entry(arguments, sizes)
+                entry, call = self._find(args, kwargs)
+                out = entry(call.arguments, call.sizes)
             except Uncapturable as reason:
-                formula, backend, why = "", "eager", str(reason)
-                full = isinstance(reason.__context__, torch.OutOfMemoryError)
+                why, full = str(reason), isinstance(reason.__context__, torch.OutOfMemoryError)
             else:
-                formula, backend, why = entry.formula, "CUDA graph", ""
-                eager, saved = entry.eager, entry.saves
+                formula, backend, eager, saved = (
+                    entry.formula,
+                    "CUDA graph",
+                    entry.eager,
+                    entry.saves,
+                )
                 if entry.left is not None:
                     self._subject.finish(entry.left)
             if why:
@@ -163,7 +171,7 @@ class Engine:
                     gc.collect()  # frames of the recording hold each other, and its tensors
                 began = ledger.clock()
                 out = self._eager(args, kwargs)
-                eager = ledger.clock() - began
+                formula, backend, eager, saved = "", "eager", ledger.clock() - began, 0.0
         finally:
             _inside.on = False
         if self._state is not None:
@@ -173,19 +181,18 @@ class Engine:
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         elements = sum(t.numel() for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
-        if not self._recent or not self._differentiable or elements <= self._largest:
-            out = self._subject.call(*args, **kwargs)
-            self._largest = max(elements, self._largest)
-            return out
-        assert self._memory is not None
-        state = self._state
-        saved = Checkpoint([], state.buffers if state else [], self._memory.device)
-        try:
+        if self._recent and self._differentiable and elements > self._largest:
+            assert self._memory is not None
+            saved = Checkpoint(self._subject, self._memory.device)
+            try:
+                return self._subject.call(*args, **kwargs)
+            except torch.OutOfMemoryError:  # the captures may hold what is missing
+                self.release()
+            saved.restore()
             return self._subject.call(*args, **kwargs)
-        except torch.OutOfMemoryError:  # the captures may hold what is missing
-            self.release()
-        saved.restore()
-        return self._subject.call(*args, **kwargs)
+        out = self._subject.call(*args, **kwargs)
+        self._largest = max(elements, self._largest)
+        return out
 
     def release(self) -> None:
         """Free all recordings; those that are needed are made again."""
@@ -202,9 +209,7 @@ class Engine:
         """What is recorded, the least recently used first."""
         return [entry.formula for entry in self._recent]
 
-    def _find(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Entry, Arguments, Mapping[str, int]]:
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, _Call]:
         """Return the recording for a call.
 
         Raises:
@@ -220,34 +225,35 @@ class Engine:
         if reasons := self._subject.reasons() or state.reasons():
             raise Uncapturable("; ".join(reasons))
         modes = Modes.now(device.type)
-        key = (
-            id(state), self._subject.key(), modes, arguments.form,
-            tuple((t.dtype, t.dim(), t.requires_grad) for t in arguments.tensors),
-        )  # fmt: skip
+        tensors = tuple((t.dtype, t.dim(), t.requires_grad) for t in arguments.tensors)
+        key = state, self._subject.key(), modes, arguments.form, tensors
         try:
             kind = self._kinds.get(key)
         except TypeError:
             raise Uncapturable("an argument that cannot be told apart from others") from None
         if kind is None:
             kind = self._kinds[key] = Kind(arguments, self._roles)
-            while len(self._kinds) > _KINDS:
-                self._forget(next(iter(self._kinds)))
         self._kinds.move_to_end(key)
+        if len(self._kinds) > _KINDS:
+            for old in self._kinds.popitem(last=False)[1].entries:
+                self._recent.pop(old, None)
         if kind.refusal:
             raise Uncapturable(kind.refusal)
-        if self._memory is not None and self._memory.busy:
+        self._memory = self._memory or Memory(device)
+        if self._memory.busy:
             raise Uncapturable("an earlier call still awaits its backward pass")
-        sizes: Mapping[str, int] = {}
-        entry = kind.find(arguments, None)
+        call = _Call(kind, state, modes, arguments, {})
+        entry = kind.find(call)
         if entry is None:
-            sizes = sizes_of(arguments, kind.places, kind.labels)
-            entry = kind.find(arguments, sizes)
+            sizes = padding.sizes_of(arguments, kind.places, kind.labels)
+            call = call._replace(sizes=sizes)
+            entry = kind.find(call) if sizes else None
         if entry is None:
-            entry = self._prepare(kind, state, arguments, sizes, modes, device)
+            entry = self._prepare(call)
         elif entry.unverified:
-            self._examine(kind, state, entry, arguments, sizes, None)
+            self._examine(call, entry, None)
         self._recent.move_to_end(entry)
-        return entry, arguments, sizes
+        return entry, call
 
     def _device(self, arguments: Arguments) -> torch.device:
         for name, tensor in zip(arguments.names, arguments.tensors, strict=True):
@@ -266,74 +272,61 @@ class Engine:
 
     def _current(self) -> ModuleState:
         """Return the state of the modules, the same as long as nothing in them is replaced."""
-        changed: list[str] = []
-        if self._state is not None and not self._state.holds():
+        if self._state is not None:
             changed = self._state.changed()
-        if self._state is None or changed:
-            state = ModuleState(self._subject.roots)
-            new = state.key() not in self._states
-            self._changes = self._changes + 1 if changed and new else 0
-            self._state = self._states.setdefault(state.key(), state)
-            self._states.move_to_end(state.key())
-            while len(self._states) > _STATES:
-                _, old = self._states.popitem(last=False)
-                for key in [k for k in self._kinds if k[0] == id(old)]:
-                    self._forget(key)
-        else:
-            self._changes = 0
+            if not changed:
+                self._changes = 0
+                return self._state
+        state, first = ModuleState(self._subject), self._state is None
+        key = state.key()
+        self._changes = 0 if first or key in self._states else self._changes + 1
+        self._state = self._states.setdefault(key, state)
+        self._states.move_to_end(key)
+        if len(self._states) > _STATES:
+            self._states.popitem(last=False)
         if self._changes > WARM_UP:
             raise Uncapturable(f"each call changes {', '.join(changed)}")
         return self._state
-
-    def _forget(self, key: Any) -> None:
-        for entry in self._kinds.pop(key).entries:
-            self._recent.pop(entry, None)
 
     def _drop(self, entry: Entry) -> None:
         kind = self._recent.pop(entry, None)
         if kind is not None:
             kind.entries.remove(entry)
 
-    def _examine(
-        self, kind: Kind, state: ModuleState, entry: Entry, arguments: Arguments,
-        sizes: Mapping[str, int], recorder: Recorder | None,
-    ) -> None:  # fmt: skip
+    def _examine(self, call: _Call, entry: Entry, recorder: type[Uncaptured] | None) -> None:
         """Record a call, or compare a recording once more, on other data than it was made with."""
-        elements, start = sum(t.numel() for t in arguments.tensors), ledger.clock()
-
-        def refuse(reason: str) -> NoReturn:
-            self._drop(entry)
-            kind.limit = elements, reason
-            raise Uncapturable(reason) from None
-
+        account, start = call.state.ledger, ledger.clock()
         try:
-            examine(self._subject, state, entry, arguments, sizes, recorder)
+            examine(self._subject, entry, call.arguments, call.sizes, recorder)
         except torch.OutOfMemoryError:  # a recording and an eager call do not fit together
-            refuse(_TOO_LARGE)
+            raise self._limited(call, entry, _TOO_LARGE) from None
         except Uncapturable as reason:
             if recorder is None and reason.__cause__ is None:  # it is not this call that is wrong
                 self._drop(entry)
-                kind.refusal = str(reason)
+                call.kind.refusal = str(reason)
             raise
         finally:
             seconds = ledger.clock() - start
             entry.cost += seconds
-            state.ledger.spent(seconds)
-        state.ledger.worked(seconds, made=recorder is not None)
+            account.spent(seconds)
         if not entry.unverified and entry.saves < 0:
-            refuse(_SLOWER)
+            raise self._limited(call, entry, _SLOWER)
+        account.worked(seconds, made=recorder is not None)
 
-    def _prepare(
-        self, kind: Kind, state: ModuleState, arguments: Arguments, sizes: Mapping[str, int],
-        modes: Modes, device: torch.device,
-    ) -> Entry:  # fmt: skip
+    def _limited(self, call: _Call, entry: Entry, reason: str) -> Uncapturable:
+        """Let no call that is as large be captured."""
+        self._drop(entry)
+        call.kind.limit = call.elements, reason
+        return Uncapturable(reason)
+
+    def _prepare(self, call: _Call) -> Entry:
         """Record a call once there were enough of its kind.
 
         Raises:
             Uncapturable: if there were not, or if it cannot be recorded.
         """
-        times, held, account = kind.note(arguments, sizes), kind.held(), state.ledger
-        ids = kind.places.get("graphs")
+        kind, account, arguments = call.kind, call.state.ledger, call.arguments
+        times, held, ids = kind.note(call), kind.held(), kind.places.get("graphs")
         different = len(kind.seen) > WARM_UP
         changes = different or kind.padded or (ids is not None and ids not in held)
         if self._dynamic is not None:
@@ -341,29 +334,27 @@ class Engine:
         if sum(kind.seen.values()) <= WARM_UP or not (changes or times > WARM_UP):
             never = different and self._dynamic is False
             raise Uncapturable("sizes change, and dynamic=False" if never else _WARMING)
-        if sum(t.numel() for t in arguments.tensors) >= kind.limit[0]:
+        if call.elements >= kind.limit[0]:
             raise Uncapturable(kind.limit[1])
-        if min((sizes[axis] for axis in kind.places), default=2) < 2:
+        if min((call.sizes[axis] for axis in kind.places), default=2) < 2:
             raise Uncapturable("a batch with fewer than two rows of something")
         if len(self._recent) >= self._most and account.losses >= self._most:
             kind.closed = kind.closed or account.too_often
-        if kind.closed:
-            raise Uncapturable(kind.closed)
-        if not account.affords:
-            raise Uncapturable(_UNPAID)
-        self._memory = self._memory or Memory(device)
-        layout = None
+        if kind.closed or not account.affords:
+            raise Uncapturable(kind.closed or _UNPAID)
+        layout, memory = None, self._memory
+        assert memory is not None
         try:
             if changes:
-                taken = {n for p in state.parameters for n in p.shape}
+                taken = {n for p in call.state.parameters for n in p.shape}
                 taken |= {n for t in arguments.tensors for n in t.shape[1:]}
                 seen = list(kind.seen)[-_SEEN:]
-                layout = layout_of(arguments, kind.places, seen, self._roles, taken)
+                layout = padding.layout_of(arguments, kind.places, seen, self._roles, taken)
             entry = Entry(
-                self._subject.call, state, arguments, layout, [] if changes else held, modes,
-                self._memory, differentiable=self._differentiable,
+                self._subject.call, call.state, arguments, layout, [] if changes else held,
+                call.modes, memory, differentiable=self._differentiable,
             )  # fmt: skip
-            self._examine(kind, state, entry, arguments, sizes, self.recorder)
+            self._examine(call, entry, self.recorder)
         except Uncapturable as reason:
             if str(reason) == kind.limit[1]:
                 pass
@@ -383,5 +374,5 @@ class Engine:
             account.losses += oldest.replays * oldest.saves < oldest.cost
             self._drop(oldest)
         if layout is not None:
-            kind.labels = labels_of(arguments, layout)
+            kind.labels = padding.labels_of(arguments, layout)
         return entry

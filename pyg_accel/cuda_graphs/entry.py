@@ -119,6 +119,11 @@ class Entry:
         return f"replayed: up to {sizes}"
 
     @property
+    def rows(self) -> int:
+        """The rows of all axes of its bucket."""
+        return sum(self.layout.bucket.values()) if self.layout else 0
+
+    @property
     def saves(self) -> float:
         """Seconds that a replay saves; negative if it takes longer than an eager call."""
         return self.eager - self.replayed if self.recording.timed else 0.0

@@ -6,21 +6,17 @@ from typing import Any
 
 import torch
 
-from pyg_accel.cuda_graphs.call import names_of
+from pyg_accel.cuda_graphs.call import Subject, names_of
 from pyg_accel.cuda_graphs.engine import Engine
-from pyg_accel.cuda_graphs.subject import Subject
 from pyg_accel.wrapper import ModelWrapper
 
 __all__ = ["Graphed", "graphed"]
 
 
 def graphed(
-    model: torch.nn.Module,
-    *,
-    dynamic: bool | None = None,
-    max_captures: int = 8,
+    model: torch.nn.Module, *, dynamic: bool | None = None, max_captures: int = 8,
     roles: Mapping[str, str] | None = None,
-) -> "Graphed":
+) -> "Graphed":  # fmt: skip
     """Replay the calls of a model, forward and backward, from CUDA graphs.
 
     The first calls of a kind run eagerly; then the call is captured, compared with eager calls, and

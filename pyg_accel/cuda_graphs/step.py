@@ -10,16 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pyg_accel.cuda_graphs.call import (
-    flatten,
-    modules_of,
-    names_of,
-    parameters_of,
-    replaced,
-)  # fmt: skip
+from pyg_accel.cuda_graphs.call import Subject, flatten, names_of, replaced
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.model import Graphed
-from pyg_accel.cuda_graphs.subject import Subject
 
 __all__ = ["GraphedStep", "graphed_step"]
 
@@ -27,13 +20,9 @@ _SETTINGS = 8  # so many settings of an optimizer in a row are those of a schedu
 
 
 def graphed_step(
-    step_function: Callable[..., Any],
-    *,
-    modules: Iterable[torch.nn.Module] | None = None,
-    dynamic: bool | None = None,
-    max_captures: int = 8,
-    roles: Mapping[str, str] | None = None,
-) -> "GraphedStep":
+    step_function: Callable[..., Any], *, modules: Iterable[torch.nn.Module] | None = None,
+    dynamic: bool | None = None, max_captures: int = 8, roles: Mapping[str, str] | None = None,
+) -> "GraphedStep":  # fmt: skip
     """Replay a function that does forward, backward and optimizer from a CUDA graph.
 
     Everything said of :func:`pyg_accel.graphed` holds here too: the first calls run eagerly, kinds
@@ -57,33 +46,24 @@ def graphed_step(
     """
     if not callable(step_function) or isinstance(step_function, torch.nn.Module):
         raise ValueError(f"expected 'step_function' to be a function (got {step_function!r})")
-    found = list(_modules_of(step_function) if modules is None else modules)
+    found = list(_modules_in(_refers_to(step_function)) if modules is None else modules)
     return GraphedStep(step_function, found, dynamic=dynamic, max_captures=max_captures,
                        roles=dict(roles or {}))  # fmt: skip
 
 
-def _modules_of(function: Any) -> Iterator[torch.nn.Module]:
-    """Yield the modules that a function refers to."""
+def _refers_to(function: Any) -> list[Any]:
     if isinstance(function, partial):
-        yield from _modules_in([function.args, function.keywords])
-        yield from _modules_of(function.func)
-    elif ismethod(function):
-        yield from _modules_in(vars(function.__self__))
-        yield from _modules_of(function.__func__)
-    elif isfunction(function):
-        names = getclosurevars(function)
-        yield from _modules_in([names.nonlocals, names.globals])
-    else:
-        yield from _modules_in(vars(function))
+        return [function.args, function.keywords, *_refers_to(function.func)]
+    if ismethod(function):
+        return [vars(function.__self__), *_refers_to(function.__func__)]
+    return [*getclosurevars(function)[:2]] if isfunction(function) else [vars(function)]
 
 
 def _modules_in(value: Any) -> Iterator[torch.nn.Module]:
     if isinstance(value, torch.nn.Module):
         yield value._original if isinstance(value, Graphed) else value
-    elif isinstance(value, dict):
-        yield from _modules_in(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _modules_in(item)
 
 
@@ -95,9 +75,8 @@ class GraphedStep:
     ) -> None:
         """Wrap a function."""
         update_wrapper(self, function, updated=())
-        self._engine = Engine(
-            _Step(function, modules), names_of(function), differentiable=False, **options
-        )
+        step = _Step(function, modules)
+        self._engine = Engine(step, names_of(function), differentiable=False, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step."""
@@ -125,7 +104,7 @@ class _Step(Subject):
 
     @property
     def _parameters(self) -> list[Tensor]:
-        return parameters_of(modules_of(self.roots))
+        return self.of_modules("_parameters")
 
     @property
     def _groups(self) -> list[tuple[Optimizer, dict[str, Any]]]:
@@ -184,7 +163,7 @@ class _Step(Subject):
     def tensors(self) -> list[Tensor]:
         grads = [p.grad for p in self._parameters if p.grad is not None and not self._fresh.get(p)]
         state = [value for _, _, value in self._optimizer_state()]
-        return list(dict.fromkeys([*self._parameters, *super().tensors(), *grads, *state]))
+        return list(dict.fromkeys([*self._parameters, *grads, *state]))
 
     def evidence(self) -> dict[str, list[Tensor]]:
         """Parameters count where an optimizer has no memory of gradients that tells more.

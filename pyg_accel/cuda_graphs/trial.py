@@ -40,27 +40,24 @@ from pyg_accel.cuda_graphs.call import (
     Arguments,
     Checkpoint,
     ModuleState,
+    Subject,
     Uncapturable,
     flatten,
     replaced,
-)  # fmt: skip
-from pyg_accel.cuda_graphs.capture import Captured, Memory, Uncaptured, gradients
+)
+from pyg_accel.cuda_graphs.capture import Captured, Uncaptured, gradients
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.functions import NOT_RANDOM, Functions
 from pyg_accel.cuda_graphs.masking import parts_taken
-from pyg_accel.cuda_graphs.subject import Subject
 from pyg_accel.facts import expect_to_stay
 
-__all__ = ["Recorder", "examine"]
+__all__ = ["examine"]
 
 # What a model may raise when it is called with padding, or captured. Eager execution tells whether
 # it is the user's own mistake.
-_FAILURES = (
-    RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError,
-    ArithmeticError, OSError,
-)  # fmt: skip
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError,
+             ArithmeticError, OSError)  # fmt: skip
 _HERE = str(Path(__file__).parent)
-Recorder = Callable[[Callable[[], list[Tensor]], Sequence[Tensor], Memory], Uncaptured]
 
 
 class _Tolerance(NamedTuple):
@@ -77,44 +74,41 @@ class _Tolerance(NamedTuple):
     norm: float
     floor: float
 
+    @classmethod
+    def of(cls, dtypes: Iterable[torch.dtype], precision: str) -> "_Tolerance":
+        """Return that of calls with these types among their results."""
+        least = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+        if torch.finfo(least).bits < 32:
+            return cls(5e-2, 2e-1, 1e-1)
+        if least == torch.float32:  # other precisions multiply matrices in 10 bits
+            return cls(5e-4, 2e-2, 1e-2) if precision == "highest" else cls(1e-2, 5e-2, 1e-1)
+        return cls(1e-9, 1e-7, 1e-2)
 
-def _tolerance(dtypes: Iterable[torch.dtype], precision: str) -> _Tolerance:
-    """Return how far results of calls with these types among their results may be apart."""
-    least = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
-    if torch.finfo(least).bits < 32:
-        return _Tolerance(5e-2, 2e-1, 1e-1)
-    if least == torch.float32:  # other precisions multiply matrices in 10 bits
-        exact = precision == "highest"
-        return _Tolerance(5e-4, 2e-2, 1e-2) if exact else _Tolerance(1e-2, 5e-2, 1e-1)
-    return _Tolerance(1e-9, 1e-7, 1e-2)
-
-
-def _difference(
-    expected: Sequence[Tensor | None], found: Sequence[Tensor | None], name: str,
-    allowed: _Tolerance, *, by_norm: bool,
-) -> str:  # fmt: skip
-    """Return where two sequences of tensors differ by more than rounding; empty if nowhere."""
-    if len(expected) != len(found):
-        return f"{len(found)} {name}s instead of {len(expected)}"
-    relative = allowed.norm if by_norm else allowed.elements
-    scale = max((_size(t, by_norm) for t in expected if t is not None), default=0.0)
-    for i, (one, other) in enumerate(zip(expected, found, strict=True)):
-        if one is None or other is None:
-            if one is not other:
-                return f"{name} {i} is missing"
-        elif one.shape != other.shape or one.dtype != other.dtype:
-            return f"{name} {i} is of shape {list(other.shape)} instead of {list(one.shape)}"
-        elif not one.is_floating_point() and not one.is_complex():
-            if not torch.equal(one, other):
-                return f"{name} {i} differs"
-        elif not torch.equal(one.isfinite(), other.isfinite()):
-            return f"{name} {i} is not finite in the same places"
-        else:
-            off = _size(one - other, by_norm)
-            bound = relative * (_size(one, by_norm) + allowed.floor * scale)
-            if off > bound:
-                return f"{name} {i} is off by {off:.2g}, more than {bound:.2g}"
-    return ""
+    def exceeded(
+        self, expected: Sequence[Tensor | None], found: Sequence[Tensor | None], *, by_norm: bool
+    ) -> str:
+        """Return where two sequences of tensors differ by more than rounding; empty if nowhere."""
+        if len(expected) != len(found):
+            return f"s: {len(found)} instead of {len(expected)}"
+        relative = self.norm if by_norm else self.elements
+        scale = max((_size(t, by_norm) for t in expected if t is not None), default=0.0)
+        for i, (one, other) in enumerate(zip(expected, found, strict=True)):
+            if one is None or other is None:
+                if one is not other:
+                    return f" {i} is missing"
+            elif one.shape != other.shape or one.dtype != other.dtype:
+                return f" {i} is of shape {list(other.shape)} instead of {list(one.shape)}"
+            elif not (one.is_floating_point() or one.is_complex()):
+                if not torch.equal(one, other):
+                    return f" {i} differs"
+            elif not torch.equal(one.isfinite(), other.isfinite()):
+                return f" {i} is not finite in the same places"
+            else:
+                off = _size(one - other, by_norm)
+                bound = relative * (_size(one, by_norm) + self.floor * scale)
+                if off > bound:
+                    return f" {i} is off by {off:.2g}, more than {bound:.2g}"
+        return ""
 
 
 def _size(value: Tensor, by_norm: bool) -> float:
@@ -151,30 +145,31 @@ class _Trial:
     """The calls that are compared, all on the same arguments and from the same state."""
 
     def __init__(
-        self, subject: Subject, entry: Entry, arguments: Arguments, sizes: Mapping[str, int],
-        saved: Checkpoint,
-    ) -> None:  # fmt: skip
-        self._subject, self._entry, self._saved = subject, entry, saved
+        self, subject: Subject, entry: Entry, arguments: Arguments, sizes: Mapping[str, int]
+    ) -> None:
+        self._subject, self._entry = subject, entry
         self._arguments, self._sizes = arguments, sizes
+        self.saved = Checkpoint(subject, entry.memory.device)
 
     def _evidence(
         self, value: Any, outs: Sequence[Tensor], has: Sequence[bool],
         grads: Sequence[Tensor | None],
     ) -> _Evidence:  # fmt: skip
+        state = self._subject.evidence().items()
         found = _Evidence(
             value, [out.detach().clone() for out in outs], list(has),
             [None if g is None else g.clone() for g in grads],
-            {n: [t.detach().clone() for t in some] for n, some in self._subject.evidence().items()},
+            {name: [t.detach().clone() for t in tensors] for name, tensors in state},
         )  # fmt: skip
-        self._saved.restore()
+        self.saved.restore()
         return found
 
-    def eager(self, mode: Functions | None = None, *, timed: bool = True) -> _Evidence:
-        """Make the call as the user does."""
+    def eager(self, mode: Functions | None = None) -> _Evidence:
+        """Make the call as the user does; timed, unless in a mode."""
         entry, arguments, now = self._entry, self._arguments, self._entry.memory.now
-        given = {id(t) for t in arguments.tensors if t.requires_grad and entry.modes.grad}
-        tensors = [t.detach().requires_grad_() if id(t) in given else t for t in arguments.tensors]
-        inputs = [t for t, old in zip(tensors, arguments.tensors, strict=True) if id(old) in given]
+        leaves = {id(t): t.detach().requires_grad_() for t in arguments.tensors
+                  if t.requires_grad and entry.modes.grad}  # fmt: skip
+        tensors = [leaves.get(id(t), t) for t in arguments.tensors]
         args, kwargs = arguments.rebuild(tensors, {})
         start = now()
         with mode or nullcontext(), entry.autocast():
@@ -182,8 +177,9 @@ class _Trial:
         seconds, outs = now() - start, flatten(value)
         has = [out.requires_grad for out in outs]
         by, start = _cotangents(outs, has), now()
+        inputs = [t for t, old in zip(tensors, arguments.tensors, strict=True) if t is not old]
         grads = gradients(outs, [*inputs, *entry.parameters], by)
-        if timed:
+        if mode is None:
             entry.eager = min(entry.eager, seconds + now() - start)
         # A graph of autograd that is alive ties parameters to the stream that it was made on.
         value = replaced(value, iter([out.detach() for out in outs]))
@@ -197,13 +193,10 @@ class _Trial:
                 outs = entry.compute()
             has = [out.requires_grad for out in outs]
             entry.describe(like.value, outs, has, self._sizes)
-            parts = entry.take(outs)
-            by: list[Tensor | None] = []
-            for out, part in zip(outs, _cotangents(parts, has), strict=True):
-                whole = torch.ones_like(out)  # on padding too, where it must not matter
-                by.append(None if part is None else whole)
-                if part is not None:
-                    (whole[: part.size(0)] if out.dim() else whole).copy_(part)
+            parts, by = entry.take(outs), [torch.ones_like(out) for out in outs]
+            for whole, part in zip(by, _cotangents(parts, has), strict=True):
+                if part is not None:  # ones on padding, where they must not matter
+                    (whole[: part.size(0)] if whole.dim() else whole).copy_(part)
             grads = entry.trim(gradients(outs, entry.inputs, by))
             return self._evidence(like.value, parts, has, grads)
 
@@ -223,62 +216,54 @@ class _Trial:
         return self._evidence(None, parts, entry.differentiable, grads)
 
     def check(self, what: str, expected: _Evidence, found: _Evidence) -> None:
+        """Raise Uncapturable where a call did something else."""
         modes = self._entry.modes
         dtypes = [out.dtype for out in expected.outs if out.is_floating_point()]
         if modes.autocast is not None and not self._entry.full_precision:
             dtypes.append(modes.autocast)
-        allowed = _tolerance(dtypes, modes.precision)
-        wrong = (
-            _difference(expected.outs, found.outs, "output", allowed, by_norm=False)
-            or _difference(expected.grads, found.grads, "gradient", allowed, by_norm=True)
-        )  # fmt: skip
-        for name, tensors in expected.state.items():
-            by_norm = name != "buffer"  # that of an optimizer is made of gradients
-            others = found.state[name]
-            wrong = wrong or _difference(tensors, others, name, allowed, by_norm=by_norm)
-        if wrong:
-            raise Uncapturable(f"{what}: {wrong}")
+        allowed = _Tolerance.of(dtypes, modes.precision)
+        pairs = {"output": (expected.outs, found.outs), "gradient": (expected.grads, found.grads)}
+        pairs |= {n: (tensors, found.state[n]) for n, tensors in expected.state.items()}
+        for name, (one, other) in pairs.items():
+            by_norm = name not in ("output", "buffer")  # that of an optimizer is made of gradients
+            if wrong := allowed.exceeded(one, other, by_norm=by_norm):
+                raise Uncapturable(f"{what}: {name}{wrong}")
 
     def run(self, make: Callable[[], None] | None) -> None:
         """Compare eager calls, padded ones and the recording, which ``make`` makes if given."""
-        entry = self._entry
+        entry, layout = self._entry, self._entry.layout
         entry.load(self._arguments, self._sizes)
-        if entry.layout is None:
-            expected = self.eager()
-            if make is not None:
-                entry.describe(expected.value, expected.outs, expected.differentiable, self._sizes)
-        else:
+        expected = self.eager()
+        if layout is not None:
             halves = (torch.half, torch.bfloat16)
             entry.full_precision = all(t.dtype not in halves for t in self._arguments.tensors)
             with parts_taken() as parts:
-                plain = self.eager(Functions(NOT_RANDOM), timed=False)
-            entry.parts = entry.layout.parts(parts, self._sizes)
+                plain = self.eager(Functions(NOT_RANDOM))
+            entry.parts = layout.parts(parts, self._sizes)
             for poison in (True, False):
                 entry.poison(poison)
                 padded = self.padded(plain, still=True)
-                if poison and not padded.finite and plain.finite:
-                    continue  # numbers too large for the model, which says nothing about leaks
-                self.check("padding changes the result", plain, padded)
-                if poison:
-                    break
+                if not poison or padded.finite or not plain.finite:
+                    self.check("padding changes the result", plain, padded)
+                    break  # else these numbers are too large for the model, which says nothing
             entry.poison(False)
             entry.full_precision = False
-            self.eager()
             expected = self.padded(plain, still=False)
+        elif make is not None:
+            entry.describe(expected.value, expected.outs, expected.differentiable, self._sizes)
         if make is not None:
             make()
         self.check("captured, it computes something else", expected, self.replayed())
 
 
 def examine(
-    subject: Subject, state: ModuleState, entry: Entry, arguments: Arguments,
-    sizes: Mapping[str, int], recorder: Recorder | None = None,
+    subject: Subject, entry: Entry, arguments: Arguments, sizes: Mapping[str, int],
+    recorder: type[Uncaptured] | None = None,
 ) -> None:  # fmt: skip
     """Compare a recording with eager calls on the same arguments, as if nothing had happened.
 
     Args:
         subject: model or step.
-        state: of its modules.
         entry: with its recording, unless ``recorder`` makes it.
         arguments: of the call.
         sizes: of the call.
@@ -287,34 +272,34 @@ def examine(
     Raises:
         Uncapturable: where they differ, or with the reason why the call stays eager.
     """
-    saved = Checkpoint(state.modules, subject.tensors(), entry.memory.device)
+    trial = _Trial(subject, entry, arguments, sizes)
 
     def make() -> None:
         assert recorder is not None
-        before = ModuleState(subject.roots)
+        before = ModuleState(subject)
         subject.prepare()
         with entry.memory.aside():
             entry.compute()
         if changed := before.changed():
             raise Uncapturable(f"its forward pass changes {', '.join(changed)}")
-        saved.restore()
+        trial.saved.restore()
         subject.prepare()
         entry.recording = recorder(entry.compute, entry.inputs, entry.memory)
         entry.left = subject.recorded() if isinstance(entry.recording, Captured) else None
-        saved.restore()
+        trial.saved.restore()
 
     # A graph that is held is the graph of every replay: its long rows are worth knowing.
     known = expect_to_stay() if recorder is not None and entry.layout is None else nullcontext()
     try:
         with holding() as lent, known:
-            _Trial(subject, entry, arguments, sizes, saved).run(make if recorder else None)
+            trial.run(make if recorder else None)
         entry.lent = entry.lent or lent
     except (torch.OutOfMemoryError, Uncapturable):
         raise
     except _FAILURES as error:
         raise Uncapturable(_first_cause(error)) from error
     finally:
-        saved.restore()
+        trial.saved.restore()
         entry.full_precision = False
         entry.poison(False)
     entry.settle()
@@ -326,8 +311,7 @@ def _first_cause(error: BaseException) -> str:
         error = error.__context__
     if isinstance(error, Uncapturable):
         return str(error)
-    lines = str(error).strip().splitlines() or [""]
-    what = f"{type(error).__name__}: {lines[0]}"
+    what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     if "stream is capturing" in what:
         what = "it waits for the device, which no CUDA graph can"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
