@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from pyg_accel.cuda_graphs.ledger import Ledger
 from pyg_accel.patching.rng_state import random_state, restore
 
-__all__ = ["Arguments", "Checkpoint", "Modes", "ModuleState", "Subject", "Uncapturable", "flatten",
+__all__ = ["Arguments", "Checkpoint", "Modes", "State", "Subject", "Uncapturable", "flatten",
            "names_of", "replaced"]  # fmt: skip
 
 _SCALARS = (bool, int, float, complex, str, type(None))
@@ -121,7 +121,7 @@ class Arguments:
                 elif kind not in _CONSTANTS:
                     raise Uncapturable(f"'{name}' is a {kind.__name__}")
                 variable = kind is int or kind in _PLAIN
-                form.append(container or (kind if variable else (kind, value)))
+                form.append((kind, None if variable else value, container))
         self.form: Hashable = tuple(form)
 
     def rebuild(
@@ -225,7 +225,7 @@ class Subject:
         """Leave that behind, after a recording was replayed."""
 
 
-class ModuleState:
+class State:
     """Attributes, parameters and buffers of modules as they are, by identity.
 
     Replacing any of them, also by ``train()``, ``to()`` or ``load_state_dict(assign=True)``, makes

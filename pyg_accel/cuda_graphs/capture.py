@@ -19,9 +19,11 @@ from torch.autograd.function import once_differentiable
 from pyg_accel.cuda_graphs import ledger
 from pyg_accel.machine import as_captured
 
-__all__ = ["Captured", "Memory", "Replay", "Uncaptured", "gradients"]
+__all__ = ["Captured", "Grads", "Memory", "Replay", "Uncaptured", "gradients"]
 
 _DRY_RUNS = 2
+_Function = Callable[[], list[Tensor]]
+Grads = Sequence[Tensor | None]
 
 
 class Token:
@@ -47,7 +49,8 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         """Allocate nothing yet."""
-        self.device, self.pool = device, (0, 0)
+        self.device = device
+        self.pool: Any = None
         self.stream: torch.cuda.Stream | None = None
         self._pending: weakref.ref[Token] | None = None
         if device.type == "cuda":
@@ -70,9 +73,11 @@ class Memory:
             return
         here = torch.cuda.current_stream(self.device)
         stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            yield
-        here.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            here.wait_stream(stream)
 
     def now(self) -> float:
         """Return the time in seconds when the device has done all of its work."""
@@ -104,9 +109,7 @@ class Uncaptured:
 
     timed = False  # it is no faster than the function, and nothing is gained by it
 
-    def __init__(
-        self, function: Callable[[], list[Tensor]], inputs: Sequence[Tensor], memory: Memory
-    ) -> None:
+    def __init__(self, function: _Function, inputs: Sequence[Tensor], memory: Memory) -> None:
         self._function, self._inputs = function, inputs
         self._outs: list[Tensor] = []
         self._grads: list[Tensor | None] = []
@@ -117,11 +120,11 @@ class Uncaptured:
         self._grads = _like(self._outs)
         return [out.detach() for out in self._outs]
 
-    def grads(self) -> Sequence[Tensor | None]:
+    def grads(self) -> Grads:
         """Return where gradients of the outputs are to be written; None for outputs without."""
         return self._grads
 
-    def backward(self) -> Sequence[Tensor | None]:
+    def backward(self) -> Grads:
         """Return gradients of the inputs, which are the caller's to keep."""
         return gradients(self._outs, self._inputs, self._grads)
 
@@ -131,7 +134,7 @@ def _like(outs: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def gradients(
-    outs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
+    outs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Grads
 ) -> list[Tensor | None]:
     """Return gradients of the outputs that have any."""
     pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad and g is not None]
@@ -146,9 +149,7 @@ class Captured(Uncaptured):
 
     timed = True
 
-    def __init__(
-        self, function: Callable[[], list[Tensor]], inputs: Sequence[Tensor], memory: Memory
-    ) -> None:
+    def __init__(self, function: _Function, inputs: Sequence[Tensor], memory: Memory) -> None:
         """Run the function a few times, then capture it."""
         with memory.aside(), as_captured():
             for _ in range(_DRY_RUNS):
@@ -172,14 +173,14 @@ class Captured(Uncaptured):
         self._graph.replay()
         return self._outs
 
-    def backward(self) -> Sequence[Tensor | None]:
+    def backward(self) -> Grads:
         """Replay the gradients."""
         if self._gradient is None:
             return self._made
         self._gradient.replay()
         copies = [None if grad is None else torch.empty_like(grad) for grad in self._made]
-        given = [grad for grad in self._made if grad is not None]
-        torch._foreach_copy_([copy for copy in copies if copy is not None], given)
+        if made := [grad for grad in self._made if grad is not None]:
+            torch._foreach_copy_([copy for copy in copies if copy is not None], made)
         return copies
 
 
@@ -215,9 +216,8 @@ class Replay(torch.autograd.Function):
         ctx.call, ctx.token = call, call.memory.begin()
         ctx.save_for_backward(*tensors)  # autograd checks that they are not changed in between
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(out for out, has in zip(outs, call.differentiable, strict=True) if not has)
-        )
+        pairs = zip(outs, call.differentiable, strict=True)
+        ctx.mark_non_differentiable(*(out for out, has in pairs if not has))
         return tuple(outs)
 
     @staticmethod

@@ -12,14 +12,7 @@ from torch import Tensor
 from pyg_accel.cache import TensorRef
 from pyg_accel.call_report import record
 from pyg_accel.cuda_graphs import ledger, padding
-from pyg_accel.cuda_graphs.call import (
-    Arguments,
-    Checkpoint,
-    Modes,
-    ModuleState,
-    Subject,
-    Uncapturable,
-)  # fmt: skip
+from pyg_accel.cuda_graphs.call import Arguments, Checkpoint, Modes, State, Subject, Uncapturable
 from pyg_accel.cuda_graphs.capture import Captured, Memory, Uncaptured
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.trial import examine
@@ -89,22 +82,19 @@ class Kind:
 
         Where no further one is made, any that is large enough will do.
         """
-        if not call.sizes:
-            whole = [entry for entry in self.entries if entry.fits(call.arguments)]
-            return max(whole, key=lambda entry: entry.holds, default=None)
         slack = None if self.closed else padding.SLACK
-        padded = [e for e in self.entries if e.takes(call.arguments, call.sizes, slack)]
-        return min(padded, key=lambda entry: entry.rows, default=None)
+        some = [e for e in self.entries if e.takes(call.arguments, call.sizes, slack)]
+        return min(some, key=lambda entry: entry.preference, default=None)
 
 
 class _Call(NamedTuple):
-    """A call, and what it is made in; ``sizes`` is empty until they are asked for."""
+    """A call, and what it is made in; sizes are its integers until they are asked for."""
 
     kind: Kind
-    state: ModuleState
+    state: State
     modes: Modes
     arguments: Arguments
-    sizes: Mapping[str, int]
+    sizes: padding.Sizes
 
     @property
     def elements(self) -> int:
@@ -136,8 +126,8 @@ class Engine:
         self._subject, self._positional = subject, positional
         self._differentiable, self._dynamic = differentiable, dynamic
         self._most, self._roles = max_captures, dict(roles)
-        self._state: ModuleState | None = None
-        self._states: OrderedDict[Any, ModuleState] = OrderedDict()
+        self._state: State | None = None
+        self._states: OrderedDict[Any, State] = OrderedDict()
         self._kinds: OrderedDict[Any, Kind] = OrderedDict()
         self._recent: OrderedDict[Entry, Kind] = OrderedDict()
         self._memory: Memory | None = None
@@ -158,22 +148,18 @@ class Engine:
             except Uncapturable as reason:
                 why, full = str(reason), isinstance(reason.__context__, torch.OutOfMemoryError)
             else:
-                formula, backend, eager, saved = (
-                    entry.formula,
-                    "CUDA graph",
-                    entry.eager,
-                    entry.saves,
-                )
+                done = entry.formula, "CUDA graph", entry.eager, entry.saves
                 if entry.left is not None:
                     self._subject.finish(entry.left)
+            if full:
+                gc.collect()  # frames of the recording hold each other, and its tensors
             if why:
-                if full:
-                    gc.collect()  # frames of the recording hold each other, and its tensors
                 began = ledger.clock()
                 out = self._eager(args, kwargs)
-                formula, backend, eager, saved = "", "eager", ledger.clock() - began, 0.0
+                done = "", "eager", ledger.clock() - began, 0.0
         finally:
             _inside.on = False
+        formula, backend, eager, saved = done
         if self._state is not None:
             self._state.ledger.called(eager, saved, replayed=not why)
         record(self._subject.name, formula, backend, why, ledger.clock() - start)
@@ -189,7 +175,6 @@ class Engine:
             except torch.OutOfMemoryError:  # the captures may hold what is missing
                 self.release()
             saved.restore()
-            return self._subject.call(*args, **kwargs)
         out = self._subject.call(*args, **kwargs)
         self._largest = max(elements, self._largest)
         return out
@@ -242,12 +227,11 @@ class Engine:
         self._memory = self._memory or Memory(device)
         if self._memory.busy:
             raise Uncapturable("an earlier call still awaits its backward pass")
-        call = _Call(kind, state, modes, arguments, {})
+        call = _Call(kind, state, modes, arguments, arguments.numbers)
         entry = kind.find(call)
         if entry is None:
-            sizes = padding.sizes_of(arguments, kind.places, kind.labels)
-            call = call._replace(sizes=sizes)
-            entry = kind.find(call) if sizes else None
+            call = call._replace(sizes=padding.sizes_of(arguments, kind.places, kind.labels))
+            entry = kind.find(call)
         if entry is None:
             entry = self._prepare(call)
         elif entry.unverified:
@@ -270,14 +254,14 @@ class Engine:
             raise Uncapturable(f"no CUDA graphs on device '{device}'")
         return device
 
-    def _current(self) -> ModuleState:
+    def _current(self) -> State:
         """Return the state of the modules, the same as long as nothing in them is replaced."""
         if self._state is not None:
             changed = self._state.changed()
             if not changed:
                 self._changes = 0
                 return self._state
-        state, first = ModuleState(self._subject), self._state is None
+        state, first = State(self._subject), self._state is None
         key = state.key()
         self._changes = 0 if first or key in self._states else self._changes + 1
         self._state = self._states.setdefault(key, state)
@@ -342,8 +326,8 @@ class Engine:
             kind.closed = kind.closed or account.too_often
         if kind.closed or not account.affords:
             raise Uncapturable(kind.closed or _UNPAID)
-        layout, memory = None, self._memory
-        assert memory is not None
+        assert self._memory is not None
+        layout = padding.fixed_layout(arguments)
         try:
             if changes:
                 taken = {n for p in call.state.parameters for n in p.shape}
@@ -352,7 +336,7 @@ class Engine:
                 layout = padding.layout_of(arguments, kind.places, seen, self._roles, taken)
             entry = Entry(
                 self._subject.call, call.state, arguments, layout, [] if changes else held,
-                call.modes, memory, differentiable=self._differentiable,
+                call.modes, self._memory, differentiable=self._differentiable,
             )  # fmt: skip
             self._examine(call, entry, self.recorder)
         except Uncapturable as reason:
@@ -373,6 +357,6 @@ class Engine:
             oldest = next(iter(self._recent))
             account.losses += oldest.replays * oldest.saves < oldest.cost
             self._drop(oldest)
-        if layout is not None:
+        if changes:
             kind.labels = padding.labels_of(arguments, layout)
         return entry

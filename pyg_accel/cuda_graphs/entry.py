@@ -1,6 +1,6 @@
 """One recorded kind of call: its tensors, what goes into them, and what comes out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -8,18 +8,11 @@ import torch
 from torch import Tensor
 
 from pyg_accel.cache import version_of
-from pyg_accel.cuda_graphs.call import (
-    Arguments,
-    Modes,
-    ModuleState,
-    Uncapturable,
-    flatten,
-    replaced,
-)
-from pyg_accel.cuda_graphs.capture import Captured, Memory, Replay, Uncaptured
-from pyg_accel.cuda_graphs.functions import CONSTANTS, Functions, known_largest
+from pyg_accel.cuda_graphs.call import Arguments, Modes, State, Uncapturable, flatten, replaced
+from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, Replay, Uncaptured
+from pyg_accel.cuda_graphs.functions import CONSTANTS, known_largest
 from pyg_accel.cuda_graphs.masking import masked
-from pyg_accel.cuda_graphs.padding import Layout, Padding, Part
+from pyg_accel.cuda_graphs.padding import Layout, Padding, Part, Sizes
 from pyg_accel.settings import settings
 
 __all__ = ["Entry"]
@@ -46,14 +39,15 @@ class Entry:
     """Tensors that stay in place, and a function of them that was recorded.
 
     Attributes:
-        layout: how arguments are padded; None if they are taken as they are.
+        layout: how arguments are padded.
         recording: the function.
         memory: of the recording.
         inputs: what gradients are wanted of: tensors in place, then parameters.
+        parameters: those of the model that have gradients.
         differentiable: which outputs have gradients.
         full_precision: autocast is off, so that rounding does not hide what padding changes.
         unverified: how many calls are still to be compared with eager ones.
-        parts: which parts of tensors the call takes by position, without padding.
+        parts: which parts of tensors the call takes by position.
         cuts: integers, and the axes of which the padded call takes that many first rows.
         lent: what other parts of the package would otherwise forget.
         left: what a call leaves behind, beside its results.
@@ -64,44 +58,37 @@ class Entry:
     """
 
     def __init__(
-        self, call: Callable[..., Any], state: ModuleState, arguments: Arguments,
-        layout: Layout | None, held: Sequence[int], modes: Modes, memory: Memory,
-        *, differentiable: bool,
+        self, call: Callable[..., Any], state: State, arguments: Arguments, layout: Layout,
+        held: Sequence[int], modes: Modes, memory: Memory, *, differentiable: bool,
     ) -> None:  # fmt: skip
         """Allocate the tensors that stay in place."""
         self.layout, self.memory, self.modes = layout, memory, modes
         self._call, self._modules, self._arguments = call, state.modules, arguments
-        tensors, self._numbers = arguments.tensors, arguments.numbers
-        self._held = [
-            (place, tensors[place], version_of(tensors[place]), tensors[place].data_ptr())
-            for place in held
-        ]
-        self._shapes = [t.shape for t in tensors]
+        tensors, device = arguments.tensors, memory.device
+        self._held = [(place, t, version_of(t), t.data_ptr()) for place, t in enumerate(tensors)
+                      if place in held]  # fmt: skip
         self._copied = [place for place in range(len(tensors)) if place not in held]
-        device = memory.device
         with torch.inference_mode(False):
             self._static = [self._place(p, t, p in held) for p, t in enumerate(tensors)]
-            axes = [] if layout is None else list(layout.bucket)
-            self._counts = dict(
-                zip(axes, torch.zeros(len(axes), dtype=torch.long, device=device), strict=True)
-            )
+            counts = torch.zeros(len(layout.bucket), dtype=torch.long, device=device)
+            self._counts = dict(zip(layout.bucket, counts, strict=True))
             self._poison = torch.ones((), device=device)
         self._known = known_largest([tensor for _, tensor, _, _ in self._held])
         self._given = [p for p, t in enumerate(tensors) if t.requires_grad and modes.grad]
-        wanted = [p for p in state.parameters if p.requires_grad and modes.grad and differentiable]
+        self.parameters = [p for p in state.parameters
+                           if p.requires_grad and modes.grad and differentiable]  # fmt: skip
         # Autograd's node of a parameter works on the stream on which it was made,
         # so the recording has parameters of its own, in the same memory.
-        own = {p: torch.nn.Parameter(p.detach()) for p in wanted}
+        own = {p: torch.nn.Parameter(p.detach()) for p in self.parameters}
         self._own = [(module, name, p, own[p]) for module in state.modules
                      for name, p in module._parameters.items() if p in own]  # fmt: skip
-        self.parameters = wanted
         self.inputs = [*(self._static[place] for place in self._given), *own.values()]
         self.recording: Uncaptured
         self.differentiable: list[bool] = []
         self._crops: list[str | None] = []
         self._template: Any = None
-        self._sizes: Mapping[str, int] = {}
-        self._shapes_now = self._shapes
+        self._sizes: Sizes = {}
+        self._shapes: Sequence[torch.Size] = ()
         self.unverified, self.full_precision = 2, False
         self.parts: set[Part] = set()
         self.cuts: set[tuple[str, str]] = set()
@@ -113,39 +100,26 @@ class Entry:
     @property
     def formula(self) -> str:
         """What the report says of its replays."""
-        if self.layout is None:
-            return "replayed: fixed sizes"
         sizes = ", ".join(f"{most} {axis}" for axis, most in self.layout.bucket.items())
-        return f"replayed: up to {sizes}"
-
-    @property
-    def rows(self) -> int:
-        """The rows of all axes of its bucket."""
-        return sum(self.layout.bucket.values()) if self.layout else 0
+        return f"replayed: up to {sizes}" if sizes else "replayed: fixed sizes"
 
     @property
     def saves(self) -> float:
         """Seconds that a replay saves; negative if it takes longer than an eager call."""
         return self.eager - self.replayed if self.recording.timed else 0.0
 
-    @property
-    def holds(self) -> int:
-        """How many arguments must be the very tensors that they were."""
-        return len(self._held)
-
     def _place(self, place: int, tensor: Tensor, held: bool) -> Tensor:
         if held:
             return tensor.detach().requires_grad_() if tensor.requires_grad else tensor
-        shape = tensor.shape if self.layout is None else self.layout.shapes[place]
-        static = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        static = torch.zeros(self.layout.shapes[place], dtype=tensor.dtype, device=tensor.device)
         return static.requires_grad_(tensor.requires_grad)
 
-    def fits(self, arguments: Arguments) -> bool:
-        """Whether these arguments are those that are held, as they were, or can be copied."""
+    def takes(self, arguments: Arguments, sizes: Sizes, slack: float | None) -> bool:
+        """Whether arguments are those that are held, as they were, and others can be copied."""
+        shapes = [t.shape for t in arguments.tensors]
         return (
-            self.layout is None
-            and [t.shape for t in arguments.tensors] == self._shapes
-            and arguments.numbers == self._numbers
+            self.layout.takes(shapes, sizes, slack)
+            and all(sizes[number] <= sizes[axis] for number, axis in self.cuts)
             and all(
                 arguments.tensors[place] is tensor
                 and version_of(tensor) == version
@@ -154,18 +128,14 @@ class Entry:
             )
         )
 
-    def takes(self, arguments: Arguments, sizes: Mapping[str, int], slack: float | None) -> bool:
-        """Whether these arguments can be padded to the bucket."""
-        shapes = [t.shape for t in arguments.tensors]
-        return (
-            self.layout is not None
-            and self.layout.takes(shapes, sizes, slack)
-            and all(sizes[number] <= sizes[axis] for number, axis in self.cuts)
-        )
+    @property
+    def preference(self) -> tuple[int, int]:
+        """The smallest one is taken: most tensors that are not copied, then least rows."""
+        return -len(self._held), sum(self.layout.bucket.values())
 
-    def load(self, arguments: Arguments, sizes: Mapping[str, int]) -> None:
+    def load(self, arguments: Arguments, sizes: Sizes) -> None:
         """Copy arguments to where the recording reads them."""
-        self._sizes, self._shapes_now = sizes, [t.shape for t in arguments.tensors]
+        self._sizes, self._shapes = sizes, [t.shape for t in arguments.tensors]
         given = [arguments.tensors[place] for place in self._copied]
         kept = [self._part(place, self._static[place]) for place in self._copied]
         with torch.no_grad():
@@ -176,8 +146,7 @@ class Entry:
 
     def _part(self, place: int, padded: Tensor) -> Tensor:
         """Return the real part of a padded argument, or of its gradient."""
-        layout = self.layout
-        return padded if layout is None else layout.part(place, padded, self._shapes_now[place])
+        return self.layout.part(place, padded, self._shapes[place])
 
     def compute(self) -> list[Tensor]:
         """Run the function on the tensors in place: what is recorded."""
@@ -188,18 +157,13 @@ class Entry:
                 stack.callback(setattr, module, name, parameter)
             stack.enter_context(self.autocast())
             stack.enter_context(_of_any_size())
-            if self.layout is None:
-                tensors = [
-                    t if p not in self._copied else t.view_as(t) if t.requires_grad else t.detach()
-                    for p, t in enumerate(self._static)
-                ]
-                args, kwargs = self._arguments.rebuild(tensors, {})
-                stack.enter_context(Functions(CONSTANTS | self._known))
-                return flatten(self._call(*args, **kwargs))
             padding = Padding(self.layout, self._counts, self._poison)
             tensors = padding.fill(self._static)
+            for place in set(range(len(tensors))).difference(self._copied):
+                tensors[place] = self._static[place]
             args, kwargs = self._arguments.rebuild(tensors, self.layout.numbers)
-            with masked(self._modules, padding, self.parts, self.cuts, CONSTANTS):
+            more = CONSTANTS | self._known
+            with masked(self._modules, padding, self.parts, self.cuts, more):
                 value = self._call(*args, **kwargs)
             return [padding.clear(out) for out in flatten(value)]
 
@@ -207,19 +171,20 @@ class Entry:
         """Return what sets the precision; casts that are cached would lie outside of a capture."""
         if self.modes.autocast is None:
             return nullcontext()
-        on = not self.full_precision
-        device = self.memory.device.type
+        on, device = not self.full_precision, self.memory.device.type
         return torch.autocast(device, self.modes.autocast, enabled=on, cache_enabled=False)
 
     def poison(self, on: bool) -> None:
         """Let padding be unlike real rows, or like them again."""
         self._poison.fill_(_POISON if on else 1.0)
 
-    def describe(
-        self, value: Any, padded: Sequence[Tensor], differentiable: Sequence[bool],
-        sizes: Mapping[str, int],
-    ) -> None:  # fmt: skip
+    def describe(self, value: Any, padded: Sequence[Tensor], has: Sequence[bool]) -> None:
         """Learn from an eager result and the padded one which part of outputs is real.
+
+        Args:
+            value: the eager result.
+            padded: outputs of the padded call.
+            has: which of them have gradients.
 
         Raises:
             Uncapturable: if they do not go together.
@@ -227,44 +192,36 @@ class Entry:
         outs = flatten(value)
         if len(outs) != len(padded):
             raise Uncapturable("it returns another number of tensors when padded")
-        rows = {} if self.layout is None else self.layout.rows
-        axes = {number: axis for axis, number in rows.items()}
-        self._crops = []
-        for out, wide in zip(outs, padded, strict=True):
-            axis = axes.get(wide.size(0)) if wide.dim() else None
-            expected = wide.shape if axis is None else (sizes[axis], *wide.shape[1:])
-            if tuple(expected) != tuple(out.shape):
-                raise Uncapturable(
-                    f"it returns {list(out.shape)}, which is {list(wide.shape)} with padding"
-                )
-            self._crops.append(axis)
-        self.differentiable = list(differentiable)
+        axes = {number: axis for axis, number in self.layout.rows.items()}
+        self._crops = [axes.get(wide.size(0)) if wide.dim() else None for wide in padded]
+        for out, wide, axis in zip(outs, padded, self._crops, strict=True):
+            shape = wide.shape if axis is None else (self._sizes[axis], *wide.shape[1:])
+            if tuple(shape) != tuple(out.shape):
+                sizes = f"{list(out.shape)}, which is {list(wide.shape)} with padding"
+                raise Uncapturable(f"it returns {sizes}")
+        self.differentiable = list(has)
         self._template = replaced(value, iter([torch.empty(0) for _ in outs]))
 
     def take(self, outs: Sequence[Tensor]) -> list[Tensor]:
         """Return copies of the real part of outputs."""
-        return [
-            (out if axis is None else out.narrow(0, 0, self._sizes[axis])).clone()
-            for out, axis in zip(outs, self._crops, strict=True)
-        ]
+        pairs = zip(outs, self._crops, strict=True)
+        return [(t if a is None else t.narrow(0, 0, self._sizes[a])).clone() for t, a in pairs]
 
-    def give(self, grads: Sequence[Tensor | None]) -> None:
+    def give(self, grads: Grads) -> None:
         """Copy gradients of the outputs to where the recording reads them."""
         for place, axis, grad in zip(self.recording.grads(), self._crops, grads, strict=True):
-            if place is None:
-                continue
-            if grad is None:
+            if place is not None and grad is None:
                 place.zero_()
-            else:
+            elif place is not None and grad is not None:
                 (place if axis is None else place.narrow(0, 0, grad.size(0))).copy_(grad)
 
-    def trim(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def trim(self, grads: Grads) -> list[Tensor | None]:
         """Return the real part of gradients of the arguments, and those of parameters."""
-        given = [g if g is None else self._part(p, g)
-                 for p, g in zip(self._given, grads, strict=False)]  # fmt: skip
+        pairs = zip(self._given, grads, strict=False)
+        given = [grad if grad is None else self._part(place, grad) for place, grad in pairs]
         return [*given, *grads[len(given) :]]
 
-    def __call__(self, arguments: Arguments, sizes: Mapping[str, int]) -> Any:
+    def __call__(self, arguments: Arguments, sizes: Sizes) -> Any:
         """Make a call."""
         self.load(arguments, sizes)
         outs: Sequence[Tensor]

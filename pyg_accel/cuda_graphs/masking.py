@@ -44,22 +44,19 @@ __all__ = ["masked", "parts_taken"]
 
 _PARTS = ("__getitem__", "chunk", "narrow", "split", "split_with_sizes", "tensor_split",
           "unsafe_chunk", "unsafe_split")  # fmt: skip
+_Cuts = set[tuple[str, str]]  # an integer, and the axis of which it takes the first rows
 # What rows of padding are set to before a function takes all rows together.
-_FILL = {
-    "sum": 0.0, "nansum": 0.0, "norm": 0.0, "vector_norm": 0.0, "count_nonzero": 0.0,
-    "max": -torch.inf, "amax": -torch.inf, "argmax": -torch.inf, "logsumexp": -torch.inf,
-    "softmax": -torch.inf, "min": torch.inf, "amin": torch.inf, "argmin": torch.inf,
-    "prod": 1.0, "any": False, "all": True,
+_FILL: dict[str, float] = {
+    **dict.fromkeys(("sum", "nansum", "norm", "vector_norm", "count_nonzero", "any"), 0.0),
+    **dict.fromkeys(("max", "amax", "argmax", "logsumexp", "softmax"), -torch.inf),
+    **dict.fromkeys(("min", "amin", "argmin"), torch.inf), "prod": 1.0, "all": 1.0,
 }  # fmt: skip
 _MOMENTS = ("mean", "var", "std", "var_mean", "std_mean")
-_LOSSES = (
-    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits, F.cross_entropy, F.nll_loss,
-)  # fmt: skip
-_BY_INDEX = (
-    "index_select", "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter",
-    "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_",
-)  # fmt: skip
+_LOSSES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+           F.binary_cross_entropy_with_logits, F.cross_entropy, F.nll_loss)  # fmt: skip
+_BY_INDEX = ("index_select", "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter",
+             "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
+             "scatter_reduce_")  # fmt: skip
 # Their way without a batch vector makes one of zeros.
 _ONE_GRAPH = (GraphNorm, GraphSizeNorm, InstanceNorm)
 
@@ -67,9 +64,7 @@ _ONE_GRAPH = (GraphNorm, GraphSizeNorm, InstanceNorm)
 class _Masks:
     """The handlers of one padded call; see :func:`masked`."""
 
-    def __init__(
-        self, padding: Padding, parts: Collection[Part], cuts: set[tuple[str, str]]
-    ) -> None:
+    def __init__(self, padding: Padding, parts: Collection[Part], cuts: _Cuts) -> None:
         self._padding, self._parts, self._cuts = padding, parts, cuts
         self._axes = {rows: axis for axis, rows in padding.layout.rows.items()}
 
@@ -98,29 +93,22 @@ class _Masks:
             if axis is None:
                 continue
             if part not in self._parts:
-                raise Uncapturable(
-                    f"it takes a part of its nodes or edges by their position ({name})"
-                )
+                what = "a part of its nodes or edges by their position"
+                raise Uncapturable(f"it takes {what} ({name})")
             if number in self._padding.layout.numbers:
                 self._cuts.add((number, axis))
         return made
 
     def _is_batch(self, value: Any) -> bool:
         batch = self._padding.batch
-        return (
-            isinstance(value, Tensor)
-            and batch is not None
-            and value.dtype == batch.dtype
-            and value.numel() >= batch.numel()
-            and value.device == batch.device
-            and value.untyped_storage().data_ptr() == batch.untyped_storage().data_ptr()
-        )
+        if batch is None or not isinstance(value, Tensor) or value.dtype != batch.dtype:
+            return False
+        return value.numel() >= batch.numel() and memory_of(value) == memory_of(batch)
 
     def _check(self, out: Tensor, dim: int, given: Sequence[Any]) -> None:
         """Refuse a number of graphs that is no argument: ids of padding would lie outside of it."""
-        if any(map(self._is_batch, given)) and (
-            out.size(dim) <= self._padding.layout.bucket["graphs"]
-        ):
+        graphs = self._padding.layout.bucket.get("graphs", 0)
+        if out.size(dim) <= graphs and any(map(self._is_batch, given)):
             raise Uncapturable("it has a number of graphs of its own")
 
     def _by_index(self, func: Handler, out: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -232,9 +220,9 @@ def _moments(
 def _parts(whole: Tensor, made: Any) -> Iterator[tuple[Part, int]]:
     """Yield the parts that views are of the tensor they were made of, and the rows that it has."""
     for out in made if isinstance(made, (tuple, list)) else (made,):
-        if not isinstance(out, Tensor) or out.dim() != whole.dim():
-            continue
-        if memory_of(out) != memory_of(whole):  # by a mask or by ids
+        if not isinstance(out, Tensor) or out.dim() != whole.dim() or (
+            memory_of(out) != memory_of(whole)  # by a mask or by ids
+        ):  # fmt: skip
             continue
         for dim, (size, rows) in enumerate(zip(out.shape[:2], whole.shape[:2], strict=True)):
             if size != rows:
@@ -259,8 +247,8 @@ def parts_taken() -> Iterator[set[Part]]:
 
 @contextmanager
 def masked(
-    modules: Sequence[torch.nn.Module], padding: Padding, parts: Collection[Part],
-    cuts: set[tuple[str, str]], more: Mapping[Any, Handler],
+    modules: Sequence[torch.nn.Module], padding: Padding, parts: Collection[Part], cuts: _Cuts,
+    more: Mapping[Any, Handler],
 ) -> Iterator[None]:  # fmt: skip
     """Leave padding out of batch normalisation, reductions over rows, and losses.
 
@@ -272,9 +260,7 @@ def masked(
         more: handlers of other functions.
     """
 
-    def two_graphs(
-        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def two_graphs(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else kwargs.get("x")
         batch = args[1] if len(args) > 1 else kwargs.get("batch")
         axis = padding.axis_of(x)
@@ -288,5 +274,5 @@ def masked(
             if isinstance(module, _ONE_GRAPH):
                 hook = module.register_forward_pre_hook(two_graphs, with_kwargs=True)
                 stack.callback(hook.remove)
-        stack.enter_context(Functions({**more, **_Masks(padding, parts, cuts).table()}))
+        stack.enter_context(Functions({**_Masks(padding, parts, cuts).table(), **more}))
         yield

@@ -33,15 +33,14 @@ from torch import Tensor
 from pyg_accel.cuda_graphs.batch_norm import RealRows
 from pyg_accel.cuda_graphs.call import Arguments, Uncapturable
 
-__all__ = [
-    "SLACK", "Layout", "Padding", "Part", "Role", "Seen", "check_roles", "labels_of", "layout_of",
-    "padding_like", "primary", "sizes_of",
-]  # fmt: skip
+__all__ = ["SLACK", "Layout", "Padding", "Part", "Seen", "Sizes", "check_roles",
+           "fixed_layout", "labels_of", "layout_of", "padding_like", "primary", "sizes_of"]  # fmt: skip
 
 SLACK = 1.5  # a bucket larger than this is not worth its padding
 _HEADROOM, _STEPS = 1.0625, 16
 _NODES = ("x", "pos", "z", "h", "feat", "features", "node_attr", "node_type")
 _LABELS = ("y", "label", "labels", "target", "targets")
+Sizes = Mapping[str, int]  # by axis or integer
 Part = tuple[int, int, int]  # of a tensor: dimension, first row, number of rows
 _KINDS = ("nodes", "edges", "graphs", "edge_index", "batch", "ptr", "fixed")
 # Python integers that say how many nodes or graphs there are, by the names that PyG gives them.
@@ -63,7 +62,7 @@ def _rows_of(axis: str, capacity: int) -> int:
     return capacity + (axis == "graphs")
 
 
-def _bucket_for(sizes: Mapping[str, int], taken: Iterable[int]) -> dict[str, int]:
+def _bucket_for(sizes: Sizes, taken: Iterable[int]) -> dict[str, int]:
     """Return a bucket whose numbers of rows differ from one another and from those of parameters.
 
     Args:
@@ -97,9 +96,12 @@ class Role(NamedTuple):
         """The dimension that is padded."""
         return int(self.kind == "edge_index")
 
-    def rows(self, sizes: Mapping[str, int]) -> int:
-        """Return the size of that dimension."""
-        return sizes[self.axis] + (self.kind == "ptr")
+    def sized(self, shape: torch.Size, rows: Sizes) -> torch.Size:
+        """Return a shape with so many rows of the axis."""
+        if self.kind == "fixed":
+            return shape
+        size = rows[self.axis] + (self.kind == "ptr")
+        return torch.Size((*shape[: self.dim], size, *shape[self.dim + 1 :]))
 
 
 def _is_edge_index(name: str, tensor: Tensor, roles: Mapping[str, str]) -> bool:
@@ -133,9 +135,7 @@ def primary(arguments: Arguments, roles: Mapping[str, str]) -> dict[str, int]:
     return places
 
 
-def sizes_of(
-    arguments: Arguments, places: Mapping[str, int], labels: int | None = None
-) -> dict[str, int]:
+def sizes_of(arguments: Arguments, places: Sizes, labels: int | None = None) -> dict[str, int]:
     """Return the number of rows of each axis, and the integers of the call.
 
     That of graphs is the largest id in ``batch``, which waits for the device, as PyG does; unless
@@ -197,11 +197,10 @@ def _role(
 
 def labels_of(arguments: Arguments, layout: "Layout") -> int | None:
     """Return which argument is the label of each graph: its size tells how many there are."""
-    labels = Role("rows", "graphs")
-    for place, (name, role) in enumerate(zip(arguments.names, layout.roles, strict=True)):
-        if role == labels and name in _LABELS:
-            return place
-    return None
+    roles = zip(arguments.names, layout.roles, strict=True)
+    labels = [i for i, (name, role) in enumerate(roles)
+              if role == Role("rows", "graphs") and name in _LABELS]  # fmt: skip
+    return labels[0] if labels else None
 
 
 @dataclass(frozen=True)
@@ -227,38 +226,26 @@ class Layout:
         """How many rows tensors of each axis have."""
         return {axis: _rows_of(axis, most) for axis, most in self.bucket.items()}
 
-    def padded(self, role: Role, tensor: Tensor) -> torch.Size:
-        """Return the padded shape of an argument."""
-        shape = list(tensor.shape)
-        if role.kind != "fixed":
-            shape[role.dim] = role.rows(self.rows)
-        return torch.Size(shape)
-
-    def takes(
-        self, shapes: Sequence[torch.Size], sizes: Mapping[str, int], slack: float | None = None
-    ) -> bool:
+    def takes(self, shapes: Sequence[torch.Size], sizes: Sizes, slack: float | None = None) -> bool:
         """Whether a call goes into the bucket, and leaves no more empty than ``slack`` allows.
 
         One node is padding always: edges of padding need an end.
         """
+        if not self.bucket.keys() <= sizes.keys():
+            return False
         for axis, most in self.bucket.items():
             size = sizes[axis]
             if not 0 <= size + (axis == "nodes") <= most:
                 return False
             if slack is not None and axis != "graphs" and most > max(slack * size, 64):
                 return False
-        for name, number in self.numbers.items():
-            if sizes[name] != (sizes[self.axes[name]] if name in self.axes else number):
-                return False
-        for role, padded, shape in zip(self.roles, self.shapes, shapes, strict=True):
-            real = list(padded)
-            if role.kind != "fixed":
-                real[role.dim] = role.rows(sizes)
-            if list(shape) != real:
-                return False
-        return True
+        alike = {n: sizes[self.axes[n]] if n in self.axes else k for n, k in self.numbers.items()}
+        return all(sizes[name] == number for name, number in alike.items()) and all(
+            shape == role.sized(padded, sizes)
+            for role, padded, shape in zip(self.roles, self.shapes, shapes, strict=True)
+        )
 
-    def parts(self, taken: Collection[Part], sizes: Mapping[str, int]) -> set[Part]:
+    def parts(self, taken: Collection[Part], sizes: Sizes) -> set[Part]:
         """Return parts that a call takes without padding, and what becomes of those with it.
 
         The first ``n`` rows of ``n`` are all of them, which is no part of anything.
@@ -275,7 +262,7 @@ class Layout:
 
 
 def layout_of(
-    arguments: Arguments, places: Mapping[str, int], seen: Sequence[Seen],
+    arguments: Arguments, places: Sizes, seen: Sequence[Seen],
     roles: Mapping[str, str], taken: Iterable[int],
 ) -> Layout:  # fmt: skip
     """Return how calls like those seen are padded.
@@ -313,9 +300,15 @@ def layout_of(
         _role(name, tensor, [call.shapes[place] for call in seen], axes, edges, roles)
         for place, (name, tensor) in enumerate(zip(arguments.names, arguments.tensors, strict=True))
     ]
-    layout = Layout(tuple(found), bucket, like, numbers, [])
-    layout.shapes.extend(map(layout.padded, layout.roles, arguments.tensors))
-    return layout
+    rows = {axis: _rows_of(axis, most) for axis, most in bucket.items()}
+    shapes = [role.sized(t.shape, rows) for role, t in zip(found, arguments.tensors, strict=True)]
+    return Layout(tuple(found), bucket, like, numbers, shapes)
+
+
+def fixed_layout(arguments: Arguments) -> Layout:
+    """Return that of calls which are taken as they are: nothing is padded."""
+    shapes = [t.shape for t in arguments.tensors]
+    return Layout(tuple(Role("fixed") for _ in shapes), {}, {}, arguments.numbers, shapes)
 
 
 def padding_like(rows: Tensor, dim: int = 0) -> Tensor:
@@ -399,14 +392,14 @@ class Padding:
         if role.kind == "fixed":
             # Another tensor than in the last call: what is known of that one does not hold.
             return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
-        nodes = counts["nodes"]
         if role.kind == "ptr":
+            nodes = counts["nodes"]
             ids = torch.arange(tensor.numel(), device=tensor.device)
             behind = nodes.expand_as(ids).masked_fill(ids > bucket["graphs"], bucket["nodes"])
             return torch.where(ids <= counts["graphs"], tensor, behind.to(tensor))
         if role.kind == "edge_index":
             real = self.rows(role.axis).real
-            self._check(tensor, real, nodes, "node")
+            self._check(tensor, real, counts["nodes"], "node")
             ends = self.ends(tensor.size(1)).to(tensor.dtype)
             self.edges.append(torch.where(real, tensor, ends))
             return self.edges[-1]
@@ -425,10 +418,8 @@ class Padding:
 
     def _check(self, ids: Tensor, real: Tensor, count: Tensor, what: str) -> None:
         """Refuse ids that would be those of padding, as kernels do with those out of bounds."""
-        outside = ((ids >= count) & real).any()
-        torch._assert_async(
-            ~outside, f"found a {what} id that is as large as the number of {what}s"
-        )
+        inside = ~((ids >= count) & real).any()
+        torch._assert_async(inside, f"found a {what} id that is as large as the number of {what}s")
 
     def clear(self, out: Tensor) -> Tensor:
         """Return a result with zeros for padding, so that no gradient flows into it."""

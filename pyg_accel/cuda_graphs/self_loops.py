@@ -61,8 +61,17 @@ class SelfLoops:
         return out
 
     def _copied(self, func: Handler, *args: Any, **kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
-        if self._still_ids(name_of(func), args, kwargs, out):
+        """Take a note where a function that is given node ids returns nothing else."""
+        out, name = func(*args, **kwargs), name_of(func)
+        if type(out) is not Tensor or out.is_floating_point() or out.dtype == torch.bool:
+            return out
+        ids = all(map(self._are_ids, args[0])) if name == "stack" else self._are_ids(args[0])
+        if name in _JOINS:
+            # add_self_loops() appends [2, N] to an edge_index.
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            pairs = all(t.dim() == 2 and t.size(0) == 2 for t in args[0])
+            ids = dim in (1, -1) and pairs and self._are_ids(args[0][0])
+        if ids:
             self._note(out)
         return out
 
@@ -76,31 +85,10 @@ class SelfLoops:
 
     def _are_ends(self, one: Any, other: Any) -> bool:
         """Whether these are the two rows of an edge_index."""
-        return (
-            self._are_ids(one)
-            and self._are_ids(other)
-            and memory_of(one) == memory_of(other)
-            and one.dim() == 1
-            and one.shape == other.shape
-            and one.storage_offset() != other.storage_offset()
-        )
-
-    def _still_ids(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> bool:
-        """Whether a function that is given node ids returns nothing else."""
-        if type(out) is not Tensor or out.is_floating_point() or out.dtype == torch.bool:
+        if not (self._are_ids(one) and self._are_ids(other) and memory_of(one) == memory_of(other)):
             return False
-        if name in _COPIES:
-            return self._are_ids(args[0])
-        if name == "stack":
-            return all(map(self._are_ids, args[0]))
-        if name in _JOINS:
-            # add_self_loops() appends [2, N] to an edge_index.
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-            pairs = all(t.dim() == 2 and t.size(0) == 2 for t in args[0])
-            return dim in (1, -1) and pairs and self._are_ids(args[0][0])
-        return False
+        apart = bool(one.storage_offset() != other.storage_offset())
+        return apart and one.dim() == 1 and one.shape == other.shape
 
     def _mask_in(self, value: Any, index: Any) -> tuple[Tensor | None, int, int]:
         """Return the mask by which a tensor is indexed, what it adds, and the dimension."""

@@ -27,7 +27,7 @@ Why it takes the time. The same calls show what a replay saves, the device's wor
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,19 +36,13 @@ import torch
 from torch import Tensor
 
 from pyg_accel.cache import holding
-from pyg_accel.cuda_graphs.call import (
-    Arguments,
-    Checkpoint,
-    ModuleState,
-    Subject,
-    Uncapturable,
-    flatten,
-    replaced,
-)
-from pyg_accel.cuda_graphs.capture import Captured, Uncaptured, gradients
+from pyg_accel.cuda_graphs import call
+from pyg_accel.cuda_graphs.call import Arguments, Subject, Uncapturable, flatten
+from pyg_accel.cuda_graphs.capture import Captured, Grads, Uncaptured, gradients
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.functions import NOT_RANDOM, Functions
 from pyg_accel.cuda_graphs.masking import parts_taken
+from pyg_accel.cuda_graphs.padding import Sizes
 from pyg_accel.facts import expect_to_stay
 
 __all__ = ["examine"]
@@ -84,9 +78,7 @@ class _Tolerance(NamedTuple):
             return cls(5e-4, 2e-2, 1e-2) if precision == "highest" else cls(1e-2, 5e-2, 1e-1)
         return cls(1e-9, 1e-7, 1e-2)
 
-    def exceeded(
-        self, expected: Sequence[Tensor | None], found: Sequence[Tensor | None], *, by_norm: bool
-    ) -> str:
+    def exceeded(self, expected: Grads, found: Grads, *, by_norm: bool) -> str:
         """Return where two sequences of tensors differ by more than rounding; empty if nowhere."""
         if len(expected) != len(found):
             return f"s: {len(found)} instead of {len(expected)}"
@@ -144,16 +136,14 @@ def _cotangents(outs: Sequence[Tensor], differentiable: Sequence[bool]) -> list[
 class _Trial:
     """The calls that are compared, all on the same arguments and from the same state."""
 
-    def __init__(
-        self, subject: Subject, entry: Entry, arguments: Arguments, sizes: Mapping[str, int]
-    ) -> None:
+    def __init__(self, subject: Subject, entry: Entry, arguments: Arguments, sizes: Sizes) -> None:
         self._subject, self._entry = subject, entry
         self._arguments, self._sizes = arguments, sizes
-        self.saved = Checkpoint(subject, entry.memory.device)
+        self.saved = call.Checkpoint(subject, entry.memory.device)
 
     def _evidence(
         self, value: Any, outs: Sequence[Tensor], has: Sequence[bool],
-        grads: Sequence[Tensor | None],
+        grads: Grads,
     ) -> _Evidence:  # fmt: skip
         state = self._subject.evidence().items()
         found = _Evidence(
@@ -182,7 +172,7 @@ class _Trial:
         if mode is None:
             entry.eager = min(entry.eager, seconds + now() - start)
         # A graph of autograd that is alive ties parameters to the stream that it was made on.
-        value = replaced(value, iter([out.detach() for out in outs]))
+        value = call.replaced(value, iter([out.detach() for out in outs]))
         return self._evidence(value, outs, has, grads)
 
     def padded(self, like: _Evidence, *, still: bool) -> _Evidence:
@@ -192,7 +182,7 @@ class _Trial:
             with Functions(NOT_RANDOM) if still else nullcontext():
                 outs = entry.compute()
             has = [out.requires_grad for out in outs]
-            entry.describe(like.value, outs, has, self._sizes)
+            entry.describe(like.value, outs, has)
             parts, by = entry.take(outs), [torch.ones_like(out) for out in outs]
             for whole, part in zip(by, _cotangents(parts, has), strict=True):
                 if part is not None:  # ones on padding, where they must not matter
@@ -222,8 +212,10 @@ class _Trial:
         if modes.autocast is not None and not self._entry.full_precision:
             dtypes.append(modes.autocast)
         allowed = _Tolerance.of(dtypes, modes.precision)
-        pairs = {"output": (expected.outs, found.outs), "gradient": (expected.grads, found.grads)}
-        pairs |= {n: (tensors, found.state[n]) for n, tensors in expected.state.items()}
+        pairs: dict[str, tuple[Grads, Grads]] = {
+            "output": (expected.outs, found.outs), "gradient": (expected.grads, found.grads),
+            **{n: (tensors, found.state[n]) for n, tensors in expected.state.items()},
+        }  # fmt: skip
         for name, (one, other) in pairs.items():
             by_norm = name not in ("output", "buffer")  # that of an optimizer is made of gradients
             if wrong := allowed.exceeded(one, other, by_norm=by_norm):
@@ -234,7 +226,7 @@ class _Trial:
         entry, layout = self._entry, self._entry.layout
         entry.load(self._arguments, self._sizes)
         expected = self.eager()
-        if layout is not None:
+        if layout.bucket:
             halves = (torch.half, torch.bfloat16)
             entry.full_precision = all(t.dtype not in halves for t in self._arguments.tensors)
             with parts_taken() as parts:
@@ -250,14 +242,14 @@ class _Trial:
             entry.full_precision = False
             expected = self.padded(plain, still=False)
         elif make is not None:
-            entry.describe(expected.value, expected.outs, expected.differentiable, self._sizes)
+            entry.describe(expected.value, expected.outs, expected.differentiable)
         if make is not None:
             make()
         self.check("captured, it computes something else", expected, self.replayed())
 
 
 def examine(
-    subject: Subject, entry: Entry, arguments: Arguments, sizes: Mapping[str, int],
+    subject: Subject, entry: Entry, arguments: Arguments, sizes: Sizes,
     recorder: type[Uncaptured] | None = None,
 ) -> None:  # fmt: skip
     """Compare a recording with eager calls on the same arguments, as if nothing had happened.
@@ -276,7 +268,7 @@ def examine(
 
     def make() -> None:
         assert recorder is not None
-        before = ModuleState(subject)
+        before = call.State(subject)
         subject.prepare()
         with entry.memory.aside():
             entry.compute()
@@ -289,7 +281,7 @@ def examine(
         trial.saved.restore()
 
     # A graph that is held is the graph of every replay: its long rows are worth knowing.
-    known = expect_to_stay() if recorder is not None and entry.layout is None else nullcontext()
+    known = expect_to_stay() if recorder is not None and not entry.layout.bucket else nullcontext()
     try:
         with holding() as lent, known:
             trial.run(make if recorder else None)
