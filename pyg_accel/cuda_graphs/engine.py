@@ -36,6 +36,10 @@ class _Inside(threading.local):
 _inside = _Inside()
 
 
+class Refused(Uncapturable):
+    """No call of a kind can be captured, however often it comes."""
+
+
 class Kind:
     """Calls that differ in the sizes of their tensors and in integers alone.
 
@@ -132,6 +136,7 @@ class Engine:
         self._recent: OrderedDict[Entry, Kind] = OrderedDict()
         self._memory: Memory | None = None
         self._largest = 0  # elements of arguments for which there was memory beside the recordings
+        self._refused: tuple[Any, str] = None, ""  # what the last call that was refused was like
         self._changes = 0  # how many calls in a row found the modules changed
         self._thread = threading.get_ident()
 
@@ -139,15 +144,26 @@ class Engine:
         """Make a call, eagerly or by a replay."""
         if _inside.on:  # a model in a step, or in another model
             return self._subject.call(*args, **kwargs)
-        start, why, full = ledger.clock(), "", False
+        start, why, full, looked = ledger.clock(), "", False, True
+        like = (
+            torch.is_grad_enabled(),
+            *[m.training for m in self._subject.roots],
+            len(args),
+            *kwargs,
+        )
         _inside.on = True
         try:
             try:
+                if like == self._refused[0] and self._state and not self._state.ledger.looks:
+                    looked = False
+                    raise Refused(self._refused[1])
                 entry, call = self._find(args, kwargs)
                 out = entry(call.arguments, call.sizes)
             except Uncapturable as reason:
                 why, full = str(reason), isinstance(reason.__context__, torch.OutOfMemoryError)
+                self._refused = (like, why) if isinstance(reason, Refused) else (None, "")
             else:
+                self._refused = None, ""
                 done = entry.formula, "CUDA graph", entry.eager, entry.saves
                 if entry.left is not None:
                     self._subject.finish(entry.left)
@@ -161,7 +177,10 @@ class Engine:
             _inside.on = False
         formula, backend, eager, saved = done
         if self._state is not None:
-            self._state.ledger.called(eager, saved, replayed=not why)
+            account = self._state.ledger
+            account.called(eager, saved, replayed=not why)
+            if looked and self._refused[0]:
+                account.looked(ledger.clock() - start - eager)
         record(self._subject.name, formula, backend, why, ledger.clock() - start)
         return out
 
@@ -223,7 +242,7 @@ class Engine:
             for old in self._kinds.popitem(last=False)[1].entries:
                 self._recent.pop(old, None)
         if kind.refusal:
-            raise Uncapturable(kind.refusal)
+            raise Refused(kind.refusal)
         self._memory = self._memory or Memory(device)
         if self._memory.busy:
             raise Uncapturable("an earlier call still awaits its backward pass")

@@ -6,6 +6,9 @@ free, as nothing can be known of them. After them :func:`~pyg_accel.graphed` pro
 more than a twentieth longer than eager calls, whatever the sizes: so another capture is made when a
 twentieth of the time of all calls, and what replays have saved, make up for it.
 
+Looking whether a call can be replayed takes time, too. Where the last one of its like could not,
+another is looked at when a twentieth of the time of the calls since pays for it.
+
 A capture that had to make room before it paid for itself is a loss. After as many losses as
 captures are kept, no capture makes room for another any more: the sizes that come are too many.
 """
@@ -30,6 +33,7 @@ class Ledger:
         self.captures = self.replays = self.losses = 0
         self._calls, self._balance = 0, 0.0
         self._prices: dict[bool, float] = {}
+        self._look = 0.0
 
     def called(self, eager: float, saved: float, *, replayed: bool) -> None:
         """Count a call that takes so many seconds eagerly, of which a replay saved some."""
@@ -47,6 +51,16 @@ class Ledger:
         """Count a capture that was made or compared in so many seconds; the first compiles too."""
         self.captures += made
         self._prices[made] = min(self._prices.get(made, seconds), seconds)
+
+    def looked(self, seconds: float) -> None:
+        """Count a call that was looked at in vain."""
+        self._look = min(self._look or seconds, seconds)
+        self.spent(seconds)
+
+    @property
+    def looks(self) -> bool:
+        """Whether another call like that may be looked at."""
+        return self._calls < _FREE_CALLS or self._balance >= self._look
 
     @property
     def affords(self) -> bool:

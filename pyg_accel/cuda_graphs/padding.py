@@ -33,8 +33,8 @@ from torch import Tensor
 from pyg_accel.cuda_graphs.batch_norm import RealRows
 from pyg_accel.cuda_graphs.call import Arguments, Uncapturable
 
-__all__ = ["SLACK", "Layout", "Padding", "Part", "Seen", "Sizes", "check_roles",
-           "fixed_layout", "labels_of", "layout_of", "padding_like", "primary", "sizes_of"]  # fmt: skip
+__all__ = ["SLACK", "Layout", "Padding", "Part", "Seen", "Sizes", "check_roles", "fixed_layout",
+           "labels_of", "layout_of", "padding_like", "primary", "sizes_of"]  # fmt: skip
 
 SLACK = 1.5  # a bucket larger than this is not worth its padding
 _HEADROOM, _STEPS = 1.0625, 16

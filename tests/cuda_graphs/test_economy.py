@@ -174,6 +174,34 @@ def test_what_is_slower_than_eager_calls_is_not_replayed(clock, replays, reasons
     assert fast.captures == []
 
 
+def test_looking_at_calls_that_are_refused_is_paid_for(clock, monkeypatch, replays, reasons):
+    """Each look takes half a second, and eager calls take one."""
+    find, looks = Engine._find, []
+
+    def slow(self: Engine, *args: Any) -> Any:
+        looks.append(0)
+        clock.now += 0.5
+        return find(self, *args)
+
+    class Waits(Slow):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out = super().forward(x, edge_index)
+            return out / x.size(0) if self.training else out
+
+    monkeypatch.setattr(Engine, "_find", slow)
+    fast, start = pyg_accel.graphed(Waits(clock)), 0.0
+    for i in range(400):
+        if i == FREE:
+            start, looks = clock.now, looks.clear() or looks
+        fast(*graph(20 + i % 5))
+    assert not replays() and len(reasons()) == 1
+    assert clock.now - start <= MOST * (400 - FREE) and len(looks) > 20
+    fast.eval()  # is another kind, which is looked at from its first call on
+    for i in range(10):
+        fast(*graph(20 + i % 5))
+    assert replays() == 7
+
+
 def test_release_begins_anew(clock, replays):
     fast = pyg_accel.graphed(Slow(clock), dynamic=False, max_captures=1)
     with torch.no_grad():
@@ -324,9 +352,10 @@ def test_data_of_a_loader_of_neighbours_with_lists_of_numbers(uncaptured, replay
     model = OfData()
     fast = pyg_accel.graphed(model)
     for x, edge_index, seeds in sampled(14):
+        nodes, edges = [seeds, 20, len(x) - seeds - 20], [30, edge_index.size(1) - 30]
         data = Data(x=x, edge_index=edge_index, batch_size=seeds, n_id=torch.arange(len(x)),
-                    input_id=torch.arange(seeds), num_sampled_nodes=[seeds, 20, len(x) - seeds - 20],
-                    num_sampled_edges=[30, edge_index.size(1) - 30])  # fmt: skip
+                    input_id=torch.arange(seeds), num_sampled_nodes=nodes,
+                    num_sampled_edges=edges)  # fmt: skip
         torch.testing.assert_close(fast(data), model(data))
     assert not reasons() and replays() == 11
 
