@@ -145,12 +145,8 @@ class Engine:
         if _inside.on:  # a model in a step, or in another model
             return self._subject.call(*args, **kwargs)
         start, why, full, looked = ledger.clock(), "", False, True
-        like = (
-            torch.is_grad_enabled(),
-            *[m.training for m in self._subject.roots],
-            len(args),
-            *kwargs,
-        )
+        training = [module.training for module in self._subject.roots]
+        like = torch.is_grad_enabled(), *training, len(args), *kwargs
         _inside.on = True
         try:
             try:
