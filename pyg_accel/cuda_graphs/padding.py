@@ -48,10 +48,7 @@ _NUMBERS = {"num_nodes": "nodes", "batch_size": "graphs", "num_graphs": "graphs"
 
 
 def _capacity(size: int) -> int:
-    """Return the size of a bucket for so many rows.
-
-    Sizes grow geometrically, sixteen to a factor of two; small ones are multiples of eight.
-    """
+    """Return the size of a bucket: sixteen to a factor of two, small ones multiples of eight."""
     wanted = int(size * _HEADROOM) + 1
     step = max((1 << (wanted - 1).bit_length() - 1) // _STEPS, 8)
     return -(-wanted // step) * step
@@ -63,12 +60,7 @@ def _rows_of(axis: str, capacity: int) -> int:
 
 
 def _bucket_for(sizes: Sizes, taken: Iterable[int]) -> dict[str, int]:
-    """Return a bucket whose numbers of rows differ from one another and from those of parameters.
-
-    Args:
-        sizes: the largest number of rows of each axis. That of graphs rarely changes.
-        taken: sizes that mean something else.
-    """
+    """Return a bucket whose numbers of rows differ from one another and from those taken."""
     used, bucket = set(taken), {}
     for axis, size in sizes.items():
         most, step = (size, 1) if axis == "graphs" else (_capacity(size), 8)
@@ -227,15 +219,12 @@ class Layout:
         return {axis: _rows_of(axis, most) for axis, most in self.bucket.items()}
 
     def takes(self, shapes: Sequence[torch.Size], sizes: Sizes, slack: float | None = None) -> bool:
-        """Whether a call goes into the bucket, and leaves no more empty than ``slack`` allows.
-
-        One node is padding always: edges of padding need an end.
-        """
+        """Whether a call goes into the bucket, and leaves no more empty than ``slack`` allows."""
         if not self.bucket.keys() <= sizes.keys():
             return False
         for axis, most in self.bucket.items():
             size = sizes[axis]
-            if not 0 <= size + (axis == "nodes") <= most:
+            if not 0 <= size + (axis == "nodes") <= most:  # edges of padding need an end
                 return False
             if slack is not None and axis != "graphs" and most > max(slack * size, 64):
                 return False
