@@ -23,8 +23,10 @@ def graphed(
     replayed. A kind is made of shapes, dtypes, ``train()`` or ``eval()``, grad mode, autocast and
     the model's parameters as objects; another kind is captured anew. Where sizes change from batch
     to batch, nodes, edges and graphs are padded to a few sizes, and padding is kept out of
-    normalisation, pooling and results. What cannot be captured runs eagerly, and
-    :func:`pyg_accel.report` says why; so does everything without a CUDA device.
+    normalisation, pooling and results. Captures are made while they pay for themselves: after the
+    first 30 calls, any pattern of sizes takes at most 1.05 times as long as eager calls. What
+    cannot be captured runs eagerly, and :func:`pyg_accel.report` says why; so does everything
+    without a CUDA device.
 
     Args:
         model: any module; it is not changed, and its parameters are shared.

@@ -157,9 +157,8 @@ class _Trial:
     def eager(self, mode: Functions | None = None) -> _Evidence:
         """Make the call as the user does; timed, unless in a mode."""
         entry, arguments, now = self._entry, self._arguments, self._entry.memory.now
-        leaves = {id(t): t.detach().requires_grad_() for t in arguments.tensors
-                  if t.requires_grad and entry.modes.grad}  # fmt: skip
-        tensors = [leaves.get(id(t), t) for t in arguments.tensors]
+        tensors = [t.detach().requires_grad_() if t.requires_grad and entry.modes.grad else t
+                   for t in arguments.tensors]  # fmt: skip
         args, kwargs = arguments.rebuild(tensors, {})
         start = now()
         with mode or nullcontext(), entry.autocast():

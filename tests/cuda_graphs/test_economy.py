@@ -293,6 +293,28 @@ def test_a_number_beyond_the_nodes_takes_all_of_them(uncaptured, replays):
     assert replays() >= 8
 
 
+def test_a_tensor_that_is_given_twice(uncaptured, replays, reasons):
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(6, 6).double()
+
+        def forward(self, x: Tensor, edge_index: Tensor, h: Tensor) -> Tensor:
+            return self.conv(x, edge_index) * h.sigmoid()
+
+    model = Twice()
+    fast = pyg_accel.graphed(copy.deepcopy(model))
+    for i in range(8):
+        found, (x, edge_index) = [], graph(30 + i)
+        for run in (model, fast):
+            leaf = x.clone().requires_grad_()
+            out = run(leaf, edge_index, leaf)
+            out.square().sum().backward()
+            found.append([out.detach(), leaf.grad])
+        same(found[:1], found[1:])
+    assert not reasons() and replays() == 5
+
+
 @pytest.mark.parametrize("number", [0, -3])
 def test_numbers_that_are_no_size(number, uncaptured, replays):
     model, calls = Sampled(TAKES["slice"]), sampled(9)
