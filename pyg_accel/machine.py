@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-__all__ = ["INTERPRETED", "Device", "Gpu", "as_captured", "gpu_of", "is_captured", "processor"]
+__all__ = ["INTERPRETED", "Device", "Gpu", "as_captured", "gpu_of", "is_captured", "is_capturing",
+           "processor"]  # fmt: skip
 
 _warming_up = 0  # blocks of as_captured; backward passes run in threads of their own
 
@@ -73,12 +74,14 @@ def as_captured() -> Iterator[None]:
         _warming_up -= 1
 
 
-def is_captured(where: torch.Tensor | torch.device) -> bool:
-    """Return whether calls on a tensor or a device become part of a CUDA graph, now or soon."""
-    if _warming_up:
-        return True
-    kind = where.type if isinstance(where, torch.device) else where.device.type
-    return kind == "cuda" and torch.cuda.is_current_stream_capturing()
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Return whether calls on a tensor become part of a CUDA graph, now or after a warm-up."""
+    return _warming_up > 0 or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def is_capturing() -> bool:
+    """Return the same of calls on a CUDA device."""
+    return _warming_up > 0 or torch.cuda.is_current_stream_capturing()
 
 
 @lru_cache(maxsize=1)
