@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-__all__ = ["NUMBERS", "Arguments", "Uncapturable", "flatten", "names_of", "replaced"]
+from pyg_accel.checks import check_arguments
+
+__all__ = [
+    "NUMBERS", "Arguments", "Named", "Uncapturable", "flatten", "names_of", "replaced",
+]  # fmt: skip
 
 # Python integers that say how many nodes or graphs there are, by the names that PyG gives them.
 NUMBERS = {"num_nodes": "nodes", "batch_size": "graphs", "num_graphs": "graphs", "size": "graphs"}
@@ -25,6 +29,25 @@ def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the positional parameters of a function."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(p.name for p in signature(function).parameters.values() if p.kind in kinds)
+
+
+class Named:
+    """A call of a function: if it fails, arguments that are no tensors are named."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Keep what is needed in that case."""
+        self._call = function, args, kwargs
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raise an error that says more, from that of the function."""
+        if kind is not None and issubclass(kind, Exception):
+            function, args, kwargs = self._call
+            check_arguments({**dict(zip(names_of(function), args, strict=False)), **kwargs})
 
 
 class Arguments:

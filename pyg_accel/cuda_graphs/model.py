@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.cuda_graphs.engine import Engine
-from pyg_accel.cuda_graphs.inputs import names_of
+from pyg_accel.cuda_graphs.inputs import Named, names_of
 from pyg_accel.cuda_graphs.state import modules_of
 from pyg_accel.wrapper import ModelWrapper
 
@@ -58,7 +58,8 @@ class _Model:
         self._model, self.name, self.roots = model, type(model).__name__, (model,)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model(*args, **kwargs)
+        with Named(self._model.forward, args, kwargs):
+            return self._model(*args, **kwargs)
 
     def reasons(self) -> list[str]:
         return []

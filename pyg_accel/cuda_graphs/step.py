@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pyg_accel.cuda_graphs.engine import Engine
-from pyg_accel.cuda_graphs.inputs import flatten, names_of, replaced
+from pyg_accel.cuda_graphs.inputs import Named, flatten, names_of, replaced
 from pyg_accel.cuda_graphs.model import Graphed
 from pyg_accel.cuda_graphs.state import modules_of
 
@@ -128,7 +128,8 @@ class _Step:
         before = [(p, p.grad) for p in self._parameters]
         handle = register_optimizer_step_post_hook(note)
         try:
-            value = self._function(*args, **kwargs)
+            with Named(self._function, args, kwargs):
+                value = self._function(*args, **kwargs)
         finally:
             handle.remove()
         self._fresh = {p: grad is not None and p.grad is not grad for p, grad in before}
