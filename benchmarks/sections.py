@@ -221,8 +221,8 @@ MESSAGES = (
         "cpu_batchnorm_embedding",
         "Milliseconds, forward and backward, of what the DGL paper rewrites beside aggregation. "
         "torch's BatchNorm1d is held against copies of the bytes that it has to move; of Embedding "
-        "(rows: words) a step with ids that are new in each, as torch and as `patch()` runs it, "
-        "whatever the size.",
+        "(rows: words) a step with ids that are new in each, as torch runs it and with its "
+        "gradient as a sum over a graph.",
         table_lines.beside_aggregation,
     ),
     Section(

@@ -55,7 +55,7 @@ def beside_aggregation(frame: pd.DataFrame) -> list[str]:
     lines = ["| op | rows | width | ids | drawn | torch | bound or ours | ratio |",
              "|---|--:|--:|--:|---|--:|--:|--:|"]  # fmt: skip
     pairs = {"BatchNorm1d": ("torch", "copies of the same bytes"),
-             "Embedding backward": ("step", "step, patched")}  # fmt: skip
+             "Embedding backward": ("step", "step, by a graph")}  # fmt: skip
     keys = ["op", "rows", "width", "ids", "drawn"]
     times = frame.fillna({"drawn": NONE}).pivot_table("ms", keys, "backend", sort=False)
     for (op, *size), row in times.iterrows():
