@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import Parameter, signature
 from itertools import chain
 from operator import attrgetter, is_
@@ -12,11 +13,12 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.data import Data
 
+from pyg_accel.checks import check_arguments
 from pyg_accel.cuda_graphs.ledger import Ledger
 from pyg_accel.patching.rng_state import random_state, restore
 
 __all__ = ["Arguments", "Checkpoint", "Modes", "State", "Subject", "Uncapturable", "flatten",
-           "names_of", "replaced"]  # fmt: skip
+           "names_of", "naming", "replaced"]  # fmt: skip
 
 _SCALARS = (bool, int, float, complex, str, type(None))
 _CONSTANTS = (*_SCALARS, bytes, torch.dtype, torch.device)
@@ -34,6 +36,18 @@ def names_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the positional parameters of a function."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(p.name for p in signature(function).parameters.values() if p.kind in kinds)
+
+
+@contextmanager
+def naming(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Name the arguments that are no tensors where a call of a function fails."""
+    try:
+        yield
+    except Exception:
+        check_arguments({**dict(zip(names_of(function), args, strict=False)), **kwargs})
+        raise
 
 
 def _is_text(value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pyg_accel.cuda_graphs.call import Subject, names_of
+from pyg_accel.cuda_graphs.call import Subject, names_of, naming
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.wrapper import ModelWrapper
 
@@ -64,7 +64,8 @@ class Graphed(ModelWrapper):
         """Call the model."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self._original(*args, **kwargs)
-        return self._engine(args, kwargs)
+        with naming(self._original.forward, args, kwargs):
+            return self._engine(args, kwargs)
 
     def __reduce__(self) -> Any:
         return _again, (self._original, self._options)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pyg_accel.cuda_graphs.call import Subject, flatten, names_of, replaced
+from pyg_accel.cuda_graphs.call import Subject, flatten, names_of, naming, replaced
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.model import Graphed
 
@@ -117,7 +117,8 @@ class _Step(Subject):
         before = [(p, p.grad) for p in self._parameters]
         handle = register_optimizer_step_post_hook(note)
         try:
-            value = self._function(*args, **kwargs)
+            with naming(self._function, args, kwargs):
+                value = self._function(*args, **kwargs)
         finally:
             handle.remove()
         self._fresh = {p: grad is not None and p.grad is not grad for p, grad in before}

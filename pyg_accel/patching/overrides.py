@@ -15,9 +15,8 @@ whoever imported a function before reaches the hook as well. These functions are
   see :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
 * ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
-* ``QuantileAggregation.forward`` and ``SortAggregation.forward``, which sort.
+* ``QuantileAggregation.forward``, which sorts.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
-* ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 
 Two methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and
 its hooks, for only inside of it results are remembered; and the one that compilers ask.
@@ -34,9 +33,8 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
-from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
+from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
@@ -79,10 +77,8 @@ _METHODS: tuple[tuple[type, str, str, int | None], ...] = (
     (MessagePassing, "_collect", "bypassed", None),
     (Aggregation, "__call__", "aggregate", LOOKS_UP),
     (QuantileAggregation, "forward", "quantile", None),
-    (SortAggregation, "forward", "sort", None),
     (RGCNConv, "forward", "relations", LOOKS_UP),
     (HeteroConv, "forward", "hetero", None),
-    (Embedding, "forward", "embedding", LOOKS_UP),
 )
 
 # The methods that MessagePassing gets, and their hooks.

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, ReLU, Sequential
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import (
+    GCN,
     BatchNorm,
     GATConv,
     GCNConv,
@@ -612,6 +613,37 @@ def test_without_a_gpu_calls_are_eager(monkeypatch, reasons):
     for _ in range(6):
         torch.testing.assert_close(fast(x), fast._original(x))
     assert reasons() == {"no CUDA graphs on device 'cpu'"}
+
+
+@pytest.mark.parametrize("of_a_step", [False, True], ids=["model", "step"])
+def test_arguments_that_are_no_tensors_are_refused_by_name(of_a_step):
+    x, edge_index, model = torch.randn(20, 3), torch.randint(20, (2, 60)), GCN(3, 3, 2)
+    run = pyg_accel.graphed(model)
+    if of_a_step:
+
+        def step(x: Tensor, edge_index: Tensor) -> Tensor:
+            return model(x, edge_index).sum()
+
+        run = pyg_accel.graphed_step(step)
+    for _ in range(5):
+        with pytest.raises(TypeError, match=r"'x' to be a tensor .*ndarray \[20, 3\].*from_numpy"):
+            run(x.numpy(), edge_index)
+        with pytest.raises(TypeError, match="'edge_index' to be a tensor"):
+            run(x, edge_index=edge_index.numpy())
+        with pytest.raises(TypeError, match=r"'edge_index' to be a tensor \(got a list\)"):
+            run(x, edge_index.tolist())
+        with pytest.raises(ValueError, match=r"'edge_index' to be whole numbers \[2, E\].*order"):
+            run(edge_index, x)
+
+
+def test_a_model_that_takes_arrays_gets_them(reasons):
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Tensor:
+            return torch.from_numpy(x) * 2
+
+    x = np.ones((5, 3))
+    assert bool((pyg_accel.graphed(Net())(x) == 2).all())
+    assert reasons() == {"'x' is a ndarray"}
 
 
 def test_bad_arguments_of_graphed():

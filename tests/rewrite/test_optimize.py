@@ -135,6 +135,8 @@ def test_examples_in_another_order_and_arrays_are_refused_by_name(run):
         run(nn.GCN(4, 4, 2), x.numpy(), edge_index.numpy())
     with pytest.raises(TypeError, match=r"'edge_index' to be a tensor"):
         run(nn.GCN(4, 4, 2), x, edge_index.numpy())
+    with pytest.raises(TypeError, match=r"'edge_index' to be a tensor \(got a list\)"):
+        run(nn.GCN(4, 4, 2), x, edge_index.tolist())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -385,39 +387,6 @@ def test_several_graphs_and_edge_weights():
     far = torch.stack([torch.randint(N, (300,)), torch.randint(50, (300,))])
     args = (x, near, torch.rand(E), far)
     same(model, optimize(model, *args, train=True), *args)
-
-
-def test_embeddings_of_a_rewritten_model_have_the_gradient_of_patch():
-    class Encoder(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tables = torch.nn.ModuleList([torch.nn.Embedding(9, 12, padding_idx=1)])
-
-        def forward(self, ids):
-            return F.dropout(self.tables[0](ids), 0.5, self.training)
-
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.encoder = torch.nn.Embedding(9, 12), Encoder()
-            self.conv = nn.GCN(12, 4, 2)
-
-        def forward(self, ids, edge_index):
-            return self.conv(self.table(ids) + self.encoder(ids), edge_index)
-
-    settings.always = True
-    model, (_, edge_index) = Net(), inputs()
-    ids = torch.randint(9, (N,))
-    fast = optimize(model, ids, edge_index, train=True)
-    assert set(fast.state_dict()) == set(model.state_dict())
-    assert set(map(id, fast.parameters())) == set(map(id, model.parameters()))
-    tables = [runner for m, runner in fast._opt_layers.items() if type(m) is torch.nn.Embedding]
-    assert len(tables) == 2
-    assert type(tables[0](ids).grad_fn) is not type(model.table(ids).grad_fn)
-    same(model, fast, ids, edge_index)
-    with pyg_accel.patched():
-        same(model, fast, ids, edge_index)
-    assert set(copy.deepcopy(fast).state_dict()) == set(model.state_dict())
 
 
 def test_the_report_counts_calls_of_rewritten_layers_and_none_of_optimize_itself(report_of):
