@@ -50,7 +50,6 @@ PRIVATES_IN_USE = {
     "layers/recorded.py": {"_model"},  # of its own
     "layers/pairs.py": {"_children"},  # Sequential shows the calls it makes nowhere else
     "memo.py": {"_value"},  # of torch_sparse's storage, beside which PyG has one of that name
-    "rewrite/rules/common.py": {"_cached_edge_index"},  # a rewritten GCN shares its layer's cache
 }
 
 

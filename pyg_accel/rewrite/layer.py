@@ -96,6 +96,21 @@ class RewrittenLayer(torch.nn.Module):
             return self.conv(*args, **kwargs)
         return self._run(args, kwargs)
 
+    def decide(self, *args: Any, **kwargs: Any) -> Decision:
+        """Choose an association for a call, whatever was chosen before.
+
+        Raises:
+            NotLifted: if the layer itself makes such calls.
+        """
+        if find(self._known, args, kwargs) is None:
+            self._run(args, kwargs)
+        found = find(self._known, args, kwargs)
+        rewritten = None if found is None else self._rewritten.get(found[0])
+        if found is None or rewritten is None or rewritten.program is None:
+            raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
+        self._decide(*found, rewritten, static=rewritten.static, fresh=rewritten.fresh)
+        return self.decisions[-1]
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if exchanges_halos():
             reason = f"on several ranks {type(self.conv).__name__} exchanges halos first"
@@ -115,7 +130,7 @@ class RewrittenLayer(torch.nn.Module):
             if (static, fresh) != (rewritten.static, rewritten.fresh) or not rewritten.holds(
                 leaves
             ):
-                self._decide(program, rewritten, leaves, static=static, fresh=fresh)
+                self._decide(program, leaves, rewritten, static=static, fresh=fresh)
         if rewritten.program is None:
             return self._left(rewritten.reason, args, kwargs)
         start = perf_counter()
@@ -160,7 +175,7 @@ class RewrittenLayer(torch.nn.Module):
                 found = regions_of(program.graph, program.constants, type(self.conv).__name__)
                 rewritten = _Rewritten(found)
                 static = bool(RUNNING.static) and _are_static(leaves)
-                self._decide(program, rewritten, leaves, static=static, fresh=False)
+                self._decide(program, leaves, rewritten, static=static, fresh=False)
             except NotLifted as why:
                 reason = str(why)
                 rewritten = _Rewritten([], reason=reason)
@@ -174,8 +189,8 @@ class RewrittenLayer(torch.nn.Module):
     def _decide(
         self,
         program: LayerProgram,
-        rewritten: _Rewritten,
         leaves: tuple[Tensor, ...],
+        rewritten: _Rewritten,
         *,
         static: bool,
         fresh: bool,

@@ -13,7 +13,6 @@ from torch.nn import Linear, Module
 from torch_geometric.nn import MessagePassing, SimpleConv
 from torch_geometric.utils import softmax
 
-
 WIDTH = 24  # of keys, and of what a gate hears of the neighbours
 
 
