@@ -1,48 +1,38 @@
 """Halos inside the products of a model that ``optimize()`` has rewritten.
 
 The exchange is part of a product there: it moves the features that a matrix of edges is multiplied
-with, the narrower of X and X W if that is what costs less. All ranks decide together.
+with, the narrower of X and X W where that costs less. All ranks decide together.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import (
-    APPNP,
-    ARMAConv,
-    GCNConv,
-    GINConv,
-    GraphConv,
-    LGConv,
-    RGCNConv,
-    SAGEConv,
-    SGConv,
-    SSGConv,
-    TAGConv,
-)
+from torch_geometric import nn
 
+from pyg_accel import layers
 from pyg_accel.cbsr import CBSR, trust
 from pyg_accel.distributed.halo import Halo, exchange
-from pyg_accel.distributed.known import RUNNING, halo_of, stays, with_halo
-from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
+from pyg_accel.distributed.known import RUNNING, halo_of, refuse, stays, with_halo
 from pyg_accel.rewrite.algebra import NotLifted
 
-__all__ = ["ProductHalos", "compressed", "look"]
+__all__ = ["ProductHalos", "look", "look_for_maxk"]
 
-# What their rules compute of a matrix, they compute of its rows, which a rank has whole.
+# Layers whose rules read a matrix row by row: a rank has whole rows.
 _TAUGHT = (
-    APPNP, ARMAConv, GCNConv, GINConv, GraphConv, LGConv, RGCNConv, SAGEConv, SGConv, SSGConv,
-    TAGConv, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv,
+    nn.APPNP, nn.ARMAConv, nn.GCNConv, nn.GINConv, nn.GraphConv, nn.LGConv, nn.RGCNConv,
+    nn.SAGEConv, nn.SGConv, nn.SSGConv, nn.TAGConv,
+    layers.MaxKGCNConv, layers.MaxKGINConv, layers.MaxKSAGEConv,
 )  # fmt: skip
 
 
-def look(edge_index: Tensor) -> "ProductHalos | None":
+def look(edge_index: Any) -> "ProductHalos | None":
     """Return the halos of edges of this rank; None outside of distributed models.
 
     Raises:
-        NotLifted: for other edges in a distributed model; the layer itself says what is wrong.
+        NotLifted: for other edges in a distributed model; the layer then raises the error.
     """
     halo = halo_of(edge_index)
     if halo is None and RUNNING.wire is not None:
@@ -50,32 +40,41 @@ def look(edge_index: Tensor) -> "ProductHalos | None":
     return None if halo is None else ProductHalos(halo)
 
 
+def look_for_maxk(edge_index: Any) -> "ProductHalos | None":
+    """Return the same for the call of a MaxK layer, which raises the error itself."""
+    if RUNNING.wire is not None and halo_of(edge_index) is None:
+        refuse("a MaxK layer", edge_index)
+    return look(edge_index)
+
+
+@dataclass(frozen=True)
 class ProductHalos:
-    """The halo of one edge_index, as :mod:`pyg_accel.rewrite` asks for it; equal to its like."""
+    """The halo of one edge_index as :mod:`pyg_accel.rewrite` asks for it.
 
-    def __init__(self, halo: Halo) -> None:
-        """Take the plan of an edge_index."""
-        self._halo = halo
-        self.own, self.rows, self.targets = halo.own, halo.rows, halo.targets
+    Attributes:
+        halo: the plan.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ProductHalos) and self._halo is other._halo
+    halo: Halo
 
-    def __hash__(self) -> int:
-        return id(self._halo)
+    own = property(lambda self: self.halo.own)
+    rows = property(lambda self: self.halo.rows)
+    targets = property(lambda self: self.halo.targets)
 
     def whole(self, data: Any) -> Any:
-        """Return features with those of halo nodes."""
-        if isinstance(data, CBSR):
-            return compressed(self._halo, data)
-        return with_halo(self._halo, [data])[0]
+        """Return features with those of halo nodes; of CBSR only kept values travel."""
+        if not isinstance(data, CBSR):
+            return with_halo(self.halo, {"x": data})["x"]
+        columns = data.indices.view(torch.uint8)
+        values, columns = (exchange(self.halo, t) for t in (data.values, columns))
+        return CBSR(values, trust(columns.view(data.indices.dtype), data.width), data.width)
 
     def stays(self, data: Tensor) -> bool:
         """Return whether features are those that ``distribute()`` returned."""
         return stays(data)
 
     def reason(self, conv: Any) -> str:
-        """Return why a layer exchanges its features first, or nothing."""
+        """Return why a layer exchanges its features before its products; empty if it need not."""
         if type(conv) not in _TAUGHT:
             return f"on several ranks {type(conv).__name__} exchanges halos before its products"
         if getattr(conv, "cached", False):
@@ -84,19 +83,8 @@ class ProductHalos:
 
     def agree(self, reason: str) -> str:
         """Return the first reason of any rank; every rank must ask."""
-        return next((r for r in self._halo.wire.texts(reason) if r), "")
+        return next(filter(None, self.halo.wire.values(reason)), "")
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """Return the longest times of any rank; every rank must ask."""
-        wire = self._halo.wire
-        times = torch.tensor(seconds, dtype=torch.float64, device=wire.device)
-        found: list[float] = wire.largest(times, "set-up").tolist()
-        return found
-
-
-def compressed(halo: Halo, features: CBSR) -> CBSR:
-    """Return features with those of halo nodes: k values and k columns of a row travel."""
-    (values,) = exchange(halo, [features.values])
-    (columns,) = exchange(halo, [features.indices.view(torch.uint8)])
-    indices = trust(columns.view(features.indices.dtype), features.width)
-    return CBSR(values, indices, features.width)
+        return [max(times) for times in zip(*self.halo.wire.values([*seconds]), strict=True)]
