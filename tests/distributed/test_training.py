@@ -147,7 +147,7 @@ class Reversed(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.last = nn.DirGNNConv(nn.SAGEConv(6, 8)), torch.nn.Linear(8, 3)
+        self.conv, self.last = nn.DirGNNConv(nn.GCNConv(6, 8)), torch.nn.Linear(8, 3)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         h = self.conv(x, edge_index).relu()
