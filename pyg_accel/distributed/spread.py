@@ -18,7 +18,7 @@ from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import NORMS
 from pyg_accel.distributed.partitioners import method_reasons
-from pyg_accel.distributed.products import look, look_for_maxk
+from pyg_accel.distributed.products import is_running, look
 from pyg_accel.distributed.share import cut_data, partitions, read_data
 from pyg_accel.distributed.wire import Wire, agree
 from pyg_accel.errors import DistributedError, NotDistributable
@@ -91,16 +91,16 @@ def distribute(
     _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
     halos.DISTRIBUTED.add(result)
-    BEYOND.append(look_for_maxk)
-    halos.HALO_LOOKUPS.append(look)
+    BEYOND.append(look)
+    halos.EXCHANGES.append(is_running)
     weakref.finalize(result, _leave, OverrideHandle(HOOKS))
     return result, share
 
 
 def _leave(hooks: OverrideHandle) -> None:
     hooks.remove()
-    BEYOND.remove(look_for_maxk)
-    halos.HALO_LOOKUPS.remove(look)
+    BEYOND.remove(look)
+    halos.EXCHANGES.remove(is_running)
 
 
 def _prepare(model: torch.nn.Module) -> None:
