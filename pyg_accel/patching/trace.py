@@ -52,24 +52,6 @@ class Trace(Tracer):
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
             raise Unrecognised(str(error), permanent=False) from error
 
-    def kind(self) -> str:
-        """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
-        if any(isinstance(operand, Network) for operand in self.operands):
-            if len(self.formulas) > 1 and all("network" in text for text in self.formulas):
-                return "edge attention"  # a softmax in blocks runs the network several times
-            return "edge matrices" if "outer" in "".join(self.formulas) else "edge networks"
-        both = zip(self.operands, self.sides, strict=True)
-        wide = [side for operand, side in both if plain_shape(operand)[1:].numel() > _WEIGHTS]
-        if wide and self.formulas and "_j" not in "".join(self.formulas):  # all written out
-            return "edge networks"
-        if self.weighs_edges:
-            return "edge attention"
-        if "e" in wide:
-            return "edge features"
-        if any("softmax" in formula for formula in self.formulas):
-            return "attention"
-        return "messages" if len(wide) > 1 else "sums"
-
     def reduce(
         self, lazy: LazyTensor, reduces: Sequence[str], num_rows: int | None = None
     ) -> list[Tensor]:

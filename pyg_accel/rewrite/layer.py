@@ -12,9 +12,11 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import Bounded, TensorRef
 from pyg_accel.call_report import record
-from pyg_accel.patching.reasons import data_reasons, is_active, size_reasons
+from pyg_accel.patching.gate import too_small
+from pyg_accel.patching.reasons import data_reasons, is_active, row_bytes
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.patching.sampling import state as sampled
+from pyg_accel.patching.size import HOOK, Work
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
 from pyg_accel.rewrite.consensus import SharedDecisions, spread_reasons
 from pyg_accel.rewrite.guards import PLAIN, reasons_now, state_of
@@ -29,6 +31,7 @@ __all__ = ["RewrittenLayer"]
 
 MOST = 16  # decisions a layer keeps, and kinds of calls that a user layer may fail at
 KINDS = 64  # of calls that it knows
+_WORK = Work(overhead=HOOK)  # of a call of a layer that a user wrote, beside its products
 RECENT = 8  # graphs that a layer knows again
 OUTSIDE = (
     "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
@@ -142,7 +145,9 @@ class RewrittenLayer(torch.nn.Module):
             if call.halos is not None:
                 reasons += spread_reasons(own=own, precisions=len(_precision(call)))
             if own and self.options.choose is None:
-                reasons += size_reasons(call.edge_index.size(1), call.edge_index.device.type)
+                size = row_bytes({"x": call.x}, self.conv.node_dim)
+                edges = call.edge_index.size(1)
+                reasons += too_small(self.conv, call.edge_index, edges, _WORK, size, known=True)
             if reasons := reasons or reasons_now(self.conv):
                 raise NotLifted("; ".join(reasons))
             if own:

@@ -33,7 +33,7 @@ from pyg_accel import MaxKGCNConv
 from pyg_accel.cache import memory_of
 from pyg_accel.memo import MEMO, Memo, copied
 from pyg_accel.ops.csr import GRAPHS
-from pyg_accel.patching import layers, small
+from pyg_accel.patching import layers
 from pyg_accel.settings import settings
 
 
@@ -288,18 +288,6 @@ def test_what_comes_with_an_argument_is_kept_without_it():
     del t, first, second
     gc.collect()
     assert gone() is None and len(memo) == 0
-
-
-@pytest.mark.parametrize("learned", [False, True])
-def test_a_small_layer_stops_looking_for_what_is_never_found(learned):
-    edges, attr = torch.randint(0, 20, (2, 60)), torch.rand(60, 3)
-    layer = PDNConv(4, 4, edge_dim=3, hidden_channels=4) if learned else LGConv()
-    args = (torch.rand(20, 4), edges, *((attr,) if learned else ()))
-    stock = layer(*args)
-    with pyg_accel.patched():
-        for _ in range(6):
-            torch.testing.assert_close(layer(*args), stock)
-        assert small._known[id(layer)].remembers is not learned
 
 
 def test_no_more_results_are_kept_than_the_setting_allows(counted):

@@ -8,12 +8,14 @@ from torch_geometric.nn import RGCNConv
 
 from pyg_accel.graph import Graph
 from pyg_accel.ops.relations import Relations, multiply_relations, stack_relations
-from pyg_accel.patching.relations import MANY, weights_of
+from pyg_accel.patching.relations import weights_of
 from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Map
 from pyg_accel.rewrite.matrices import Matrix, derived, inverse_degree, plain
 from pyg_accel.rewrite.registry import lifts
 from pyg_accel.rewrite.rules.common import ExprBuilder, add, need_sum_or_mean
+
+_MANY = 8  # relations from which on they are stacked
 
 
 @lifts(RGCNConv)
@@ -30,7 +32,7 @@ def rgcn(conv: RGCNConv, call: Call) -> Algebra:
     parts = ExprBuilder()
     parts.compiles = False  # how many edges a relation has is known after looking
     x = parts.sources(call)
-    if conv.num_relations >= MANY:
+    if conv.num_relations >= _MANY:
         terms = [_stacked(parts, call, x, mean=mean)]
     elif conv.num_blocks is not None:
         raise NotLifted("a block-diagonal weight")
