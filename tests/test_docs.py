@@ -12,7 +12,6 @@ needs a GPU: ``<!-- needs cuda -->``.
 
 import importlib
 import inspect
-import json
 import re
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from pyg_accel.patching.size import fewest_edges, work_of
 from pyg_accel.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -366,14 +366,17 @@ def test_figures_are_those_of_the_measurements():
     assert "\n".join(measured) in TEXT["docs/explanation/cost_models.md"]
 
 
-def test_thresholds_in_the_text_are_those_of_the_file():
-    devices = json.loads((ROOT / "pyg_accel/patching/thresholds.json").read_text())
-    kinds = devices["cpu"]["kinds"].values()
-    limits = [n for kind in kinds for name, n in kind.items() if name != "elements"]
-    elements = {kind["elements"] / 10**6 for kind in kinds if "elements" in kind}
-    gpu, wide = devices["cuda"]["min_edges"], devices["cuda"]["min_elements"]
+def test_sizes_in_the_text_are_those_of_the_rule():
     text = TEXT["docs/is_it_for_me.md"]
-    for number in (min(limits), max(limits), gpu):
-        assert f"{number:,}" in text, number
-    assert f"{wide // 10**6} million" in text
-    assert f"{min(elements):g} to {max(elements):g} million" in text
+    rows = {"SAGEConv": "mean_j u0", "GINConv": "sum_j u0", "own": "mean_j relu(sub(v0,u1))"}
+    for layer, formula in rows.items():
+        for device in ("cpu", "cuda"):
+            numbers = [
+                f"{fewest_edges(device, work_of([formula]), 256, new=new, gradient=gradient):,}"
+                for new in (False, True)
+                for gradient in (False, True)
+            ]
+            line = next(
+                one for one in text.splitlines() if one.startswith(f"| {layer}, {device} |")
+            )
+            assert [part.strip() for part in line.split("|")[2:-1]] == numbers

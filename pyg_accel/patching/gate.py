@@ -17,8 +17,8 @@ from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
 
 from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.cache import RecentlySeen, saved_tensors_are_hooked
-from pyg_accel.call_report import record, row_of
+from pyg_accel.cache import Bounded, TensorRef, saved_tensors_are_hooked
+from pyg_accel.call_report import Row, record
 from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching import programs
 from pyg_accel.patching.rng_state import random_state, restore
@@ -32,12 +32,13 @@ from pyg_accel.settings import settings
 __all__ = ["NOTHING", "Call", "by_program", "enter", "forget", "too_small"]
 
 NOTHING = object()
-_SEEN = RecentlySeen(256)  # graphs for which it matters whether they come again
+# Graphs that layers have seen, by layer, function and graph; one that was forgotten is new again.
+_seen: Bounded[tuple[int, str, int], TensorRef] = Bounded(1024)
 
 
 def forget() -> None:
     """Take every graph for one that was not seen before."""
-    _SEEN.clear()
+    _seen.clear()
 
 
 class Call(NamedTuple):
@@ -83,21 +84,29 @@ def by_program(
     known = programs.of(layer, name)
     if known is None or not known.programs or get_eval_frame_callback() is not None:
         return NOTHING  # Dynamo would compile what runs here, after a break of its graph
-    context = programs.context()
+    context: tuple[Any, ...] | None = None
+    gradient = torch.is_grad_enabled()
     for kind in known.programs:
         leaves = kind.program.admit(args, kwargs)
-        if leaves is None or kind.program.context != context:
+        if leaves is None or kind.gradient is not gradient:
+            continue
+        graph = leaves[kind.graph]
+        if (
+            graph.size(1) < kind.fewest_new
+            and known.changes == settings.changes
+            and in_force() is None
+            and not saved_tensors_are_hooked()  # of a call made again this was decided
+        ):  # PyG's own path is right whatever else has changed
+            if graph.size(1) < kind.fewest:
+                return _left_to_pyg(layer, original, args, kwargs, kind.small[0])
+            if _is_new((id(layer), name, id(graph)), graph):
+                return _left_to_pyg(layer, original, args, kwargs, kind.small[1])
+        context = context or programs.context()
+        if kind.program.context != context:
             continue
         if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
             return NOTHING
-        derived, edges = kind.program.find(leaves), leaves[kind.graph].size(1)
-        if edges < kind.fewest_new and (
-            edges < kind.fewest
-            or (derived is None and _is_new((id(layer), name), leaves[kind.graph]))
-        ):
-            new = edges >= kind.fewest
-            (reason,) = size_reasons(edges, kind.fewest_new if new else kind.fewest, new=new)
-            return _left_to_pyg(layer, original, args, kwargs, reason)
+        derived = kind.program.find(leaves)
         if not kind.program.guard.holds():
             continue
         start = perf_counter()
@@ -112,13 +121,17 @@ def by_program(
     return NOTHING
 
 
-def _is_new(by: tuple[int, str], edge_index: Tensor) -> bool:
+def _is_new(place: tuple[int, str, int], graph: Tensor) -> bool:
     """Whether a graph is new to a layer; it will not be another time."""
-    return _SEEN.is_new(by, edge_index) and not is_built_ahead(edge_index)
+    known = _seen.get(place)
+    if known is not None and known.fits(graph):
+        return False
+    _seen[place] = TensorRef(graph)
+    return not is_built_ahead(graph)
 
 
 def _left_to_pyg(
-    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, reason: str
+    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, row: Row | None
 ) -> Any:
     """Make a call as PyG does, and the functions inside of it too."""
     start = perf_counter()
@@ -127,7 +140,8 @@ def _left_to_pyg(
         out = original(layer, *args, **kwargs)
     finally:
         running.stock = before
-    row_of(type(layer).__name__, "", "PyG", reason).add(perf_counter() - start)
+    if row is not None:
+        row.add(perf_counter() - start)
     return out
 
 
@@ -214,7 +228,7 @@ def too_small(
     if known or edges >= fewest:
         return []
     # A checkpoint repeats what ran now, and then the graph is not new any more.
-    new = saved_tensors_are_hooked() or _is_new((id(owner), ""), graph)
+    new = saved_tensors_are_hooked() or _is_new((id(owner), "", id(graph)), graph)
     return size_reasons(edges, fewest, new=True) if new else []
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
+from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import named, record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
@@ -27,7 +28,7 @@ from pyg_accel.call_report import record as count
 from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.patching.reasons import has_hooks, is_active, torch_records, transform_reasons
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.patching.size import fewest_edges, work_of
+from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
 from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, record
@@ -56,16 +57,20 @@ class _Kind(NamedTuple):
     Attributes:
         program: runs them.
         graph: place of the edge_index among the tensors of a call.
+        gradient: gradients are recorded.
         fewest: edges from which on the program is faster than PyG's own path.
         fewest_new: the same on a graph that was not seen before.
         row: of the report.
+        small: rows of the report for calls on fewer edges, and on a new graph of fewer.
     """
 
     program: LayerProgram
     graph: int
+    gradient: bool
     fewest: int
     fewest_new: int
     row: Row
+    small: tuple[Row | None, Row | None]
 
 
 @dataclass
@@ -181,7 +186,7 @@ def is_graph(value: Any) -> bool:
 
 
 def recorded(
-    layer: Module,
+    layer: MessagePassing,
     name: str,
     make: Callable[..., Any],
     args: tuple[Any, ...],
@@ -245,22 +250,27 @@ def recorded(
 
 def _kind_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> _Kind:
     """Return the kind of calls that a program runs, with the sizes from which on it does."""
-    place = next(i for i, leaf in enumerate(leaves) if is_graph(leaf))
-    fewest = fewest_new = 0
+    place, name = next(i for i, leaf in enumerate(leaves) if is_graph(leaf)), type(layer).__name__
+    fewest, gradient = [0, 0], torch.is_grad_enabled()
     if in_force() is None:  # samples are of graphs of any size
         work, device = work_of(seen.formulas, program.derives), leaves[place].device.type
-        fewest, fewest_new = (
-            fewest_edges(device, work, seen.row_bytes, new=new, gradient=torch.is_grad_enabled())
+        fewest = [
+            fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient)
             for new in (program.derives_anew, True)
-        )
-    row = row_of(type(layer).__name__, program.formulas, program.backends, "")
-    return _Kind(program, place, fewest, fewest_new, row)
+        ]
+    small = [
+        row_of(name, "", "PyG", reason) if reason else None
+        for least, new in zip(fewest, (False, True), strict=True)
+        for reason in size_reasons(0, least, new=new) or [""]
+    ]
+    row = row_of(name, program.formulas, program.backends, "")
+    return _Kind(program, place, gradient, fewest[0], fewest[1], row, (small[0], small[1]))
 
 
 skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 
-def _is_recordable(layer: Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_recordable(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether to record a call, by what is known before."""
     if not vars(layer).keys().isdisjoint(_METHODS) or hook_reasons(layer):
         return False

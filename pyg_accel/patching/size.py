@@ -41,7 +41,7 @@ class Costs(NamedTuple):
     graph_us: float
 
 
-SHIPPED = {"cpu": Costs(12.0, 5.0, 100.0), "cuda": Costs(50.0, 500.0, 500.0)}
+SHIPPED = {"cpu": Costs(12.0, 5.0, 100.0), "cuda": Costs(50.0, 500.0, 400.0)}
 # Functions of torch that cost the host as much as ...
 _CALL = 6  # one call of a program
 _GRADIENT = 9  # one whose gradient is computed, beyond what PyG's gradient costs
@@ -49,6 +49,7 @@ _DERIVED = 10  # gcn_norm, or another function of a graph that a program runs on
 _TRACE = 60  # a call that is traced because it has no program
 HOOK = 12  # a call of a function that was replaced, without a program
 _SOFTMAX = 8  # those of PyG's softmax
+_MESSAGES = 2  # tensors of messages without attention
 _REDUCES = {"sum": 2, "mean": 6, "max": 2, "min": 2}  # those of its reductions
 # Bytes per edge that are read and written to build a CSR form.
 _BUILD = 40
@@ -88,7 +89,7 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
         count += _SOFTMAX * text.count("softmax_j")
         relations = re.search(r"(\d+) relations", text)
         functions += count * int(relations[1]) if relations else count
-        tensors = max(tensors, 3 if "softmax_j" in text else 2 if "(" in text else 1)
+        tensors = max(tensors, 1 + ("(" in text) + ("softmax_j" in text))
     return Work(functions, tensors, derived, _TRACE if traced else 0)
 
 
@@ -104,7 +105,8 @@ def _fewest(
     else:
         saved -= _BUILD
         fixed = costs.launch_us * max(functions, 0)
-        fixed += passes * costs.graph_us * (2 if work.derived else 1)
+        # Functions of the graph are remembered, and launches of attention are bound, once a graph.
+        fixed += passes * costs.graph_us * (1 + (work.derived > 0) + (work.tensors > _MESSAGES))
     if fixed <= 0:
         return 0
     per_edge = passes * saved / (1e3 * costs.gigabytes)  # microseconds
@@ -134,7 +136,7 @@ def fewest_edges(
     return 0 if found is None else _fewest(found, work, row_bytes, new, gradient, compiled)
 
 
-def size_reasons(edges: int, fewest: int, *, new: bool = False) -> list[str]:
+def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -> list[str]:
     """Return why a call on a number of edges is PyG's; empty if it is large enough."""
     if edges >= fewest:
         return []

@@ -19,7 +19,7 @@ MARGIN = 8.0
 
 def verify(
     original: Callable[..., Any],
-    module: torch.nn.Module,
+    module: torch.nn.Module | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,
@@ -29,7 +29,7 @@ def verify(
 
     Args:
         original: PyG's function.
-        module: the layer.
+        module: the layer, or None if the function is no method.
         args: behind the layer, as they were given.
         kwargs: as they were given.
         out: the accelerated result, a tensor or a dictionary of them; others are not compared.
@@ -41,11 +41,11 @@ def verify(
     out = _joined(out)
     if not isinstance(out, Tensor):
         return
-    after = random_state(state.device, module)
+    after, own = random_state(state.device, module), () if module is None else (module,)
     try:
         with torch.no_grad():
             restore(state)
-            expected = _joined(original(module, *args, **kwargs))
+            expected = _joined(original(*own, *args, **kwargs))
             if _agree(out, expected):
                 return
             restore(state)
@@ -79,7 +79,7 @@ def _agree(out: Tensor, expected: Tensor) -> bool:
 
 def _in_double(
     original: Callable[..., Any],
-    module: torch.nn.Module,
+    module: torch.nn.Module | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Tensor | None:
@@ -88,10 +88,12 @@ def _in_double(
     def double(t: Tensor) -> Tensor:
         return t.double() if t.is_floating_point() else t
 
-    state = {name: double(t) for name, t in (*module.named_parameters(), *module.named_buffers())}
     args, kwargs = tree_map_only(Tensor, double, (args, kwargs))
     try:
-        with _reparametrize_module(module, state):
+        if module is None:
+            return _joined(original(*args, **kwargs))  # type: ignore[no-any-return]
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        with _reparametrize_module(module, {name: double(t) for name, t in tensors}):
             out: Tensor = _joined(original(module, *args, **kwargs))
     except RuntimeError:  # two dtypes met
         return None

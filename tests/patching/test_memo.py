@@ -14,7 +14,6 @@ from torch_geometric.nn import (
     GCNConv,
     GraphConv,
     HGTConv,
-    LGConv,
     MessagePassing,
     PDNConv,
     RGCNConv,
