@@ -270,7 +270,9 @@ def _kind_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _
 skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 
-def _is_recordable(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_recordable(
+    layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
     """Whether to record a call, by what is known before."""
     if not vars(layer).keys().isdisjoint(_METHODS) or hook_reasons(layer):
         return False

@@ -92,8 +92,7 @@ def call(
             return out
     refuse_training(self)
     given = gate.Call(original, self, (edge_index, *args), kwargs)
-    with torch._C.DisableTorchFunction():
-        width = row_bytes(kwargs, self.node_dim)
+    width = row_bytes(kwargs, self.node_dim)
     reasons = _reasons(given, width, recorded=recorder is not None)
     if reasons and recorder is not None:
         recorder.stop("; ".join(reasons))

@@ -184,7 +184,8 @@ def row_bytes(arguments: Mapping[str, Any], node_dim: int = 0) -> int:
     given = [v for value in arguments.values()
              for v in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
     tensors = [v for v in given if isinstance(v, Tensor)]
-    return max((v.nbytes // max(_rows(v, node_dim), 1) for v in tensors), default=0)
+    with torch._C.DisableTorchFunction():  # no part of what a recorded call does
+        return max((v.nbytes // max(_rows(v, node_dim), 1) for v in tensors), default=0)
 
 
 def _rows(t: Tensor, node_dim: int) -> int:

@@ -51,6 +51,9 @@ HOOK = 12  # a call of a function that was replaced, without a program
 _SOFTMAX = 8  # those of PyG's softmax
 _MESSAGES = 2  # tensors of messages without attention
 _REDUCES = {"sum": 2, "mean": 6, "max": 2, "min": 2}  # those of its reductions
+# Kernels save a quarter of what they do elsewhere where attention reads features of edges, and where
+# a network makes a matrix of every edge.
+_FEW = 0.25
 # Bytes per edge that are read and written to build a CSR form.
 _BUILD = 40
 # A compiler fuses the functions of a message: about this share of the bytes is left to be saved.
@@ -81,7 +84,7 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
         derived: functions of the graph that are run once a graph.
         traced: it has no program.
     """
-    functions, tensors = 0, 1
+    functions, tensors, blocks = 0, 1.0, False
     for text in formulas:
         reduce, message = text.partition("_j ")[::2]
         count = sum(_REDUCES.get(name, 4) for name in reduce.split("+")) if message else 0
@@ -89,8 +92,11 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
         count += _SOFTMAX * text.count("softmax_j")
         relations = re.search(r"(\d+) relations", text)
         functions += count * int(relations[1]) if relations else count
-        tensors = max(tensors, 1 + ("(" in text) + ("softmax_j" in text))
-    return Work(functions, tensors, derived, _TRACE if traced else 0)
+        tensors = max(tensors, 1.0 + ("(" in text) + ("softmax_j" in text))
+        blocks |= "network(" in text or "outer(" in text
+        if "outer(" in text or ("softmax_j" in text and re.search(r"\be\d", text)):
+            tensors, blocks = _FEW, True
+    return Work(functions, tensors, derived, _TRACE if traced or blocks else 0)
 
 
 @lru_cache(maxsize=4096)
