@@ -51,8 +51,8 @@ HOOK = 12  # a call of a function that was replaced, without a program
 _SOFTMAX = 8  # those of PyG's softmax
 _MESSAGES = 2  # tensors of messages without attention
 _REDUCES = {"sum": 2, "mean": 6, "max": 2, "min": 2}  # those of its reductions
-# Kernels save a quarter of what they do elsewhere where attention reads features of edges, and where
-# a network makes a matrix of every edge.
+# Kernels save a quarter of what they do elsewhere where attention reads features of edges, and
+# where a network makes a matrix of every edge.
 _FEW = 0.25
 # Bytes per edge that are read and written to build a CSR form.
 _BUILD = 40
