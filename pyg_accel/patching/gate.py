@@ -21,6 +21,7 @@ from pyg_accel.cache import Bounded, TensorRef, saved_tensors_are_hooked
 from pyg_accel.call_report import Row, record
 from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching import programs
+from pyg_accel.patching.reasons import forced
 from pyg_accel.patching.rng_state import random_state, restore
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force
@@ -86,8 +87,8 @@ def by_program(
         return NOTHING  # Dynamo would compile what runs here, after a break of its graph
     context: tuple[Any, ...] | None = None
     gradient = torch.is_grad_enabled()
-    for kind in known.programs:
-        leaves = kind.program.admit(args, kwargs)
+    for program in known.programs:
+        leaves, kind = program.admit(args, kwargs), program.sizes
         if leaves is None or kind.gradient is not gradient:
             continue
         graph = leaves[kind.graph]
@@ -102,18 +103,18 @@ def by_program(
             if _is_new((id(layer), name, id(graph)), graph):
                 return _left_to_pyg(layer, original, args, kwargs, kind.small[1])
         context = context or programs.context()
-        if kind.program.context != context:
+        if program.context != context:
             continue
         if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
             return NOTHING
-        derived = kind.program.find(leaves)
-        if not kind.program.guard.holds():
+        derived = program.find(leaves)
+        if not program.guard.holds():
             continue
         start = perf_counter()
         try:
             if derived is None:
-                derived = kind.program.derive(leaves)
-            out = kind.program.run(leaves, derived)
+                derived = program.derive(leaves)
+            out = program.finish(leaves, derived)
         except (Unexpected, IndexError, ValueError):
             return NOTHING  # sizes that do not agree, which PyG explains
         kind.row.add(perf_counter() - start)
@@ -189,7 +190,8 @@ def enter(
                     restore(state)
         else:
             seconds = perf_counter() - start
-            if settings.verify and in_force() is None:  # a sample is not what PyG computes
+            # An optimised model compares by itself; a sample is not what PyG computes.
+            if settings.verify and in_force() is None and not forced.on:
                 assert state is not None
                 verify(call.original, call.owner, call.args, call.kwargs, out, state)
             text = "; ".join(dict.fromkeys(formulas))
@@ -218,7 +220,7 @@ def too_small(
         row_bytes: bytes of the features of a node or an edge.
         known: nothing is built for the call that is not there already.
     """
-    if settings.always or in_force() is not None:
+    if settings.always or forced.on or in_force() is not None:
         return []
     device, gradient = graph.device.type, torch.is_grad_enabled()
     fewest = fewest_edges(device, work, row_bytes, new=False, gradient=gradient)

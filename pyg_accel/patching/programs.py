@@ -25,8 +25,14 @@ from pyg_accel.backends.dispatch import named, record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
-from pyg_accel.patching.overrides import hook_reasons
-from pyg_accel.patching.reasons import has_hooks, is_active, torch_records, transform_reasons
+from pyg_accel.patching.overrides import hook_reasons, is_rendered
+from pyg_accel.patching.reasons import (
+    forced,
+    has_hooks,
+    is_active,
+    torch_records,
+    transform_reasons,
+)
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
 from pyg_accel.record.dims import expect
@@ -35,7 +41,10 @@ from pyg_accel.record.program import LayerProgram, record
 from pyg_accel.record.signature import Signature
 from pyg_accel.settings import settings, variables
 
-__all__ = ["context", "forget", "forget_unpatched", "is_graph", "note", "of", "recorded", "why"]
+__all__ = [
+    "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget", "forget_unpatched",
+    "is_graph", "note", "of", "recorded", "unrecordable", "why",
+]  # fmt: skip
 
 _MOST = 8  # programs of one layer, and records that came to nothing
 _RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
@@ -47,15 +56,20 @@ _ENTRIES = {
     "edge_updater": ("edge_update",),
 }
 _METHODS = {"forward", "propagate", "edge_updater"}.union(*_ENTRIES.values())
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
 _SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
           operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
-class _Kind(NamedTuple):
-    """Calls of one kind.
+class Sizes(NamedTuple):
+    """From which size on calls are made by a program.
 
     Attributes:
-        program: runs them.
         graph: place of the edge_index among the tensors of a call.
         gradient: gradients are recorded.
         fewest: edges from which on the program is faster than PyG's own path.
@@ -64,7 +78,6 @@ class _Kind(NamedTuple):
         small: rows of the report for calls on fewer edges, and on a new graph of fewer.
     """
 
-    program: LayerProgram
     graph: int
     gradient: bool
     fewest: int
@@ -74,7 +87,7 @@ class _Kind(NamedTuple):
 
 
 @dataclass
-class _Programs:
+class Programs:
     """Of the calls of one layer, or of its propagate.
 
     Attributes:
@@ -86,7 +99,7 @@ class _Programs:
         reason: why the last of them did.
     """
 
-    programs: list[_Kind] = field(default_factory=list)
+    programs: list[LayerProgram] = field(default_factory=list)
     changes: int = 0
     records: int = 0
     failures: int = 0
@@ -108,12 +121,28 @@ class _Seen:
         return "; ".join(f for f in self.formulas if f not in inside)
 
 
+class Attempt(NamedTuple):
+    """A call that was recorded, if it could be.
+
+    Attributes:
+        out: what it returned.
+        program: of the call; None if there is none.
+        formulas: for the report; empty if nothing was accelerated.
+        backends: for the report.
+    """
+
+    out: Any
+    program: LayerProgram | None = None
+    formulas: str = ""
+    backends: str = ""
+
+
 class _Running(threading.local):
     seen: _Seen | None = None
 
 
 _running = _Running()
-_layers: "weakref.WeakKeyDictionary[Module, dict[str, _Programs]]" = weakref.WeakKeyDictionary()
+_layers: "weakref.WeakKeyDictionary[Module, dict[str, Programs]]" = weakref.WeakKeyDictionary()
 
 
 def forget() -> None:
@@ -149,9 +178,21 @@ def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> 
     return seen is not None
 
 
-def of(layer: Module, name: str) -> "_Programs | None":
+def of(layer: Module, name: str) -> "Programs | None":
     """Return the programs of a layer's calls; see :func:`why`."""
     return _layers.get(layer, _NONE).get(name)
+
+
+def find(
+    known: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[LayerProgram, tuple[Tensor, ...]] | None:
+    """Return the program that a call fits, and the tensors among its arguments."""
+    now = context()
+    for program in known.programs:
+        leaves = program.admit(args, kwargs)
+        if leaves is not None and program.context == now and program.guard.holds():
+            return program, leaves
+    return None
 
 
 _variables = variables("backend", "disable", "isa", "always", "verify", "tuning")
@@ -194,24 +235,47 @@ def recorded(
 ) -> Any:
     """Make a call and record it, if it can be."""
     known = _layers.get(layer, _NONE).get(name)
-    if known is not None and known.changes != settings.changes:
-        known = None
-    if known is not None and (known.failures >= _MOST or known.records >= _RECORDS):
-        return make(layer, *args, **kwargs)
-    if get_eval_frame_callback() is not None or not _is_recordable(layer, name, args, kwargs):
-        return make(layer, *args, **kwargs)
     if known is None:
-        known = _layers.setdefault(layer, {})[name] = _Programs(changes=settings.changes)
+        known = _layers.setdefault(layer, {})[name] = Programs(changes=settings.changes)
+    if known.changes != settings.changes:
+        known = _layers[layer][name] = Programs(changes=settings.changes)
+    start = perf_counter()
+    made = attempt(known, layer, name, make, args, kwargs)
+    if made.formulas:
+        count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
+    return made.out
+
+
+def attempt(
+    known: Programs,
+    layer: MessagePassing,
+    name: str,
+    make: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Attempt:
+    """Make a call and record it, if it can be.
+
+    Args:
+        known: programs of the layer; a new one is added, and a reason if there is none.
+        layer: whose call it is.
+        name: as of :func:`why`.
+        make: makes the call of the layer.
+        args: of the call.
+        kwargs: of the call.
+    """
+    if reason := unrecordable(known, layer, name, args, kwargs):
+        known.reason = known.reason or reason
+        return Attempt(make(layer, *args, **kwargs))
     try:
         signature = Signature(args, kwargs)
         now = context()
-        same = [kind.program for kind in known.programs if kind.program.context == now]
+        same = [program for program in known.programs if program.context == now]
         same = [program for program in same if program.signature.is_like(signature)]
         alike = next((program for program in same if program.guard.holds()), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic else None
-        start = perf_counter()
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
         try:
@@ -224,13 +288,9 @@ def recorded(
             _running.seen = before
     except NotComparable as error:
         known.failures, known.reason = _MOST, str(error)
-        return make(layer, *args, **kwargs)
+        return Attempt(make(layer, *args, **kwargs))
     known.records += 1
-    if seen.formulas:
-        count(
-            type(layer).__name__, seen.text(), "+".join(seen.backends) or "deferred", "",
-            perf_counter() - start,
-        )  # fmt: skip
+    made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred")
     reason = recorder.reason
     if not reason and not seen.formulas:
         reason = "no propagate call that is accelerated"
@@ -238,18 +298,18 @@ def recorded(
         reason = "what it does depends on sizes"
     if reason:
         known.failures, known.reason = known.failures + 1, reason
-        return out
+        return made
     program = LayerProgram(
         recorder.graph, recorder.constants, guard, signature, now,
         seen.text(), "+".join(seen.backends | backends) or "deferred", tuple(recorder.shapes),
     )  # fmt: skip
-    kind = _kind_of(layer, program, signature.leaves(args, kwargs), seen)
-    known.programs = [kind, *(k for k in known.programs if k.program is not alike)][:_MOST]
-    return out
+    program.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
+    known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
+    return made._replace(program=program)
 
 
-def _kind_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> _Kind:
-    """Return the kind of calls that a program runs, with the sizes from which on it does."""
+def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
+    """Return from which size on a program is faster than PyG's own path."""
     place, name = next(i for i, leaf in enumerate(leaves) if is_graph(leaf)), type(layer).__name__
     fewest, gradient = [0, 0], torch.is_grad_enabled()
     if in_force() is None:  # samples are of graphs of any size
@@ -264,25 +324,43 @@ def _kind_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _
         for reason in size_reasons(0, least, new=new) or [""]
     ]
     row = row_of(name, program.formulas, program.backends, "")
-    return _Kind(program, place, gradient, fewest[0], fewest[1], row, (small[0], small[1]))
+    return Sizes(place, gradient, fewest[0], fewest[1], row, (small[0], small[1]))
 
 
 skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 
-def _is_recordable(
-    layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Whether to record a call, by what is known before."""
-    if not vars(layer).keys().isdisjoint(_METHODS) or hook_reasons(layer):
-        return False
+def unrecordable(
+    known: Programs,
+    layer: MessagePassing,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> str:
+    """Return why a call is not recorded, by what is known before; empty if it is."""
+    if known.failures >= _MOST or known.records >= _RECORDS:
+        return known.reason or "calls of many kinds"
+    if get_eval_frame_callback() is not None:
+        return "a call that Dynamo runs"
+    own = [method for method, value in vars(layer).items() if method in _METHODS
+           and not is_rendered(value)]  # fmt: skip
+    if own:
+        return f"{', '.join(own)} set on the instance"
+    if reasons := hook_reasons(layer):
+        return "; ".join(reasons)
     if name == "call" and has_hooks(layer):
-        return False
+        return "; ".join(f"a {kind}" for table, kind in _HOOKS.items() if vars(layer)[table])
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        return False
-    if settings.verify or saved_tensors_are_hooked() or torch_records() or transform_reasons():
-        return False
-    return any(map(is_graph, (*args, *kwargs.values())))
+        return "inside a mode of torch"
+    if saved_tensors_are_hooked():
+        return "saved-tensor hooks are active"
+    if (settings.verify and not forced.on) or torch_records():
+        return "calls that are verified, or that torch records"
+    if reasons := transform_reasons():
+        return "; ".join(reasons)
+    if not any(map(is_graph, (*args, *kwargs.values()))):
+        return "a graph that is not a plain edge_index"
+    return ""
 
 
 def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) -> bool:

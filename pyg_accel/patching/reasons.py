@@ -1,5 +1,6 @@
 """Whether a call is accelerated: what patch() switched on, and the reasons against."""
 
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +36,7 @@ __all__ = [
     "call_reasons",
     "data_reasons",
     "device_of",
+    "forced",
     "has_hooks",
     "is_active",
     "is_watched",
@@ -49,9 +51,17 @@ __all__ = [
     "transform_reasons",
 ]
 
+
+class _Forced(threading.local):
+    """Whether calls of this thread are accelerated whatever is patched, and whatever their size."""
+
+    on: bool = False
+
+
 # How many patch(model) are in force, by the instances that they switched on.
 marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
 _switched_on = 0  # how many patch() without a model are in force
+forced = _Forced()
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
 _FAKE = _TorchDispatchModeKey.FAKE
@@ -72,7 +82,9 @@ def switch(by: int) -> None:
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
-    return _switched_on > 0 or (bool(marked) and module is not None and module in marked)
+    if _switched_on > 0 or forced.on:
+        return True
+    return bool(marked) and module is not None and module in marked
 
 
 def torch_records() -> bool:

@@ -5,6 +5,7 @@ types, dtypes, devices and sizes, in the same modes of torch and settings of thi
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -23,7 +24,7 @@ from pyg_accel.settings import settings
 __all__ = ["LayerProgram", "record"]
 
 
-@dataclass
+@dataclass(eq=False)
 class LayerProgram:
     """What a call of a layer computes, from its arguments to its result.
 
@@ -39,6 +40,8 @@ class LayerProgram:
         admit: returns the tensors among the arguments of a call that it fits, else None.
         derives: how many functions of the graph it runs once a graph.
         derives_anew: one of them reads more than the graph, so that it runs in each call.
+        unseen: calls in a row whose graphs were new.
+        sizes: from which on it is faster than PyG's own path, if that was asked.
     """
 
     graph: torch.fx.Graph
@@ -49,10 +52,22 @@ class LayerProgram:
     formulas: str = ""
     backends: str = ""
     shapes: tuple[Any, ...] = ()
+    unseen: int = 0
+    sizes: Any = None
 
     def __post_init__(self) -> None:
-        """Compile the graph."""
+        """Compile the arguments and the graph."""
         self.admit = self.signature.compiled()
+        self._compile()
+
+    def with_graph(self, graph: torch.fx.Graph, formulas: str) -> "LayerProgram":
+        """Return a program for the same calls that computes their results in another way."""
+        other = copy(self)
+        other.graph, other.formulas, other.unseen = graph, formulas, 0
+        other._compile()
+        return other
+
+    def _compile(self) -> None:
         constants = _Constants(self.constants)
         self._parts = split(self.graph)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)
@@ -66,7 +81,7 @@ class LayerProgram:
         self._held = tuple(value for value in held if isinstance(value, Tensor))
         places = self._parts.owners
         self._owners = itemgetter(*places, places[0]) if places else _nothing
-        self._sizes = _sizes_of(self._parts.sizes) if self._parts.sizes else _nothing
+        self._sizes_read = _sizes_of(self._parts.sizes) if self._parts.sizes else _nothing
         self._derived: TensorCache[Any] = TensorCache(lambda: settings.graph_cache, trusting=False)
 
     def find(self, leaves: tuple[Tensor, ...]) -> Any:
@@ -74,17 +89,23 @@ class LayerProgram:
         if self._parts is None:
             return ()
         owners = self._owners(leaves) + self._held
-        return self._derived.find(owners, self._sizes(leaves))
+        return self._derived.find(owners, self._sizes_read(leaves))
 
     def derive(self, leaves: tuple[Tensor, ...]) -> Any:
         """Derive of the tensors of a call what :meth:`find` will return."""
         derived = self._derive(*leaves)
-        self._derived.put(self._owners(leaves) + self._held, self._sizes(leaves), derived)
+        self._derived.put(self._owners(leaves) + self._held, self._sizes_read(leaves), derived)
         return derived
 
-    def run(self, leaves: tuple[Tensor, ...], derived: Any) -> Any:
+    def finish(self, leaves: tuple[Tensor, ...], derived: Any) -> Any:
         """Make a call with the tensors among its arguments and what was derived of them."""
         return self._rest(*leaves) if self._parts is None else self._rest(*leaves, derived)
+
+    def run(self, *leaves: Tensor) -> Any:
+        """Make a call with the tensors among its arguments."""
+        derived = self.find(leaves)
+        self.unseen = 0 if derived is not None else self.unseen + 1
+        return self.finish(leaves, self.derive(leaves) if derived is None else derived)
 
 
 def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
