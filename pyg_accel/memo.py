@@ -175,14 +175,14 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     tensors: list[Tensor] = []
     form = _form((args, kwargs), tensors)
     if running.inside or not tensors or not all([_is_plain(t) for t in tensors]):
-        return function(*args, **kwargs)
+        return running.call(function, args, kwargs)
     owners = [array for tensor in tensors for array in arrays_of(tensor)]
     original = getattr(function, "__wrapped__", function)  # of which patch() changed the code
     key = original, get_default_dtype(), _is_any_autocast_enabled(), form
     try:
         hash(key)
     except TypeError:  # an argument that cannot be a key
-        return function(*args, **kwargs)
+        return running.call(function, args, kwargs)
     known = find(owners, key)
     if known is not None and known.fits():
         running.hits += 1

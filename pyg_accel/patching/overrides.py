@@ -15,9 +15,10 @@ whoever imported a function before reaches the hook as well. These functions are
   see :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
 * ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
-* ``QuantileAggregation.forward`` and ``SortAggregation.forward``, which sort.
+* ``QuantileAggregation.forward``, which sorts.
+* while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
+  HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
-* ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 
 Two methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and
 its hooks, for only inside of it results are remembered; and the one that compilers ask.
@@ -34,15 +35,14 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
-from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
+from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 
-from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
+from pyg_accel.patching.running import running
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "rendering_reason",
-    "template", "uninstall",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "is_rendered",
+    "rendering_reason", "template", "uninstall",
 ]  # fmt: skip
 
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -65,6 +65,11 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.utils.scatter": "scatter",
     "torch_geometric.utils.segment": "segment",
     "torch_geometric.utils.to_dense_batch": "to_dense_batch",
+    "torch_geometric.utils.degree": "degree",  # from here on while a model is distributed
+    "torch_geometric.nn.conv.han_conv.group": "group",
+    "torch_geometric.nn.global_add_pool": "pool",
+    "torch_geometric.nn.global_mean_pool": "pool",
+    "torch_geometric.nn.global_max_pool": "pool",
 }
 HOOK_DICTS = (
     "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
@@ -73,16 +78,14 @@ HOOK_DICTS = (
     "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
     "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
 )  # fmt: skip
-# The hook of each method, and what `_hand_over` takes as `unless`.
-_METHODS: tuple[tuple[type, str, str, int | None], ...] = (
-    (MessagePassing, "_set_jittable_templates", "render", None),
-    (MessagePassing, "_collect", "bypassed", None),
-    (Aggregation, "__call__", "aggregate", LOOKS_UP),
-    (QuantileAggregation, "forward", "quantile", None),
-    (SortAggregation, "forward", "sort", None),
-    (RGCNConv, "forward", "relations", LOOKS_UP),
-    (HeteroConv, "forward", "hetero", None),
-    (Embedding, "forward", "embedding", LOOKS_UP),
+# The hook of each method, and whether it is asked inside of a layer's call that is PyG's.
+_METHODS: tuple[tuple[type, str, str, bool], ...] = (
+    (MessagePassing, "_set_jittable_templates", "render", True),
+    (MessagePassing, "_collect", "bypassed", True),
+    (Aggregation, "__call__", "aggregate", False),
+    (QuantileAggregation, "forward", "quantile", True),
+    (RGCNConv, "forward", "relations", False),
+    (HeteroConv, "forward", "hetero", True),
 )
 
 # The methods that MessagePassing gets, and their hooks.
@@ -126,7 +129,8 @@ def install(hooks: Hooks) -> None:
     """Change what the docstring of this module lists; does nothing the second time.
 
     Args:
-        hooks: all of those that :mod:`pyg_accel.patching.api` lists.
+        hooks: all of those that :mod:`pyg_accel.patching.api` lists, and those of a distributed
+            model if there is one.
     """
     with _lock:
         if _handed_over:
@@ -140,15 +144,14 @@ def install(hooks: Hooks) -> None:
 
         for cls in dict.fromkeys(_subclasses(MessagePassing)):
             _hand_over_class(cls, hooks)
-        for cls, name, hook, unless in _METHODS:
+        for cls, name, hook, always in _METHODS:
             if _is_stock(vars(cls)[name]):
-                _hand_over(vars(cls)[name], {**hooks, "render": render}[hook], unless=unless)
+                _hand_over(vars(cls)[name], {**hooks, "render": render}[hook], always=always)
         for path, hook in _HOOKED.items():
             module, _, name = path.rpartition(".")
             function: Any = getattr(sys.modules.get(module), name, None)
-            if _is_stock(function):
-                # A small call on a known graph too gets from memory what was derived from it.
-                _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
+            if hook in hooks and _is_stock(function):
+                _hand_over(function, hooks[hook])
                 skip_code(function.__code__)  # Dynamo begins no graph there after a break
         for name, hook in _ADDED.items():
             if name not in vars(MessagePassing):
@@ -170,10 +173,10 @@ def _is_stock(function: Any) -> bool:
     return isinstance(function, FunctionType) and function.__module__.startswith(_HOMES)
 
 
-def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = LOOKS_UP) -> None:
+def _hand_over(function: Any, hook: Callable[..., Any], *, always: bool = False) -> None:
     """Let a function hand what it was, and its arguments, to a hook.
 
-    Inside of a layer's call that is known to be as small as ``unless`` it runs as it was.
+    Inside of a layer's call that is PyG's own it runs as it was, unless ``always``.
 
     TorchScript and Dynamo read the original's source through the attributes that
     torch.jit.script_if_tracing leaves. Dynamo, which counts recompilations by code, finds code of
@@ -190,8 +193,8 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     vars(original).pop(_WRAPPED)
     vars(original).update(attributes)
     original.__kwdefaults__ = function.__kwdefaults__
-    code = _code_for(function, small=unless is not None)
-    given = {"_original": original, "_hook": hook, "_unless": unless, "_call": layer_call,
+    code = _code_for(function, always=always)
+    given = {"_original": original, "_hook": hook, "_running": running,
              "_compiles": is_dynamo_compiling}  # fmt: skip
     function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **given}
     vars(function).update({_WRAPPED: original, _ORIGINAL: original, _SCRIPTED: True})
@@ -204,19 +207,19 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
 # arguments; the variables of the closure are named because Python and Dynamo expect them.
 _HANDS_OVER = """
 def with_closure({closure}):
-    def hands_over(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
-        {small}return _hook(_original, *args, **kwargs)
+    def hands_over(*args, _original, _hook, _running, _compiles, **kwargs):
+        {stock}return _hook(_original, *args, **kwargs)
         {closure}
     return hands_over
 """
-_IF_SMALL = """if not _compiles() and _call.small >= _unless:
+_IF_STOCK = """if not _compiles() and _running.stock:
             return _original(*args, **kwargs)
         """
 
 
-def _code_for(function: FunctionType, *, small: bool) -> CodeType:
+def _code_for(function: FunctionType, *, always: bool) -> CodeType:
     names = function.__code__.co_freevars
-    text = _HANDS_OVER.format(closure=", ".join(names), small=_IF_SMALL if small else "")
+    text = _HANDS_OVER.format(closure=", ".join(names), stock="" if always else _IF_STOCK)
     made: dict[str, Any] = {}
     exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), made)
     code: CodeType = made["with_closure"](*names).__code__.replace(co_name=function.__name__)
@@ -246,6 +249,11 @@ def template(module: MessagePassing, name: str) -> Callable[..., Any]:
     """Return the rendered ``propagate`` or ``edge_updater`` as it was before."""
     found: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
     return found
+
+
+def is_rendered(method: Any) -> bool:
+    """Return whether a method, as PyG sets it on instances, is one that it rendered."""
+    return _ORIGINAL in vars(getattr(method, "__func__", method))
 
 
 # What PyG says of a class that it cannot render, and what there is to change.
