@@ -292,7 +292,7 @@ def test_the_reader_of_blocks_sees_them():
 DIRECTIVE = re.compile(r"^\.\. (auto(?:module|function|class|data)|currentmodule):: (\S+)", re.M)
 PUBLIC = (
     "backends", "cuda_graphs", "distributed", "errors", "formula", "layers", "ops", "patching",
-    "reordering", "rewrite", "rewrite.cost", "rewrite.ir", "rewrite.rules.common", "settings",
+    "reordering", "rewrite", "rewrite.cost", "rewrite.ir", "settings",
     "testing", "transforms",
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 
 # Lines of code, as `code_lines` counts them: a ceiling, to be lowered with every change that needs
 # fewer. One that needs more has to let something else go.
-MOST_CODE_LINES = 37_850
+MOST_CODE_LINES = 37_630
 
 # Imports run from later floors to earlier ones. Rooms of one floor may not know each other, except
 # for the modules of the first.
@@ -50,7 +50,6 @@ PRIVATES_IN_USE = {
     "layers/recorded.py": {"_model"},  # of its own
     "layers/pairs.py": {"_children"},  # Sequential shows the calls it makes nowhere else
     "memo.py": {"_value"},  # of torch_sparse's storage, beside which PyG has one of that name
-    "rewrite/rules/common.py": {"_cached_edge_index"},  # a rewritten GCN shares its layer's cache
 }
 
 

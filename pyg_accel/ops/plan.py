@@ -45,9 +45,12 @@ Fold = Callable[[Tensor], Tensor] | None
 
 
 class Result(NamedTuple):
-    """A gradient that a launch computes: of which operand, how it is fitted, its shape."""
+    """What a launch computes: the gradient of an operand, how it is fitted, its shape.
 
-    operand: int
+    None in place of the operand: what later launches read, behind all other tensors.
+    """
+
+    operand: int | None
     fit: Fold
     shape: torch.Size
 
@@ -272,7 +275,11 @@ class _Reduce(torch.autograd.Function):
             outs = function(*before, *([list(read)] if listed else read), *after)
             outs = (outs,) if type(outs) is Tensor else outs
             for (operand, fit, shape), out in zip(results, outs, strict=True):
-                found[2 + operand] = (out if fit is None else fit(out)).reshape(shape)
+                out = (out if fit is None else fit(out)).reshape(shape)
+                if operand is None:
+                    tensors.append(out)
+                else:
+                    found[2 + operand] = out
         names = chosen.get()
         if names is not None:
             names.update(gradient.backends)

@@ -150,7 +150,11 @@ class _Reduction(NamedTuple):
         if passes is None:
             found = backward_passes(csr, turned, self.text, self.reduces, self.needs, ready,
                                     self.shapes)  # fmt: skip
-            passes = _passes[key] = [(part, self._fits(part, ready)) for part in found]
+            passes, known = [], dict(ready)
+            for part in found:
+                passes.append((part, self._fits(part, known)))
+                known |= {i: like.new_empty(0, self.message[0], 1) for i in part.operands if i >= n}
+            _passes[key] = passes
         constants = [(i, t) for i, t in ready.items() if i not in indices]
         places = {index: place for place, index in enumerate([*indices, *dict(constants)])}
         for part, fits in passes:
@@ -159,8 +163,15 @@ class _Reduction(NamedTuple):
                 folds += [(places[i], change) for i in part.used for change in flat]
             graph_of_pass = turned if part.source and turned is not None else csr
             name, launch = part.launch(graph_of_pass, [ready[i] for i in part.used])
-            results = tuple(map(Result, part.operands, fits, [shapes[i] for i in part.operands]))
-            launches.append((launch, tuple([places[i] for i in part.used]), results))
+            used, results = tuple([places[i] for i in part.used]), []
+            for i, fit_one in zip(part.operands, fits, strict=True):
+                if i < n:
+                    results.append(Result(i, fit_one, shapes[i]))
+                    continue
+                ready[i] = like.new_empty(rows["e"], self.message[0], 1)
+                places[i] = len(places)
+                results.append(Result(None, fit_one, ready[i].shape))
+            launches.append((launch, used, tuple(results)))
             backends[name] = None
             left -= set(part.operands)
         for i in left:  # e.g. of signs
@@ -170,7 +181,8 @@ class _Reduction(NamedTuple):
 
     def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
         """What brings the results of a pass to the shapes of the operands."""
-        wanted = [self.shapes[i] for i in part.operands]
+        n, number = len(self.sides), (self.message[0], 1)
+        wanted = [self.shapes[i] if i < n else number for i in part.operands]
         return [None if mine == size else partial(fit, shape=mine)
                 for mine, size in zip(wanted, part.sizes(tensors), strict=True)]  # fmt: skip
 

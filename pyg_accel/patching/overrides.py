@@ -15,9 +15,8 @@ whoever imported a function before reaches the hook as well. These functions are
   see :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
 * ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
-* ``QuantileAggregation.forward`` and ``SortAggregation.forward``, which sort.
+* ``QuantileAggregation.forward``, which sorts.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
-* ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 
 Two methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and
 its hooks, for only inside of it results are remembered; and the one that compilers ask.
@@ -34,15 +33,14 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
-from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
+from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "rendering_reason",
-    "template", "uninstall",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "is_rendered",
+    "rendering_reason", "template", "uninstall",
 ]  # fmt: skip
 
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -79,10 +77,8 @@ _METHODS: tuple[tuple[type, str, str, int | None], ...] = (
     (MessagePassing, "_collect", "bypassed", None),
     (Aggregation, "__call__", "aggregate", LOOKS_UP),
     (QuantileAggregation, "forward", "quantile", None),
-    (SortAggregation, "forward", "sort", None),
     (RGCNConv, "forward", "relations", LOOKS_UP),
     (HeteroConv, "forward", "hetero", None),
-    (Embedding, "forward", "embedding", LOOKS_UP),
 )
 
 # The methods that MessagePassing gets, and their hooks.
@@ -246,6 +242,11 @@ def template(module: MessagePassing, name: str) -> Callable[..., Any]:
     """Return the rendered ``propagate`` or ``edge_updater`` as it was before."""
     found: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
     return found
+
+
+def is_rendered(method: Any) -> bool:
+    """Return whether a method, as PyG sets it on instances, is one that it rendered."""
+    return _ORIGINAL in vars(getattr(method, "__func__", method))
 
 
 # What PyG says of a class that it cannot render, and what there is to change.

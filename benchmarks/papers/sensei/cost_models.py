@@ -30,14 +30,12 @@ from benchmarks.papers import tables
 from benchmarks.papers.sensei import orders
 from benchmarks.tools import results
 from pyg_accel import Graph
-from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.cost import GraphFeatures, Learned, Roofline
 from pyg_accel.rewrite.cost.learned import vectors
 from pyg_accel.rewrite.cost.measurements import devices_of, primitives_of, read_measurements
 from pyg_accel.rewrite.cost.roofline import machine_of
 from pyg_accel.rewrite.cost.train import boosted, factors_of
 from pyg_accel.rewrite.layer import RewrittenLayer
-from pyg_accel.rewrite.lift import bind
 from pyg_accel.rewrite.select import QUICK, Decision, Options, decide
 
 FOLDER = "papers/sensei"
@@ -111,8 +109,7 @@ def layer(name: str, n_in: int, n_out: int, train: bool) -> Decision:
     """The trees of a layer, from a call on a small graph."""
     conv = orders.MODELS[name].make(n_in, n_out)
     x, ring = torch.randn(6, n_in, requires_grad=train), torch.arange(6)
-    call = Call(conv, bind(conv, (x, torch.stack([ring, (ring + 1) % 6])), {}))
-    return RewrittenLayer(conv, Options(train=train)).decision(call)
+    return RewrittenLayer(conv, Options(train=train)).decide(x, torch.stack([ring, (ring + 1) % 6]))
 
 
 @cache

@@ -13,8 +13,6 @@ from torch.nn import Linear, Module
 from torch_geometric.nn import MessagePassing, SimpleConv
 from torch_geometric.utils import softmax
 
-from pyg_accel.rewrite import lifts, record
-
 WIDTH = 24  # of keys, and of what a gate hears of the neighbours
 
 
@@ -40,7 +38,6 @@ class DotAttention(MessagePassing):
         return alpha.unsqueeze(-1) * value_j
 
 
-lifts(DotAttention)(record)
 
 
 class GaANConv(Module):

@@ -27,11 +27,8 @@ from benchmarks.papers.sensei.gaan import DotAttention
 from benchmarks.tools import graphs, plot, results
 from benchmarks.tools.timing import seconds_of
 from benchmarks.tools.variants import must_agree
-from pyg_accel.rewrite import matrices
-from pyg_accel.rewrite.algebra import Call
 from pyg_accel.rewrite.cost import cost_model, features
 from pyg_accel.rewrite.layer import RewrittenLayer
-from pyg_accel.rewrite.lift import bind
 from pyg_accel.rewrite.select import Options
 
 ALLOWED = 2e-3  # of the largest output: fp32 sums in another order
@@ -198,8 +195,7 @@ def measure(
         seed = torch.randn(nodes, n_out, device=device) if train else None
     except torch.OutOfMemoryError:
         return
-    call = Call(conv, bind(conv, (x, edge_index), {}))
-    overhead, chosen, predicted = decide(conv, call, train)
+    overhead, chosen, predicted = decide(conv, (x, edge_index), train)
     families = {tree(n_in, n_out): family for family, tree in model.families.items()}
     default = model.default(n_in, n_out)
     trees = dict.fromkeys([default, *families, *predicted, chosen, *also])
@@ -220,7 +216,9 @@ def measure(
             truth = out if truth is None else truth
             error = must_agree([out], [truth], ALLOWED, f"{tree} on {nodes} nodes")
             del out
-            matrices._derived.clear()  # what is computed once a graph is the first call's
+            layer = RewrittenLayer(conv, Options(train=train, choose=tree))
+            layer.decide(x, edge_index)  # what is computed once a graph is the first call's
+            run = step(layer, x, edge_index, seed)
             rows[tree] |= {"error": error, "first_ms": lap(run, device)}
             runs[tree] = run
         except torch.OutOfMemoryError:
@@ -235,16 +233,16 @@ def measure(
         torch.cuda.empty_cache()
 
 
-def decide(conv: Module, call: Call, train: bool) -> tuple[float, str, dict[str, float]]:
+def decide(
+    conv: Module, inputs: tuple[Tensor, Tensor], train: bool
+) -> tuple[float, str, dict[str, float]]:
     """Milliseconds that choosing takes for a graph never seen, the tree, and all predictions."""
-    warm = RewrittenLayer(conv, Options(train=train))
-    warm.decision(call)  # loads the models, builds the graph and its transpose
+    layer = RewrittenLayer(conv, Options(train=train))
+    choice = layer.decide(*inputs).choice  # loads the models, builds the graph and its transpose
     laps = []
     for _ in range(3):
         features._known.clear()
-        laps.append(lap(lambda: RewrittenLayer(conv, Options(train=train)).decision(call),
-                        call.x.device.type))  # fmt: skip
-    choice = warm.decision(call).choice
+        laps.append(lap(lambda: layer.decide(*inputs), inputs[0].device.type))
     predicted = {str(tree): 1e3 * seconds for tree, seconds in choice.seconds.items()}
     return sorted(laps)[1], str(choice.tree), predicted
 

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from benchmarks.papers.sensei.orders import MODELS, decide, measure
 from benchmarks.tools import graphs, plot, results
-from pyg_accel.rewrite.algebra import Call
-from pyg_accel.rewrite.lift import bind
 
 NAME = "papers/sensei/association_samples"
 SIZES = {"GCN": (32, 256), "GAT": (1024, 2048)}
@@ -76,7 +74,7 @@ def whole_choices(csr: graphs.Csr) -> dict[str, str]:
     for name, (n_in, n_out) in SIZES.items():
         conv = MODELS[name].make(n_in, n_out).to(edge_index.device)
         x = torch.empty(csr[0].numel() - 1, n_in, device=edge_index.device)
-        found[name] = decide(conv, Call(conv, bind(conv, (x, edge_index), {})), False)[1]
+        found[name] = decide(conv, (x, edge_index), False)[1]
     return found
 
 
