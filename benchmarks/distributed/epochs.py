@@ -143,6 +143,11 @@ class Peer(Module):
         return x
 
 
+# torch 2.13 renamed both and warns about the old names.
+ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
 class _Gathered(torch.autograd.Function):
     """Rows of all ranks, padded to one length; the backward pass adds up and scatters."""
 
@@ -151,11 +156,18 @@ class _Gathered(torch.autograd.Function):
         ctx.wire, ctx.rows = wire, own.size(0)
         padded = own.new_zeros(longest, own.size(1))
         padded[: own.size(0)] = own
-        return wire.gather(padded, "halo")
+        whole = own.new_empty(wire.size * longest, own.size(1))
+        with wire.measured("halo", padded.nbytes, whole.nbytes - padded.nbytes):
+            ALL_GATHER(whole, padded, group=wire.group)
+        return whole
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, None, ctx.wire.scatter_sums(grad, "halo")[: ctx.rows]
+        wire, grad = ctx.wire, grad.contiguous()
+        own = grad.new_empty(grad.size(0) // wire.size, grad.size(1))
+        with wire.measured("halo", grad.nbytes - own.nbytes, own.nbytes):
+            REDUCE_SCATTER(own, grad, group=wire.group)
+        return None, None, own[: ctx.rows]
 
 
 class _Exchanged(torch.autograd.Function):
@@ -164,15 +176,16 @@ class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, halo: Any, own: Tensor) -> Tensor:
         ctx.halo = halo
-        received = own.new_empty(halo.halo, own.size(1))
-        halo.wire.exchange(received, halo.receive, own[halo.wanted], halo.send)
+        received = own.new_empty(halo.rows - halo.own, own.size(1))
+        halo.wire.exchange(received, halo.receive, own[halo.wanted], halo.send, "halo")
         return torch.cat([own, received])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         halo = ctx.halo
         received = grad.new_empty(halo.wanted.numel(), grad.size(1))
-        halo.wire.exchange(received, halo.send, grad[halo.own :].contiguous(), halo.receive)
+        sent = grad[halo.own :].contiguous()
+        halo.wire.exchange(received, halo.send, sent, halo.receive, "halo")
         return None, grad[: halo.own].index_add(0, halo.wanted, received)
 
 
@@ -268,7 +281,7 @@ def measure(
                 model, whole, rows="own", partition="given", wire_dtype=narrow
             )
             own, halo, spread = model.wire, halo_of(data.edge_index), model
-            facts = {"own_rows": halo.own, "halo_rows": halo.halo}
+            facts = {"own_rows": halo.own, "halo_rows": halo.rows - halo.own}
             if variant in PEERS:
                 model = peer(variant, name, data, whole, own, spread.types[None].cuts)
                 call = lambda: model(data.x)  # noqa: E731

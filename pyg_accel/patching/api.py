@@ -59,7 +59,8 @@ def _install() -> None:
 class OverrideHandle:
     """Overrides that stand in front of those of ``patch()`` and call them.
 
-    They are there whether or not anything is patched; what they call asks that itself.
+    They are there whether or not anything is patched; what they call asks that itself. Handles of
+    the same hooks share them: those of a model that runs meanwhile stay installed.
 
     Args:
         hooks: by the names that those of ``patch()`` have.
@@ -68,8 +69,13 @@ class OverrideHandle:
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
         self.hooks = hooks
         with _lock:
+            shared = self._are_shared()
             _hook_handles.append(self)
-            _install()
+            if not shared:
+                _install()
+
+    def _are_shared(self) -> bool:
+        return any(handle.hooks is self.hooks for handle in _hook_handles)
 
     def remove(self) -> None:
         """Take the hooks away; a second time does nothing."""
@@ -77,6 +83,8 @@ class OverrideHandle:
             if self not in _hook_handles:
                 return
             _hook_handles.remove(self)
+            if self._are_shared():
+                return
             if _handles or _hook_handles:
                 _install()
             else:

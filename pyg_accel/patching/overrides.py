@@ -16,6 +16,8 @@ whoever imported a function before reaches the hook as well. These functions are
 * ``softmax`` over target nodes, and ``spmm``.
 * ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
 * ``QuantileAggregation.forward``, which sorts.
+* while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
+  HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
 
 Two methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and
@@ -63,6 +65,11 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.utils.scatter": "scatter",
     "torch_geometric.utils.segment": "segment",
     "torch_geometric.utils.to_dense_batch": "to_dense_batch",
+    "torch_geometric.utils.degree": "degree",  # from here on while a model is distributed
+    "torch_geometric.nn.conv.han_conv.group": "group",
+    "torch_geometric.nn.global_add_pool": "pool",
+    "torch_geometric.nn.global_mean_pool": "pool",
+    "torch_geometric.nn.global_max_pool": "pool",
 }
 HOOK_DICTS = (
     "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
@@ -122,7 +129,8 @@ def install(hooks: Hooks) -> None:
     """Change what the docstring of this module lists; does nothing the second time.
 
     Args:
-        hooks: all of those that :mod:`pyg_accel.patching.api` lists.
+        hooks: all of those that :mod:`pyg_accel.patching.api` lists, and those of a distributed
+            model if there is one.
     """
     with _lock:
         if _handed_over:
@@ -142,7 +150,7 @@ def install(hooks: Hooks) -> None:
         for path, hook in _HOOKED.items():
             module, _, name = path.rpartition(".")
             function: Any = getattr(sys.modules.get(module), name, None)
-            if _is_stock(function):
+            if hook in hooks and _is_stock(function):
                 # A small call on a known graph too gets from memory what was derived from it.
                 _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
                 skip_code(function.__code__)  # Dynamo begins no graph there after a break

@@ -11,8 +11,8 @@ from typing import Any
 from torch import fx
 
 from pyg_accel.formula import Binary, Formula, Operand, map_operands, operands_of, parse
-from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.recorder import ABOUT
+from pyg_accel.rewrite.nodes import called
 
 __all__ = ["Attention", "ScoreOperand", "read_attention"]
 
@@ -116,7 +116,7 @@ def _operand(
         source = _linear_in(inner)
         if source is None or {*inner.users} != {chain[-1] if chain else user}:
             return ScoreOperand(index, node, None, ())
-        if source.meta[ABOUT].shape != inner.meta[ABOUT].shape or name_of(inner.target) == "mul":
+        if source.meta[ABOUT].shape != inner.meta[ABOUT].shape or called(inner) == "mul":
             chain.append(inner)
         inner = source
     return ScoreOperand(index, node, inner, tuple(reversed(chain)))
@@ -124,7 +124,7 @@ def _operand(
 
 def _linear_in(node: fx.Node) -> fx.Node | None:
     """The node that another is linear in, row by row; None if it may be anything else."""
-    if node.op != "call_function" or name_of(node.target) not in _LINEAR:
+    if node.op != "call_function" or called(node) not in _LINEAR:
         return None
     source, *others = node.all_input_nodes
     if source is not node.args[0] or ABOUT not in source.meta:
@@ -132,7 +132,7 @@ def _linear_in(node: fx.Node) -> fx.Node | None:
     rows, shape = source.meta[ABOUT].shape[:1], node.meta[ABOUT].shape
     if shape[:1] != rows or len(shape) < 2:
         return None
-    if name_of(node.target) in ("view", "reshape") and shape != source.meta[ABOUT].shape:
+    if called(node) in ("view", "reshape") and shape != source.meta[ABOUT].shape:
         return None
     alike = all(o.op == "get_attr" and o.meta[ABOUT].shape[:-2] in ((), (1,)) for o in others)
     return source if alike else None

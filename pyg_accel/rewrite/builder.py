@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from pyg_accel.record.split import DERIVED
-from pyg_accel.rewrite.learning import Learning
+from pyg_accel.rewrite.nodes import Learning
 
 __all__ = ["Builder", "Edges", "Value"]
 

@@ -2,7 +2,7 @@
 
 from torch import fx
 
-from pyg_accel.record.edge_tensors import name_of
+from pyg_accel.rewrite.nodes import called
 
 __all__ = ["Changes"]
 
@@ -23,7 +23,7 @@ class Changes:
         for node, place in self._places.items():
             if node.op[:4] != "call":
                 continue
-            name = name_of(node.target) if node.op == "call_function" else str(node.target)
+            name = called(node)
             writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
             out = node.kwargs.get("out")
             changed = out if isinstance(out, fx.Node) else node.args[0] if writes else None

@@ -24,9 +24,9 @@ from pyg_accel.record.program import LayerProgram
 from pyg_accel.record.recorder import ABOUT, perform
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.halos import exchanges_halos
-from pyg_accel.rewrite.learning import Learning
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
+from pyg_accel.rewrite.nodes import Learning
 from pyg_accel.rewrite.override import RUNNING
 from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
 from pyg_accel.settings import settings
@@ -70,7 +70,7 @@ class _Rewritten:
 class RewrittenLayer(torch.nn.Module):
     """What :class:`~pyg_accel.rewrite.optimized.OptimizedModel` runs in place of a layer.
 
-    A call that cannot be lifted is made by the layer itself. It is a module, but a part of no model.
+    A call that cannot be lifted is made by the layer itself. It is a module, but part of no model.
 
     Attributes:
         conv: the layer.
@@ -322,7 +322,7 @@ def recorded_call(
 def _forward(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Make a call of a layer; one of MaxK as the layer of PyG on features through MaxK."""
     if not isinstance(conv, _MAXK):
-        return torch.nn.Module._call_impl(conv, *args, **kwargs)  # type: ignore[no-untyped-call]
+        return torch.nn.Module._call_impl(conv, *args, **kwargs)
     x, *others = args
     if isinstance(conv, MaxKSAGEConv) and conv.project:
         return _projected(conv, x, *others, **kwargs)

@@ -11,8 +11,8 @@ from pyg_accel.patching.programs import Programs
 from pyg_accel.patching.rng_state import random_state, restore
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.layer import recorded_call
-from pyg_accel.rewrite.learning import Learning
 from pyg_accel.rewrite.lift import NotLifted, regions_of
+from pyg_accel.rewrite.nodes import Learning
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.select import assumptions_of
 

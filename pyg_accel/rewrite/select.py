@@ -19,8 +19,8 @@ from pyg_accel.rewrite.cost import (
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.equivalents import merge, simplify
 from pyg_accel.rewrite.ir import Expr, leaves_of
-from pyg_accel.rewrite.learning import Learning, lasts
 from pyg_accel.rewrite.lift import Region
+from pyg_accel.rewrite.nodes import Learning, lasts
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.tree import Tree, is_sparse
 from pyg_accel.rewrite.tree_cost import Assumptions, Features

@@ -11,14 +11,13 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel import ops
 from pyg_accel.graph import Graph
-from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.recorder import ABOUT
 from pyg_accel.rewrite.builder import Builder, Edges
-from pyg_accel.rewrite.learning import lasts
+from pyg_accel.rewrite.nodes import called, lasts
 
 __all__ = [
-    "Normalisation", "base_of", "degrees", "edges_of", "in_order_of", "inverse_counts", "inverse_roots",
-    "normalisation_of", "ones_like",
+    "Normalisation", "base_of", "degrees", "edges_of", "in_order_of", "inverse_counts",
+    "inverse_roots", "normalisation_of", "ones_like",
 ]  # fmt: skip
 
 _VIEWS = ("view", "reshape", "unsqueeze")
@@ -56,11 +55,11 @@ def normalisation_of(
 ) -> Normalisation | None:
     """Return the normalisation that edge weights and the edges of a graph come from, if one is."""
     item = base_of(weight)
-    if item.op != "call_function" or name_of(item.target) != "getitem":
+    if item.op != "call_function" or called(item) != "getitem":
         return None
     call, place = item.args
     edges = graph.args[0]
-    if place != 1 or not isinstance(call, fx.Node) or name_of(call.target) != "borrow":
+    if place != 1 or not isinstance(call, fx.Node) or called(call) != "borrow":
         return None
     if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0):
         return None
@@ -82,7 +81,7 @@ def normalisation_of(
 
 def base_of(node: fx.Node) -> fx.Node:
     """Return what a view [E, 1] of edge weights looks at."""
-    while node.op == "call_function" and name_of(node.target) in _VIEWS:
+    while node.op == "call_function" and called(node) in _VIEWS:
         shape = node.args[0].meta[ABOUT].shape  # type: ignore[union-attr]
         if [n for n in shape if n != 1] != [n for n in node.meta[ABOUT].shape if n != 1]:
             break

@@ -1,4 +1,6 @@
-"""What is known of the nodes of a recorded graph: which have gradients, and which stay the same."""
+"""What is known of the nodes of a recorded graph."""
+
+from typing import Any
 
 from torch import fx
 
@@ -6,7 +8,19 @@ from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.recorder import ABOUT
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["Learning", "lasts"]
+__all__ = ["Learning", "called", "facts_of", "lasts"]
+
+
+def called(node: fx.Node) -> str:
+    """Return the name of the function that a node calls; empty for a node that calls none."""
+    if node.op == "call_method":
+        return str(node.target)
+    return name_of(node.target) if callable(node.target) else ""
+
+
+def facts_of(node: Any) -> Any:
+    """Return the :class:`~pyg_accel.record.recorder.About` of a node; None if it is no tensor."""
+    return node.meta.get(ABOUT) if isinstance(node, fx.Node) else None
 
 
 class Learning:
@@ -28,5 +42,5 @@ def lasts(node: fx.Node) -> bool:
     """Return whether a node is an argument, a constant, or derived of these once a graph."""
     if node.op in ("placeholder", "get_attr"):
         return True
-    derived = DERIVED in node.meta or name_of(node.target) in ("getitem", "size")
+    derived = DERIVED in node.meta or called(node) in ("getitem", "size")
     return derived and all(map(lasts, node.all_input_nodes))
