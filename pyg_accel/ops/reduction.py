@@ -1,6 +1,6 @@
 """Plans of :func:`.gspmm`: layout, kernel and gradients of a kind of call, bound to a graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import situation
 from pyg_accel.backends.spec import Shapes
 from pyg_accel.cache import Bounded
@@ -26,7 +25,7 @@ from pyg_accel.ops.gspmm_backward import (
 )
 from pyg_accel.ops.launch import launch_of
 from pyg_accel.ops.layout import contiguous_rows, find_layout
-from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, folding
+from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 
 __all__ = ["REDUCES", "plan_of", "transposed_of"]
@@ -65,8 +64,12 @@ def plan_of(
         given.append(folded)
     csr = graph.csr(edge_order=edge_order)
     name, launch = launch_of(csr, text, reduces, given, want_arg=rule.want_arg)
-    shapes = tuple((rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces)
-    plan = Plan(launch, tuple(folds), shapes, {name: None}, single)
+    shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
+    if launch.raw:
+        folds = [None] * len(operands)
+        if reduces != ("none",) and trailings[rule.sides.index("u")] == rule.trailing:
+            shapes = []
+    plan = Plan(computing(launch, folds, shapes), {name: None}, 0 if single else len(reduces))
     if any(needs):
         plan.rule, plan.keeps = rule, rule.keeps
     return plan
@@ -129,20 +132,17 @@ class _Reduction(NamedTuple):
         indices = [*self.indices, *(n + 2 * r for r in range(len(self.reduces)))]
         folds: list[tuple[int, Any]] = []
         ready: dict[int, Tensor] = {}
+        divided = []
         for place, (index, t) in enumerate(zip(indices, tensors, strict=True)):
             if t is None:
                 continue
-            fold, t = folding(t, *(self.shapes[index] if index < n else self.message))
+            fold, ready[index] = folding(t, *(self.shapes[index] if index < n else self.message))
             if fold is not None:
                 folds.append((place, fold))
             r = place - len(self.keeps)
             if r >= 0 and self.reduces[r] == "mean" and not plain:
-                folds.append((place, partial(torch.div, other=degrees(csr, t.dtype))))
-            ready[index] = t
-        launches: list[tuple[Launch, tuple[int, ...], tuple[Result, ...]]] = []
+                divided.append((place, partial(torch.div, other=degrees(csr, t.dtype))))
         backends: dict[str, None] = {}
-        shapes = [torch.Size((rows[side], *trailing))
-                  for side, trailing in zip(self.sides, self.trailings, strict=True)]  # fmt: skip
         left = {i for i, need in enumerate(self.needs) if need}
         like = next(iter(ready.values()))
         key = (self, plain, tuple(ready), like.dtype, like.device.type, situation())
@@ -153,20 +153,43 @@ class _Reduction(NamedTuple):
             passes = _passes[key] = [(part, self._fits(part, ready)) for part in found]
         constants = [(i, t) for i, t in ready.items() if i not in indices]
         places = {index: place for place, index in enumerate([*indices, *dict(constants)])}
-        for part, fits in passes:
-            if part.formulas == (SCATTER,):
-                flat = methodcaller("flatten", 1), methodcaller("contiguous")
-                folds += [(places[i], change) for i in part.used for change in flat]
+        launches = []
+        for part, _ in passes:
             graph_of_pass = turned if part.source and turned is not None else csr
             name, launch = part.launch(graph_of_pass, [ready[i] for i in part.used])
-            results = tuple(map(Result, part.operands, fits, [shapes[i] for i in part.operands]))
-            launches.append((launch, tuple([places[i] for i in part.used]), results))
+            launches.append(launch)
             backends[name] = None
             left -= set(part.operands)
+        raw = not divided and all(launch.raw for launch in launches)
+        folds = [] if raw else folds + divided
+        run: list[tuple[Callable[..., Any], bool, tuple[int, ...], tuple[Result, ...]]] = []
+        shapes = [torch.Size((rows[side], *trailing))
+                  for side, trailing in zip(self.sides, self.trailings, strict=True)]  # fmt: skip
+        for (part, fits), launch in zip(passes, launches, strict=True):
+            if part.formulas == (SCATTER,) and not raw:
+                flat = methodcaller("flatten", 1), methodcaller("contiguous")
+                folds += [(places[i], change) for i in part.used for change in flat]
+            trailing = self._trailing(part) if raw else None
+            results = tuple(Result(i, None if fit is None and trailing == self.trailings[i]
+                                   else _reshaping(fit, shapes[i]))
+                            for i, fit in zip(part.operands, fits, strict=True))  # fmt: skip
+            used = tuple([places[i] for i in part.used])
+            run.append((launch.bound(), launch.listed, used, results))
         for i in left:  # e.g. of signs
             zeros = partial(torch.zeros, shapes[i], dtype=like.dtype, device=like.device)
-            launches.append((Launch(zeros), (), (Result(i, None, shapes[i]),)))
-        return Gradient(tuple(t for _, t in constants), folds, launches, backends)
+            run.append((zeros, False, (), (Result(i, None),)))
+        return Gradient(tuple(t for _, t in constants), folds, run, backends)
+
+    def _trailing(self, part: Pass) -> torch.Size | None:
+        """Shape of a row of what a pass computes of operands as they are; None if it has another.
+
+        It is that of the features that are gathered.
+        """
+        if part.reduces == ("none",):
+            return None
+        text = "u0" if part.formulas == (SCATTER,) else part.formulas[0]
+        index = part.used[next(o.index for o in operands_of(parse(text)) if o.side == "u")]
+        return self.trailings[index] if index < len(self.trailings) else self.trailing
 
     def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
         """What brings the results of a pass to the shapes of the operands."""
@@ -184,13 +207,21 @@ class _Reduction(NamedTuple):
             return None if t is None else contiguous_rows(t.reshape(t.size(0), *shape))
 
         operands = [folded(tensors.get(i), shape) for i, shape in enumerate(self.shapes)]
-        winners = [tensors.get(n + 2 * r + 1) for r in range(len(self.reduces))]
+        winners = [folded(tensors.get(n + 2 * r + 1), self.message)
+                   for r in range(len(self.reduces))]  # fmt: skip
         csr = graph.csr(edge_order=self.edge_order)
         found = gradients(Arrays.join(csr, self._turned(graph)), operands, winners,
                           [folded(g, self.message) for g in grads], self.text, self.reduces,
                           self.needs, self.shapes)  # fmt: skip
         return [None if g is None else g.reshape(g.size(0), *trailing)
                 for g, trailing in zip(found, self.trailings, strict=True)]  # fmt: skip
+
+
+def _reshaping(fit: Fold, shape: torch.Size) -> Fold:
+    """Fit a gradient, and bring it to its shape."""
+    if fit is None:
+        return methodcaller("reshape", shape)
+    return lambda t: fit(t).reshape(shape)
 
 
 # The passes of backward passes, which do not depend on the graph, and how their results are fitted.
