@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -99,5 +100,41 @@ struct FeatureRows {
   int64_t columns = 1;
   int64_t stride = 0;  // elements between rows
 };
+
+// The operators of a library, by its function of a plan, features, weights or null, and whether
+// winners are wanted, which it returns behind the result.
+using RunPlan = std::vector<torch::stable::Tensor> (*)(const Plan&,
+                                                       const torch::stable::Tensor&,
+                                                       const torch::stable::Tensor*,
+                                                       bool);
+
+template <RunPlan kRun>
+torch::stable::Tensor run1(int64_t plan, const torch::stable::Tensor& x) {
+  return kRun(Plan(plan), x, nullptr, false)[0];
+}
+
+template <RunPlan kRun>
+torch::stable::Tensor run2(int64_t number,
+                           const torch::stable::Tensor& a,
+                           const torch::stable::Tensor& b) {
+  const Plan plan(number);
+  return kRun(plan, plan.swapped ? b : a, plan.swapped ? &a : &b, false)[0];
+}
+
+template <RunPlan kRun>
+std::tuple<torch::stable::Tensor, torch::stable::Tensor> run1_winners(
+    int64_t plan,
+    const torch::stable::Tensor& x) {
+  const auto found = kRun(Plan(plan), x, nullptr, true);
+  return {found[0], found[1]};
+}
+
+template <RunPlan kRun>
+std::tuple<torch::stable::Tensor, torch::stable::Tensor>
+run2_winners(int64_t number, const torch::stable::Tensor& a, const torch::stable::Tensor& b) {
+  const Plan plan(number);
+  const auto found = kRun(plan, plan.swapped ? b : a, plan.swapped ? &a : &b, true);
+  return {found[0], found[1]};
+}
 
 }  // namespace pyg_accel

@@ -1,6 +1,4 @@
 // SpMM: out[i] = reduce over row i of weight * x[col].
-#include <tuple>
-
 #include "packing.h"
 #include "plans.h"
 #include "schedule.h"
@@ -169,32 +167,11 @@ void remove_matrix(int64_t number) {
   table().remove(number);
 }
 
-std::vector<Tensor> run(int64_t number, const Tensor& x, const Tensor* weight, bool want_arg) {
-  const Plan plan(number);
-  return spmm(*table().at(plan.matrix), plan, x, weight, want_arg);
-}
-
-Tensor run1(int64_t plan, const Tensor& x) {
-  return run(plan, x, nullptr, false)[0];
-}
-
-Tensor run2(int64_t number, const Tensor& a, const Tensor& b) {
-  const Plan plan(number);
-  const Tensor &first = plan.swapped ? b : a, &second = plan.swapped ? a : b;
-  if (plan.dot)
-    return dot(*table().at(plan.matrix), plan.heads, first, second);
-  return run(number, first, &second, false)[0];
-}
-
-std::tuple<Tensor, Tensor> run1_winners(int64_t plan, const Tensor& x) {
-  const std::vector<Tensor> found = run(plan, x, nullptr, true);
-  return {found[0], found[1]};
-}
-
-std::tuple<Tensor, Tensor> run2_winners(int64_t number, const Tensor& a, const Tensor& b) {
-  const bool swapped = Plan(number).swapped;
-  const std::vector<Tensor> found = run(number, swapped ? b : a, swapped ? &a : &b, true);
-  return {found[0], found[1]};
+std::vector<Tensor> run(const Plan& plan, const Tensor& x, const Tensor* other, bool winners) {
+  const auto csr = table().at(plan.matrix);
+  if (plan.dot && other)
+    return {dot(*csr, plan.heads, x, *other)};
+  return spmm(*csr, plan, x, other, winners);
 }
 
 }  // namespace
@@ -205,10 +182,10 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CompositeExplicitAutograd, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
   m.impl("add_matrix", TORCH_BOX(&add_matrix));
-  m.impl("run1", TORCH_BOX(&run1));
-  m.impl("run2", TORCH_BOX(&run2));
-  m.impl("run1_winners", TORCH_BOX(&run1_winners));
-  m.impl("run2_winners", TORCH_BOX(&run2_winners));
+  m.impl("run1", TORCH_BOX(&run1<run>));
+  m.impl("run2", TORCH_BOX(&run2<run>));
+  m.impl("run1_winners", TORCH_BOX(&run1_winners<run>));
+  m.impl("run2_winners", TORCH_BOX(&run2_winners<run>));
   m.impl("scatter_arg", TORCH_BOX(&scatter_arg));
 }
 
