@@ -125,7 +125,8 @@ struct Features {
 
 void divide(RowSpmmArgs& args, const Tensor& x) {
   const int whole = 16 / element_bytes(x), most = kWarp * args.vector;
-  const bool twice = whole == 4 && args.vector == whole && args.few;  // vectors of a lane
+  // Two vectors a lane are compiled of single elements, and of whole vectors for few entries.
+  const bool twice = args.vector == 1 || (whole == 4 && args.vector == whole && args.few);
   args.slice = static_cast<int>(std::min<int64_t>(args.slice, power_above(args.columns)));
   args.slice = std::max(std::min(args.slice, twice ? 2 * most : most), args.vector);
   const int group = std::min(args.slice / args.vector, kWarp);

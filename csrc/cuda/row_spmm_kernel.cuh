@@ -326,9 +326,12 @@ void run_rows(const RowSpmmArgs& a, cudaStream_t stream) {
 template <typename T, typename Index, RowReduce kReduce>
 void run_vectors(const RowSpmmArgs& a, cudaStream_t stream) {
   constexpr int kWhole = 16 / sizeof(T);
-  if constexpr (kWhole == 4) {
-    if (a.slice > 32 * kWhole)
-      return run_rows<T, Index, kReduce, kWhole, 2, 4>(a, stream);
+  if (a.slice > 32 * a.vector) {  // two vectors a lane
+    if constexpr (kWhole == 4) {
+      if (a.vector == kWhole)
+        return run_rows<T, Index, kReduce, kWhole, 2, 4>(a, stream);
+    }
+    return run_rows<T, Index, kReduce, 1, 2, 4>(a, stream);
   }
   const auto run = [&]<int kVector>(std::integral_constant<int, kVector>) {
     a.few ? run_rows<T, Index, kReduce, kVector, 1, 4>(a, stream)

@@ -74,6 +74,14 @@ def _cost(spec: OpSpec) -> float:
     return 1e-5 + 2.5e-13 * spec.num_edges * spec.heads * spec.width * spec.dtype.itemsize
 
 
+def _unavailable_reasons() -> list[str]:
+    """It needs a GPU that the native library was compiled for."""
+    reasons = cuda_unavailable_reasons()
+    if not reasons and torch.cuda.get_device_capability() < (8, 0):
+        return [f"{torch.cuda.get_device_name()} is older than compute capability 8.0"]
+    return reasons
+
+
 def _run(
     csr: CSR, formula: Formula, operands: list[Tensor], reduces: list[str], *, want_arg: bool
 ) -> list[Tensor]:
@@ -115,5 +123,5 @@ def _bind(
 
 
 CUDA_ROWS = Backend(
-    "cuda_rows", {"gspmm": Kernel(_run, _cost, _reasons, bind=_bind)}, cuda_unavailable_reasons
+    "cuda_rows", {"gspmm": Kernel(_run, _cost, _reasons, bind=_bind)}, _unavailable_reasons
 )
