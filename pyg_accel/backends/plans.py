@@ -11,9 +11,10 @@ from pyg_accel.facts import facts_of
 from pyg_accel.graph import CSR
 from pyg_accel.native import direct
 
-__all__ = ["Matrix", "dot_launch", "spmm_launch"]
+__all__ = ["MOST_HEADS", "PLANNED", "Matrix", "dot_launch", "spmm_launch"]
 
-REDUCES = ("sum", "mean", "max", "min")
+PLANNED = ("sum", "mean", "max", "min")
+MOST_HEADS = 2**20 - 1  # for which a plan has bits
 
 
 class Matrix:
@@ -88,7 +89,7 @@ def spmm_launch(
         swapped: weights come first.
         by_source: weights are those of sources.
     """
-    how = REDUCES.index(reduce) | combine << 2 | relu << 4 | columns << 5 | swapped << 6
+    how = PLANNED.index(reduce) | combine << 2 | relu << 4 | columns << 5 | swapped << 6
     name = f"run{1 + weighted}" + "_winners" * winners
     return _launch(library, matrix, csr, name, how | by_source << 8, heads)
 

@@ -149,3 +149,15 @@ def test_threads_make_and_run_plans_at_the_same_time():
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(16)))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "none"])
+def test_more_heads_than_a_plan_has_bits_for(reduce):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [0, 0]]), (2, 1))
+    x, weight = torch.randn(2, 2**20, 1), torch.randn(2, 2**20, 1)
+    if reduce == "none":
+        found = ops.gspmm(graph, "sum(mul(u0,v1))", [x, x[:1]], reduce="none")
+        torch.testing.assert_close(found, (x * x[:1]).sum(-1))
+    else:
+        found = ops.spmm(graph, x, weight)
+        torch.testing.assert_close(found, (x * weight).sum(0, keepdim=True))

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyg_accel.backends.base import Launch, winners_are_columns
 from pyg_accel.backends.cpu import attention
 from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, sums_inside
-from pyg_accel.backends.plans import Matrix, dot_launch, spmm_launch
+from pyg_accel.backends.plans import MOST_HEADS, PLANNED, Matrix, dot_launch, spmm_launch
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Binary, Formula, Operand, Unary, dot_ends, operands_of
 from pyg_accel.graph import CSR
@@ -36,15 +36,16 @@ def bind(
         return lambda csr: Launch(attention.run_several, (csr, formulas, reduces), listed=True)
     codes = [REDUCES.index(reduce) for reduce in reduces]
     arg_is_col = winners_are_columns(formula, reduces)
-    simple = len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min")
-    if simple and (product := _as_spmm(formula, shapes, full)) is not None:
+    planned = len(reduces) == 1 and heads <= MOST_HEADS
+    product = _as_spmm(formula, shapes, full) if planned and reduces[0] in PLANNED else None
+    if product is not None:
         x, weight, combine, relu = product
         return lambda csr: spmm_launch(
             library, _matrix(library, csr), csr, reduces[0], heads, weighted=weight is not None,
             winners=want_arg, combine=combine, relu=relu, columns=arg_is_col, swapped=x == 1,
         )  # fmt: skip
     ends = dot_ends(formula)
-    if reduces == ["none"] and ends and shapes[ends[0]] == shapes[ends[1]] == full:
+    if planned and reduces == ["none"] and ends and shapes[ends[0]] == shapes[ends[1]] == full:
         return lambda csr: dot_launch(
             library, _matrix(library, csr), csr, heads, swapped=ends[0] == 1
         )

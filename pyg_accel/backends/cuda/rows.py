@@ -18,7 +18,7 @@ from pyg_accel.backends.base import (
     placement_reasons,
     winners_are_columns,
 )
-from pyg_accel.backends.plans import REDUCES, Matrix, spmm_launch
+from pyg_accel.backends.plans import MOST_HEADS, PLANNED, Matrix, spmm_launch
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.spec import OpSpec, Shapes, shapes_of, widest
 from pyg_accel.backends.triton.launch import choose_tile, degree_class
@@ -31,7 +31,6 @@ from pyg_accel.native import cuda_library, cuda_unavailable_reasons
 __all__ = ["CUDA_ROWS"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MOST_HEADS = 2**20  # that a plan counts
 
 
 class _Weighted(NamedTuple):
@@ -60,11 +59,11 @@ def _weighted(formula: Formula, shapes: Shapes) -> _Weighted | None:
 def _reasons(spec: OpSpec) -> list[str]:
     reasons = placement_reasons(spec, "cuda", _DTYPES)
     shapes = spec.shapes or ((spec.heads, spec.width),) * 2
-    if len(spec.reduces) != 1 or spec.reduces[0] not in REDUCES:
+    if len(spec.reduces) != 1 or spec.reduces[0] not in PLANNED:
         reasons.append("not one sum, mean, maximum or minimum")
     elif _weighted(parse(spec.formula), shapes) is None:
         reasons.append("not features of sources with at most a weight per edge and head")
-    if spec.heads >= _MOST_HEADS:
+    if spec.heads > MOST_HEADS:
         reasons.append(f"{spec.heads} heads")
     return reasons
 
