@@ -150,11 +150,12 @@ class _Reduction(NamedTuple):
         if passes is None:
             found = backward_passes(csr, turned, self.text, self.reduces, self.needs, ready,
                                     self.shapes)  # fmt: skip
-            passes = _passes[key] = [(part, self._fits(part, ready)) for part in found]
+            passes = _passes[key] = [(part, self._fits(part, ready), self._trailing(part))
+                                     for part in found]  # fmt: skip
         constants = [(i, t) for i, t in ready.items() if i not in indices]
         places = {index: place for place, index in enumerate([*indices, *dict(constants)])}
         launches = []
-        for part, _ in passes:
+        for part, _, _ in passes:
             graph_of_pass = turned if part.source and turned is not None else csr
             name, launch = part.launch(graph_of_pass, [ready[i] for i in part.used])
             launches.append(launch)
@@ -163,20 +164,20 @@ class _Reduction(NamedTuple):
         raw = not divided and all(launch.raw for launch in launches)
         folds = [] if raw else folds + divided
         run: list[tuple[Callable[..., Any], bool, tuple[int, ...], tuple[Result, ...]]] = []
-        shapes = [torch.Size((rows[side], *trailing))
-                  for side, trailing in zip(self.sides, self.trailings, strict=True)]  # fmt: skip
-        for (part, fits), launch in zip(passes, launches, strict=True):
+        for (part, fits, trailing), launch in zip(passes, launches, strict=True):
             if part.formulas == (SCATTER,) and not raw:
                 flat = methodcaller("flatten", 1), methodcaller("contiguous")
                 folds += [(places[i], change) for i in part.used for change in flat]
-            trailing = self._trailing(part) if raw else None
-            results = tuple(Result(i, None if fit is None and trailing == self.trailings[i]
-                                   else _reshaping(fit, shapes[i]))
-                            for i, fit in zip(part.operands, fits, strict=True))  # fmt: skip
+            results = tuple([
+                Result(i, None if raw and fit is None and trailing == self.trailings[i]
+                       else _reshaping(fit, torch.Size((rows[self.sides[i]], *self.trailings[i]))))
+                for i, fit in zip(part.operands, fits, strict=True)
+            ])  # fmt: skip
             used = tuple([places[i] for i in part.used])
             run.append((launch.bound(), launch.listed, used, results))
         for i in left:  # e.g. of signs
-            zeros = partial(torch.zeros, shapes[i], dtype=like.dtype, device=like.device)
+            shape = (rows[self.sides[i]], *self.trailings[i])
+            zeros = partial(torch.zeros, shape, dtype=like.dtype, device=like.device)
             run.append((zeros, False, (), (Result(i, None),)))
         return Gradient(tuple(t for _, t in constants), folds, run, backends)
 
@@ -185,10 +186,11 @@ class _Reduction(NamedTuple):
 
         It is that of the features that are gathered.
         """
-        if part.reduces == ("none",):
-            return None
         text = "u0" if part.formulas == (SCATTER,) else part.formulas[0]
-        index = part.used[next(o.index for o in operands_of(parse(text)) if o.side == "u")]
+        sources = [o.index for o in operands_of(parse(text)) if o.side == "u"]
+        if part.reduces == ("none",) or not sources:
+            return None
+        index = part.used[sources[0]]
         return self.trailings[index] if index < len(self.trailings) else self.trailing
 
     def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
@@ -224,8 +226,9 @@ def _reshaping(fit: Fold, shape: torch.Size) -> Fold:
     return lambda t: fit(t).reshape(shape)
 
 
-# The passes of backward passes, which do not depend on the graph, and how their results are fitted.
-_passes: Bounded[Any, list[tuple[Pass, list[Fold]]]] = Bounded(4096)
+# The passes of backward passes, which do not depend on the graph; how their results are fitted; and
+# the shape of a row of these, see `_Reduction._trailing`.
+_passes: Bounded[Any, list[tuple[Pass, list[Fold], torch.Size | None]]] = Bounded(4096)
 
 
 @lru_cache(maxsize=4096)
