@@ -43,7 +43,9 @@ class Launch(NamedTuple):
 
     def bound(self) -> Callable[..., Any]:
         """Return it as a function of the operands, or of their list."""
-        return partial(self.function, *self.before)
+        call = partial(self.function, *self.before)
+        call.__dict__["owner"] = self.owner
+        return call
 
     def __call__(self, operands: list[Tensor]) -> list[Tensor]:
         """Compute [rows, H, F]."""

@@ -4,6 +4,8 @@ A plan is a number (csrc/plans.h): ``run1(plan, x)`` and ``run2(plan, x, weight)
 says in one call, of features with any strides and any shape behind their rows.
 """
 
+from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 from pyg_accel.backends.base import Launch
@@ -17,6 +19,12 @@ PLANNED = ("sum", "mean", "max", "min")
 MOST_HEADS = 2**20 - 1  # for which a plan has bits
 
 
+# Matrices whose arrays are gone, and what removes them: when the next is added, because modes would
+# see operators that run wherever Python happens to free an object.
+_gone: list[tuple[Callable[[int], None], int]] = []
+_removing = Lock()
+
+
 class Matrix:
     """A CSR matrix in the table of a library, for as long as its arrays live.
 
@@ -28,12 +36,19 @@ class Matrix:
 
     def __init__(self, library: Any, csr: CSR, how: tuple[Any, ...], owned: Any) -> None:
         """Use :meth:`of`."""
+        with _removing:
+            while _gone:
+                remove, number = _gone.pop()
+                remove(number)
         self.number: int = direct(library.add_matrix)(*csr[:4], *how)
-        self._owned, self._remove = (csr.eid, owned), direct(library.remove_matrix)
+        self._remove = direct(library.remove_matrix)
+        # The library reads their memory, which assignments to `.data` would free.
+        storages = [t.untyped_storage() for t in csr[:3] if t is not None]
+        self._owned = storages, owned
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
-            self._remove(self.number)
+            _gone.append((self._remove, self.number))
 
     @classmethod
     def of(

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_accel import Graph, ops
 from pyg_accel.backends.plans import Matrix, spmm_launch
@@ -15,6 +16,18 @@ pytestmark = pytest.mark.skipif(
     bool(cpu_unavailable_reasons()), reason="the native library is not built"
 )
 N, M, E = 12, 9, 50
+
+
+class Names(TorchDispatchMode):
+    """The names of the operators that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def make_graph() -> Graph:
@@ -120,7 +133,10 @@ def test_matrices_leave_the_table_with_their_graph():
     cpu_library().run1(plans[0], x)
     gc.disable()
     try:
-        del graph
+        with Names() as seen:
+            del graph
+        assert not seen.names
+        run1(make_graph())  # which makes room
         with pytest.raises(RuntimeError, match="no matrix"):
             cpu_library().run1(plans[0], x)
     finally:
@@ -131,9 +147,23 @@ def test_arrays_that_change_in_place_are_read_anew(graph):
     x = torch.randn(M, 4)
     ops.spmm(graph, x)
     graph.col.copy_(graph.col.flip(0))
-    torch.testing.assert_close(ops.spmm(graph, x).double(), truth(graph, x), rtol=1e-5, atol=1e-5)
+    for reduce in ("sum", "mean", "sum"):  # the second plan looks at the arrays again
+        found = ops.spmm(graph, x, reduce=reduce)
+        run1(make_graph())
+        if reduce == "sum":
+            torch.testing.assert_close(found.double(), truth(graph, x), rtol=1e-5, atol=1e-5)
     other = Graph.trusted(graph.rowptr, graph.col, None, M, sorted=False)
     assert run1(other).before != run1(Graph.from_csr(graph.rowptr, graph.col.clone())).before
+
+
+def test_arrays_that_lose_their_memory_are_not_read_after_it_is_freed():
+    edges = torch.stack([torch.randint(size, (2**20,)) for size in (M, N)])  # its memory is mapped
+    graph = Graph.from_edge_index(edges, (M, N))
+    x = torch.randn(M, 4)
+    right = ops.spmm(graph, x)
+    graph.col.data = graph.col[:1].clone()
+    graph.rowptr.data = graph.rowptr.clone()
+    torch.testing.assert_close(ops.spmm(graph, x), right)
 
 
 def test_threads_make_and_run_plans_at_the_same_time():
