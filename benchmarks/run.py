@@ -1,13 +1,14 @@
-"""All benchmarks: check, measure, write the CSV, draw.
+"""The two suites of a CPU: check, measure, write the CSV, draw.
 
 python -m benchmarks.run [kernels|epochs|all] [--quick]
 """
 
 import argparse
 
-from benchmarks import cpu_epochs, cpu_kernels, plot
+from benchmarks.epochs import cpu as epochs
+from benchmarks.kernels import cpu as kernels
 
-SUITES = {"kernels": (cpu_kernels,), "epochs": (cpu_epochs,), "all": (cpu_kernels, cpu_epochs)}
+SUITES = {"kernels": (kernels,), "epochs": (epochs,), "all": (kernels, epochs)}
 
 
 def main() -> None:
@@ -17,7 +18,6 @@ def main() -> None:
     options = parser.parse_args()
     for suite in SUITES[options.suite]:
         suite.main(["--quick"] if options.quick else [])
-    plot.main(quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,6 @@ PAGES = {
     "CHANGELOG.md": "changelog",
     "CONTRIBUTING.md": "contributing",
     "benchmarks/README.md": "benchmarks",
-    "benchmarks/results/association_tables.md": "association_tables",
     "examples": "examples",
     "benchmarks/results": "benchmarks",
     "benchmarks/results/cost_measurements": "benchmarks",

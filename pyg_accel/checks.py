@@ -1,5 +1,6 @@
 """Checks of what users pass: whole numbers, and conditions on what tensors hold."""
 
+from collections.abc import Mapping
 from numbers import Integral
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from pyg_accel.machine import is_captured
 
-__all__ = ["require", "shown", "whole"]
+__all__ = ["check_arguments", "require", "shown", "whole"]
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
@@ -27,6 +28,39 @@ def whole(name: str, value: object, least: int = 1) -> int:
 def shown(value: object) -> str:
     """Return what an error message says of a value: the shape of a tensor, or its type."""
     return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_arguments(arguments: Mapping[str, object]) -> None:
+    """Refuse arguments of a model, by name, that are no tensors where these are meant.
+
+    Raises:
+        TypeError: for an array of numpy, and for a list of two lists in the place of a graph.
+        ValueError: for features in the place of a graph.
+    """
+    for name, value in arguments.items():
+        _check_argument(name, value)
+
+
+def _check_argument(name: str, value: object) -> None:
+    if type(value).__module__.partition(".")[0] == "numpy":
+        array = f"numpy.{type(value).__name__} {list(getattr(value, 'shape', ()))}"
+        raise TypeError(f"expected '{name}' to be a tensor (got {array}); use torch.from_numpy")
+    if name != "edge_index":
+        return
+    if isinstance(value, (list, tuple)) and all(map(_holds_numbers, value)):
+        raise TypeError(
+            f"expected '{name}' to be a tensor (got a {shown(value)}); use torch.tensor"
+        )
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return
+    is_whole = not value.is_floating_point() and not value.is_complex()
+    if not is_whole or value.dim() != 2 or value.size(0) != 2:
+        raise ValueError(f"expected '{name}' to be whole numbers [2, E] (got {value.dtype} "
+                         f"{list(value.shape)}; arguments in another order?)")  # fmt: skip
+
+
+def _holds_numbers(row: object) -> bool:
+    return isinstance(row, (list, tuple)) and all(isinstance(n, int) for n in row)
 
 
 def require(condition: Tensor, message: str) -> None:

@@ -56,7 +56,7 @@ class PartitionMismatch(DistributedError):
 
 
 class RanksDiverged(DistributedError):
-    """One rank computes gradients while another has gone on without."""
+    """Ranks meet in different collectives; found with ``TORCH_DISTRIBUTED_DEBUG=INFO``."""
 
 
 class NotDistributable(DistributedError, ValueError):

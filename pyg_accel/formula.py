@@ -13,37 +13,18 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
 from math import copysign
 
 from pyg_accel.functions import BINARY, FUNCTIONS, PARAMETRIC, UNARY
 from pyg_accel.syntax import expression_tree
 
 __all__ = [
-    "BINARY",
-    "SIDES",
-    "UNARY",
-    "Binary",
-    "Const",
-    "Formula",
-    "Operand",
-    "Sum",
-    "Unary",
-    "children",
-    "dot_ends",
-    "gradient",
-    "has_sum",
-    "map_children",
-    "map_operands",
-    "operands_of",
-    "parse",
-    "selects",
-    "shape_of",
-    "swap_sides",
-    "times",
-    "weighted_source",
-    "where",
-]
+    "BINARY", "SIDES", "UNARY", "Binary", "Const", "Formula", "Operand", "Sum", "Unary",
+    "children", "dot_ends", "factors", "gradient", "has_sum", "is_summed", "map_children",
+    "map_operands", "operands_of", "parse", "selects", "shape_of", "summed", "swap_sides",
+    "times", "weighted_source", "where",
+]  # fmt: skip
 
 SIDES = ("u", "v", "e")
 
@@ -297,15 +278,34 @@ def shape_of(formula: Formula, shapes: dict[int, Shape]) -> Shape:
     return (1, 1)
 
 
-def _add(a: Formula, b: Formula | None) -> Formula:
-    return a if b is None else Binary("add", b, a)
-
-
 def times(a: Formula, b: Formula) -> Formula:
     """Return the product of two, without a factor of 1."""
     if a == Const(1.0):
         return b
     return a if b == Const(1.0) else Binary("mul", a, b)
+
+
+def summed(formula: Formula, shapes: dict[int, Shape] | None) -> Formula:
+    """Return the sum over the width; factors of one column stand outside where shapes tell them."""
+    number, rest = (Const(1.0), formula) if shapes is None else factors(formula, shapes)
+    return times(number, Sum(rest))
+
+
+def factors(formula: Formula, shapes: dict[int, Shape]) -> tuple[Formula, Formula]:
+    """Return a factor of one column, and one of rows, whose product a formula is."""
+    if shape_of(formula, shapes)[1] == 1:
+        return formula, Const(1.0)
+    match formula:
+        case Unary(op="neg", arg=arg):
+            number, rest = factors(arg, shapes)
+            return times(Const(-1.0), number), rest
+        case Binary(op="mul", left=left, right=right):
+            (a, x), (b, y) = factors(left, shapes), factors(right, shapes)
+            return times(a, b), times(x, y)
+        case Binary(op="div", left=left, right=right) if shape_of(right, shapes)[1] == 1:
+            number, rest = factors(left, shapes)
+            return Binary("div", number, right), rest
+    return Const(1.0), formula
 
 
 def where(condition: Formula, left: Formula, right: Formula) -> Formula:
@@ -348,7 +348,7 @@ def gradient(
             return None
         case Sum(arg=arg):
             # The sum was repeated over the columns that the seed has.
-            return gradient(arg, index, seed if width(seed) == 1 else Sum(seed), shapes)
+            return gradient(arg, index, seed if width(seed) == 1 else summed(seed, shapes), shapes)
         case Unary(op=op, arg=arg, value=value):
             parts = [part(arg, g) for g in _gradients(op, value, seed, formula, arg)]
         case Binary(op=op, left=left, right=right):
@@ -357,11 +357,8 @@ def gradient(
     found_parts = [each for each in parts if each is not None]
     if shapes is not None and shapes[index][1] == 1 and len({*map(width, found_parts)}) > 1:
         # What has one column is not to be added up again.
-        found_parts = [each if width(each) == 1 else Sum(each) for each in found_parts]
-    total: Formula | None = None
-    for each in found_parts:
-        total = _add(each, total)
-    return total
+        found_parts = [each if width(each) == 1 else summed(each, shapes) for each in found_parts]
+    return reduce(partial(Binary, "add"), found_parts) if found_parts else None
 
 
 def _zeros(formula: Formula, shapes: dict[int, Shape]) -> Formula:

@@ -2,6 +2,8 @@
 
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -9,7 +11,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["INTERPRETED", "Device", "Gpu", "gpu_of", "is_captured", "processor"]
+__all__ = ["INTERPRETED", "Device", "Gpu", "as_captured", "gpu_of", "is_captured", "is_capturing",
+           "processor"]  # fmt: skip
+
+_warming_up = 0  # blocks of as_captured; backward passes run in threads of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,29 @@ class Device:
         return asdict(self)
 
 
+@contextmanager
+def as_captured() -> Iterator[None]:
+    """Let every choice be that of a capture, for the warm-up before one.
+
+    A kernel that is compiled or loaded inside of a capture breaks it, so a capture launches only
+    what its warm-up has launched.
+    """
+    global _warming_up
+    _warming_up += 1
+    try:
+        yield
+    finally:
+        _warming_up -= 1
+
+
 def is_captured(tensor: torch.Tensor) -> bool:
-    """Return whether calls on a tensor now become part of a CUDA graph."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    """Return whether calls on a tensor become part of a CUDA graph, now or after a warm-up."""
+    return _warming_up > 0 or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def is_capturing() -> bool:
+    """Return the same of calls on a CUDA device."""
+    return _warming_up > 0 or torch.cuda.is_current_stream_capturing()
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -37,22 +38,36 @@ def test_an_example_needs_no_other_file_and_no_other_library(path):
     assert imported <= LIBRARIES | TOOLS.get(path.stem, set())
 
 
+@pytest.fixture
+def ended(tmp_path, monkeypatch, capsys):
+    """Run a copy of an example in this process, which it ends; returns its status and messages."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, *arguments: str) -> tuple[object, str]:
+        (tmp_path / name).write_text((ROOT / "examples" / name).read_text())
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(name, run_name="__main__")
+        return end.value.code, capsys.readouterr().err
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("distributed_folder.py", ["train", "graph"]), ("distributed_fsdp.py", [])],
 )
-def test_an_example_for_several_processes_names_the_command_that_starts_it(
-    name, arguments, tmp_path
-):
-    done = started(name, tmp_path, *arguments)
-    assert done.returncode == 2
-    assert f"torchrun --nproc-per-node 4 {name}" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_an_example_for_several_processes_names_the_command_that_starts_it(name, arguments, ended):
+    status, messages = ended(name, *arguments)
+    assert status == 2
+    assert f"torchrun --nproc-per-node 4 {name}" in messages
 
 
-def test_the_example_with_a_folder_asks_for_its_arguments(tmp_path):
-    done = started("distributed_folder.py", tmp_path)
-    assert done.returncode == 2 and "usage: distributed_folder.py" in done.stderr
+def test_the_example_with_a_folder_asks_for_its_arguments(ended):
+    status, messages = ended("distributed_folder.py")
+    assert status == 2 and "usage: distributed_folder.py" in messages
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""Rules that matter are executable: floors, file lengths, where privates and variables are read."""
+"""Rules that matter are executable: floors, circles and lines of code; in `make lint`, form."""
 
 import ast
 import graphlib
@@ -10,6 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 
 import pyg_accel
@@ -23,7 +24,7 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 
 # Lines of code, as `code_lines` counts them: a ceiling, to be lowered with every change that needs
 # fewer. One that needs more has to let something else go.
-MOST_CODE_LINES = 37_850
+MOST_CODE_LINES = 37_630
 
 # Imports run from later floors to earlier ones. Rooms of one floor may not know each other, except
 # for the modules of the first.
@@ -49,7 +50,6 @@ PRIVATES_IN_USE = {
     "layers/recorded.py": {"_model"},  # of its own
     "layers/pairs.py": {"_children"},  # Sequential shows the calls it makes nowhere else
     "memo.py": {"_value"},  # of torch_sparse's storage, beside which PyG has one of that name
-    "rewrite/rules/common.py": {"_cached_edge_index"},  # a rewritten GCN shares its layer's cache
 }
 
 
@@ -129,6 +129,7 @@ def test_no_modules_import_one_another_in_a_circle():
     graphlib.TopologicalSorter(edges).prepare()
 
 
+@pytest.mark.lint
 def test_modules_do_not_import_others_by_name():
     """A name in a string hides an import from every tool that reads them."""
 
@@ -144,6 +145,7 @@ def test_modules_do_not_import_others_by_name():
     assert not (found := breaches(files, by_name)), found
 
 
+@pytest.mark.lint
 def test_floors_below_patching_know_nothing_of_pyg():
     def of_pyg(path: Path) -> Iterator[str]:
         yield from (n for n in imported(parsed(path)) if n.startswith("torch_geometric"))
@@ -176,6 +178,7 @@ def test_the_code_does_not_grow():
     assert lines <= MOST_CODE_LINES, "more code than before: what does it replace?"
 
 
+@pytest.mark.lint
 def test_files_stay_short():
     def too_long(path: Path) -> Iterator[str]:
         if (lines := len(path.read_text().splitlines())) > HARD_CAP:
@@ -184,6 +187,7 @@ def test_files_stay_short():
     assert not (found := breaches(FILES, too_long)), found
 
 
+@pytest.mark.lint
 def test_the_environment_is_read_in_settings_only():
     def reads(path: Path) -> Iterator[str]:
         yield from re.findall(r"\b(?:environ|getenv)\b", path.read_text())
@@ -207,6 +211,7 @@ def private_names_of_pyg() -> set[str]:
     return names - {""} - set(dir(torch.nn.Module())) - set(dir(torch.Tensor)) - set(dir(torch))
 
 
+@pytest.mark.lint
 def test_private_names_of_pyg_live_in_overrides_only():
     privates = private_names_of_pyg()
     assert {"_jinja_propagate", "_collect", "_explain", "_edge_mask", "_user_args"} < privates
@@ -229,6 +234,7 @@ def test_private_names_of_pyg_live_in_overrides_only():
     assert met == PRIVATES_IN_USE
 
 
+@pytest.mark.lint
 def test_nothing_swallows_every_exception():
     def swallows(path: Path) -> Iterator[str]:
         for node in ast.walk(parsed(path)):
@@ -244,6 +250,7 @@ def test_nothing_swallows_every_exception():
     assert not (found := breaches(FILES, swallows)), found
 
 
+@pytest.mark.lint
 def test_no_public_verb_shares_its_name_with_a_module_of_the_package():
     modules = {path.stem for path in PACKAGE.glob("*.py")} | {
         p.name for p in PACKAGE.iterdir() if p.is_dir()
@@ -253,11 +260,13 @@ def test_no_public_verb_shares_its_name_with_a_module_of_the_package():
     }  # fmt: skip
 
 
+@pytest.mark.lint
 def test_there_is_no_init_below_tests():
     """With one, a test folder named like a package would be imported in its place."""
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
+@pytest.mark.lint
 def test_every_room_has_its_tests():
     folders = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.glob("*.py"))}
     assert folders <= {p.name for p in (ROOT / "tests").iterdir() if p.is_dir()}

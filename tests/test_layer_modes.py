@@ -5,7 +5,7 @@ import torch
 import torch_geometric
 
 import pyg_accel
-from benchmarks.layer_modes import ALL, MODES, Row, losses, recorded, row
+from benchmarks.layers.modes import ALL, MODES, Row, losses, recorded, row
 from pyg_accel.native import cpu_unavailable_reasons
 
 # Compiling takes a second per layer: these in the quick tier, the others in the full one.

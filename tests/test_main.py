@@ -147,6 +147,7 @@ def test_the_traceback_of_a_run_begins_at_the_script(module, code, kind, folder,
     assert "patch()" not in out  # it is on, so nobody is asked about it
 
 
+@pytest.mark.full
 def test_a_run_that_fails_ends_with_the_status_and_the_traceback_of_python(folder):
     (folder / "failing.py").write_text("1 / 0\n")
     env = dict(os.environ) | {"PYTHONPATH": str(Path(program.__file__).parents[1])}

@@ -121,13 +121,3 @@ def test_the_matrix_of_the_workflow_has_the_oldest_of_everything():
         "pyg": least(PROJECT["dependencies"], "torch-geometric"),
     }
     assert oldest in rows
-
-
-def test_the_changelog_keeps_its_form():
-    text = (ROOT / "CHANGELOG.md").read_text()
-    heads = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert heads[0] == "[Unreleased]"
-    for head in heads[1:]:
-        assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", head), head
-    kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
-    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

@@ -11,11 +11,13 @@ class Machine {
   using V = vec_t<A>;
   static constexpr int L = kLanes<A>;
 
-  Machine(const ProgramArgs& a, Scratch<T, I>& scratch)
+  // `rows`: of every entry, where entries are not those of one row at a time; else null.
+  Machine(const ProgramArgs& a, Scratch<T, I>& scratch, const I* rows = nullptr)
       : a_(a),
         col_(static_cast<const I*>(a.csr.col)),
         eid_(static_cast<const I*>(a.csr.eid)),
-        rows_(static_cast<const I*>(a.rows)),
+        rows_(rows),
+        num_rows_(a.csr.num_entries),
         scratch_(scratch.values),
         spread_scratch_(scratch.spread),
         index_scratch_(scratch.indices) {
@@ -43,6 +45,12 @@ class Machine {
 
   // What operands of side kNumber are read from in the next calls.
   void use(const Numbers<A>& numbers) { numbers_ = numbers; }
+
+  // `rows` has those of entries k, k + 1, ... alone.
+  void use_rows(int64_t k, int count) {
+    first_row_ = k;
+    num_rows_ = count;
+  }
 
   // The next calls of `evaluate` are about columns [f, f + n), n <= kTile, of head h of `row`, and
   // at most `entries` of it. Returns how many of them fit a tile.
@@ -74,6 +82,9 @@ class Machine {
       moving.ids = operand.side == Operand::kSource   ? col_
                    : operand.side == Operand::kTarget ? rows_
                                                       : eid_;
+      moving.first = operand.side == Operand::kTarget ? first_row_ : 0;
+      moving.last =
+          (operand.side == Operand::kTarget ? first_row_ + num_rows_ : a_.csr.num_entries) - 1;
     }
     execute(true);
     if (batch_ > 1)
@@ -118,7 +129,7 @@ class Machine {
   }
 
   static int64_t row_of(const Moving<I>& moving, int64_t k) {
-    return moving.ids ? static_cast<int64_t>(moving.ids[k]) : k;
+    return moving.ids ? static_cast<int64_t>(moving.ids[k - moving.first]) : k;
   }
 
   // Copies n features to p and widens them. Lanes up to a whole vector may be overwritten.
@@ -159,7 +170,8 @@ class Machine {
     const int o = moving.number;
     const T* base = static_cast<const T*>(moving.base);
     const int n = wide_[o] ? columns_ : 1;
-    prefetch(moving, k, n);
+    if (n > 1)  // loads of numbers do not wait for one another
+      prefetch(moving, k, n);
     if (count_ == 1) {
       bind(o, base + row_of(moving, k) * moving.stride);
       return;
@@ -183,12 +195,11 @@ class Machine {
 
   // Inlined by force: the compiler thinks a function that only prefetches does nothing.
   __attribute__((always_inline)) void prefetch(const Moving<I>& moving, int64_t k, int n) const {
-    const int64_t last = a_.csr.num_entries - 1;
     const T* base = static_cast<const T*>(moving.base);
     const int bytes = n * static_cast<int>(sizeof(T));
     const int64_t ahead = smaller(2 * kTile / n, kAhead);
     for (int j = 0; j < count_; ++j) {
-      const int64_t next = k + j + ahead < last ? k + j + ahead : last;
+      const int64_t next = smaller(k + j + ahead, moving.last);
       const char* p = reinterpret_cast<const char*>(base + row_of(moving, next) * moving.stride);
       for (int b = 0; b < bytes; b += 64)
         __builtin_prefetch(p + b);
@@ -333,6 +344,8 @@ class Machine {
   const I* col_;
   const I* eid_;
   const I* rows_;
+  int64_t first_row_ = 0;  // the entry whose row is the first of them
+  int64_t num_rows_;
   Moving<I> moving_[kMaxOperands] = {};
   int num_moving_ = 0;
   int columns_ = 0;

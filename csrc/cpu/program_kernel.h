@@ -12,7 +12,7 @@ class Reducer {
  public:
   explicit Reducer(const ProgramArgs& a)
       : a_(a),
-        machine_(a, scratch_),
+        machine_(a, scratch_, static_cast<const I*>(a.rows)),
         rowptr_(static_cast<const I*>(a.csr.rowptr)),
         col_(static_cast<const I*>(a.csr.col)),
         eid_(static_cast<const I*>(a.csr.eid)) {}

@@ -29,6 +29,8 @@ struct Moving {
   int number;
   bool index;
   int64_t stride;
-  const I* ids;  // the row of every entry; null if entry k reads row k
+  const I* ids;  // the row of every entry from `first` to `last`; null if entry k reads row k
+  int64_t first;
+  int64_t last;
   const void* base;
 };

@@ -138,6 +138,8 @@ StagesArgs read_stages(const Recipe& recipe, const Csr& csr, int64_t begin, int6
     sum.flat = sum.a < 0 && flatten(sum.program);
   }
   args.narrow = read_program(reader, recipe, csr, begin, heads, true);
+  for (int i = 0; i < args.narrow.num_instructions; ++i)
+    args.narrow.instructions[i].invariant = false;  // its entries are those of several rows
   args.num_outputs = reader.count(kMaxOutputs);
   for (int i = 0; i < args.num_outputs; ++i) {
     args.outputs[i].width = reader.next();

@@ -1,10 +1,11 @@
 // Several sums over the edges of each row in one pass, with what they share computed once: how the
 // CPU computes attention and its gradient.
 //
-// Entries of a row are taken in steps. A step first computes numbers, one an entry and head: those
-// that are given for every source, then sums over the width (dot products), then all others from
-// these. With them at hand it adds rows of features to the row's outputs. So a row of features that
-// serves a score, a value and a gradient comes from memory once and from the cache after that.
+// Entries are taken in steps: a part of a row, or several short rows. A step first computes
+// numbers, one an entry and head: those that are given for every source, then sums over the width
+// (dot products), then all others from these. With them at hand it adds rows of features to the
+// outputs of each row. So a row of features that serves a score, a value and a gradient comes from
+// memory once and from the cache after that.
 #pragma once
 
 #include "kernels.h"

@@ -18,7 +18,7 @@ class Stages {
         most_(totals + a.accumulators - 2 * a.heads),
         sum_(totals + a.accumulators - a.heads) {
     if (a.narrow.num_results > 0)
-      new (machines_[kNarrow]) Machine<T, I>(a.narrow, scratch_);
+      new (machines_[kNarrow]) Machine<T, I>(a.narrow, scratch_, targets_);
     for (int s = 0; s < a.num_sums; ++s)
       if (a.sums[s].a < 0)
         new (machines_[kSums + s]) Machine<T, I>(a.sums[s].program, scratch_);
@@ -27,15 +27,45 @@ class Stages {
         new (machines_[kTerms + t]) Machine<T, I>(a.terms[t].program, scratch_);
   }
 
-  // Not inlined, as rows and pieces share it.
-  __attribute__((noinline)) void entries(int64_t row, int64_t k0, int64_t k1) {
-    for (int64_t i = 0; i < a_.accumulators; ++i)
-      totals_[i] = A{};
-    for (int64_t h = 0; h < heads_; ++h)
-      most_[h] = -std::numeric_limits<A>::infinity();
-    const int64_t step = smaller(kStepEntries, kStepNumbers / heads_);
-    for (int64_t k = k0; k < k1; k += step)
-      take(row, k, static_cast<int>(smaller(step, k1 - k)));
+  // Rows [row, end) without hubs. A step takes as many whole rows as it has room for, or a part of
+  // a longer one, so that the order of additions does not depend on where `row` is.
+  void rows(int64_t row, int64_t end) {
+    const I* rowptr = static_cast<const I*>(a_.csr.rowptr);
+    const int64_t step = step_entries();
+    while (row < end) {
+      const int64_t k = rowptr[row];
+      int64_t next = row;
+      while (next < end && rowptr[next + 1] - k <= step)
+        ++next;
+      if (next == row) {
+        if (rowptr[row + 1] - k <= kHubDegree) {
+          entries(row, k, rowptr[row + 1]);
+          finish(row);
+        }
+        ++row;
+        continue;
+      }
+      compute_numbers(row, k, static_cast<int>(rowptr[next] - k));
+      for (; row < next; ++row) {
+        start();
+        add_entries(row, k, static_cast<int>(rowptr[row] - k),
+                    static_cast<int>(rowptr[row + 1] - rowptr[row]));
+        finish(row);
+      }
+      store_numbers(static_cast<int>(rowptr[next] - k));
+    }
+  }
+
+  // A row or a piece of it.
+  void entries(int64_t row, int64_t k0, int64_t k1) {
+    start();
+    const int64_t step = step_entries();
+    for (int64_t k = k0; k < k1; k += step) {
+      const int count = static_cast<int>(smaller(step, k1 - k));
+      compute_numbers(row, k, count);
+      add_entries(row, k, 0, count);
+      store_numbers(count);
+    }
   }
 
   void finish(int64_t row) {
@@ -94,9 +124,25 @@ class Stages {
   // By what sums of exponentials change when their largest exponent does.
   static A factor(A before, A now) { return before == now ? A(1) : std::exp(before - now); }
 
-  void take(int64_t row, int64_t k, int count) {
-    for (int j = 0; j < count; ++j)
+  int64_t step_entries() const { return smaller(kStepEntries, kStepNumbers / heads_); }
+
+  void start() {
+    for (int64_t i = 0; i < a_.accumulators; ++i)
+      totals_[i] = A{};
+    for (int64_t h = 0; h < heads_; ++h)
+      most_[h] = -std::numeric_limits<A>::infinity();
+  }
+
+  // Numbers of the entries of a step, the first of which belongs to `row`. Not inlined, as rows and
+  // pieces share it.
+  __attribute__((noinline)) void compute_numbers(int64_t row, int64_t k, int count) {
+    const I* rowptr = static_cast<const I*>(a_.csr.rowptr);
+    for (int j = 0; j < count; ++j) {
+      while (rowptr[row + 1] <= k + j)
+        ++row;
+      targets_[j] = static_cast<I>(row);
       edges_[j] = eid_ ? static_cast<int64_t>(eid_[k + j]) : k + j;
+    }
     for (int g = 0; g < a_.num_given; ++g) {
       const A* from = static_cast<const A*>(a_.given[g]);
       for (int j = 0; j < count; ++j) {
@@ -107,16 +153,31 @@ class Stages {
       }
     }
     for (int s = 0; s < a_.num_sums; ++s) {
-      if (a_.sums[s].a >= 0)
-        dots(a_.sums[s], row, k, count, numbers_[kFirstSum + s]);
-      else
-        sums(s, row, k, count, numbers_[kFirstSum + s]);
+      A* to = numbers_[kFirstSum + s];
+      if (a_.sums[s].a >= 0) {
+        dots(a_.sums[s], k, count, to);
+        continue;
+      }
+      for (int at = 0, end; at < count; at = end) {
+        for (end = at + 1; end < count && targets_[end] == targets_[at];)
+          ++end;
+        sums(s, targets_[at], k + at, end - at, to + at * heads_);
+      }
     }
-    compute(row, k, count);
+    compute(k, count);
+  }
+
+  // Adds up `count` entries of the step that begins at k, those of `row`, from place `at` on.
+  __attribute__((noinline)) void add_entries(int64_t row, int64_t k, int at, int count) {
+    if (count == 0)
+      return;
     if (a_.scores >= 0)
-      exponentiate(numbers_[a_.scores], count);
+      exponentiate(numbers_[a_.scores] + at * heads_, count);
     for (int t = 0; t < a_.num_terms; ++t)
-      add_term(t, row, k, count);
+      add_term(t, row, k, at, count);
+  }
+
+  void store_numbers(int count) {
     for (int s = 0; s < a_.num_stores; ++s) {
       const Store& store = a_.stores[s];
       T* out = static_cast<T*>(store.data);
@@ -128,10 +189,10 @@ class Stages {
 
   int64_t ahead(int64_t k) const { return smaller(k + kAhead, a_.csr.num_entries - 1); }
 
-  // Row of an operand that entry k + j reads.
-  int64_t row_of(const Operand& operand, int64_t row, int64_t k, int j) const {
+  // Row of an operand that entry j of the step that begins at k reads.
+  int64_t row_of(const Operand& operand, int64_t k, int j) const {
     return operand.side == Operand::kSource   ? static_cast<int64_t>(col_[k + j])
-           : operand.side == Operand::kTarget ? row
+           : operand.side == Operand::kTarget ? static_cast<int64_t>(targets_[j])
                                               : edges_[j];
   }
 
@@ -150,12 +211,12 @@ class Stages {
       __builtin_prefetch(p + b);
   }
 
-  void dots(const WideSum& sum, int64_t row, int64_t k, int count, A* to) {
+  void dots(const WideSum& sum, int64_t k, int count, A* to) {
     const Operand &left = sum.program.operands[sum.a], &right = sum.program.operands[sum.b];
     const int64_t width = sum.width;
     for (int j = 0; j < count; ++j) {
-      const T* a = static_cast<const T*>(left.data) + row_of(left, row, k, j) * left.stride;
-      const T* b = static_cast<const T*>(right.data) + row_of(right, row, k, j) * right.stride;
+      const T* a = static_cast<const T*>(left.data) + row_of(left, k, j) * left.stride;
+      const T* b = static_cast<const T*>(right.data) + row_of(right, k, j) * right.stride;
       for (const Operand* operand : {&left, &right})
         if (operand->side != Operand::kTarget)
           prefetch(*operand, width, k + j);
@@ -192,12 +253,13 @@ class Stages {
   }
 
   // Numbers from numbers: all heads at once, side by side as columns.
-  void compute(int64_t row, int64_t k, int count) {
+  void compute(int64_t k, int count) {
     if (a_.narrow.num_results == 0)
       return;
     Machine<T, I>& m = machine(kNarrow);
     m.use({numbers_[0], k, heads_});
-    const int batch = m.start(row, 0, 0, static_cast<int>(heads_), count);
+    m.use_rows(k, count);
+    const int batch = m.start(0, 0, 0, static_cast<int>(heads_), count);
     for (int done = 0; done < count; done += batch) {
       const int some = static_cast<int>(smaller(batch, count - done));
       m.evaluate(k + done, some);
@@ -248,19 +310,19 @@ class Stages {
     }
   }
 
-  void add_term(int t, int64_t row, int64_t k, int count) {
+  void add_term(int t, int64_t row, int64_t k, int at, int count) {
     const Term& term = a_.terms[t];
     const int64_t width = a_.outputs[term.output].width;
-    const A* coefficient = coefficients(term, count);
+    const A* coefficient = coefficients(term, at, count);
     A* total = totals_ + a_.outputs[term.output].place;
     if (term.plain >= 0) {
-      add_rows(term, coefficient, row, k, count, width, total);
+      add_rows(term, coefficient, k, at, count, width, total);
       return;
     }
     if (term.program.num_operands > 0) {
       const int64_t step = term.flat ? heads_ : 1;
       for (int64_t h = 0; h < heads_; h += step)
-        add_messages(t, coefficient, row, k, count, h, width, total + h * width);
+        add_messages(t, coefficient, row, k, at, count, h, width, total + h * width);
       return;
     }
     for (int64_t h = 0; h < heads_; ++h) {
@@ -272,9 +334,9 @@ class Stages {
   }
 
   // What multiplies the features of every entry and head.
-  const A* coefficients(const Term& term, int count) {
-    const A* own = term.coefficient < 0 ? nullptr : numbers_[term.coefficient];
-    const A* weights = a_.scores < 0 ? nullptr : numbers_[a_.scores];
+  const A* coefficients(const Term& term, int at, int count) {
+    const A* own = term.coefficient < 0 ? nullptr : numbers_[term.coefficient] + at * heads_;
+    const A* weights = a_.scores < 0 ? nullptr : numbers_[a_.scores] + at * heads_;
     if (own && !weights)
       return own;
     if (weights && !own)
@@ -286,16 +348,16 @@ class Stages {
 
   void add_rows(const Term& term,
                 const A* coefficient,
-                int64_t row,
                 int64_t k,
+                int at,
                 int count,
                 int64_t width,
                 A* total) {
     const Operand& operand = term.program.operands[term.plain];
     for (int j = 0; j < count; ++j) {
-      rows_[j] = static_cast<const T*>(operand.data) + row_of(operand, row, k, j) * operand.stride;
+      rows_[j] = static_cast<const T*>(operand.data) + row_of(operand, k, at + j) * operand.stride;
       if (!term.fetched)
-        prefetch(operand, width, k + j);
+        prefetch(operand, width, k + at + j);
     }
     if (operand.per_head && width % L == 0) {  // heads side by side are one long row
       add_columns(0, heads_ * width, width, coefficient, count, total);
@@ -348,6 +410,7 @@ class Stages {
                     const A* coefficient,
                     int64_t row,
                     int64_t k,
+                    int at,
                     int count,
                     int64_t h,
                     int64_t width,
@@ -364,7 +427,7 @@ class Stages {
       const int batch = m.start(row, h, f, n, count);
       for (int done = 0; done < count; done += batch) {
         const int some = static_cast<int>(smaller(batch, count - done));
-        const A* messages = m.evaluate(k + done, some);
+        const A* messages = m.evaluate(k + at + done, some);
         for (int64_t g = 0; g < segments; ++g) {
           const A* message = messages + g * each;
           const A* c = coefficient + done * heads_ + h + g;
@@ -393,6 +456,7 @@ class Stages {
   A* most_;
   A* sum_;
   int64_t edges_[kStepEntries];
+  I targets_[kStepEntries];
   const T* rows_[kStepEntries];  // of features, of every entry
   alignas(64) A coefficients_[kStepNumbers + 16];
   alignas(64) A numbers_[kMaxNumbers][kStepNumbers];

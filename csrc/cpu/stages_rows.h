@@ -3,14 +3,8 @@
 
 template <class T, class I>
 void stages_rows(const StagesArgs& a, const Range& range, void* scratch) {
-  const I* rowptr = static_cast<const I*>(a.csr.rowptr);
   Stages<T, I> stages(a, static_cast<acc_t<T>*>(scratch));
-  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
-    if (rowptr[row + 1] - rowptr[row] > kHubDegree)
-      continue;
-    stages.entries(row, rowptr[row], rowptr[row + 1]);
-    stages.finish(row);
-  }
+  stages.rows(range.row_begin, range.row_end);
 }
 
 template <class T, class I>

@@ -18,8 +18,8 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GATConv, global_max_pool, global_mean_pool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
-from benchmarks import training
-from benchmarks.tasks import batches
+from benchmarks.tools import training
+from benchmarks.tools.tasks import batches
 
 DATA = ("molecules-like",)
 STATIC = ("x",)

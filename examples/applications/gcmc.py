@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import RGCNConv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
-from benchmarks import training
+from benchmarks.tools import training
 
 DATA = ("douban", "ml-1m-like")
 STATIC = ()

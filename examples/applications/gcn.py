@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
-from benchmarks import training
+from benchmarks.tools import training
 
 DATA = ("facebook-pages", "pubmed-like")
 STATIC = ()  # no layer gets the features as they are

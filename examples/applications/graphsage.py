@@ -19,7 +19,7 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import index_sort
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
-from benchmarks import training
+from benchmarks.tools import training
 
 DATA = ("cornell5", "products-like@0.01")
 STATIC = ("x",)

@@ -19,7 +19,7 @@ from torch_geometric.nn import GMMConv
 from torch_geometric.utils import degree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is never installed
-from benchmarks import training
+from benchmarks.tools import training
 
 DATA = ("facebook-pages", "pubmed-like")
 STATIC = ("x", "pseudo")

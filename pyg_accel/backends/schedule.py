@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_accel.facts import facts_of
 from pyg_accel.graph import CSR
+from pyg_accel.machine import is_captured
 
 __all__ = ["Pieces", "Schedule", "schedule_of"]
 
@@ -76,7 +77,7 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
         new = entries < _FEW and not facts.stays
         if new and not torch.are_deterministic_algorithms_enabled():
             return _AS_THEY_COME
-        if torch.cuda.is_current_stream_capturing():
+        if is_captured(rowptr):
             return _AS_THEY_COME
     if facts.longest is None:
         facts.longest = int(rowptr.diff().max()) if entries else 0

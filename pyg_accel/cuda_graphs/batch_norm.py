@@ -40,15 +40,9 @@ class RealRows:
 
 
 def masked_batch_norm(
-    x: Tensor,
-    rows: RealRows,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Tensor:
+    x: Tensor, rows: RealRows, running_mean: Tensor | None, running_var: Tensor | None,
+    weight: Tensor | None, bias: Tensor | None, momentum: float, eps: float,
+) -> Tensor:  # fmt: skip
     """Normalise by the statistics of the real rows, and let the running ones follow.
 
     Args:
@@ -101,15 +95,9 @@ class _FusedBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        rows: RealRows,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        stats: tuple[Tensor | None, Tensor | None],
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, rows: RealRows, weight: Tensor | None, bias: Tensor | None,
+        stats: tuple[Tensor | None, Tensor | None], momentum: float, eps: float,
+    ) -> Tensor:  # fmt: skip
         filled = torch.where(rows.real.view(-1, 1), x, x[:1])
         mean, scale = torch.batch_norm_stats(filled, eps)
         means = torch.stack([mean, x[0].to(mean.dtype)])
@@ -132,9 +120,8 @@ class _FusedBatchNorm(torch.autograd.Function):
         )
         of_x = None
         if needs[0]:
-            of_x = torch.batch_norm_backward_elemt(
-                grad, x, mean, scale, weight, total, along, ctx.rows.each
-            )
+            given = grad, x, mean, scale, weight, total, along, ctx.rows.each
+            of_x = torch.batch_norm_backward_elemt(*given)
             of_x = of_x.masked_fill_(ctx.rows.padding.view(-1, 1), 0)
         affine = of_weight if needs[2] else None, of_bias if needs[3] else None
         return of_x, None, *affine, None, None, None

@@ -1,27 +1,35 @@
-"""One function as CUDA graphs, forward and backward, and its replay as a node of autograd."""
+"""One function as CUDA graphs, forward and backward, and its replay as a node of autograd.
+
+Nothing may compile, load or wait inside of a capture. So a function runs a few times before it, on
+the stream of the capture and with every choice that one makes
+(:func:`~pyg_accel.machine.as_captured`). Its trials run on that stream too: autograd ties a
+parameter to the stream on which it was first used, for as long as any graph of it is alive.
+"""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Captured", "Memory", "Recording", "Replay", "Uncaptured"]
+from pyg_accel.cuda_graphs import ledger
+from pyg_accel.machine import as_captured
+
+__all__ = ["Captured", "Grads", "Memory", "Replay", "Uncaptured", "gradients"]
 
 _DRY_RUNS = 2
+_Function = Callable[[], list[Tensor]]
+Grads = Sequence[Tensor | None]
 
 
 class Token:
     """A forward pass whose backward pass may come; it dies with the graph of autograd."""
 
-    __slots__ = ("__weakref__", "done")
-
-    def __init__(self) -> None:
-        self.done = False
+    done = False
 
 
 @lru_cache(maxsize=64)  # devices
@@ -35,21 +43,47 @@ class Memory:
 
     Attributes:
         device: where they run.
-        stream: on which they are captured.
+        stream: on which they are captured; None for a device without streams.
         pool: of their memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         """Allocate nothing yet."""
         self.device = device
-        self.stream = _stream(device) if device.type == "cuda" else None
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.pool: Any = None
+        self.stream: torch.cuda.Stream | None = None
         self._pending: weakref.ref[Token] | None = None
+        if device.type == "cuda":
+            self._take()
+
+    def _take(self) -> None:
+        self.stream, self.pool = _stream(self.device), torch.cuda.graph_pool_handle()
 
     def renew(self) -> None:
         """Take another stream and another pool for captures to come."""
         _stream.cache_clear()
-        self.stream, self.pool = _stream(self.device), torch.cuda.graph_pool_handle()
+        self._take()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run what is inside on the stream of captures, behind what was begun before."""
+        stream = self.stream
+        if stream is None:
+            yield
+            return
+        here = torch.cuda.current_stream(self.device)
+        stream.wait_stream(here)
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            here.wait_stream(stream)
+
+    def now(self) -> float:
+        """Return the time in seconds when the device has done all of its work."""
+        if self.stream is not None:
+            torch.cuda.synchronize(self.device)
+        return ledger.clock()
 
     def begin(self) -> Token:
         """Note a forward pass that has a backward pass."""
@@ -64,42 +98,34 @@ class Memory:
         return token is not None and not token.done
 
 
-class Recording(Protocol):
-    """A function of tensors that stay in place."""
-
-    def forward(self) -> Sequence[Tensor]:
-        """Compute the outputs; the next call overwrites them."""
-
-    def grads(self) -> Sequence[Tensor | None]:
-        """Return where gradients of the outputs are to be written; None for outputs without."""
-
-    def backward(self) -> Sequence[Tensor | None]:
-        """Return gradients of the inputs, which are the caller's to keep."""
-
-
 class Uncaptured:
-    """Runs the function itself each time: a padded call without CUDA graphs, on any device."""
+    """A function of tensors that stay in place, which itself is run each time, on any device.
 
-    def __init__(
-        self, function: Callable[[], list[Tensor]], inputs: Sequence[Tensor], memory: Memory
-    ) -> None:
-        """Take the function; the arguments are those of :class:`Captured`."""
+    Args:
+        function: reads tensors that stay in place and returns its outputs.
+        inputs: what gradients are wanted of.
+        memory: shared with other captures.
+    """
+
+    timed = False  # it is no faster than the function, and nothing is gained by it
+
+    def __init__(self, function: _Function, inputs: Sequence[Tensor], memory: Memory) -> None:
         self._function, self._inputs = function, inputs
         self._outs: list[Tensor] = []
         self._grads: list[Tensor | None] = []
 
     def forward(self) -> Sequence[Tensor]:
-        """Call the function."""
+        """Compute the outputs; the next call overwrites them."""
         self._outs = self._function()
+        self._grads = _like(self._outs)
         return [out.detach() for out in self._outs]
 
-    def grads(self) -> Sequence[Tensor | None]:
-        """Return tensors of zeros."""
-        self._grads = _like(self._outs)
+    def grads(self) -> Grads:
+        """Return where gradients of the outputs are to be written; None for outputs without."""
         return self._grads
 
-    def backward(self) -> Sequence[Tensor | None]:
-        """Differentiate the last call."""
+    def backward(self) -> Grads:
+        """Return gradients of the inputs, which are the caller's to keep."""
         return gradients(self._outs, self._inputs, self._grads)
 
 
@@ -108,7 +134,7 @@ def _like(outs: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def gradients(
-    outs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
+    outs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Grads
 ) -> list[Tensor | None]:
     """Return gradients of the outputs that have any."""
     pairs = [(o, g) for o, g in zip(outs, grads, strict=True) if o.requires_grad and g is not None]
@@ -118,70 +144,44 @@ def gradients(
     return list(torch.autograd.grad(of, inputs, by, allow_unused=True))
 
 
-class Captured:
-    """Two CUDA graphs: one of the function, one of its gradients.
+class Captured(Uncaptured):
+    """Two CUDA graphs: one of the function, one of its gradients."""
 
-    Args:
-        function: reads tensors that stay in place and returns its outputs.
-        inputs: what gradients are wanted of.
-        memory: shared with other captures.
-    """
+    timed = True
 
-    def __init__(
-        self, function: Callable[[], list[Tensor]], inputs: Sequence[Tensor], memory: Memory
-    ) -> None:
+    def __init__(self, function: _Function, inputs: Sequence[Tensor], memory: Memory) -> None:
         """Run the function a few times, then capture it."""
-        stream = memory.stream
-        assert stream is not None
-        stream.wait_stream(torch.cuda.current_stream(memory.device))
-        with torch.cuda.stream(stream):
+        with memory.aside(), as_captured():
             for _ in range(_DRY_RUNS):
                 outs = function()
                 gradients(outs, inputs, _like(outs))
                 del outs
-        self._forward, self._backward = torch.cuda.CUDAGraph(), None
-        with _capturing(self._forward, memory):
+        self._graph, self._gradient = torch.cuda.CUDAGraph(), None
+        with _capturing(self._graph, memory):
             outs = function()
-        self._outs = [out.detach() for out in outs]
-        self._grads = _like(outs)
-        self._found: list[tuple[torch.dtype, torch.Size] | None] = [None] * len(inputs)
+        self._outs, self._grads = [out.detach() for out in outs], _like(outs)
+        self._made: list[Tensor | None] = [None] * len(inputs)
         if any(out.requires_grad for out in outs):
-            self._backward = torch.cuda.CUDAGraph()
-            with _capturing(self._backward, memory):
-                found = gradients(outs, inputs, self._grads)
-                self._flat = _flattened(found)
-            self._found = [None if g is None else (g.dtype, g.shape) for g in found]
-        torch.cuda.current_stream(memory.device).wait_stream(stream)
+            self._gradient = torch.cuda.CUDAGraph()
+            with _capturing(self._gradient, memory):
+                self._made = gradients(outs, inputs, self._grads)
+        with memory.aside():  # and the caller waits for it
+            pass
 
     def forward(self) -> Sequence[Tensor]:
         """Replay the function."""
-        self._forward.replay()
+        self._graph.replay()
         return self._outs
 
-    def grads(self) -> Sequence[Tensor | None]:
-        """Return what the second graph reads."""
-        return self._grads
-
-    def backward(self) -> Sequence[Tensor | None]:
-        """Replay the gradients; one copy of all of them is the caller's."""
-        if self._backward is None:
-            return [None] * len(self._found)
-        self._backward.replay()
-        parts = {}
-        for dtype, flat in self._flat.items():
-            shapes = [known[1] for known in self._found if known and known[0] == dtype]
-            pieces = flat.clone().split([shape.numel() for shape in shapes])
-            parts[dtype] = iter([p.view(s) for p, s in zip(pieces, shapes, strict=True)])
-        return [None if known is None else next(parts[known[0]]) for known in self._found]
-
-
-def _flattened(found: Sequence[Tensor | None]) -> dict[torch.dtype, Tensor]:
-    """Return gradients of each type behind one another."""
-    kinds = dict.fromkeys(grad.dtype for grad in found if grad is not None)
-    return {
-        dtype: torch.cat([g.reshape(-1) for g in found if g is not None and g.dtype == dtype])
-        for dtype in kinds
-    }
+    def backward(self) -> Grads:
+        """Replay the gradients."""
+        if self._gradient is None:
+            return self._made
+        self._gradient.replay()
+        copies = [None if grad is None else torch.empty_like(grad) for grad in self._made]
+        if made := [grad for grad in self._made if grad is not None]:
+            torch._foreach_copy_([copy for copy in copies if copy is not None], made)
+        return copies
 
 
 @contextmanager
@@ -192,15 +192,9 @@ def _capturing(graph: torch.cuda.CUDAGraph, memory: Memory) -> Iterator[None]:
     done = False
     try:
         # What other threads do meanwhile, such as pinning batches, is no part of this.
-        with (
-            torch.cuda.stream(memory.stream),
-            torch.cuda.graph(
-                graph,
-                pool=memory.pool,
-                stream=memory.stream,
-                capture_error_mode="thread_local",
-            ),
-        ):
+        with torch.cuda.stream(memory.stream), torch.cuda.graph(
+            graph, pool=memory.pool, stream=memory.stream, capture_error_mode="thread_local"
+        ):  # fmt: skip
             yield
         done = True
     finally:
@@ -222,9 +216,8 @@ class Replay(torch.autograd.Function):
         ctx.call, ctx.token = call, call.memory.begin()
         ctx.save_for_backward(*tensors)  # autograd checks that they are not changed in between
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(out for out, has in zip(outs, call.differentiable, strict=True) if not has)
-        )
+        pairs = zip(outs, call.differentiable, strict=True)
+        ctx.mark_non_differentiable(*(out for out, has in pairs if not has))
         return tuple(outs)
 
     @staticmethod

@@ -1,7 +1,29 @@
-"""Which arguments hold rows of nodes, edges and graphs, and how they are padded to a bucket."""
+"""Which arguments hold rows of nodes, edges and graphs, and how they are padded to a bucket.
+
+Why padding is right. A capture has tensors of one size, so a batch is copied into larger ones.
+What is left over is a graph of its own: edges of padding join nodes of padding alone, and in
+``batch`` it is the last graph. Message passing, softmax over neighbours and pooling never mix it
+with real rows. What does mix rows is told to leave it out (:mod:`.masking`), and rows of padding
+are cut off results, or zero in them, so that no gradient comes from them.
+
+Why rows of padding are copies of the first row: whatever a model can do with rows, look up an
+embedding, take a logarithm, it can do with that one. Zeros or noise might not be numbers that it
+is able to work with. In trials the copy is multiplied by a large factor, so that a leak shows.
+
+Why sizes are what they are. Buckets grow geometrically, so that few of them serve all batches and
+little of them is padding. The number of rows tells what the rows of a tensor are, wherever in a
+model it appears; so all numbers of rows in a bucket differ, from each other and from the sizes of
+parameters.
+
+Why integers are axes. ``model(x, edge_index, batch_size)`` takes ``x[:batch_size]`` after its
+layers. An integer that goes along with the number of nodes, edges or graphs becomes that of the
+bucket. Another one that changes becomes an axis with a bucket of its own: the first
+``batch_size`` rows of so many are real, for masks, results and gradients as with other axes. A
+model that does something else with the integer gives another result in its trial and stays eager.
+"""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,39 +31,69 @@ import torch
 from torch import Tensor
 
 from pyg_accel.cuda_graphs.batch_norm import RealRows
-from pyg_accel.cuda_graphs.buckets import rows_of
-from pyg_accel.cuda_graphs.inputs import NUMBERS, Arguments, Uncapturable
+from pyg_accel.cuda_graphs.call import Arguments, Uncapturable
 
-__all__ = [
-    "Layout",
-    "Padding",
-    "Role",
-    "Seen",
-    "check_roles",
-    "labels_of",
-    "layout_of",
-    "padding_like",
-    "primary",
-    "sizes_of",
-]
+__all__ = ["SLACK", "Layout", "Padding", "Part", "Seen", "Sizes", "check_roles", "fixed_layout",
+           "labels_of", "layout_of", "padding_like", "primary", "sizes_of"]  # fmt: skip
 
+SLACK = 1.5  # a bucket larger than this is not worth its padding
+_HEADROOM, _STEPS = 1.0625, 16
 _NODES = ("x", "pos", "z", "h", "feat", "features", "node_attr", "node_type")
 _LABELS = ("y", "label", "labels", "target", "targets")
+Sizes = Mapping[str, int]  # by axis or integer
+Part = tuple[int, int, int]  # of a tensor: dimension, first row, number of rows
 _KINDS = ("nodes", "edges", "graphs", "edge_index", "batch", "ptr", "fixed")
+# Python integers that say how many nodes or graphs there are, by the names that PyG gives them.
+_NUMBERS = {"num_nodes": "nodes", "batch_size": "graphs", "num_graphs": "graphs", "size": "graphs"}
 
 
-@dataclass(frozen=True)
-class Role:
+def _capacity(size: int) -> int:
+    """Return the size of a bucket: sixteen to a factor of two, small ones multiples of eight."""
+    wanted = int(size * _HEADROOM) + 1
+    step = max((1 << (wanted - 1).bit_length() - 1) // _STEPS, 8)
+    return -(-wanted // step) * step
+
+
+def _rows_of(axis: str, capacity: int) -> int:
+    """Return how many rows tensors of an axis have: padding is a graph of its own, the last."""
+    return capacity + (axis == "graphs")
+
+
+def _bucket_for(sizes: Sizes, taken: Iterable[int]) -> dict[str, int]:
+    """Return a bucket whose numbers of rows differ from one another and from those taken."""
+    used, bucket = set(taken), {}
+    for axis, size in sizes.items():
+        most, step = (size, 1) if axis == "graphs" else (_capacity(size), 8)
+        while _rows_of(axis, most) in used:
+            most += step
+        bucket[axis] = most
+        used.add(_rows_of(axis, most))
+    return bucket
+
+
+class Role(NamedTuple):
     """What an argument is.
 
     Attributes:
         kind: ``"rows"``, ``"edge_index"``, ``"batch"``, ``"ptr"`` or ``"fixed"``.
-        axis: what its rows (the columns of an edge_index) are: ``"nodes"``, ``"graphs"``, or the
-            name of the edge_index whose edges they are.
+        axis: what its rows (the columns of an edge_index) are: ``"nodes"``, ``"graphs"``, the name
+            of the edge_index whose edges they are, or that of an integer.
     """
 
     kind: str
     axis: str = ""
+
+    @property
+    def dim(self) -> int:
+        """The dimension that is padded."""
+        return int(self.kind == "edge_index")
+
+    def sized(self, shape: torch.Size, rows: Sizes) -> torch.Size:
+        """Return a shape with so many rows of the axis."""
+        if self.kind == "fixed":
+            return shape
+        size = rows[self.axis] + (self.kind == "ptr")
+        return torch.Size((*shape[: self.dim], size, *shape[self.dim + 1 :]))
 
 
 def _is_edge_index(name: str, tensor: Tensor, roles: Mapping[str, str]) -> bool:
@@ -63,22 +115,20 @@ def check_roles(roles: Mapping[str, str]) -> None:
 
 def primary(arguments: Arguments, roles: Mapping[str, str]) -> dict[str, int]:
     """Return where the number of rows of each axis can be read: the places of those tensors."""
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for place, (name, tensor) in enumerate(zip(arguments.names, arguments.tensors, strict=True)):
         if _is_edge_index(name, tensor, roles):
-            found.setdefault(name, place)
+            places.setdefault(name, place)
         elif _is_batch(name, tensor, roles):
-            found.setdefault("nodes", place)
-            found["graphs"] = place
+            places.setdefault("nodes", place)
+            places["graphs"] = place
         elif roles.get(name) == "nodes" or (name not in roles and name in _NODES and tensor.dim()):
-            found.setdefault("nodes", place)
-    return found
+            places.setdefault("nodes", place)
+    return places
 
 
-def sizes_of(
-    arguments: Arguments, places: Mapping[str, int], labels: int | None = None
-) -> dict[str, int]:
-    """Return the number of rows of each axis.
+def sizes_of(arguments: Arguments, places: Sizes, labels: int | None = None) -> dict[str, int]:
+    """Return the number of rows of each axis, and the integers of the call.
 
     That of graphs is the largest id in ``batch``, which waits for the device, as PyG does; unless
     the call says how many there are, or the argument in the place ``labels`` has a row for each.
@@ -86,88 +136,63 @@ def sizes_of(
     sizes: dict[str, int] = {}
     for axis, place in places.items():
         tensor = arguments.tensors[place]
-        if axis == "nodes":
-            sizes[axis] = tensor.size(0)
-        elif axis != "graphs":
-            sizes[axis] = tensor.size(1)
+        if axis != "graphs":
+            sizes[axis] = tensor.size(int(axis != "nodes"))
+            continue
+        said = [n for name, n in arguments.numbers.items() if _NUMBERS.get(name) == "graphs"]
+        if said:
+            sizes[axis] = said[0]
+        elif labels is not None:
+            sizes[axis] = arguments.tensors[labels].size(0)
         else:
-            given = [n for name, n in arguments.numbers.items() if NUMBERS[name] == "graphs"]
-            if given:
-                sizes[axis] = given[0]
-            elif labels is not None:
-                sizes[axis] = arguments.tensors[labels].size(0)
-            else:
-                sizes[axis] = int(tensor.max()) + 1 if tensor.numel() else 0
-    return sizes
+            sizes[axis] = int(tensor.max()) + 1 if tensor.numel() else 0
+    return sizes | arguments.numbers
 
 
 class Seen(NamedTuple):
-    """The sizes of a call that was made.
-
-    Attributes:
-        shapes: of the tensors.
-        numbers: Python integers that count nodes or graphs.
-        sizes: number of rows of each axis.
-    """
+    """The sizes of a call that was made: shapes of its tensors, and what `sizes_of` returns."""
 
     shapes: tuple[torch.Size, ...]
-    numbers: dict[str, int]
-    sizes: dict[str, int]
-
-
-def _roles(arguments: Arguments, seen: Sequence[Seen], roles: Mapping[str, str]) -> list[Role]:
-    """Tell what each argument is by how its sizes went along with those of the axes."""
-    axes = {axis: [call.sizes[axis] for call in seen] for axis in seen[-1].sizes}
-    found = []
-    for place, (name, tensor) in enumerate(zip(arguments.names, arguments.tensors, strict=True)):
-        shapes = [call.shapes[place] for call in seen]
-        role = _role(name, tensor, shapes, axes, roles)
-        dim = 1 if role.kind == "edge_index" else 0
-        rest = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}
-        if role.kind == "fixed" and len(set(shapes)) > 1:
-            raise Uncapturable(f"'{name}' changes its size, but not with nodes, edges or graphs")
-        if role.kind != "fixed" and len(rest) > 1:
-            raise Uncapturable(f"'{name}' changes the size of its rows")
-        rows = [shape[dim] - (role.kind == "ptr") for shape in shapes if role.kind != "fixed"]
-        if rows and axes.get(role.axis) != rows:
-            raise Uncapturable(f"'{name}' does not have one row for each of the {role.axis}")
-        found.append(role)
-    return found
+    sizes: tuple[tuple[str, int], ...]
 
 
 def _role(
-    name: str,
-    tensor: Tensor,
-    shapes: Sequence[torch.Size],
-    axes: Mapping[str, list[int]],
-    roles: Mapping[str, str],
-) -> Role:
+    name: str, tensor: Tensor, shapes: Sequence[torch.Size], axes: Mapping[str, list[int]],
+    edges: Sequence[str], roles: Mapping[str, str],
+) -> Role:  # fmt: skip
+    """Tell what an argument is by how its sizes went along with those of the axes."""
     wanted = roles.get(name)
     if _is_edge_index(name, tensor, roles):
-        return Role("edge_index", name)
-    if _is_batch(name, tensor, roles):
-        return Role("batch", "nodes")
-    if wanted in ("nodes", "graphs"):
-        return Role("rows", wanted)
-    if wanted == "fixed" or tensor.dim() == 0:
-        return Role("fixed")
-    if wanted == "ptr" or (name == "ptr" and "graphs" in axes):
-        return Role("ptr", "graphs")
-    edges = [axis for axis in axes if axis not in ("nodes", "graphs")]
-    of_edges = name.startswith("edge") or wanted == "edges"
-    order = [*edges, "nodes", "graphs"] if of_edges else ["nodes", "graphs", *edges]
-    rows = [shape[0] for shape in shapes]
-    matching = [axis for axis in order if axes.get(axis) == rows]
-    return Role("rows", matching[0]) if matching else Role("fixed")
+        role = Role("edge_index", name)
+    elif _is_batch(name, tensor, roles):
+        role = Role("batch", "nodes")
+    elif wanted in ("nodes", "graphs"):
+        role = Role("rows", wanted)
+    elif wanted == "fixed" or tensor.dim() == 0:
+        role = Role("fixed")
+    elif wanted == "ptr" or (name == "ptr" and "graphs" in axes):
+        role = Role("ptr", "graphs")
+    else:
+        first = edges if name.startswith("edge") or wanted == "edges" else ("nodes", "graphs")
+        rows = [shape[0] for shape in shapes]
+        matching = [axis for axis in (*first, *axes) if axes.get(axis) == rows]
+        role = Role("rows", matching[0]) if matching else Role("fixed")
+    if role.kind == "fixed":
+        if len(set(shapes)) > 1:
+            raise Uncapturable(f"'{name}' changes its size, but not with nodes, edges or graphs")
+    elif len({(*shape[: role.dim], *shape[role.dim + 1 :]) for shape in shapes}) > 1:
+        raise Uncapturable(f"'{name}' changes the size of its rows")
+    elif axes.get(role.axis) != [shape[role.dim] - (role.kind == "ptr") for shape in shapes]:
+        raise Uncapturable(f"'{name}' does not have one row for each of the {role.axis}")
+    return role
 
 
 def labels_of(arguments: Arguments, layout: "Layout") -> int | None:
     """Return which argument is the label of each graph: its size tells how many there are."""
-    labels = Role("rows", "graphs")
-    for place, (name, role) in enumerate(zip(arguments.names, layout.roles, strict=True)):
-        if role == labels and name in _LABELS:
-            return place
-    return None
+    roles = zip(arguments.names, layout.roles, strict=True)
+    labels = [i for i, (name, role) in enumerate(roles)
+              if role == Role("rows", "graphs") and name in _LABELS]  # fmt: skip
+    return labels[0] if labels else None
 
 
 @dataclass(frozen=True)
@@ -177,86 +202,102 @@ class Layout:
     Attributes:
         roles: of each tensor.
         bucket: capacity of each axis.
-        numbers: what Python integers of the call become.
+        axes: the axis of each integer that becomes the number of its rows.
+        numbers: what these become, and the integers that stay what they are.
         shapes: of the padded arguments.
     """
 
     roles: tuple[Role, ...]
     bucket: dict[str, int]
+    axes: dict[str, str]
     numbers: dict[str, int]
     shapes: list[torch.Size]
 
     @property
     def rows(self) -> dict[str, int]:
         """How many rows tensors of each axis have."""
-        return {axis: rows_of(axis, most) for axis, most in self.bucket.items()}
+        return {axis: _rows_of(axis, most) for axis, most in self.bucket.items()}
 
-    def padded(self, role: Role, tensor: Tensor) -> torch.Size:
-        """Return the padded shape of an argument."""
-        shape = list(tensor.shape)
-        if role.kind == "edge_index":
-            shape[1] = self.bucket[role.axis]
-        elif role.kind == "ptr":
-            shape[0] = self.bucket["graphs"] + 2
-        elif role.kind != "fixed":
-            shape[0] = rows_of(role.axis, self.bucket[role.axis])
-        return torch.Size(shape)
-
-    def takes(self, shapes: Sequence[torch.Size], sizes: Mapping[str, int]) -> bool:
-        """Whether arguments have the rows that they should have for these sizes."""
-        for role, padded, shape in zip(self.roles, self.shapes, shapes, strict=True):
-            if role.kind == "fixed":
-                good = shape == padded
-            elif role.kind == "edge_index":
-                good = shape[1] == sizes[role.axis]
-            else:
-                rows = sizes[role.axis] + (role.kind == "ptr")
-                good = shape[0] == rows and shape[1:] == padded[1:]
-            if not good:
+    def takes(self, shapes: Sequence[torch.Size], sizes: Sizes, slack: float | None = None) -> bool:
+        """Whether a call goes into the bucket, and leaves no more empty than ``slack`` allows."""
+        if not self.bucket.keys() <= sizes.keys():
+            return False
+        for axis, most in self.bucket.items():
+            size = sizes[axis]
+            if not 0 <= size + (axis == "nodes") <= most:  # edges of padding need an end
                 return False
-        return True
+            if slack is not None and axis != "graphs" and most > max(slack * size, 64):
+                return False
+        alike = {n: sizes[self.axes[n]] if n in self.axes else k for n, k in self.numbers.items()}
+        return all(sizes[name] == number for name, number in alike.items()) and all(
+            shape == role.sized(padded, sizes)
+            for role, padded, shape in zip(self.roles, self.shapes, shapes, strict=True)
+        )
+
+    def parts(self, taken: Collection[Part], sizes: Sizes) -> set[Part]:
+        """Return parts that a call takes without padding, and what becomes of those with it.
+
+        The first ``n`` rows of ``n`` are all of them, which is no part of anything.
+        """
+        rows = [sizes[axis] for axis in self.bucket if axis not in self.numbers]
+        cut = {(dim, 0, self.rows[n]) for n in self.numbers if n in self.bucket for dim in (0, 1)
+               if sizes[n] in rows or (dim, 0, sizes[n]) in taken}  # fmt: skip
+        return cut.union(taken)
 
     def part(self, place: int, padded: Tensor, shape: torch.Size) -> Tensor:
         """Return that part of a padded argument, of this shape without, which is not padding."""
         role = self.roles[place]
-        if role.kind == "fixed":
-            return padded
-        dim = 1 if role.kind == "edge_index" else 0
-        return padded.narrow(dim, 0, shape[dim])
+        return padded if role.kind == "fixed" else padded.narrow(role.dim, 0, shape[role.dim])
 
 
 def layout_of(
-    arguments: Arguments,
-    seen: Sequence[Seen],
-    roles: Mapping[str, str],
-    bucket: dict[str, int],
-) -> Layout:
+    arguments: Arguments, places: Sizes, seen: Sequence[Seen],
+    roles: Mapping[str, str], taken: Iterable[int],
+) -> Layout:  # fmt: skip
     """Return how calls like those seen are padded.
 
     Args:
         arguments: one of the calls.
-        seen: sizes of calls of its form.
+        places: where the number of rows of each axis is read.
+        seen: sizes of calls of its form; the last is that of this one.
         roles: what the user says of arguments, by name.
-        bucket: capacity of each axis.
+        taken: sizes that mean something else than rows.
 
     Raises:
         Uncapturable: if an argument does not go along with nodes, edges or graphs.
     """
-    if "nodes" not in bucket:
+    if "nodes" not in places:
         raise Uncapturable("no argument is known to hold the nodes: say so with roles=")
-    numbers = {}
-    for name in arguments.numbers:
-        axis = NUMBERS[name]
-        if axis in bucket and all(call.numbers[name] == call.sizes[axis] for call in seen):
-            numbers[name] = rows_of(axis, bucket[axis])
-        elif len({call.numbers[name] for call in seen}) > 1:
-            raise Uncapturable(f"'{name}' is a number that changes")
-    if "graphs" in bucket:
-        numbers.setdefault("num_graphs", rows_of("graphs", bucket["graphs"]))
-    layout = Layout(tuple(_roles(arguments, seen, roles)), bucket, numbers, [])
-    for role, tensor in zip(layout.roles, arguments.tensors, strict=True):
-        layout.shapes.append(layout.padded(role, tensor))
-    return layout
+    sizes = [dict(call.sizes) for call in seen]
+    counted = {name: [call[name] for call in sizes] for name in sizes[-1]}
+    like: dict[str, str] = {}
+    for name, number in arguments.numbers.items():
+        along = [axis for axis in places if counted[axis] == counted[name]]
+        if _NUMBERS.get(name) in along:
+            like[name] = _NUMBERS[name]
+        elif len(set(counted[name])) > 1:
+            like[name] = along[0] if along else name
+            if not along and number < 1:
+                raise Uncapturable(f"'{name}' is a number that changes")
+    # Those of integers come first: so many rows are taken of others, which must not be fewer.
+    axes = {a: counted[a] for a in (*(n for n, axis in like.items() if n == axis), *places)}
+    most = {a: max(n for n in each if n <= SLACK * each[-1]) for a, each in axes.items()}
+    bucket = _bucket_for(most, taken)
+    numbers = arguments.numbers | {n: _rows_of(a, bucket[a]) for n, a in like.items()}
+    edges = [axis for axis in places if axis not in ("nodes", "graphs")]
+    found = [
+        _role(name, tensor, [call.shapes[place] for call in seen], axes, edges, roles)
+        for place, (name, tensor) in enumerate(zip(arguments.names, arguments.tensors, strict=True))
+    ]
+    rows = {axis: _rows_of(axis, most) for axis, most in bucket.items()}
+    shapes = [role.sized(t.shape, rows) for role, t in zip(found, arguments.tensors, strict=True)]
+    return Layout(tuple(found), bucket, like, numbers, shapes)
+
+
+def fixed_layout(arguments: Arguments) -> Layout:
+    """Return that of calls which are taken as they are: nothing is padded."""
+    shapes = [t.shape for t in arguments.tensors]
+    return Layout(tuple(Role("fixed") for _ in shapes), {}, {}, arguments.numbers, shapes)
 
 
 def padding_like(rows: Tensor, dim: int = 0) -> Tensor:
@@ -332,56 +373,42 @@ class Padding:
             self._real.pop(axis, None)
 
     def fill(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return arguments whose padding is not what earlier calls left there.
+        """Return arguments, of which only the real part counts, with the padding of this call."""
+        return [self._filled(r, t) for r, t in zip(self.layout.roles, tensors, strict=True)]
 
-        Args:
-            tensors: padded, of which only the real part counts.
-        """
-        layout, counts = self.layout, self.counts
-        filled = []
-        for role, tensor in zip(layout.roles, tensors, strict=True):
-            if role.kind == "fixed":
-                # Another tensor than in the last call: what is known of that one does not hold.
-                filled.append(tensor.view_as(tensor) if tensor.requires_grad else tensor.detach())
-                continue
+    def _filled(self, role: Role, tensor: Tensor) -> Tensor:
+        bucket, counts = self.layout.bucket, self.counts
+        if role.kind == "fixed":
+            # Another tensor than in the last call: what is known of that one does not hold.
+            return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
+        if role.kind == "ptr":
             nodes = counts["nodes"]
-            if role.kind == "ptr":
-                most, ids = layout.bucket, torch.arange(tensor.numel(), device=tensor.device)
-                padding = nodes.expand_as(ids).masked_fill(ids > most["graphs"], most["nodes"])
-                filled.append(torch.where(ids <= counts["graphs"], tensor, padding.to(tensor)))
-                continue
+            ids = torch.arange(tensor.numel(), device=tensor.device)
+            behind = nodes.expand_as(ids).masked_fill(ids > bucket["graphs"], bucket["nodes"])
+            return torch.where(ids <= counts["graphs"], tensor, behind.to(tensor))
+        if role.kind == "edge_index":
             real = self.rows(role.axis).real
-            if role.kind == "edge_index":
-                self._check(tensor, real, nodes, "node")
-                padding = self.ends(tensor.size(1)).to(tensor.dtype)
-                self.edges.append(torch.where(real, tensor, padding))
-                filled.append(self.edges[-1])
-                continue
-            if role.kind == "batch":
-                self._check(tensor, real, counts["graphs"], "graph")
-                self.batch = tensor.masked_fill(
-                    self.rows(role.axis).padding, layout.bucket["graphs"]
-                )
-                filled.append(self.batch)
-                continue
-            if tensor.dtype == torch.bool:
-                filled.append(tensor & self.real(role.axis, tensor))
-                continue
-            # A copy of the first row: whatever a model can do with rows, it can do with that.
-            padding = tensor[:1].detach()
-            if tensor.is_floating_point():
-                if role.axis not in ("nodes", "graphs"):
-                    padding = padding_like(padding)
-                padding = padding * self.poison.to(tensor.dtype)
-            filled.append(torch.where(self.real(role.axis, tensor), tensor, padding))
-        return filled
+            self._check(tensor, real, counts["nodes"], "node")
+            ends = self.ends(tensor.size(1)).to(tensor.dtype)
+            self.edges.append(torch.where(real, tensor, ends))
+            return self.edges[-1]
+        if role.kind == "batch":
+            self._check(tensor, self.rows(role.axis).real, counts["graphs"], "graph")
+            self.batch = tensor.masked_fill(self.rows(role.axis).padding, bucket["graphs"])
+            return self.batch
+        if tensor.dtype == torch.bool:
+            return tensor & self.real(role.axis, tensor)
+        padding = tensor[:1].detach()
+        if tensor.is_floating_point():
+            if role.axis not in ("nodes", "graphs"):
+                padding = padding_like(padding)
+            padding = padding * self.poison.to(tensor.dtype)
+        return torch.where(self.real(role.axis, tensor), tensor, padding)
 
     def _check(self, ids: Tensor, real: Tensor, count: Tensor, what: str) -> None:
         """Refuse ids that would be those of padding, as kernels do with those out of bounds."""
-        outside = ((ids >= count) & real).any()
-        torch._assert_async(
-            ~outside, f"found a {what} id that is as large as the number of {what}s"
-        )
+        inside = ~((ids >= count) & real).any()
+        torch._assert_async(inside, f"found a {what} id that is as large as the number of {what}s")
 
     def clear(self, out: Tensor) -> Tensor:
         """Return a result with zeros for padding, so that no gradient flows into it."""

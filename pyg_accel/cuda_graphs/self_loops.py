@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
+from pyg_accel.cuda_graphs.functions import Handler
 from pyg_accel.cuda_graphs.padding import Padding, padding_like
+from pyg_accel.record.edge_tensors import name_of
 
 __all__ = ["SelfLoops"]
 
@@ -28,36 +29,49 @@ _COPIES = ("clone", "contiguous", "flip", "to", "long", "int")
 _JOINS = ("cat", "concat", "concatenate")
 
 
-class SelfLoops(TorchFunctionMode):
+class SelfLoops:
     """Lets edges that a comparison of their two ends selects keep their number."""
 
     def __init__(self, padding: Padding) -> None:
-        super().__init__()
         self._padding = padding
         # Tensors of node ids, by their memory, and masks, with how many rows are added to what is
         # selected. All are kept, so that no other tensor takes their place.
         self._ids = {memory_of(edges): edges for edges in padding.edges}
         self._masks: dict[int, tuple[Tensor, int]] = {}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not args:
-            return func(**kwargs)
-        name = getattr(func, "__name__", "")
-        if name in ("__getitem__", "__setitem__"):
-            mask, more, dim = self._mask_in(args[0], args[1])
-            if mask is not None and name == "__getitem__":
-                return self._selected(args[0], mask, more, dim)
-            if mask is not None and dim == 0 and self._assigned(args[0], mask, more, args[2]):
-                return None
+    def table(self) -> dict[str, Handler]:
+        """Return the handlers of functions, but for that of ``__getitem__``."""
+        return {
+            **dict.fromkeys(_COMPARISONS, self._compared),
+            **dict.fromkeys(_INVERSIONS, self._inverted),
+            **dict.fromkeys((*_COPIES, *_JOINS, "stack"), self._copied),
+            "__setitem__": self._assigned,
+        }
+
+    def _compared(self, func: Handler, *args: Any, **kwargs: Any) -> Any:
         out = func(*args, **kwargs)
-        if name in _COMPARISONS:
-            if len(args) == 2 and self._are_ends(*args):
-                self._masks[id(out)] = out, _COMPARISONS[name]
-        elif name in _INVERSIONS:
-            if id(args[0]) in self._masks:
-                self._masks[id(out)] = out, 3 - self._masks[id(args[0])][1]
-        elif self._still_ids(name, args, kwargs, out):
+        if len(args) == 2 and self._are_ends(*args):
+            self._masks[id(out)] = out, _COMPARISONS[name_of(func)]
+        return out
+
+    def _inverted(self, func: Handler, mask: Tensor, **kwargs: Any) -> Any:
+        out = func(mask, **kwargs)
+        if id(mask) in self._masks:
+            self._masks[id(out)] = out, 3 - self._masks[id(mask)][1]
+        return out
+
+    def _copied(self, func: Handler, *args: Any, **kwargs: Any) -> Any:
+        """Take a note where a function that is given node ids returns nothing else."""
+        out, name = func(*args, **kwargs), name_of(func)
+        if type(out) is not Tensor or out.is_floating_point() or out.dtype == torch.bool:
+            return out
+        ids = all(map(self._are_ids, args[0])) if name == "stack" else self._are_ids(args[0])
+        if name in _JOINS:
+            # add_self_loops() appends [2, N] to an edge_index.
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            pairs = all(t.dim() == 2 and t.size(0) == 2 for t in args[0])
+            ids = dim in (1, -1) and pairs and self._are_ids(args[0][0])
+        if ids:
             self._note(out)
         return out
 
@@ -71,31 +85,10 @@ class SelfLoops(TorchFunctionMode):
 
     def _are_ends(self, one: Any, other: Any) -> bool:
         """Whether these are the two rows of an edge_index."""
-        return (
-            self._are_ids(one)
-            and self._are_ids(other)
-            and memory_of(one) == memory_of(other)
-            and one.dim() == 1
-            and one.shape == other.shape
-            and one.storage_offset() != other.storage_offset()
-        )
-
-    def _still_ids(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> bool:
-        """Whether a function that is given node ids returns nothing else."""
-        if type(out) is not Tensor or out.is_floating_point() or out.dtype == torch.bool:
+        if not (self._are_ids(one) and self._are_ids(other) and memory_of(one) == memory_of(other)):
             return False
-        if name in _COPIES:
-            return self._are_ids(args[0])
-        if name == "stack":
-            return all(map(self._are_ids, args[0]))
-        if name in _JOINS:
-            # add_self_loops() appends [2, N] to an edge_index.
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-            pairs = all(t.dim() == 2 and t.size(0) == 2 for t in args[0])
-            return dim in (1, -1) and pairs and self._are_ids(args[0][0])
-        return False
+        apart = bool(one.storage_offset() != other.storage_offset())
+        return apart and one.dim() == 1 and one.shape == other.shape
 
     def _mask_in(self, value: Any, index: Any) -> tuple[Tensor | None, int, int]:
         """Return the mask by which a tensor is indexed, what it adds, and the dimension."""
@@ -106,8 +99,11 @@ class SelfLoops(TorchFunctionMode):
             return None, 0, 0
         return mask, self._padding.spare(len(mask), more), dim
 
-    def _selected(self, value: Tensor, mask: Tensor, more: int, dim: int) -> Tensor:
-        """Return all rows, with padding in place of those that are not selected."""
+    def selected(self, func: Handler, value: Tensor, index: Any) -> Any:
+        """Return all rows, with padding in place of those that the mask of an index leaves out."""
+        mask, more, dim = self._mask_in(value, index)
+        if mask is None:
+            return func(value, index)
         shape = [-1 if d == dim else 1 for d in range(value.dim())]
         kept = F.pad(mask, (0, more)).view(shape)
         if self._are_ids(value):
@@ -125,10 +121,12 @@ class SelfLoops(TorchFunctionMode):
             self._note(out)
         return out
 
-    def _assigned(self, target: Tensor, mask: Tensor, more: int, value: Any) -> bool:
-        """Write rows back that were selected by the same mask; False if these are others."""
-        if type(value) is not Tensor or value.shape != (len(mask) + more, *target.shape[1:]):
-            return False
+    def _assigned(self, func: Handler, target: Tensor, index: Any, value: Any) -> None:
+        """Write rows back that were selected by the same mask, where these are such."""
+        mask, more, dim = self._mask_in(target, index)
+        rows = None if mask is None else (len(mask) + more, *target.shape[1:])
+        if mask is None or dim or type(value) is not Tensor or value.shape != rows:
+            func(target, index, value)
+            return
         kept = mask.view(-1, *[1] * (target.dim() - 1))
         target.copy_(torch.where(kept, value[: len(mask)], target))
-        return True

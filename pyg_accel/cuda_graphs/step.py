@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from pyg_accel.cuda_graphs.call import Subject, flatten, names_of, naming, replaced
 from pyg_accel.cuda_graphs.engine import Engine
-from pyg_accel.cuda_graphs.inputs import flatten, names_of, replaced
 from pyg_accel.cuda_graphs.model import Graphed
-from pyg_accel.cuda_graphs.state import modules_of
 
 __all__ = ["GraphedStep", "graphed_step"]
 
@@ -21,13 +20,9 @@ _SETTINGS = 8  # so many settings of an optimizer in a row are those of a schedu
 
 
 def graphed_step(
-    step_function: Callable[..., Any],
-    *,
-    modules: Iterable[torch.nn.Module] | None = None,
-    dynamic: bool | None = None,
-    max_captures: int = 8,
-    roles: Mapping[str, str] | None = None,
-) -> "GraphedStep":
+    step_function: Callable[..., Any], *, modules: Iterable[torch.nn.Module] | None = None,
+    dynamic: bool | None = None, max_captures: int = 8, roles: Mapping[str, str] | None = None,
+) -> "GraphedStep":  # fmt: skip
     """Replay a function that does forward, backward and optimizer from a CUDA graph.
 
     Everything said of :func:`pyg_accel.graphed` holds here too: the first calls run eagerly, kinds
@@ -51,33 +46,24 @@ def graphed_step(
     """
     if not callable(step_function) or isinstance(step_function, torch.nn.Module):
         raise ValueError(f"expected 'step_function' to be a function (got {step_function!r})")
-    found = list(_modules_of(step_function) if modules is None else modules)
+    found = list(_modules_in(_refers_to(step_function)) if modules is None else modules)
     return GraphedStep(step_function, found, dynamic=dynamic, max_captures=max_captures,
                        roles=dict(roles or {}))  # fmt: skip
 
 
-def _modules_of(function: Any) -> Iterator[torch.nn.Module]:
-    """Yield the modules that a function refers to."""
+def _refers_to(function: Any) -> list[Any]:
     if isinstance(function, partial):
-        yield from _modules_in([function.args, function.keywords])
-        yield from _modules_of(function.func)
-    elif ismethod(function):
-        yield from _modules_in(vars(function.__self__))
-        yield from _modules_of(function.__func__)
-    elif isfunction(function):
-        names = getclosurevars(function)
-        yield from _modules_in([names.nonlocals, names.globals])
-    else:
-        yield from _modules_in(vars(function))
+        return [function.args, function.keywords, *_refers_to(function.func)]
+    if ismethod(function):
+        return [vars(function.__self__), *_refers_to(function.__func__)]
+    return [*getclosurevars(function)[:2]] if isfunction(function) else [vars(function)]
 
 
 def _modules_in(value: Any) -> Iterator[torch.nn.Module]:
     if isinstance(value, torch.nn.Module):
         yield value._original if isinstance(value, Graphed) else value
-    elif isinstance(value, dict):
-        yield from _modules_in(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _modules_in(item)
 
 
@@ -89,9 +75,8 @@ class GraphedStep:
     ) -> None:
         """Wrap a function."""
         update_wrapper(self, function, updated=())
-        self._engine = Engine(
-            _Step(function, modules), names_of(function), differentiable=False, **options
-        )
+        step = _Step(function, modules)
+        self._engine = Engine(step, names_of(function), differentiable=False, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step."""
@@ -107,28 +92,33 @@ class GraphedStep:
         self._engine.release()
 
 
-class _Step:
+class _Step(Subject):
     """A step as what is captured."""
 
     def __init__(self, function: Callable[..., Any], roots: Sequence[torch.nn.Module]) -> None:
-        self._function, self.roots = function, tuple(dict.fromkeys(roots))
-        self.name = getattr(function, "__name__", type(function).__name__)
+        super().__init__(self._step, roots, getattr(function, "__name__", type(function).__name__))
+        self._function = function
         self._optimizers: dict[Optimizer, None] = {}
         self._settings: dict[Any, None] = {}
         self._fresh: dict[Tensor, bool] = {}  # whether an earlier gradient is not added to
 
     @property
     def _parameters(self) -> list[Tensor]:
-        return [p for m in modules_of(self.roots) for p in m._parameters.values() if p is not None]
+        return self.of_modules("_parameters")
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def _groups(self) -> list[tuple[Optimizer, dict[str, Any]]]:
+        return [(o, group) for o in self._optimizers for group in o.param_groups]
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
         def note(optimizer: Optimizer, *_: Any) -> None:
             self._optimizers[optimizer] = None
 
         before = [(p, p.grad) for p in self._parameters]
         handle = register_optimizer_step_post_hook(note)
         try:
-            value = self._function(*args, **kwargs)
+            with naming(self._function, args, kwargs):
+                value = self._function(*args, **kwargs)
         finally:
             handle.remove()
         self._fresh = {p: grad is not None and p.grad is not grad for p, grad in before}
@@ -138,12 +128,11 @@ class _Step:
         if not self.roots:
             return ["it refers to no module: pass modules="]
         known = set(self._parameters)
-        for optimizer in self._optimizers:
-            name = type(optimizer).__name__
-            on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
-            if on_gpu and any(g.get("capturable") is False for g in optimizer.param_groups):
+        for optimizer, group in self._groups:
+            name, params = type(optimizer).__name__, group["params"]
+            if any(p.is_cuda for p in params) and group.get("capturable") is False:
                 return [f"{name} is not capturable: make it with capturable=True"]
-            if any(p not in known for group in optimizer.param_groups for p in group["params"]):
+            if any(p not in known for p in params):
                 return [f"{name} has parameters of other modules: pass modules="]
         if len(self._settings) > _SETTINGS:
             return ["the settings of an optimizer change all the time: make lr a tensor"]
@@ -153,46 +142,40 @@ class _Step:
         settings = tuple(
             tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in group.items()
                   if k != "params")
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
+            for _, group in self._groups
         )  # fmt: skip
         self._settings[settings] = None
         grads = tuple(
             True if self._fresh.get(p) else None if p.grad is None else id(p.grad)
             for p in self._parameters
         )
-        return settings, grads, tuple(map(id, self._optimizer_state()))
+        return settings, grads, tuple(id(t) for _, _, t in self._optimizer_state())
 
-    def _optimizer_state(self) -> list[Tensor]:
+    def _optimizer_state(self) -> list[tuple[Tensor, str, Tensor]]:
+        """Return what optimizers keep of parameters: parameter, name and tensor."""
         return [
-            value
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
+            (p, name, value)
+            for optimizer, group in self._groups
             for p in group["params"]
-            for value in optimizer.state.get(p, {}).values()
+            for name, value in optimizer.state.get(p, {}).items()
             if isinstance(value, Tensor)
         ]
 
     def tensors(self) -> list[Tensor]:
-        modules = modules_of(self.roots)
-        buffers = [b for m in modules for b in m._buffers.values() if b is not None]
         grads = [p.grad for p in self._parameters if p.grad is not None and not self._fresh.get(p)]
-        return list(dict.fromkeys([*self._parameters, *buffers, *grads, *self._optimizer_state()]))
+        state = [value for _, _, value in self._optimizer_state()]
+        return list(dict.fromkeys([*self._parameters, *grads, *state]))
 
     def evidence(self) -> dict[str, list[Tensor]]:
         """Parameters count where an optimizer has no memory of gradients that tells more.
 
         Adam turns a gradient that is nothing but rounding into a step of full length.
         """
-        modules, remembered = modules_of(self.roots), set()
-        found = {"buffer": [b for m in modules for b in m._buffers.values() if b is not None]}
-        for optimizer in self._optimizers:
-            for p, state in optimizer.state.items():
-                for name, value in state.items():
-                    if isinstance(value, Tensor):
-                        found.setdefault(f"'{name}' of a parameter", []).append(value)
-                        if value.shape == p.shape and value.dim():
-                            remembered.add(p)
+        found, remembered = super().evidence(), set()
+        for p, name, value in self._optimizer_state():
+            found.setdefault(f"'{name}' of a parameter", []).append(value)
+            if value.shape == p.shape and value.dim():
+                remembered.add(p)
         found["parameter"] = [p for p in self._parameters if p not in remembered]
         return found
 

@@ -1,11 +1,11 @@
-"""Which tensors are this rank's part of something: edges, features that stay as they are.
+"""Which tensors belong to a halo: edges of this rank, and features that stay as they are.
 
-Tensors are known by identity and version. What a layer derives from the edges it was given, by the
+Tensors are recognised by identity and version. What a layer derives from edges of a halo, by the
 functions below, are edges of the same halo.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,21 +17,20 @@ from pyg_accel.cache import TensorCache, changes_unseen, version_of
 from pyg_accel.distributed.halo import Halo, exchange, turn
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
+from pyg_accel.matrices import is_sparse_matrix
 
 __all__ = [
-    "RUNNING", "STATIC", "Following", "adopt", "backward_begins", "backward_ends", "halo_of",
-    "running", "stays", "with_halo",
+    "RUNNING", "STATIC", "Following", "adopt", "halo_of", "refuse", "running", "stays", "with_halo",
 ]  # fmt: skip
 
 _HALOS: TensorCache[Halo] = TensorCache()
-_PER_EDGE: TensorCache[Wire] = TensorCache()  # weights of which a layer may ask the largest of all
+_EDGE_WEIGHTS: TensorCache[Wire] = TensorCache()  # a layer may ask for the largest of all ranks
 _TURNED: TensorCache[Tensor] = TensorCache()
-STATIC: TensorCache[bool] = (
-    TensorCache()
-)  # tensors returned by distribute(), whose changes are noticed
+STATIC: TensorCache[bool] = TensorCache()  # tensors that distribute() returned
 _WHOLE: TensorCache[Tensor] = TensorCache()  # their rows with those of halo nodes
 
-# Functions of a layer whose result has the edges that its argument has.
+_IDS = (torch.int32, torch.int64)
+# Functions of an edge_index whose result has its edges.
 _FOLLOWED = frozenset({"clone", "contiguous", "detach", "to", "long", "int"})
 
 
@@ -39,49 +38,39 @@ class _Running(threading.local):
     """State of a thread.
 
     Attributes:
-        forward: the wire of the distributed model that runs; None outside of one.
-        layer: tensors of the layer that runs, with halo; None outside of layers.
-        exchanged: a layer was given its halos before it calls propagate.
+        forward: the wire of the distributed model whose forward runs.
+        backward: the wire of the distributed model whose gradients are computed in this thread, or
+            nothing; a checkpoint runs parts of the model again meanwhile.
+        layer: tensors with halo of the layer that runs; None outside of layers.
+        exchanged: the operands of the layer that runs have their halos before it calls propagate.
+        scatter: what PyG's ``scatter`` computes instead, in a norm, readout or formula that runs:
+            a function of reduce, values [rows, ...], index [rows] and the size.
     """
 
     forward: Wire | None = None
+    backward: Sequence[Wire] = ()
     layer: dict[tuple[int, int, int], tuple[Tensor, Tensor, bool]] | None = None
     exchanged = False
+    scatter: Callable[[str, Tensor, Tensor, Any], Tensor] | None = None
 
     @property
     def wire(self) -> Wire | None:
-        """The wire of the distributed model that runs, or is gone through backwards.
-
-        A checkpoint runs parts of a model again in the backward pass, in any thread.
-        """
-        return self.forward or (_backward[-1] if _backward else None)
+        """The wire of the distributed model that runs; None outside of one."""
+        return self.forward or (self.backward[0] if self.backward else None)
 
 
-_backward: list[Wire] = []
 RUNNING = _Running()
-
-
-def backward_begins(wire: Wire) -> None:
-    """Take a note that gradients of a distributed model are being computed."""
-    _backward[:] = [wire]
-
-
-def backward_ends() -> None:
-    """Take a note that they have been."""
-    _backward.clear()
 
 
 @contextmanager
 def running(**changes: Any) -> Iterator[None]:
-    """Change the state of the thread inside a block."""
+    """Change the state of the thread inside a ``with`` block."""
     before = {name: getattr(RUNNING, name) for name in changes}
-    for name, value in changes.items():
-        setattr(RUNNING, name, value)
+    vars(RUNNING).update(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(RUNNING, name, value)
+        vars(RUNNING).update(before)
 
 
 def stays(tensor: Tensor) -> bool:
@@ -90,102 +79,110 @@ def stays(tensor: Tensor) -> bool:
 
 
 def halo_of(edges: Any) -> Halo | None:
-    """Return the plan for the edges of this rank; None if they are none that it knows."""
+    """Return the plan of an edge_index of this rank; None for all other values."""
     return _HALOS.find((edges,), None) if type(edges) is Tensor else None
 
 
 def adopt(value: Any, halo: Halo) -> Any:
-    """Know what was derived from edges of a halo as such: a tensor, or the first of a tuple."""
-    first = value[0] if isinstance(value, tuple) and value else value
-    if (
-        type(first) is Tensor
-        and first.dim() == 2
-        and first.size(0) == 2
-        and first.dtype in (torch.int32, torch.int64)
-    ):
+    """Register what was derived from edges of a halo: an edge_index, or a pair with weights."""
+    first, *rest = value if isinstance(value, tuple) and value else (value,)
+    if type(first) is Tensor and first.dim() == 2 == first.size(0) and first.dtype in _IDS:
         _HALOS.put((first,), None, halo)
-        if isinstance(value, tuple) and len(value) == 2 and type(value[1]) is Tensor:
-            _PER_EDGE.put((value[1],), None, halo.wire)
+        if len(rest) == 1 and type(rest[0]) is Tensor:
+            _EDGE_WEIGHTS.put((rest[0],), None, halo.wire)
     return value
 
 
-def with_halo(halo: Halo, tensors: list[Tensor]) -> list[Tensor]:
-    """Return tensors [own, ...] with the rows of halo nodes; those that are known come for free.
+def refuse(caller: str, edge_index: Any) -> None:
+    """Raise the error for edges that do not belong to a halo."""
+    if is_sparse_matrix(edge_index):
+        raise NotDistributable(
+            f"{caller} was called with a sparse matrix: a distributed model takes the "
+            "edge_index that distribute() returned"
+        )
+    raise NotDistributable(
+        f"{caller} was called with an edge_index that distribute() did not return, nor a layer "
+        "derived from it: the rows of other ranks that its edges read are unknown"
+    )
 
-    Known are features that stay as they are, and what the layer that runs has exchanged before.
+
+def with_halo(halo: Halo, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors [own, ...] with the rows of halo nodes.
+
+    Nothing travels for features that stay as they are, nor for tensors that the layer that runs has
+    exchanged before.
+
+    Raises:
+        NotDistributable: for tensors without a row per source node of this rank.
     """
-    results: list[Tensor | None] = [_found(halo, t) for t in tensors]
-    distinct = {id(t): t for t, r in zip(tensors, results, strict=True) if r is None}
-    if distinct:
-        made = exchange(halo, list(distinct.values()))
-        new = dict(zip(distinct, made, strict=True))
-        for key, whole in new.items():
-            _keep(halo, distinct[key], whole)
-        results = [new[id(t)] if r is None else r for t, r in zip(tensors, results, strict=True)]
-    return [r for r in results if r is not None]
+    wholes: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.size(0) != halo.own:
+            raise NotDistributable(
+                f"a layer was called with {tensor.size(0)} rows of '{name}', but this rank owns "
+                f"{halo.own} source nodes: features of all nodes, or of some, cannot be exchanged"
+            )
+        if id(tensor) not in wholes:
+            known = _look_up(halo, tensor)
+            wholes[id(tensor)] = exchange(halo, tensor) if known is None else known
+            _remember(halo, tensor, wholes[id(tensor)])
+    return {name: wholes[id(tensor)] for name, tensor in tensors.items()}
 
 
-def _found(halo: Halo, tensor: Tensor) -> Tensor | None:
+def _look_up(halo: Halo, tensor: Tensor) -> Tensor | None:
     if stays(tensor):
         return _WHOLE.find((tensor,), (id(halo), torch.is_inference_mode_enabled()))
     entry = (RUNNING.layer or {}).get((id(halo), id(tensor), version_of(tensor)))
     return entry[1] if entry is not None and torch.is_grad_enabled() == entry[2] else None
 
 
-def _keep(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
+def _remember(halo: Halo, tensor: Tensor, whole: Tensor) -> None:
     if stays(tensor):
         _WHOLE.put((tensor,), (id(halo), torch.is_inference_mode_enabled()), whole)
     elif RUNNING.layer is not None:
-        key = (id(halo), id(tensor), version_of(tensor))
-        RUNNING.layer[key] = (tensor, whole, torch.is_grad_enabled())
+        key = id(halo), id(tensor), version_of(tensor)
+        RUNNING.layer[key] = tensor, whole, torch.is_grad_enabled()
 
 
-def turned(halo: Halo, edges: Tensor) -> Tensor:
-    """Return the edges that leave this rank's nodes, turned round; kept with those that reach them.
-
-    Args:
-        halo: of edges of this rank.
-        edges: [2, E], that lead to nodes of this rank.
-    """
-    known = _TURNED.find((edges,), id(halo))
-    if known is None:
-        other, known = turn(halo, edges)
-        _HALOS.put((known,), None, other)
-        _TURNED.put((edges,), id(halo), known)
-    return known
+def _turned(halo: Halo, edges: Tensor) -> Tensor:
+    """Return the edges that leave this rank's nodes, reversed."""
+    result = _TURNED.find((edges,), id(halo))
+    if result is None:
+        other, result = turn(halo, edges)
+        _HALOS.put((result,), None, other)
+        _TURNED.put((edges,), id(halo), result)
+    return result
 
 
 class Following(TorchFunctionMode):
-    """Sees the torch functions of a layer, and knows edges that they pick from known ones."""
+    """Recognises what the torch functions of a layer derive from edges of a halo."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not kwargs and len(args) == 1 and getattr(func, "__name__", "") == "max":
-            wire = _PER_EDGE.find(args, None) if type(args[0]) is Tensor else None
-            if wire is not None:
-                return _largest(wire, args[0])
-        if func is Tensor.flip and not kwargs and type(args[0]) is Tensor:
-            halo = halo_of(args[0])
-            if halo is not None and args[1:] in ((0,), ((0,),), ([0],)):
-                return turned(halo, args[0])
+        name = getattr(func, "__name__", "")
+        known = bool(args) and type(args[0]) is Tensor
+        if known and not kwargs:
+            if name == "max" and len(args) == 1:
+                wire = _EDGE_WEIGHTS.find(args, None)
+                if wire is not None:
+                    return _largest(wire, args[0])
+            elif name == "flip" and args[1:] in ((0,), ((0,),), ([0],)):
+                turned = halo_of(args[0])
+                if turned is not None:
+                    return _turned(turned, args[0])
         result = func(*args, **(kwargs or {}))
-        if args and type(args[0]) is Tensor and _keeps_edges(func, args):
-            halo = halo_of(args[0])
-            if halo is not None and result is not args[0]:
-                adopt(result, halo)
-        return result
+        halo = halo_of(args[0]) if known and _keeps_edges(name, args) else None
+        return result if halo is None or result is args[0] else adopt(result, halo)
 
 
 def _largest(wire: Wire, weights: Tensor) -> Tensor:
-    """The largest weight of an edge on any rank."""
     if weights.requires_grad:
         raise NotDistributable("the largest of all edge weights has no gradient across ranks: pass "
                                "'lambda_max'")  # fmt: skip
     return wire.largest(torch.cat([weights, weights.new_full((1,), -torch.inf)]).max())
 
 
-def _keeps_edges(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a function of an edge_index returns its edges, or some of them as they are."""
-    name = getattr(func, "__name__", "")
+def _keeps_edges(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a function of an edge_index returns its edges, or some of them unchanged."""
     if name == "__getitem__":  # edge_index[:, mask]
         return isinstance(args[1], tuple) and len(args[1]) == 2 and args[1][0] == slice(None)
-    return name in _FOLLOWED or (name == "index_select" and args[1] in (1, -1))
+    return name in _FOLLOWED or (name == "index_select" and args[1:2] in ((1,), (-1,)))

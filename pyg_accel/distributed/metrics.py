@@ -1,20 +1,17 @@
-"""Losses and metrics of rows that ranks own."""
+"""Losses and metrics over the rows of all ranks, and the traffic of a rank."""
 
-from typing import overload
+import sys
+from typing import TextIO, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from pyg_accel.distributed.wire import Wire
+from pyg_accel.distributed.model import Distributed
+from pyg_accel.distributed.wire import Traffic, world
 
-__all__ = ["mean", "total"]
+__all__ = ["mean", "report", "total"]
 
-
-def _wire(device: torch.device) -> Wire:
-    if device.type == "cpu" and dist.get_backend() == "nccl":
-        device = torch.device("cuda", torch.cuda.current_device())
-    return Wire(None, device)
+T = TypeVar("T", Tensor, float)
 
 
 def mean(loss: Tensor) -> Tensor:
@@ -24,26 +21,46 @@ def mean(loss: Tensor) -> Tensor:
     what a distributed model (and DDP) takes, is the gradient of that value.
 
     Args:
-        loss: one number a row of this rank, ``reduction="none"``; ranks may have none.
+        loss: one number per row of this rank (``reduction="none"``); a rank may have no rows.
     """
-    wire = _wire(loss.device)
+    wire = world(loss.device)
     both = torch.stack([loss.detach().sum(), loss.new_full((), loss.numel())])
     both = wire.total(both.to(wire.device)).to(loss.device)
     own = loss.sum() * (wire.size / both[1])
     return own + (both[0] / both[1] - own).detach()
 
 
-@overload
-def total(value: Tensor) -> Tensor: ...
-@overload
-def total(value: float) -> float: ...
-
-
-def total(value: Tensor | float) -> Tensor | float:
+def total(value: T) -> T:
     """Return the sum of a number, or of each number of a tensor, over all ranks; no gradient."""
+    dtype = value.dtype if isinstance(value, Tensor) else torch.float64
+    own = torch.as_tensor(value, dtype=dtype).detach().clone()
+    wire = world(own.device)
+    result = wire.total(own.to(wire.device)).to(own.device)
     if isinstance(value, Tensor):
-        wire = _wire(value.device)
-        return wire.total(value.detach().clone().to(wire.device)).to(value.device)
-    wire = _wire(torch.device("cpu"))
-    found = wire.total(torch.tensor([value], dtype=torch.float64, device=wire.device)).item()
-    return int(found) if isinstance(value, int) else found
+        return result
+    return int(result) if isinstance(value, int) else float(result)
+
+
+def report(model: Distributed, file: TextIO | None = None) -> dict[str, Traffic]:
+    """Print the traffic of this rank since the model was distributed, and return it.
+
+    Times include waiting for other ranks. On a GPU they are those of the stream.
+
+    Args:
+        model: from :func:`distribute`.
+        file: where to print; by default standard output.
+
+    Returns:
+        The traffic by kind of collective: ``halo``, ``rows`` of layers that read all nodes,
+        ``sums`` of norms and pools, ``outputs``, ``gradients``, ``set-up``.
+    """
+    out = sys.stdout if file is None else file
+    wire = model.wire
+    print(f"pyg_accel.distributed: rank {wire.rank} of {wire.size}", file=out)
+    print(f"{'kind':10} {'calls':>7} {'sent MB':>10} {'received MB':>12} {'seconds':>9}", file=out)
+    for kind, traffic in wire.traffic.items():
+        traffic.settle()
+        sent, received = traffic.sent / 1e6, traffic.received / 1e6
+        print(f"{kind:10} {traffic.calls:7} {sent:10.2f} {received:12.2f} {traffic.seconds:9.3f}",
+              file=out)  # fmt: skip
+    return dict(wire.traffic)

@@ -1,4 +1,4 @@
-"""The model as every rank runs it: its part of the nodes, and what leaves it."""
+"""The model as every rank runs it: on its part of the nodes, with outputs gathered from all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,9 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyg_accel.distributed.known import backward_begins, backward_ends, running
-from pyg_accel.distributed.partition import Partition
-from pyg_accel.distributed.passes import Passes
-from pyg_accel.distributed.randomness import RankRandom
-from pyg_accel.distributed.stores import Types
-from pyg_accel.distributed.sums import linear, padded
+from pyg_accel.distributed.halo import Halo, exchange, make_halo
+from pyg_accel.distributed.known import RUNNING, running
+from pyg_accel.distributed.partition import Types
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
@@ -26,7 +23,7 @@ class Distributed(torch.nn.Module):
     Attributes:
         module: the model.
         wire: the group.
-        types: who owns which nodes, by type.
+        types: the partition of each node type.
         rows: ``"all"`` or ``"own"``.
     """
 
@@ -42,159 +39,113 @@ class Distributed(torch.nn.Module):
         self.module = wrap(model) if callable(wrap) else model
         self.wire, self.types, self.rows = wire, types, rows
         self._averages = wrap is True
-        self._waiting = False
-        self._random = RankRandom(wire)
-        self._passes = Passes(wire)
-        self._kinds: dict[str, Any] = {}
-        self._places: dict[Any, _Places] = {}
-        self._presences: dict[tuple[Any, ...], Tensor] = {}
+        self._backward: list[Wire] = []  # the wire, while gradients are computed
+        self._devices = [wire.device] if wire.device.type == "cuda" else []
+        first = torch.tensor([torch.initial_seed() % 2**62], device=wire.device)
+        self._seed = int(wire.copy_of_first(first)) + wire.rank + 1
+        self._agreed: dict[str, list[list[Any]]] = {}
+        self._everyone: dict[Any, tuple[Halo, Tensor]] = {}
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on this rank's rows.
 
         Returns:
-            What the model returns. With ``rows="all"`` tensors with a row for each node of this
-            rank have one for each node of the graph, in the order of the user's data.
+            What the model returns. With ``rows="all"``, tensors with a row for each node of this
+            rank get one for each node of the graph, in the order of the user's data.
         """
-        self._begins()
-        with running(forward=self.wire, layer=None, exchanged=False):
+        self._backward.clear()  # a backward pass that an error ended has not done so
+        fresh = running(forward=self.wire, layer=None, exchanged=False, scatter=None)
+        with fresh, torch.random.fork_rng(self._devices, enabled=self.training):
             if self.training:
-                with self._random.drawn():
-                    out = self.module(*args, **kwargs)
-            else:
-                out = self.module(*args, **kwargs)
+                self._draw_own_numbers()
+            out = self.module(*args, **kwargs)
         return self._returned(out)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _draw_own_numbers(self) -> None:
+        """Begin random numbers that differ between ranks and calls, and follow from the first seed.
+
+        Those drawn outside of the model stay equal on ranks that were seeded equally.
+        """
+        torch.default_generator.manual_seed(self._seed)
+        for device in self._devices:
+            torch.cuda.default_generators[device.index].manual_seed(self._seed)
+        self._seed += self.wire.size
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _returned(self, out: Any) -> Any:
         leaves, spec = tree_flatten(out)
         if self.rows == "all":
             leaves = self._all_rows(leaves)
-        leaves = [self._watched(leaf) for leaf in leaves]
-        learns = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
-        self._passes.forward_ends(learns=learns)
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaves[i] = _Anchor.apply(self, leaf)  # type: ignore[no-untyped-call]
         return tree_unflatten(leaves, spec)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _begins(self) -> None:
-        self._waiting = False
-        self._passes.forward_begins()
-        backward_ends()  # one that an error ended has not said so
-
-    def _watched(self, leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            return _Anchor.apply(self, leaf)  # type: ignore[no-untyped-call]
-        return leaf
-
     def _all_rows(self, leaves: list[Any]) -> list[Any]:
-        own = {key: _own(part, self.wire.rank) for key, part in self.types.items()}
-        tensors = [t if isinstance(t, Tensor) and t.dim() else None for t in leaves]
-        shown = tuple(
-            None if t is None
-            else (t.dim(), str(t.dtype), [k for k, n in own.items() if t.size(0) == n])
-            for t in tensors
-        )  # fmt: skip
-        key = repr(shown)
-        if key not in self._kinds:
-            self._kinds[key] = self._agreed(tensors, own)
-        kinds = self._kinds[key]
+        """Replace tensors that have a row per node of every rank, of one type, by those of all."""
+        own = {key: len(part.of(self.wire.rank)) for key, part in self.types.items()}
+        shapes = [t.shape if isinstance(t, Tensor) and t.dim() else None for t in leaves]
+        fits = [[k for k, n in own.items() if shape and shape[0] == n] for shape in shapes]
+        seen = repr([(shape and len(shape), fit) for shape, fit in zip(shapes, fits, strict=True)])
+        if seen not in self._agreed:
+            every = self.wire.values(fits)
+            self._agreed[seen] = [
+                [k for k in fit if all(k in others[i] for others in every)]
+                for i, fit in enumerate(fits)
+            ]
         return [
-            leaf if kind is None else self._gathered(leaf, kind[0])
-            for leaf, kind in zip(leaves, kinds, strict=True)
+            self._gathered(leaf, keys) if keys else leaf
+            for leaf, keys in zip(leaves, self._agreed[seen], strict=True)
         ]
 
-    def _agreed(self, tensors: list[Tensor | None], own: dict[Any, int]) -> list[Any]:
-        """Find out which outputs have a row for each node of every rank, and of which type."""
-        types = list(self.types)
-        rows = [-1 if t is None else t.size(0) for t in tensors]
-        every = self.wire.texts([rows, [own[key] for key in types]])
-        kinds: list[Any] = []
-        for i in range(len(tensors)):
-            fits = [
-                key for j, key in enumerate(types)
-                if all(said[0][i] == said[1][j] for said in every)
-            ]  # fmt: skip
-            if len(fits) > 1:
-                raise NotDistributable(f"an output has as many rows as there are nodes of each of "
-                                       f"{fits}: rows='own' leaves it as it is")  # fmt: skip
-            kinds.append((fits[0],) if fits else None)
-        return kinds
-
-    def _gathered(self, leaf: Tensor, key: Any) -> Tensor:
-        if key not in self._places:
-            self._places[key] = _Places(self.types[key], self.wire)
-        places = self._places[key]
-        return linear(places.gathered, places.scattered, leaf)
+    def _gathered(self, leaf: Tensor, keys: list[Any]) -> Tensor:
+        if len(keys) > 1:
+            raise NotDistributable(f"an output has as many rows as there are nodes of each of "
+                                   f"{keys}: rows='own' leaves it as it is")  # fmt: skip
+        if keys[0] not in self._everyone:
+            part = self.types[keys[0]]
+            places, cuts = part.places().to(self.wire.device), part.cuts.to(self.wire.device)
+            self._everyone[keys[0]] = make_halo(self.wire, places, cuts, 0, kind="outputs")
+        everyone, places = self._everyone[keys[0]]
+        return exchange(everyone, leaf).index_select(0, places)
 
     def average_gradients(self) -> None:
-        """Replace the gradient of every parameter by its mean over ranks, as DDP does."""
-        by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
-        for p in self.module.parameters():
-            if p.requires_grad:
-                by_dtype.setdefault(p.dtype, []).append(p)
-        with torch.no_grad():
-            for parameters in by_dtype.values():
-                grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]
-                there = self._presence(parameters)
-                flat = torch.cat([*(g.reshape(-1) for g in grads), there])
-                self.wire.total(flat, "gradients").div_(self.wire.size)
-                *means, there = flat.split([*(g.numel() for g in grads), len(grads)])
-                means = [m.view(g.shape) for m, g in zip(means, grads, strict=True)]
-                torch._foreach_copy_(grads, means)
-                lacking = [i for i, p in enumerate(parameters) if p.grad is None]
-                # Only a rank that lacks a gradient must wait to hear whether another has it.
-                others = there.tolist() if lacking else []
-                for i in lacking:
-                    if others[i]:
-                        parameters[i].grad = grads[i]
+        """Replace the gradient of every parameter by its mean over ranks, as DDP does.
 
-    def _presence(self, parameters: list[torch.nn.Parameter]) -> Tensor:
-        """Return 1 for each parameter that has a gradient, 0 for others."""
-        present = [p.grad is not None for p in parameters]
-        key = parameters[0].dtype, *present
-        if key not in self._presences:  # a copy from the host would wait for the device
-            self._presences[key] = parameters[0].detach().new_tensor(present)
-        return self._presences[key]
+        A parameter that has a gradient on no rank gets none.
+        """
+        learned = [p for p in self.module.parameters() if p.requires_grad]
+        with torch.no_grad():
+            for dtype in dict.fromkeys(p.dtype for p in learned):
+                ours = [p for p in learned if p.dtype == dtype]
+                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in ours]
+                present = torch.tensor([p.grad is not None for p in ours], dtype=dtype)
+                if self.wire.device.type == "cuda":  # else the copy would wait for the device
+                    present = present.pin_memory().to(self.wire.device, non_blocking=True)
+                flat = torch.cat([*(g.flatten() for g in grads), present])
+                self.wire.total(flat, "gradients").div_(self.wire.size)
+                *means, present = flat.split([*(g.numel() for g in grads), len(grads)])
+                views = [m.view_as(g) for m, g in zip(means, grads, strict=True)]
+                torch._foreach_copy_(grads, views)
+                if any(p.grad is None for p in ours):  # only these wait for the other ranks
+                    for p, grad, somewhere in zip(ours, grads, present.tolist(), strict=True):
+                        if somewhere:
+                            p.grad = grad
+
+    def _backward_ends(self) -> None:
+        self._backward.clear()
+        if self._averages:
+            self.average_gradients()
 
     def extra_repr(self) -> str:
-        """Say where this is."""
+        """Return the rank and the options."""
         return f"rank {self.wire.rank} of {self.wire.size}, rows={self.rows!r}"
 
 
-def _own(part: Partition, rank: int) -> int:
-    return int(part.cuts[rank + 1]) - int(part.cuts[rank])
-
-
-class _Places:
-    """Where the rows of all ranks lie once they are gathered, ranks padded to one length."""
-
-    def __init__(self, part: Partition, wire: Wire) -> None:
-        sizes = part.cuts.diff()
-        self.wire = wire
-        self.own = int(sizes[wire.rank])
-        self.longest = int(sizes.max())
-        ranks = torch.repeat_interleave(torch.arange(wire.size), sizes)
-        places = torch.arange(part.order.numel()) - part.cuts[ranks] + ranks * self.longest
-        of_node = torch.empty_like(part.order)
-        of_node[part.order] = places
-        self.of_node = of_node.to(wire.device)  # [N], place of every node
-        node_of = torch.full((wire.size * self.longest,), part.order.numel())
-        node_of[places] = part.order
-        self.node_of = node_of.to(wire.device)  # [P * longest], N for padding
-
-    def gathered(self, own: Tensor) -> Tensor:
-        """Return the rows of all ranks in the user's order."""
-        return self.wire.gather(padded(own, self.longest)).index_select(0, self.of_node)
-
-    def scattered(self, grad: Tensor) -> Tensor:
-        """Return the sums over ranks of the gradients of this rank's rows."""
-        more = padded(grad, grad.size(0) + 1)
-        return self.wire.scatter_sums(more.index_select(0, self.node_of))[: self.own]
-
-
 class _Anchor(torch.autograd.Function):
-    """What a backward pass meets first; gradients are averaged at its end."""
+    """The first node of a backward pass; gradients are averaged at its end."""
 
     @staticmethod
     def forward(ctx: Any, model: Distributed, tensor: Tensor) -> Tensor:
@@ -204,16 +155,8 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         model = ctx.model
-        if not model._waiting:
-            model._waiting = True
-            model._passes.backward_begins()
-            backward_begins(model.wire)
-
-            def average() -> None:
-                model._waiting = False
-                backward_ends()
-                if model._averages:
-                    model.average_gradients()
-
-            Variable._execution_engine.queue_callback(average)
+        if not model._backward:
+            model._backward.append(model.wire)
+            RUNNING.backward = model._backward
+            Variable._execution_engine.queue_callback(model._backward_ends)
         return None, grad

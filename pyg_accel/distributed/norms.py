@@ -1,218 +1,260 @@
-"""Norms whose statistics are those of the nodes of all ranks.
+"""Norms and readouts over the nodes of all ranks.
 
-torch's SyncBatchNorm takes no CPU tensors, and there is none of the others. A module of the model
-becomes one of a class below, which is a subclass of its own: parameters, buffers and settings stay.
+The code of PyG runs; the ``scatter`` and ``degree`` that it calls reduce over all ranks. On a GPU
+batch norms are torch's ``SyncBatchNorm``, which takes no CPU tensors. A norm of the model becomes
+one of a class below, a subclass of its own: parameters, buffers and settings stay.
 """
 
+import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import nn
+from torch_geometric.nn import aggr
 
-from pyg_accel.distributed.known import RUNNING
-from pyg_accel.distributed.sums import counts, group_sums, num_graphs, total
-from pyg_accel.distributed.wire import Wire
+from pyg_accel.distributed.known import RUNNING, running
+from pyg_accel.distributed.wire import Wire, total
+from pyg_accel.errors import NotDistributable
+from pyg_accel.patching import readouts, reductions
 
-__all__ = ["NORMS"]
+__all__ = ["HOOKS", "NORMS", "num_graphs"]
+
+_REDUCED = (aggr.SumAggregation, aggr.MeanAggregation, aggr.MaxAggregation, aggr.MinAggregation)
 
 
-class AllNodesBatchNorm1d(torch.nn.BatchNorm1d):
+def num_graphs(wire: Wire, batch: Tensor) -> int:
+    """Return the number of graphs on all ranks, for a batch vector [own] of this rank."""
+    return int(wire.largest(batch.max() + 1 if batch.numel() else batch.new_zeros(())))
+
+
+def _reduced(wire: Wire, reduce: str, rows: Tensor, batch: Tensor, size: int) -> Tensor:
+    """Reduce rows [own, ...] to one per graph, [size, ...], over the nodes of all ranks.
+
+    As in PyG, a graph without nodes gets zero, and equal maxima share the gradient.
+
+    Args:
+        wire: the group.
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+        rows: features of the nodes of this rank.
+        batch: [own], the graph of each node.
+        size: the number of graphs.
+    """
+    if reduce == "min":
+        return -_reduced(wire, "max", -rows, batch, size)
+    zeros = rows.new_zeros(size, *rows.shape[1:])
+    if reduce != "max":
+        sums = total(wire, zeros.index_add(0, batch, rows))
+        if reduce == "sum":
+            return sums
+        ones = rows.new_ones(rows.size(0), *[1] * (rows.dim() - 1))
+        return sums / _reduced(wire, "sum", ones, batch, size).clamp(min=1)
+    with torch.no_grad():
+        index = batch.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+        most = wire.largest((zeros - torch.inf).scatter_reduce(0, index, rows, "amax"))
+        wins = (rows == most[batch]).to(rows.dtype)
+        ties = _reduced(wire, "sum", wins, batch, size).clamp(min=1)
+        most = most.masked_fill(most == -torch.inf, 0)
+    shares = _reduced(wire, "sum", rows * (wins / ties[batch]), batch, size)
+    return most + (shares - shares.detach())
+
+
+def _over_all_ranks(
+    wire: Wire, function: Callable[..., Any], rows: Tensor, batch: Tensor | None, size: int | None
+) -> Any:
+    """Call a function of PyG that reduces rows by their graphs.
+
+    Args:
+        wire: the group.
+        function: takes rows, batch and size.
+        rows: [own, ...].
+        batch: [own], the graph of each node; None for a single graph.
+        size: the number of graphs, if it is known.
+    """
+    if batch is None:
+        batch, size = rows.new_zeros(rows.size(0), dtype=torch.int64), 1
+    elif size is None:
+        size = num_graphs(wire, batch)
+    with running(scatter=partial(_reduced, wire)):
+        return function(rows, batch, size)
+
+
+def _scatter(
+    original: Callable[..., Any], src: Tensor, index: Tensor, dim: int = 0,
+    dim_size: int | None = None, reduce: str = "sum",
+) -> Any:  # fmt: skip
+    if RUNNING.scatter is None:
+        return readouts.scatter(original, src, index, dim, dim_size, reduce)
+    return RUNNING.scatter(reduce, src, index, dim_size)
+
+
+def _degree(
+    original: Callable[..., Any], index: Tensor, num_nodes: Any = None, dtype: Any = None
+) -> Any:
+    if RUNNING.scatter is None:
+        return original(index, num_nodes, dtype)
+    ones = torch.ones(index.shape, dtype=dtype, device=index.device)
+    return RUNNING.scatter("sum", ones, index, num_nodes)
+
+
+def _pool(original: Callable[..., Any], x: Tensor, batch: Any, size: int | None = None) -> Any:
+    wire = RUNNING.wire
+    if wire is None:
+        return original(x, batch, size)
+    if x.dim() != 2:
+        raise NotDistributable(f"{original.__name__} over all ranks takes features [N, F]")
+    return _over_all_ranks(wire, original, x, batch, size)
+
+
+def _aggregate(
+    original: Callable[..., Tensor], self: aggr.Aggregation, x: Any, *args: Any, **kwargs: Any
+) -> Any:
+    wire = RUNNING.wire
+    if wire is None or RUNNING.layer is not None:
+        return reductions.aggregate(original, self, x, *args, **kwargs)
+    if type(self) is aggr.MultiAggregation and self.mode == "cat":
+        return torch.cat([part(x, *args, **kwargs) for part in self.aggrs], dim=-1)
+    given = inspect.signature(original).bind(self, x, *args, **kwargs).arguments
+    batch, size, dim = given.get("index"), given.get("dim_size"), given.get("dim", -2)
+    others = given.get("ptr") is not None or "kwargs" in given
+    if type(self) not in _REDUCED or others or dim not in (0, -x.dim()):
+        raise NotDistributable(
+            f"{type(self).__name__} outside of a layer reads the nodes of all ranks: only sums, "
+            "means, maxima and minima by an index are reduced over them"
+        )
+    reduce = lambda rows, batch, size: original(self, rows, batch, None, size, dim)  # noqa: E731
+    return _over_all_ranks(wire, reduce, x, batch, size)
+
+
+def _group(original: Callable[..., Any], xs: list[Tensor], q: Tensor, k_lin: Any) -> Any:
+    """Stand in for the ``group`` of HANConv, which takes a mean over all nodes per edge type."""
+    wire = RUNNING.wire
+    if wire is None or not xs:
+        return original(xs, q, k_lin)
+    out = torch.stack(xs)  # [edge types, own, F]
+    number = total(wire, out.new_full((), float(out.size(1)))).clamp(min=1)
+    weight = (q * total(wire, k_lin(out).tanh().sum(1)) / number).sum(-1).softmax(0)
+    return (weight.view(-1, 1, 1) * out).sum(0), weight
+
+
+HOOKS = {
+    "aggregate": _aggregate, "degree": _degree, "group": _group, "pool": _pool, "scatter": _scatter,
+}  # fmt: skip
+
+
+class AllNodesBatchNorm1d(torch.nn.SyncBatchNorm, torch.nn.BatchNorm1d):
     """``BatchNorm1d`` over the rows of all ranks."""
 
+    # SyncBatchNorm asks for it; a module that held the group could not be pickled.
+    process_group = property(lambda self: RUNNING.wire.group if RUNNING.wire else None)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [N, C] or [N, C, L]."""
         wire = RUNNING.wire
         if wire is None or not (self.training or self.running_mean is None):
+            return torch.nn.BatchNorm1d.forward(self, x)
+        if x.is_cuda and self.training:
             return super().forward(x)
         self._check_input_dim(x)
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         rest = [d for d in range(x.dim()) if d != 1]
+        shape = [1, -1, *[1] * (x.dim() - 2)]
         number = total(wire, x.new_full((), x.numel() // max(x.size(1), 1)))
         mean = total(wire, x.sum(rest)) / number
-        shape = [1, -1, *[1] * (x.dim() - 2)]
         centred = x - mean.view(shape)
         squares = total(wire, centred.square().sum(rest))
         if self.training and self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
-                share = self.momentum
-                if share is None:
-                    share = 1.0 / int(self.num_batches_tracked or 1)
+                share = (
+                    1 / int(self.num_batches_tracked or 1)
+                    if self.momentum is None
+                    else self.momentum
+                )
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
                 unbiased = (squares / (number - 1).clamp(min=1)).to(self.running_var.dtype)
                 self.running_var.lerp_(unbiased, share)
         out = centred / (squares / number + self.eps).sqrt().view(shape)
-        return _affine(self, out, shape)
+        if self.weight is not None:
+            out = out * self.weight.view(shape)
+        return out if self.bias is None else out + self.bias.view(shape)
 
 
 class AllNodesBatchNorm(nn.BatchNorm):
-    """PyG's ``BatchNorm``, which asks how many rows there are."""
+    """PyG's ``BatchNorm``, which asks for the number of rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [N, C]."""
         wire = RUNNING.wire
         if wire is None or not self.allow_single_element:
             return super().forward(x)
-        norm = self.module
-        if int(wire.total(torch.tensor(x.size(0), device=x.device))) <= 1:
-            return torch.nn.functional.batch_norm(
-                x, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
-            )
-        out: Tensor = norm(x)
+        single = int(wire.total(torch.tensor(x.size(0), device=x.device))) <= 1
+        out: Tensor = super().forward(x) if single else self.module(x)
         return out
 
 
 class _NormOfGraphs(torch.nn.Module):
-    """What norms over the nodes of a graph have in common."""
-
-    def forward(
-        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
-    ) -> Tensor:
-        """Normalise [N, C]."""
-        wire = RUNNING.wire
-        if wire is None or not self.reads_nodes():
-            out: Tensor = super().forward(x, batch, batch_size)
-            return out
-        size = num_graphs(wire, batch) if batch_size is None else batch_size
-        return self.over_all(x, _Graphs(wire, x, batch, size))
-
-    def reads_nodes(self) -> bool:
-        """Return whether the norm of a node depends on others."""
-        return True
-
-    def over_all(self, x: Tensor, graphs: "_Graphs") -> Tensor:
-        """Normalise [N, C] by the nodes of all ranks."""
-        raise NotImplementedError
-
-
-class _Graphs:
-    """The graphs of a batch, over the nodes of all ranks."""
-
-    def __init__(self, wire: Wire, x: Tensor, batch: Tensor | None, size: int) -> None:
-        self._wire, self._batch, self._size = wire, batch, size
-        self.several = batch is not None
-        self.counts = counts(wire, x, batch, size).view(-1, 1)
-        self.numbers = self.counts.clamp(min=1)
-
-    def sums(self, x: Tensor) -> Tensor:
-        """Return the sums of each graph [B, C]."""
-        return group_sums(self._wire, x, self._batch, self._size)
-
-    def means(self, x: Tensor) -> Tensor:
-        """Return the means of each graph [B, C]."""
-        return self.sums(x) / self.numbers
-
-    def of_nodes(self, values: Tensor) -> Tensor:
-        """Return values of graphs [B, C] for each of their nodes; of one graph they broadcast."""
-        return values if self._batch is None else values.index_select(0, self._batch)
-
-    def centred(self, x: Tensor) -> Tensor:
-        """Return features less the means of their graphs."""
-        return x - self.of_nodes(self.means(x))
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor, batch: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Normalise [N, C]; all norms take the number of graphs after the batch vector."""
+        if RUNNING.wire is None:
+            return super().forward(x, batch, *args, **kwargs)
+        size = next(iter([*args, *kwargs.values()]), None)
+        return _over_all_ranks(RUNNING.wire, super().forward, x, batch, size)
 
 
 class AllNodesGraphNorm(_NormOfGraphs, nn.GraphNorm):
     """``GraphNorm`` over the nodes of all ranks."""
 
-    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
-        """See the base class."""
-        x = x - graphs.of_nodes(graphs.means(x)) * self.mean_scale
-        deviation = (graphs.means(x.pow(2)) + self.eps).sqrt()
-        out: Tensor = self.weight * x / graphs.of_nodes(deviation) + self.bias
-        return out
-
 
 class AllNodesPairNorm(_NormOfGraphs, nn.PairNorm):
     """``PairNorm`` over the nodes of all ranks."""
-
-    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
-        """See the base class."""
-        x = graphs.centred(x)
-        if self.scale_individually:
-            lengths = self.eps + x.norm(2, -1, keepdim=True)
-        else:
-            squares = graphs.means(x.pow(2).sum(-1, keepdim=True))
-            lengths = (self.eps + graphs.of_nodes(squares)).sqrt()
-        out: Tensor = self.scale * x / lengths
-        return out
 
 
 class AllNodesMeanSubtractionNorm(_NormOfGraphs, nn.MeanSubtractionNorm):
     """``MeanSubtractionNorm`` over the nodes of all ranks."""
 
-    def forward(
-        self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None
-    ) -> Tensor:
-        """Normalise [N, C]; the number of graphs has another name here."""
-        return super().forward(x, batch, dim_size)
 
-    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
-        """See the base class."""
-        return graphs.centred(x)
+class AllNodesGraphSizeNorm(_NormOfGraphs, nn.GraphSizeNorm):
+    """``GraphSizeNorm`` by the sizes of graphs over all ranks."""
 
 
 class AllNodesLayerNorm(_NormOfGraphs, nn.LayerNorm):
     """``LayerNorm`` whose mode "graph" is over the nodes of all ranks."""
 
-    def reads_nodes(self) -> bool:
-        """See the base class."""
-        return bool(self.mode == "graph")
-
-    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
-        """See the base class."""
-
-        def means(values: Tensor) -> Tensor:
-            return graphs.means(values).mean(-1, keepdim=True)
-
-        x = x - graphs.of_nodes(means(x))
-        var = means(x * x)
-        std = (var + self.eps).sqrt() if graphs.several else var.sqrt() + self.eps
-        return _affine(self, x / graphs.of_nodes(std), [1, -1])
+    def forward(self, x: Tensor, batch: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Normalise [N, C]; without a batch vector PyG adds ``eps`` to the deviation."""
+        wire = RUNNING.wire
+        if wire is None or self.mode != "graph" or batch is not None:
+            return super().forward(x, batch, *args, **kwargs)
+        number = total(wire, x.new_full((), x.numel()))
+        x = x - total(wire, x.sum()) / number
+        out = x / ((total(wire, x.square().sum()) / number).sqrt() + self.eps)
+        return out if self.weight is None else out * self.weight + self.bias
 
 
 class AllNodesInstanceNorm(_NormOfGraphs, nn.InstanceNorm):
     """``InstanceNorm`` over the nodes of all ranks."""
 
-    def reads_nodes(self) -> bool:
-        """See the base class."""
-        return self.training or not self.track_running_stats
-
-    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
-        """See the base class."""
-        mean = graphs.means(x)
-        x = x - graphs.of_nodes(mean)
-        squares = graphs.sums(x * x)
-        if self.running_mean is not None and self.running_var is not None:
-            with torch.no_grad():
-                unbiased = squares / (graphs.numbers - 1).clamp(min=1)
-                self.running_mean.lerp_(mean.mean(0), self.momentum or 0.0)
-                self.running_var.lerp_(unbiased.mean(0), self.momentum or 0.0)
-        deviation = (squares / graphs.numbers + self.eps).sqrt()
-        return _affine(self, x / graphs.of_nodes(deviation), [1, -1])
-
-
-class AllNodesGraphSizeNorm(_NormOfGraphs, nn.GraphSizeNorm):
-    """``GraphSizeNorm`` by the sizes that graphs have over all ranks."""
-
-    def over_all(self, x: Tensor, graphs: _Graphs) -> Tensor:
-        """See the base class."""
-        return x * graphs.of_nodes(graphs.counts.pow(-0.5))
+    def forward(  # type: ignore[override]  # as PyG does
+        self, x: Tensor, batch: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Normalise [N, C]; with a batch vector PyG's running statistics would have gradients."""
+        before = dict(self.named_buffers(recurse=False))
+        out = super().forward(x, batch, *args, **kwargs)
+        with torch.no_grad():
+            for name, buffer in before.items():
+                setattr(self, name, buffer.copy_(getattr(self, name)))
+        return out
 
 
 NORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
-    torch.nn.BatchNorm1d: AllNodesBatchNorm1d,
-    nn.BatchNorm: AllNodesBatchNorm,
-    nn.GraphNorm: AllNodesGraphNorm,
-    nn.PairNorm: AllNodesPairNorm,
-    nn.MeanSubtractionNorm: AllNodesMeanSubtractionNorm,
-    nn.LayerNorm: AllNodesLayerNorm,
-    nn.InstanceNorm: AllNodesInstanceNorm,
-    nn.GraphSizeNorm: AllNodesGraphSizeNorm,
-}
-
-
-def _affine(norm: Any, out: Tensor, shape: list[int]) -> Tensor:
-    if norm.weight is not None:
-        out = out * norm.weight.view(shape)
-    return out if norm.bias is None else out + norm.bias.view(shape)
+    cls.__bases__[-1]: cls
+    for cls in (
+        AllNodesBatchNorm1d, AllNodesBatchNorm, AllNodesGraphNorm, AllNodesPairNorm,
+        AllNodesMeanSubtractionNorm, AllNodesGraphSizeNorm, AllNodesLayerNorm, AllNodesInstanceNorm,
+    )
+}  # fmt: skip

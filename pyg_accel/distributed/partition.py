@@ -1,18 +1,24 @@
-"""Which rank owns which node: an order of the nodes, and where it is cut."""
+"""Which rank owns which node of each type: orders of nodes and the places where they are cut."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed.partitioners import PARTITIONERS, parts_of
 from pyg_accel.errors import NotDistributable
 from pyg_accel.graph import Graph
 from pyg_accel.reordering.orders import order_of
 
-__all__ = ["Partition", "cut", "from_parts", "partition"]
+__all__ = [
+    "ONE", "Partition", "Types", "begins", "by_type", "cut", "edge_stores", "from_parts", "joined",
+    "node_stores", "partition", "store_of",
+]  # fmt: skip
 
-ROW = 8  # what a row costs, in edges: its share of products and norms
+ROW = 8  # the cost of a row (dense products, norms) in edges
 
 
 class Partition(NamedTuple):
@@ -20,7 +26,7 @@ class Partition(NamedTuple):
 
     Attributes:
         order: [N], the node at every place; each rank owns a range of places.
-        cuts: [P + 1], where the ranges begin.
+        cuts: [P + 1], the first place of each range.
     """
 
     order: Tensor
@@ -37,56 +43,106 @@ class Partition(NamedTuple):
         return places
 
 
-def partition(edges: Tensor, num_nodes: int, ranks: int, method: str) -> Partition:
+Types = dict[Any, Partition]  # by node type
+ONE: Any = None  # the node type of a Data
+
+
+def partition(edges: Tensor, num_nodes: int, ranks: int, method: str | Tensor) -> Partition:
     """Cut a graph into parts of about equal work.
 
     Args:
         edges: [2, E]; the rank that owns the target of an edge owns the edge.
         num_nodes: N.
-        ranks: how many parts.
-        method: an order of :func:`pyg_accel.reorder`, ``"given"`` for that of the node ids, or a
-            program, whose parts are ordered by communities inside.
+        ranks: number of parts.
+        method: an order of :func:`pyg_accel.reorder`, ``"given"`` for that of the node ids, or one
+            of :data:`~pyg_accel.distributed.partitioners.PARTITIONERS`, inside whose parts nodes
+            are ordered by communities.
     """
     degree = torch.bincount(edges[1], minlength=num_nodes)
-    if method == "given":
+    if isinstance(method, str) and method == "given":
         order = torch.arange(num_nodes, device=edges.device)
     else:
         graph = Graph.from_edge_index(edges.contiguous(), (num_nodes, num_nodes))
         order = order_of(graph, "community" if method in PARTITIONERS else method)
-    if method in PARTITIONERS:
+    if isinstance(method, str) and method in PARTITIONERS:
         parts = parts_of(edges, degree + ROW, ranks, method).to(order.device)
-        found = from_parts(parts[order], num_nodes, ranks)
-        return Partition(order.cpu()[found.order], found.cuts)
+        inside = from_parts(parts[order], num_nodes, ranks)
+        return Partition(order.cpu()[inside.order], inside.cuts)
     return Partition(order, cut(degree[order], ranks))
 
 
 def cut(degrees: Tensor, ranks: int) -> Tensor:
-    """Return where to cut an order so that edges and rows are balanced, [P + 1].
+    """Return the cuts [P + 1] of an order that balance edges and rows.
 
     Args:
-        degrees: [N], edges that the node at every place owns.
+        degrees: [N], the number of edges into the node at every place.
         ranks: P.
     """
     work = (degrees + ROW).cumsum(0)
     whole = work[-1:] if work.numel() else work.new_zeros(1)
     shares = torch.arange(1, ranks, device=degrees.device) * whole // ranks
     inner = torch.searchsorted(work, shares, right=False)
-    first, last = inner.new_zeros(1), inner.new_full((1,), degrees.numel())
-    return torch.cat([first, inner, last])
+    return torch.cat([inner.new_tensor([0]), inner, inner.new_tensor([degrees.numel()])])
 
 
 def from_parts(parts: Tensor, num_nodes: int, ranks: int) -> Partition:
-    """Return the partition of a vector with the rank of every node.
+    """Return the partition of a vector with the rank of every node, [N].
 
     Raises:
-        NotDistributable: if it is no such vector.
+        NotDistributable: if it is not such a vector.
     """
     whole = parts.dtype in (torch.int32, torch.int64) and parts.shape == (num_nodes,)
     if not whole or (num_nodes and not (int(parts.min()) >= 0 and int(parts.max()) < ranks)):
         raise NotDistributable(
             f"expected 'partition' to name one of {ranks} ranks for each of {num_nodes} nodes"
         )
-    parts = parts.cpu()
-    sizes = torch.bincount(parts.long(), minlength=ranks)
-    order = torch.argsort(parts.long(), stable=True)
+    parts = parts.cpu().long()
+    sizes = torch.bincount(parts, minlength=ranks)
+    order = torch.argsort(parts, stable=True)
     return Partition(order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+
+def node_stores(data: Data | HeteroData) -> dict[Any, Any]:
+    """Return the stores of node attributes by node type."""
+    keys = data.node_types if isinstance(data, HeteroData) else [ONE]
+    return dict(zip(keys, data.node_stores, strict=True))
+
+
+def edge_stores(data: Data | HeteroData) -> dict[tuple[Any, Any, Any], Any]:
+    """Return the stores of edge attributes by source type, relation and target type."""
+    keys = data.edge_types if isinstance(data, HeteroData) else [(ONE, "to", ONE)]
+    return dict(zip(keys, data.edge_stores, strict=True))
+
+
+def store_of(data: Data | HeteroData, key: Any) -> Any:
+    """Return the store of a node or edge type; a HeteroData gets it if it has none."""
+    return data[key] if isinstance(data, HeteroData) else data.stores[0]
+
+
+def joined(data: Data | HeteroData) -> tuple[Tensor, dict[Any, int]]:
+    """Return the edges of all types, nodes numbered type by type, and the size of each type."""
+    sizes = {key: int(store.num_nodes or 0) for key, store in node_stores(data).items()}
+    first = begins(sizes)
+    parts = [
+        store.edge_index.long()
+        + torch.tensor([[first[a]], [first[b]]], device=store.edge_index.device)
+        for (a, _, b), store in edge_stores(data).items()
+    ]
+    return torch.cat(parts, dim=1) if parts else torch.empty(2, 0, dtype=torch.int64), sizes
+
+
+def by_type(whole: Partition, sizes: Mapping[Any, int]) -> Types:
+    """Return the partition of each type, from one of nodes that are numbered type by type."""
+    ranks = torch.repeat_interleave(torch.arange(len(whole.cuts) - 1), whole.cuts.diff())
+    result = {}
+    for key, low in begins(sizes).items():
+        mine = (whole.order >= low) & (whole.order < low + sizes[key])
+        counts = torch.bincount(ranks[mine], minlength=len(whole.cuts) - 1)
+        cuts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        result[key] = Partition(whole.order[mine] - low, cuts)
+    return result
+
+
+def begins(sizes: Mapping[Any, int]) -> dict[Any, int]:
+    """Return the number of the first node of each type, of nodes numbered type by type."""
+    return dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))

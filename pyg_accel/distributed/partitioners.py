@@ -1,4 +1,4 @@
-"""Programs that cut graphs, where they are installed: METIS and KaMinPar."""
+"""Partitions by METIS and KaMinPar, where they are installed."""
 
 import tempfile
 from collections.abc import Callable
@@ -13,13 +13,12 @@ from pyg_accel.reordering import METHODS
 
 __all__ = ["PARTITIONERS", "method_reasons", "parts_of"]
 
-# Of KaMinPar's binary format: nodes have weights, edges have none, all numbers have 64 bits.
-_PARHIP = 1
+_PARHIP = 1  # KaMinPar's binary format: nodes have weights, edges have none, numbers have 64 bits
 _NEEDS = {"metis": "pymetis", "kaminpar": "kaminpar", "rcm": "scipy"}
 
 
 def method_reasons(method: str) -> list[str]:
-    """Return why a graph cannot be cut by a method of that name."""
+    """Return the reasons why a graph cannot be cut by a method of that name."""
     known = ("given", *METHODS, *PARTITIONERS)
     if method not in known:
         return [f"no partition '{method}'; there are {', '.join(known)}, or pass the rank of every "
@@ -36,18 +35,16 @@ def parts_of(edges: Tensor, work: Tensor, ranks: int, method: str) -> Tensor:
 
     Args:
         edges: [2, E], in any direction.
-        work: [N], what every node costs: ranks get about equal sums.
-        ranks: how many there are.
+        work: [N], the cost of every node; the ranks get about equal sums.
+        ranks: number of ranks.
         method: one of :data:`PARTITIONERS`.
     """
     size = work.numel()
     if ranks == 1 or size == 0:
         return torch.zeros(size, dtype=torch.int64)
-    both = torch.cat([edges, edges.flip(0)], dim=1).cpu().long()
-    both = both[:, both[0] != both[1]]
-    pairs = (both[0] * size + both[1]).unique()  # a row that is read twice is sent once
-    rowptr = torch.zeros(size + 1, dtype=torch.int64)
-    rowptr[1:] = torch.bincount(pairs // size, minlength=size).cumsum(0)
+    row, col = edges[:, edges[0] != edges[1]].cpu().long()
+    pairs = torch.cat([row * size + col, col * size + row]).unique()  # a row is sent once
+    rowptr = torch.searchsorted(pairs, torch.arange(size + 1) * size)
     return PARTITIONERS[method](rowptr, pairs % size, work.cpu().long(), ranks)
 
 
@@ -62,13 +59,11 @@ def _metis(rowptr: Tensor, col: Tensor, work: Tensor, ranks: int) -> Tensor:
 def _kaminpar(rowptr: Tensor, col: Tensor, work: Tensor, ranks: int) -> Tensor:
     import kaminpar
 
-    head = np.array([_PARHIP, work.numel(), col.numel()], dtype=np.uint64)
-    begins = rowptr.numpy().astype(np.uint64) * 8 + 8 * (3 + rowptr.numel())
-    with tempfile.TemporaryDirectory() as folder:  # it takes files alone
+    begins = rowptr * 8 + 8 * (3 + rowptr.numel())  # in bytes
+    head = torch.tensor([_PARHIP, work.numel(), col.numel()])
+    with tempfile.TemporaryDirectory() as folder:  # it only reads files
         path = Path(folder) / "graph.parhip"
-        with path.open("wb") as file:
-            for array in (head, begins, col.numpy(), work.numpy()):
-                array.tofile(file)
+        torch.cat([head, begins, col, work]).numpy().tofile(path)
         graph = kaminpar.load_graph(str(path), kaminpar.GraphFileFormat.PARHIP)
     program = kaminpar.KaMinPar(torch.get_num_threads(), kaminpar.default_context())
     return torch.tensor(program.compute_partition(graph, ranks, 0.03), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""This rank's share of a data set: its rows, its edges, and the halos of these."""
+"""The share of a rank in a data set: its rows, its edges, and the halos of these."""
 
 import copy
 from collections.abc import Mapping
@@ -8,46 +8,38 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_accel.distributed.folder import Stored
+from pyg_accel.distributed import partition as parts
+from pyg_accel.distributed.folder import Stored, holds_ids
 from pyg_accel.distributed.halo import Halo, make_halo
 from pyg_accel.distributed.known import STATIC, adopt
-from pyg_accel.distributed.partition import Partition, from_parts, partition
-from pyg_accel.distributed.stores import (
-    ONE,
-    Types,
-    by_type,
-    edge_stores,
-    holds_ids,
-    joined,
-    node_stores,
-    stays_whole,
-    store_of,
-)
+from pyg_accel.distributed.partition import ONE, Partition, Types, edge_stores, store_of
 from pyg_accel.distributed.wire import Wire
 from pyg_accel.errors import NotDistributable
 
 __all__ = ["cut_data", "partitions", "read_data"]
 
+Ends = tuple[Tensor, Tensor]  # sources as places of all nodes, targets as rows of this rank
+Plans = dict[tuple[Any, str], tuple[Tensor, Halo]]  # by edge type and attribute
+
 
 def partitions(wire: Wire, data: Data | HeteroData, method: Any) -> Types:
-    """Decide who owns what; the first rank does, and tells the others.
+    """Return the partition of every node type, as the first rank finds it.
 
     Args:
         wire: the group.
         data: the whole data set.
         method: see :func:`~pyg_accel.distributed.distribute`.
     """
-    joint, sizes = joined(data)
+    joint, sizes = parts.joined(data)
     if not isinstance(method, str):
-        given = method if isinstance(method, Mapping) else {ONE: method}
-        return {key: from_parts(given[key], n, wire.size) for key, n in sizes.items()}
-    most = sum(sizes.values())
-    orders = torch.empty(most + wire.size + 1, dtype=torch.int64)
+        named = method if isinstance(method, Mapping) else {ONE: method}
+        return {key: parts.from_parts(named[key], n, wire.size) for key, n in sizes.items()}
+    size = sum(sizes.values())
+    both = torch.empty(size + wire.size + 1, dtype=torch.int64)
     if wire.rank == 0:
-        found = partition(joint, most, wire.size, method)
-        orders = torch.cat([found.order.cpu(), found.cuts.cpu()])
-    orders = wire.copy_of_first(orders.to(wire.device)).cpu()
-    return by_type(Partition(orders[:most], orders[most:]), sizes)
+        both = torch.cat([t.cpu() for t in parts.partition(joint, size, wire.size, method)])
+    both = wire.copy_of_first(both.to(wire.device)).cpu()
+    return parts.by_type(Partition(both[:size], both[size:]), sizes)
 
 
 def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> Any:
@@ -55,83 +47,78 @@ def cut_data(wire: Wire, data: Any, types: Types, rows: str, narrow: bool) -> An
 
     Args:
         wire: the group.
-        data: the whole data set; left as it is.
-        types: who owns what.
+        data: the whole data set; it is not changed.
+        types: the partition of each node type.
         rows: ``"all"`` keeps labels and masks whole.
         narrow: see :class:`~pyg_accel.distributed.halo.Halo`.
     """
     result = copy.copy(data)
-    whole, shares = node_stores(data), node_stores(result)
-    own = {key: part.of(wire.rank) for key, part in types.items()}
-    for key, store in whole.items():
-        for name, value in list(store.items() if key is not ONE else data.to_dict().items()):
-            if holds_ids(name):
-                continue
-            if store.is_node_attr(name) and not (rows == "all" and stays_whole(name)):
-                shares[key][name] = _picked(value, own[key], data.__cat_dim__(name, value))
-        shares[key].n_id = own[key]
-        shares[key].num_nodes = own[key].numel()
-    plans = {}
+    for key, store in parts.node_stores(data).items():
+        share, own = store_of(result, key), types[key].of(wire.rank)
+        for name, value in store.items():
+            whole = holds_ids(name) or (rows == "all" and _stays_whole(name))
+            if store.is_node_attr(name) and not whole:
+                share[name] = _picked(value, own, data.__cat_dim__(name, value))
+        share.n_id, share.num_nodes = own, own.numel()
+    plans: Plans = {}
     for key, store in edge_stores(data).items():
-        share = edge_stores(result)[key]
-        for name, value in list(store.items() if key[0] is not ONE else data.to_dict().items()):
+        for name, value in store.items():
             if name.endswith("edge_index"):
-                edges, halo, mine = _cut_edges(wire, value, types[key[2]], types[key[0]], narrow)
-                plans[key, name] = edges, halo
+                ends, mine = _cut_edges(wire.rank, types, key, value)
+                plans[key, name] = _local(wire, types, key, ends, narrow)
                 if name == "edge_index":
-                    for other in filter(store.is_edge_attr, list(store.keys())):
-                        if not holds_ids(other):
-                            dim = data.__cat_dim__(other, store[other])
-                            share[other] = _picked(store[other], mine, dim)
-    result = result.to(wire.device)
-    for (key, name), (edges, halo) in plans.items():
-        edge_stores(result)[key][name] = edges
-        know(result, edges, halo)
-    return result
+                    kept = mine
+        share = edge_stores(result)[key]
+        for name, value in store.items():
+            if store.is_edge_attr(name) and not holds_ids(name):
+                share[name] = _picked(value, kept, data.__cat_dim__(name, value))
+    return _with_edges(result.to(wire.device), plans)
 
 
-def _cut_edges(
-    wire: Wire, edges: Tensor, into: Partition, out_of: Partition, narrow: bool
-) -> tuple[Tensor, Halo, Tensor]:
-    """Return the edges of this rank, which owns their targets, their halo, and their places."""
-    places = into.places().to(edges.device)[edges[1].long()]
-    low, high = int(into.cuts[wire.rank]), int(into.cuts[wire.rank + 1])
-    mine = ((places >= low) & (places < high)).nonzero().view(-1)
-    sources = out_of.places().to(edges.device)[edges[0][mine].long()]
-    cuts = out_of.cuts.to(wire.device)
-    halo, local = make_halo(wire, sources.to(wire.device), cuts, high - low, narrow)
-    pair = torch.stack([local, (places[mine] - low).to(wire.device)])
-    return pair.to(edges.dtype), halo, mine
+def _cut_edges(rank: int, types: Types, key: Any, edges: Tensor) -> tuple[Ends, Tensor]:
+    """Return the ends of the edges whose targets a rank owns, and their positions."""
+    sources, targets = (
+        types[key[2 * i]].places().to(edges.device)[edges[i].long()] for i in (0, 1)
+    )
+    low, high = types[key[2]].cuts[rank : rank + 2].tolist()
+    mine = ((targets >= low) & (targets < high)).nonzero().view(-1)
+    return (sources[mine].to(edges.dtype), targets[mine] - low), mine
+
+
+def _local(wire: Wire, types: Types, key: Any, ends: Ends, narrow: bool) -> tuple[Tensor, Halo]:
+    """Return the edge_index of this rank for an edge type, and its halo."""
+    sources, targets = (end.long().to(wire.device) for end in ends)
+    cuts, own = types[key[0]].cuts.to(wire.device), len(types[key[2]].of(wire.rank))
+    halo, local = make_halo(wire, sources, cuts, own, narrow)
+    return torch.stack([local, targets]).to(ends[0].dtype), halo
 
 
 def read_data(wire: Wire, stored: Stored, types: Types, rows: str, narrow: bool) -> Any:
     """Return this rank's share of a stored graph; see :func:`cut_data`."""
-    kept = stays_whole if rows == "all" else lambda name: False
-    data, edges = stored.part(types, wire.rank, kept)
+    data, edges = stored.part(types, wire.rank, _stays_whole if rows == "all" else lambda _: False)
     for key, part in types.items():
         store = store_of(data, key)
         store.n_id = part.of(wire.rank).clone()
         store.num_nodes = store.n_id.numel()
-    data = data.to(wire.device)
-    plans = {}
-    for key, (sources, targets) in edges.items():
-        cuts, own = types[key[0]].cuts.to(wire.device), int(types[key[2]].of(wire.rank).numel())
-        halo, local = make_halo(wire, sources.long().to(wire.device), cuts, own, narrow)
-        pair = torch.stack([local, targets.to(wire.device)]).to(sources.dtype)
-        store_of(data, key).edge_index = pair
-        plans[key] = halo
-    for key, halo in plans.items():
-        know(data, store_of(data, key).edge_index, halo)
+    plans = {
+        (key, "edge_index"): _local(wire, types, key, ends, narrow) for key, ends in edges.items()
+    }
+    return _with_edges(data.to(wire.device), plans)
+
+
+def _with_edges(data: Any, plans: Plans) -> Any:
+    """Set the edges of this rank, and register them and the features of this rank."""
+    for (key, name), (edges, halo) in plans.items():
+        edge_stores(data)[key][name] = adopt(edges, halo)
+    for store in data.stores:
+        for value in filter(torch.is_tensor, store.values()):
+            STATIC.put((value,), None, True)
     return data
 
 
-def know(result: Data | HeteroData, edges: Tensor, halo: Halo) -> None:
-    """Let a layer know the edges and features of this rank when it meets them."""
-    adopt(edges, halo)
-    for store in result.stores:
-        for value in store.values():
-            if isinstance(value, Tensor):
-                STATIC.put((value,), None, True)
+def _stays_whole(key: str) -> bool:
+    """Return whether an attribute belongs to outputs: labels and masks, by their names."""
+    return key == "y" or key.startswith("y_") or key.endswith("mask")
 
 
 def _picked(value: Any, ids: Tensor, dim: Any) -> Any:

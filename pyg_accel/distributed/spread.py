@@ -1,4 +1,4 @@
-"""``distribute()``: a model and a data set, spread over the ranks of a process group."""
+"""``distribute()``: spread a model and a data set over the ranks of a process group."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -7,22 +7,20 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import torch_geometric
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 
-from pyg_accel.distributed import pools
-from pyg_accel.distributed.agreement import agree, digest, model_facts, versions
+import pyg_accel
+from pyg_accel.distributed import suitability
 from pyg_accel.distributed.convs import CONVS
-from pyg_accel.distributed.entry import HOOKS, CompressedHalos
+from pyg_accel.distributed.entry import HOOKS
 from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import NORMS
 from pyg_accel.distributed.partitioners import method_reasons
-from pyg_accel.distributed.products import look
+from pyg_accel.distributed.products import is_running, look
 from pyg_accel.distributed.share import cut_data, partitions, read_data
-from pyg_accel.distributed.stores import edge_stores, node_stores
-from pyg_accel.distributed.suitability import data_reasons, model_reasons
-from pyg_accel.distributed.wire import Wire
+from pyg_accel.distributed.wire import Wire, agree
 from pyg_accel.errors import DistributedError, NotDistributable
 from pyg_accel.layers.aggregation import BEYOND
 from pyg_accel.patching.api import OverrideHandle
@@ -49,20 +47,21 @@ def distribute(
     ranks for the rows that their edges read. Outputs and gradients are those of one process.
 
     Args:
-        model: made of PyG layers; it moves to the device of the mesh, and its norms take the nodes
-            of all ranks. Parameters and buffers become those of the first rank.
+        model: a model of PyG layers. It moves to the device of the mesh, and the statistics of its
+            norms are those of the nodes of all ranks. Parameters and buffers become those of the
+            first rank.
         data: the whole data set, the same on every rank; or the folder of a stored graph
             (:func:`pyg_accel.distributed.save`), of which each rank reads its part.
         mesh: a ``DeviceMesh`` of one dimension or a process group; by default all processes.
         rows: ``"all"`` returns outputs for all nodes in the order of ``data``, and leaves ``y``
             and masks whole. ``"own"`` returns those of this rank, and cuts ``y`` and masks too.
         wrap: True averages gradients over ranks after each backward pass; False leaves that to
-            you (FSDP2, DDP, accelerate); a function wraps the model, and does it.
+            the caller (FSDP2, DDP, accelerate); a function wraps the model and averages them.
         partition: an order that :func:`pyg_accel.reorder` knows, cut where work is balanced;
             ``"given"``, the order of the node ids; ``"metis"`` or ``"kaminpar"``, if the extra
             ``partition`` is installed; or the rank of every node (a dictionary of them by node
             type for a HeteroData).
-        wire_dtype: ``torch.bfloat16`` halves what float32 features take on the wire.
+        wire_dtype: ``torch.bfloat16`` halves the bytes of float32 features that travel.
 
     Returns:
         The model, and the data of this rank to call it with; ``data.n_id`` has its nodes.
@@ -77,48 +76,40 @@ def distribute(
             "torch.distributed.init_process_group() or init_device_mesh() in it"
         )
     wire = Wire(_group_of(mesh), _device_of(mesh, model))
-    opened: list[Stored] = []
-    options = (rows, wrap, partition, wire_dtype)
-    agree(wire, lambda: _facts(model, data, options, opened))
+    stored: list[Stored] = []
+    agree(wire, lambda: _facts(model, data, (rows, wrap, partition, wire_dtype), stored))
     model.to(wire.device)
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             wire.copy_of_first(tensor)
-    narrow = wire_dtype is not None
-    if opened:
-        types = opened[0].partitions(wire.size)
-        share = read_data(wire, opened[0], types, rows, narrow)
+    if stored:
+        types = stored[0].partitions(wire.size)
+        share = read_data(wire, stored[0], types, rows, wire_dtype is not None)
     else:
         types = partitions(wire, data, partition)
-        share = cut_data(wire, data, types, rows, narrow)
+        share = cut_data(wire, data, types, rows, wire_dtype is not None)
     _prepare(model)
     result = Distributed(model, wire, types, rows, wrap)
     halos.DISTRIBUTED.add(result)
-    hooks = OverrideHandle(HOOKS)
-    if pools.enter(1) == 1:
-        BEYOND.append(_HALOS)
-        halos.HALO_LOOKUPS.append(look)
-    weakref.finalize(result, _leave, hooks)
+    BEYOND.append(look)
+    halos.EXCHANGES.append(is_running)
+    weakref.finalize(result, _leave, OverrideHandle(HOOKS))
     return result, share
-
-
-_HALOS = CompressedHalos()
 
 
 def _leave(hooks: OverrideHandle) -> None:
     hooks.remove()
-    if not pools.enter(-1):
-        BEYOND.remove(_HALOS)
-        halos.HALO_LOOKUPS.remove(look)
+    BEYOND.remove(look)
+    halos.EXCHANGES.remove(is_running)
 
 
 def _prepare(model: torch.nn.Module) -> None:
-    """Let norms and layers take the nodes of all ranks; drop what they kept of the whole graph."""
+    """Change norms and layers to those over all ranks; drop results cached of the whole graph."""
     for module in model.modules():
         kind: type[torch.nn.Module] = type(module)
         module.__class__ = NORMS.get(kind) or CONVS.get(kind) or kind
         for name in vars(module):
-            if name.startswith("_cached"):  # by cached=True, in earlier calls
+            if name.startswith("_cached"):  # of cached=True
                 setattr(module, name, None)
 
 
@@ -133,31 +124,29 @@ def _group_of(mesh: Any) -> Any:
 def _device_of(mesh: Any, model: Any) -> torch.device:
     kind = getattr(mesh, "device_type", None)
     if kind is None:
-        backend = dist.get_backend(mesh)
-        kind = "cuda" if "nccl" in backend else "cpu"
-        first = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
-        if "gloo" in backend and first is not None and first.device.type == "cuda":
-            return torch.device(first.device)
+        tensors = model.parameters() if isinstance(model, torch.nn.Module) else ()
+        on_gpu = "nccl" in dist.get_backend(mesh) or any(t.is_cuda for t in tensors)
+        kind = "cuda" if on_gpu else "cpu"
     if kind != "cuda":
         return torch.device(kind)
     local = dist.get_node_local_rank(torch.cuda.current_device())
     return torch.device("cuda", local % torch.cuda.device_count())
 
 
-def _facts(model: Any, data: Any, options: tuple[Any, ...], opened: list[Stored]) -> dict[str, str]:
-    """Return what all ranks must agree on; opens the folder of a stored graph.
+def _facts(model: Any, data: Any, options: tuple[Any, ...], stored: list[Stored]) -> dict[str, str]:
+    """Return the facts that all ranks must share; opens the folder of a stored graph.
 
     Raises:
         ValueError: for what cannot be distributed.
     """
     rows, wrap, partition, wire_dtype = options
-    reasons = model_reasons(model)
+    reasons = suitability.model_reasons(model)
     if isinstance(data, (str, Path)):
-        opened.append(Stored(data))
+        stored.append(Stored(data))
         if partition != "community":
             reasons.append("a stored graph has its partition: pass it to save()")
     else:
-        reasons += data_reasons(data)
+        reasons += suitability.data_reasons(data)
         reasons += method_reasons(partition) if isinstance(partition, str) else []
     if rows not in ("all", "own"):
         reasons.append(f"expected 'rows' to be 'all' or 'own' (got {rows!r})")
@@ -165,20 +154,12 @@ def _facts(model: Any, data: Any, options: tuple[Any, ...], opened: list[Stored]
         reasons.append(f"expected 'wire_dtype' to be None or torch.bfloat16 (got {wire_dtype})")
     if reasons:
         raise NotDistributable("; ".join(reasons))
-    facts = versions() | model_facts(model)
-    facts |= {"rows": rows, "wrap": str(wrap is True), "wire_dtype": str(wire_dtype)}
+    facts = {
+        "pyg_accel": pyg_accel.__version__, "torch": torch.__version__,
+        "torch_geometric": torch_geometric.__version__, "rows": rows,
+        "wrap": str(wrap is True), "wire_dtype": str(wire_dtype),
+    }  # fmt: skip
     named = partition if isinstance(partition, Mapping) else {"": partition}
-    facts |= {f"partition {k}": p if isinstance(p, str) else digest(p) for k, p in named.items()}
-    return facts | (opened[0].facts if opened else _data_facts(data))
-
-
-def _data_facts(data: Data | HeteroData) -> dict[str, str]:
-    facts = {}
-    for kind, stores in (("nodes", node_stores(data)), ("edges", edge_stores(data))):
-        for key, store in stores.items():
-            name = "" if store is data else f"{key} "
-            if kind == "nodes":
-                facts[f"data {name}number of nodes"] = str(store.num_nodes)
-            for attribute, value in (data.to_dict() if store is data else store).items():
-                facts[f"data {name}{attribute}"] = digest(value)
-    return facts
+    facts |= {f"partition {key}": suitability.digest(part) for key, part in named.items()}
+    facts |= suitability.model_facts(model)
+    return facts | (stored[0].facts if stored else suitability.data_facts(data))

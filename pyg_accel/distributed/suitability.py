@@ -1,6 +1,6 @@
-"""Why a model or data set cannot be spread over ranks: found before any collective."""
+"""What is looked at before any collective: reasons against a model or data set, and their facts."""
 
-from collections.abc import Iterable
+import zlib
 from typing import Any
 
 import torch
@@ -8,100 +8,118 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.nn import GPSConv, MessagePassing
+from torch_geometric.nn import GPSConv, HANConv, MessagePassing
 from torch_geometric.utils import is_sparse
 
 from pyg_accel.distributed.convs import CONVS
 from pyg_accel.distributed.entry import names_read
+from pyg_accel.distributed.partition import edge_stores, node_stores
 
-__all__ = ["data_reasons", "model_reasons"]
+__all__ = ["data_facts", "data_reasons", "digest", "model_facts", "model_reasons"]
 
-_ALL_NODES = "it looks at all nodes at once, in a way that is not known here"
-_OWN_EDGES = "it makes edges of its own from the features of all nodes"
-_REASONS: dict[str, tuple[str, ...]] = {
-    _ALL_NODES: (
-        "DirGNNConv", "GPSConv", "HANConv", "HGTConv", "MultiheadAttention",
-        "TransformerEncoderLayer", "HeteroBatchNorm", "PerformerAttention",
-        "SGFormer", "Polynormer", "MemPooling",
-    ),
-    _OWN_EDGES: (
-        "DynamicEdgeConv", "GravNetConv", "XConv", "TopKPooling", "SAGPooling",
-        "EdgePooling", "ASAPooling", "PANPooling", "ClusterPooling", "Node2Vec", "MetaPath2Vec",
-    ),
-    "its nodes are not those of the graph": ("HypergraphConv", "PANConv"),
-    "it learns to tell edges from a sample of all pairs of nodes, which is another on every number "
-    "of ranks": ("SuperGATConv",),
-    "it hashes the colours of all nodes": ("WLConv",),
-}  # fmt: skip
-_KNOWN = {name: reason for reason, names in _REASONS.items() for name in names}
-# Of these, but of no class that is derived from them, it is known.
-_TAUGHT = {*CONVS, *CONVS.values()}
+_ALL_NODES = "it looks at all nodes at once, in a way that is not supported"
+_OWN_EDGES = "it builds its own edges from the features of all nodes"
+_REASONS = {
+    _ALL_NODES: "DirGNNConv GPSConv HANConv HGTConv MultiheadAttention TransformerEncoderLayer "
+    "HeteroBatchNorm PerformerAttention SGFormer Polynormer MemPooling",
+    _OWN_EDGES: "DynamicEdgeConv GravNetConv XConv TopKPooling SAGPooling EdgePooling ASAPooling "
+    "PANPooling ClusterPooling Node2Vec MetaPath2Vec",
+    "its nodes are not those of the graph": "HypergraphConv PANConv",
+    "it learns to tell edges from a sample of all pairs of nodes, which differs with the number of "
+    "ranks": "SuperGATConv",
+    "it hashes the colours of all nodes": "WLConv",
+}
+_KNOWN = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+# These classes, but no subclass of theirs, have a distributed form.
+_TAUGHT = {HANConv, *CONVS, *CONVS.values()}
 
 
 def model_reasons(model: Any) -> list[str]:
-    """Return why a model cannot be distributed, one reason a class."""
+    """Return the reasons why a model cannot be distributed, one per class."""
     if not isinstance(model, torch.nn.Module):
         return [f"expected 'model' to be a torch.nn.Module (got {type(model).__name__})"]
-    reasons: dict[str, None] = {}
-    inside = {id(m) for gps in model.modules() if isinstance(gps, GPSConv)
-              for m in gps.attn.modules()}  # fmt: skip
-    for module in model.modules():
-        if id(module) in inside:
-            continue
-        cls = module.__class__  # what a rewritten layer passes for
-        name = cls.__name__
+    reasons: list[str] = []
+    attention = (gps.attn for gps in model.modules() if isinstance(gps, GPSConv))
+    inside = {module for attn in attention for module in attn.modules()}
+    for module in (m for m in model.modules() if m not in inside):
+        cls = module.__class__  # that of the layer where optimize() has rewritten it
         known = next((c.__name__ for c in cls.__mro__ if c.__name__ in _KNOWN), "")
         if known and cls not in _TAUGHT:
-            reasons[f"{name}: {_KNOWN[known]}"] = None
+            reasons.append(f"{cls.__name__}: {_KNOWN[known]}")
         if any(is_lazy(p) for p in module.parameters(recurse=False)):
-            reasons["it has parameters whose shape is not known yet: call it once before"] = None
-        if isinstance(module, MessagePassing):
-            if module.flow != "source_to_target":
-                reasons[f"{name} has flow '{module.flow}', for which PyG has no bipartite calls: "
-                        "flip the edge_index, and leave the flow as it is"] = None  # fmt: skip
-            for function in ("propagate", "edge_updater"):
-                at_source, names = names_read(module, function)
-                for both in sorted(at_source & names):
-                    reasons[f"{name} reads '{both}' both as a whole and at the ends of edges: "
-                            "a call with halos cannot give it both"] = None  # fmt: skip
-    return list(reasons)
+            reasons.append("it has lazily initialised parameters: call it once before")
+        if not isinstance(module, MessagePassing):
+            continue
+        if module.flow != "source_to_target":
+            reasons.append(f"{cls.__name__} has flow '{module.flow}', for which PyG has no "
+                           "bipartite calls: flip the edge_index and leave the flow")  # fmt: skip
+        for function in ("propagate", "edge_updater"):
+            at_source, names = names_read(module, function)
+            reasons += [f"{cls.__name__} reads '{name}' both as a whole and at the ends of edges: "
+                        "a call with halos cannot give it both"
+                        for name in sorted(at_source & names)]  # fmt: skip
+    return list(dict.fromkeys(reasons))
 
 
 def data_reasons(data: Any) -> list[str]:
-    """Return why a data set cannot be cut."""
+    """Return the reasons why a data set cannot be cut."""
     if isinstance(data, Batch) or not isinstance(data, (Data, HeteroData)):
         return [f"expected 'data' to be one Data or HeteroData, or the folder of a stored one (got "
                 f"{type(data).__name__})"]  # fmt: skip
-    reasons = []
     if data.num_nodes is None:
-        reasons.append("the number of nodes is not known")
-    for name, edges, size in _edges(data):
-        if edges is None or is_sparse(edges):
-            reasons.append(f"{name}expected a plain edge_index [2, E] (of a sparse matrix, "
-                           "torch_geometric.utils.to_edge_index makes one)")  # fmt: skip
-        elif isinstance(edges, EdgeIndex) or not isinstance(edges, Tensor):
-            reasons.append(f"{name}expected a plain edge_index (got {type(edges).__name__})")
-        elif edges.dim() != 2 or edges.size(0) != 2 or edges.dtype not in (
-            torch.int32, torch.int64
-        ):  # fmt: skip
-            reasons.append(f"{name}expected an edge_index [2, E] of node ids (got "
-                           f"{list(edges.shape)} {edges.dtype})")  # fmt: skip
-        elif edges.numel() and (
-            int(edges.min()) < 0 or int(edges[0].max()) >= size[0] or int(edges[1].max()) >= size[1]
-        ):
-            reasons.append(f"{name}the edge_index has node ids outside of {size[0]} source and "
-                           f"{size[1]} target nodes")  # fmt: skip
+        return ["the number of nodes is not known"]
+    reasons = []
+    sizes = {key: int(store.num_nodes or 0) for key, store in node_stores(data).items()}
+    for key, store in edge_stores(data).items():
+        where = f"{key}: " if isinstance(data, HeteroData) else ""
+        for name in dict.fromkeys(["edge_index", *store.keys()]):
+            if name.endswith("edge_index"):
+                reason = _edge_reason(store.get(name), sizes[key[0]], sizes[key[2]])
+                more = "" if name == "edge_index" else f"{name}: "
+                reasons += [f"{where}{more}{reason}"] if reason else []
     return reasons
 
 
-def _edges(data: Data | HeteroData) -> Iterable[tuple[str, Any, tuple[int, int]]]:
-    if isinstance(data, Data):
-        size = int(data.num_nodes or 0)
-        yield "", data.get("edge_index"), (size, size)
-        for name, value in data.to_dict().items():
-            if name.endswith("edge_index") and name != "edge_index":
-                yield f"{name}: ", value, (size, size)
-        return
-    for key in data.edge_types:
-        ends = tuple(int(data[k].num_nodes or 0) for k in (key[0], key[-1]))
-        yield f"{key}: ", data[key].get("edge_index"), (ends[0], ends[1])
+def _edge_reason(edges: Any, sources: int, targets: int) -> str:
+    if edges is None or is_sparse(edges):
+        return ("expected a plain edge_index [2, E] (of a sparse matrix, "
+                "torch_geometric.utils.to_edge_index makes one)")  # fmt: skip
+    if isinstance(edges, EdgeIndex) or not isinstance(edges, Tensor):
+        return f"expected a plain edge_index (got {type(edges).__name__})"
+    if edges.dim() != 2 or edges.size(0) != 2 or edges.dtype not in (torch.int32, torch.int64):
+        return f"expected an edge_index [2, E] of node ids (got {list(edges.shape)} {edges.dtype})"
+    if edges.numel() and (
+        int(edges.min()) < 0 or int(edges[0].max()) >= sources or int(edges[1].max()) >= targets
+    ):
+        return (f"the edge_index has node ids outside of {sources} source and {targets} target "
+                "nodes")  # fmt: skip
+    return ""
+
+
+def model_facts(model: torch.nn.Module) -> dict[str, str]:
+    """Return the names, shapes and dtypes of a model's parameters and buffers, and its classes."""
+    facts = {"model": ", ".join(type(m).__name__ for m in model.modules())}
+    for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        kind = "parameter" if isinstance(t, torch.nn.Parameter) else "buffer"
+        learned = ", learned" if t.requires_grad else ""
+        facts[f"{kind} {name}"] = f"{list(t.shape)} {t.dtype}{learned}"
+    return facts
+
+
+def data_facts(data: Data | HeteroData) -> dict[str, str]:
+    """Return the numbers of nodes and the digests of all attributes of a data set."""
+    facts: dict[str, str] = {}
+    for key, store in (node_stores(data) | edge_stores(data)).items():
+        where = f"data {key} " if isinstance(data, HeteroData) else "data "
+        facts |= {where + name: digest(value) for name, value in store.items()}
+        if key in node_stores(data):
+            facts[f"{where}number of nodes"] = str(store.num_nodes)
+    return facts
+
+
+def digest(value: Any) -> str:
+    """Return a short text that differs, almost surely, where shape, dtype or numbers differ."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return value if isinstance(value, str) else type(value).__name__
+    numbers = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return f"{list(value.shape)} {value.dtype} {zlib.crc32(numbers.data):08x}"

@@ -1,8 +1,11 @@
-"""The collectives of one process group, with what they move and how long they take."""
+"""The collectives of one process group: bytes and times, gradients, and agreement between ranks.
 
-import json
+The loss that counts is the mean of the ranks' losses, as in DistributedDataParallel, so the
+gradient of a linear map between ranks is its adjoint.
+"""
+
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,16 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_accel.errors import RankLost
+from pyg_accel.errors import NotDistributable, PartitionMismatch, RankLost, RanksDiverged
 
-__all__ = ["Traffic", "Wire"]
+__all__ = ["Traffic", "Wire", "agree", "linear", "total", "world"]
 
-# torch 2.13 renamed both and warns about the old names.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter: Callable[..., Any] = getattr(
-    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
-)
 _PENDING = 512  # pairs of CUDA events that wait to be read
+_FEW = 4  # facts that a message lists
+_Map = Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -28,10 +28,10 @@ class Traffic:
     """What one kind of collective moved on this rank.
 
     Attributes:
-        calls: how many there were.
-        sent: bytes that went to other ranks.
-        received: bytes that came from other ranks.
-        seconds: how long they took on this rank, waiting for others included.
+        calls: number of collectives.
+        sent: bytes sent to other ranks.
+        received: bytes received from other ranks.
+        seconds: time on this rank, including the wait for other ranks.
     """
 
     calls: int = 0
@@ -41,7 +41,7 @@ class Traffic:
     _events: list[tuple[Any, Any]] = field(default_factory=list, repr=False)
 
     def settle(self) -> None:
-        """Add up the times of collectives on a GPU, once it has done them."""
+        """Wait for the collectives on the GPU and add their times to ``seconds``."""
         for begin, end in self._events:
             end.synchronize()
             self.seconds += begin.elapsed_time(end) / 1e3
@@ -49,26 +49,36 @@ class Traffic:
 
 
 class Wire:
-    """A process group as the rest of this package sees it."""
+    """A process group and the device of its tensors.
+
+    With ``TORCH_DISTRIBUTED_DEBUG`` set to ``INFO`` or ``DETAIL``, ranks compare what they are
+    about to do before each collective and raise :class:`~pyg_accel.errors.RanksDiverged` where
+    they differ.
+
+    Args:
+        group: a ``ProcessGroup``; None for the group of all processes.
+        device: the device of the tensors that are exchanged.
+    """
 
     def __init__(self, group: Any, device: torch.device) -> None:
-        """Take a group.
-
-        Args:
-            group: a ``ProcessGroup``; None is the one of all processes.
-            device: where its tensors live.
-        """
         self.group = group
         self.device = device
         self.rank: int = dist.get_rank(group)
         self.size: int = dist.get_world_size(group)
         self.traffic: dict[str, Traffic] = {}
+        self._compares = dist.get_debug_level() != dist.DebugLevel.OFF
 
     @contextmanager
-    def _measured(self, kind: str, sent: int, received: int) -> Iterator[None]:
+    def measured(self, kind: str, sent: int, received: int) -> Iterator[None]:
+        """Count and time a collective of so many bytes inside a ``with`` block.
+
+        Raises:
+            RankLost: if it fails.
+        """
+        if self._compares and kind != "set-up":
+            self._compare(kind)
         traffic = self.traffic.setdefault(kind, Traffic())
-        traffic.calls += 1
-        traffic.sent += sent
+        traffic.calls, traffic.sent = traffic.calls + 1, traffic.sent + sent
         traffic.received += received
         on_gpu = self.device.type == "cuda"
         start = time.perf_counter()
@@ -80,7 +90,7 @@ class Wire:
         except RuntimeError as error:
             raise RankLost(
                 f"rank {self.rank} of {self.size}: the collective '{kind}' failed: another rank "
-                f"ended, or did not come in time ({str(error).splitlines()[0]})"
+                f"ended or did not reach it in time ({str(error).splitlines()[0]})"
             ) from error
         if on_gpu:
             end.record()
@@ -90,75 +100,128 @@ class Wire:
         else:
             traffic.seconds += time.perf_counter() - start
 
+    def _compare(self, kind: str) -> None:
+        backward = torch._C._current_graph_task_id() != -1
+        said = self.values(f"'{kind}' in the {'backward' if backward else 'forward'} pass")
+        if len(set(said)) > 1:
+            each = ", ".join(f"rank {rank}: {text}" for rank, text in enumerate(said))
+            raise RanksDiverged(
+                f"ranks meet in different collectives ({each}): the loss of a rank does not "
+                "depend on what the model returned, or its backward() was left out"
+            )
+
     def exchange(
-        self,
-        received: Tensor,
-        receive: Sequence[int],
-        sent: Tensor,
-        send: Sequence[int],
-        kind: str = "halo",
+        self, received: Tensor, receive: list[int], sent: Tensor, send: list[int], kind: str
     ) -> None:
         """Send rows to every rank and receive rows from every rank.
 
         Args:
-            received: [sum of receive, ...], contiguous; is written.
-            receive: how many rows come from each rank.
-            sent: [sum of send, ...], contiguous, those for rank 0 first.
-            send: how many rows go to each rank.
-            kind: what the report calls it.
+            received: [sum(receive), ...], contiguous; overwritten.
+            receive: number of rows from each rank.
+            sent: [sum(send), ...], contiguous, ordered by rank.
+            send: number of rows for each rank.
+            kind: name of the collective in the report.
         """
-        outgoing, incoming = _bytes(sent), _bytes(received)
-        with self._measured(kind, outgoing, incoming):
-            dist.all_to_all_single(received, sent, list(receive), list(send), group=self.group)
+        with self.measured(kind, sent.nbytes, received.nbytes):
+            dist.all_to_all_single(received, sent, receive, send, group=self.group)
 
-    def total(self, tensor: Tensor, kind: str = "sums") -> Tensor:
+    def total(self, tensor: Tensor, kind: str = "sums", op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Add up a tensor over all ranks, in place."""
-        with self._measured(kind, _bytes(tensor), _bytes(tensor)):
-            dist.all_reduce(tensor, group=self.group)
+        with self.measured(kind, tensor.nbytes, tensor.nbytes):
+            dist.all_reduce(tensor, op, group=self.group)
         return tensor
 
     def largest(self, tensor: Tensor, kind: str = "sums") -> Tensor:
-        """Take the largest elements of all ranks, in place."""
-        with self._measured(kind, _bytes(tensor), _bytes(tensor)):
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
-        return tensor
-
-    def gather(self, tensor: Tensor, kind: str = "outputs") -> Tensor:
-        """Return the tensors of all ranks, which have one shape, along the first dimension."""
-        out = tensor.new_empty(self.size * tensor.size(0), *tensor.shape[1:])
-        with self._measured(kind, _bytes(tensor), _bytes(out) - _bytes(tensor)):
-            _all_gather(out, tensor.contiguous(), group=self.group)
-        return out
-
-    def scatter_sums(self, tensor: Tensor, kind: str = "outputs") -> Tensor:
-        """Return this rank's part of the sum over all ranks; undoes :meth:`gather`."""
-        out = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
-        with self._measured(kind, _bytes(tensor) - _bytes(out), _bytes(out)):
-            _reduce_scatter(out, tensor.contiguous(), group=self.group)
-        return out
+        """Take the elementwise maximum of a tensor over all ranks, in place."""
+        return self.total(tensor, kind, dist.ReduceOp.MAX)
 
     def copy_of_first(self, tensor: Tensor) -> Tensor:
         """Overwrite a tensor by that of the first rank."""
-        with self._measured("set-up", _bytes(tensor), _bytes(tensor)):
-            dist.broadcast(tensor, dist.get_global_rank(self._group, 0), group=self.group)
+        with self.measured("set-up", tensor.nbytes, tensor.nbytes):
+            dist.broadcast(tensor, group=self.group, group_src=0)
         return tensor
 
-    @property
-    def _group(self) -> Any:
-        return dist.group.WORLD if self.group is None else self.group
-
-    def texts(self, value: Any) -> list[Any]:
-        """Return what every rank passes, as JSON carries it."""
-        own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
-        longest = torch.tensor([own.numel()], device=self.device)
-        sizes = self.gather(longest, "set-up").tolist()
-        padded = own.new_zeros(1, max(sizes))
-        padded[0, : own.numel()] = own
-        rows = self.gather(padded, "set-up").cpu()
-        return [
-            json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes, strict=True)
-        ]
+    def values(self, value: Any) -> list[Any]:
+        """Return the picklable values that all ranks pass, ordered by rank."""
+        every: list[Any] = [None] * self.size
+        on_gpu = self.device.type == "cuda"  # NCCL moves objects by way of the current device
+        with self.measured("set-up", 0, 0), torch.cuda.device(self.device if on_gpu else -1):
+            dist.all_gather_object(every, value, group=self.group)
+        return every
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def world(device: Any = "cpu") -> Wire:
+    """Return the wire of all processes, for tensors of a device."""
+    device = torch.device(device)
+    if device.type == "cpu" and dist.get_backend() == "nccl":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return Wire(None, device)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: _Map, adjoint: _Map, tensor: Tensor) -> Tensor:
+        ctx.turned = adjoint, run
+        return run(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        run, adjoint = ctx.turned
+        return None, None, linear(run, adjoint, grad)
+
+
+def linear(run: _Map, adjoint: _Map, tensor: Tensor) -> Tensor:
+    """Return ``run(tensor)``, a linear map between ranks; differentiable any number of times.
+
+    Args:
+        run: computes the map; every rank must call it.
+        adjoint: computes its adjoint.
+        tensor: the argument.
+    """
+    result: Tensor = _Linear.apply(run, adjoint, tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+def total(wire: Wire, tensor: Tensor) -> Tensor:
+    """Return the sum of the tensors of all ranks, on every rank; differentiable."""
+
+    def run(own: Tensor) -> Tensor:
+        return wire.total(own.clone(memory_format=torch.contiguous_format))
+
+    return linear(run, run, tensor)
+
+
+def agree(wire: Wire, look: Callable[[], dict[str, str]]) -> None:
+    """Compare facts between ranks; where they differ, or a rank cannot go on, all ranks raise.
+
+    Args:
+        wire: the group.
+        look: returns facts by name, or raises a ValueError with the reason why it cannot.
+
+    Raises:
+        PartitionMismatch: if a fact differs.
+        NotDistributable: if ``look`` raised on some rank; the message has all reasons.
+    """
+    facts: dict[str, str] = {}
+    failure: Exception | None = None
+    wrong: str | None = "an error that is no fault of the input"  # unless another is known below
+    try:
+        facts = look()
+        wrong = None
+    except ValueError as error:
+        failure, wrong = error, str(error)
+    finally:  # the other ranks must not wait for this one, whatever it raises
+        every = wire.values((facts, wrong))
+    reasons = {rank: text for rank, (_, text) in enumerate(every) if text is not None}
+    if reasons:
+        same = len(reasons) == wire.size and len(set(reasons.values())) == 1
+        text = "; ".join(f"rank {rank}: {text}" for rank, text in reasons.items())
+        raise NotDistributable(next(iter(reasons.values())) if same else text) from failure
+    names = dict.fromkeys(name for each, _ in every for name in each)
+    differing = [n for n in names if len({each.get(n) for each, _ in every}) > 1]
+    if differing:
+        lines = [f"ranks differ in {len(differing)} of {len(names)} things they must share"]
+        for name in differing[:_FEW]:
+            said = ", ".join(f"rank {r}: {each.get(name)}" for r, (each, _) in enumerate(every))
+            lines.append(f"  {name}: {said}")
+        raise PartitionMismatch("\n".join(lines))

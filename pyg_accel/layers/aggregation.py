@@ -6,6 +6,7 @@ the layer before, and MaxK stands where PyG's models have ReLU.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +27,8 @@ from pyg_accel.matrices import is_sparse_matrix, num_edges
 
 __all__ = [
     "BEYOND",
-    "Beyond",
     "Features",
+    "Halos",
     "adds_or_averages",
     "aggregate",
     "compress",
@@ -45,19 +46,29 @@ __all__ = [
 Features = Tensor | CBSR
 
 
-class Beyond(Protocol):
-    """Features of nodes that other processes own: see :mod:`pyg_accel.distributed`."""
+class Halos(Protocol):
+    """The rows of other processes that edges read: see :mod:`pyg_accel.distributed`."""
 
-    def takes(self, edge_index: Any) -> bool:
-        """Return whether edges lead from nodes of other processes."""
+    @property
+    def rows(self) -> int:
+        """Number of source nodes in all."""
 
-    def whole(
-        self, edge_index: Any, pair: tuple[Any, ...], size: Any
-    ) -> tuple[tuple[Any, ...], Any]:
-        """Return the features of both sides with those nodes at the source, and their numbers."""
+    @property
+    def targets(self) -> int:
+        """Number of target nodes of this process."""
+
+    def whole(self, data: Any) -> Any:
+        """Return features of this process with those of other processes behind them."""
 
 
-BEYOND: list[Beyond] = []  # one, while a model is distributed
+# Return the halos of an edge_index: one look-up per distributed model.
+BEYOND: list[Callable[[Any], Halos | None]] = []
+
+
+def _halos_of(edge_index: Any) -> Halos | None:
+    return next((found for look in BEYOND if (found := look(edge_index)) is not None), None)
+
+
 # By the module that aggregates: it may be another than a layer's ``aggr`` was set to.
 _REDUCES: dict[type, str] = {SumAggregation: "sum", MeanAggregation: "mean"}
 # To aggregate k stored entries a row takes about as long as this many times k columns with zeros:
@@ -104,7 +115,7 @@ def multiplies_first(conv: MessagePassing, features: Features, edge_index: Any, 
         return False
     if not isinstance(features, CBSR):
         return width <= features.size(1)
-    if any(beyond.takes(edge_index) for beyond in BEYOND):  # alike in all processes
+    if _halos_of(edge_index) is not None:  # alike in all processes
         return width <= features.k
     more = width - features.k * _columns_an_entry(features.values)  # columns that an edge adds up
     if more <= 0 or not ops.multiplies_compressed(features, width):
@@ -196,9 +207,10 @@ def aggregate(
         out: Tensor = conv.propagate(edge_index, x=dense, size=size, **given)
         _note(conv, "", "PyG", "; ".join(reasons), start)
         return out
-    for beyond in BEYOND:
-        pair, size = beyond.whole(edge_index, pair, size)
-        features = pair[0]
+    halos = _halos_of(edge_index)
+    if halos is not None:
+        features, size = halos.whole(features), (halos.rows, halos.targets)
+        pair = features, pair[1]
     graph, values = adjacency(edge_index, *_sizes(pair, size, conv.flow), conv.flow)
     weight: Tensor | None = given.get("edge_weight")
     if is_sparse_matrix(edge_index):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyg_accel.facts import facts_of
 from pyg_accel.graph import Graph, for_autograd
+from pyg_accel.machine import is_capturing
 
 __all__ = [
     "Block", "blocks_of", "edges_of_a_block", "fits_whole", "free_bytes", "padded_degrees",
@@ -72,7 +73,7 @@ def fits_whole(size: int, device: torch.device) -> bool:
     """
     if device.type != "cuda" or size > _part_of_memory(device):
         return False
-    if torch.cuda.is_current_stream_capturing():  # cutting a graph would wait for the device
+    if is_capturing():  # cutting a graph would wait for the device
         return True
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return 2 * size <= free_bytes(device) + unused

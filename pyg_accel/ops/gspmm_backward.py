@@ -1,6 +1,6 @@
 """The gradient of gspmm: gspmm with other formulas, on the graph and on its transpose."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,13 +15,16 @@ from pyg_accel.formula import (
     Const,
     Formula,
     Operand,
-    Sum,
     Unary,
+    children,
     gradient,
+    has_sum,
+    map_children,
     map_operands,
     operands_of,
     parse,
     shape_of,
+    summed,
     swap_sides,
 )
 from pyg_accel.graph import CSR
@@ -58,7 +61,9 @@ def plan_gradients(
     """The steps of a backward pass.
 
     With the n operands of the call, operand n + 2r is the gradient of reduction r (scaled for a
-    mean) and n + 2r + 1 its winners (max, min) or its second coefficient (prod).
+    mean) and n + 2r + 1 its winners (max, min) or its second coefficient (prod). Those behind them
+    are results of earlier steps: sums over the width that the gradients of both ends of an edge
+    read, one number per edge and head.
     """
     formula = parse(text)
     n = len(shapes)
@@ -82,19 +87,49 @@ def plan_gradients(
             part = Binary("add", Binary("mul", others, Binary("sub", Const(1.0), zero)),
                           Binary("mul", second, zero))  # fmt: skip
         seed = part if seed is None else Binary("add", seed, part)
-    steps = []
-    for index, side in {o.index: o.side for o in operands_of(formula)}.items():
-        wanted = (
-            gradient(formula, index, seed, sizes) if needs[index] and seed is not None else None
-        )
-        if wanted is None:
-            continue
-        if sizes[index][1] == 1 and shape_of(wanted, sizes)[1] != 1:
-            wanted = Sum(wanted)
-        used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
-        wanted = map_operands(wanted, partial(renumber, used))
-        steps.append(Step(index, side, swap_sides(wanted) if side == "u" else wanted, used))
-    return tuple(steps)
+    sides = {o.index: o.side for o in operands_of(formula)}
+    wanted: dict[int, Formula] = {}
+    for index in sides:
+        found = gradient(formula, index, seed, sizes) if needs[index] and seed is not None else None
+        if found is not None:
+            narrow = sizes[index][1] == 1 != shape_of(found, sizes)[1]
+            wanted[index] = summed(found, sizes) if narrow else found
+    numbers: dict[int, Formula] = {}
+    while number := _of_both_ends(wanted, sides, sizes, message_size[0]):
+        place = n + 2 * len(reduces) + len(numbers)
+        sizes[place], sides[place], numbers[place] = (message_size[0], 1), "e", number
+        wanted = {i: _replaced(f, number, Operand("e", place)) for i, f in wanted.items()}
+    return tuple(_step(index, sides[index], f) for index, f in (numbers | wanted).items())
+
+
+def _of_both_ends(
+    wanted: dict[int, Formula], sides: dict[int, str], sizes: dict[int, tuple[int, int]], heads: int
+) -> Formula | None:
+    """The largest number with sums over the width that gradients of sources and of targets read."""
+
+    def numbers(side: str) -> set[Formula]:
+        parts = {part for i, f in wanted.items() if sides[i] == side for part in _parts(f)}
+        return {part for part in parts if has_sum(part) and shape_of(part, sizes) == (heads, 1)}
+
+    return max(numbers("u") & numbers("v"), key=lambda part: len(str(part)), default=None)
+
+
+def _parts(formula: Formula) -> Iterator[Formula]:
+    yield formula
+    for child in children(formula):
+        yield from _parts(child)
+
+
+def _replaced(formula: Formula, part: Formula, by: Formula) -> Formula:
+    if formula == part:
+        return by
+    return map_children(formula, lambda child: _replaced(child, part, by))
+
+
+def _step(index: int, side: str, formula: Formula) -> Step:
+    used = tuple(dict.fromkeys(o.index for o in operands_of(formula)))
+    formula = map_operands(formula, partial(renumber, used))
+    return Step(index, side, swap_sides(formula) if side == "u" else formula, used)
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -168,6 +203,7 @@ def gradients(
     for part in backward_passes(arrays.csr, turned, text, reduces, needs, tensors, shapes):
         outs = part.run(arrays, [contiguous_rows(tensors[i]) for i in part.used])
         found |= zip(part.operands, outs, strict=True)
+        tensors |= {i: t for i, t in found.items() if i >= n}
     rows = {"u": arrays.num_cols, "v": arrays.rowptr.numel() - 1, "e": arrays.col.numel()}
     sides = {o.index: o.side for o in operands_of(parse(text))}
     return [

@@ -1,4 +1,4 @@
-"""What needs the rows of groups in order: quantiles, the first of each group, rows side by side.
+"""What needs the rows of groups in order: quantiles, rows side by side.
 
 The order is computed without gradients, in blocks of groups of like size; it picks rows, and that
 alone is differentiated. Nothing as large as the rows is kept for the backward pass.
@@ -14,7 +14,7 @@ from pyg_accel.cache import TensorCache, owner_of
 from pyg_accel.graph import Graph, for_autograd
 from pyg_accel.settings import settings
 
-__all__ = ["SLOTS", "Slots", "first_rows", "side_by_side", "slots_of", "taken_at"]
+__all__ = ["SLOTS", "Slots", "side_by_side", "slots_of", "taken_at"]
 
 _NUMBERS = 2**20  # of a block that is sorted at a time
 
@@ -81,31 +81,6 @@ def _blocks(graph: Graph, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]
             valid = within < degree[first:last].unsqueeze(1)
             entries = graph.rowptr[groups].long().unsqueeze(1) + within
             yield groups, graph.col[entries.clamp(max=graph.num_edges - 1)].long(), valid
-
-
-def first_rows(graph: Graph, x: Tensor, k: int, below: Tensor) -> Tensor:
-    """Return the k rows of each group whose last number is largest, 0 where there are fewer.
-
-    Args:
-        graph: from rows to their groups.
-        x: [N, F].
-        k: how many.
-        below: a number that is less than all of x.
-
-    Returns:
-        [G, k, F].
-    """
-    with torch.no_grad():
-        most = int(graph.degree.max())
-        valid = torch.arange(most) < graph.degree.unsqueeze(1)
-        entries = graph.rowptr[:-1].long().unsqueeze(1) + torch.arange(most)
-        rows = graph.col[entries.clamp(max=graph.num_edges - 1)].long()
-        keys = x[:, -1][rows].masked_fill(~valid, below)
-        order = keys.sort(dim=1, descending=True).indices[:, :k]
-        rows, valid = rows.gather(1, order), valid[:, :k]
-    out = x.index_select(0, rows.view(-1)).view(*rows.shape, x.size(1))
-    out = out.masked_fill(~valid.unsqueeze(2), 0)
-    return torch.nn.functional.pad(out, (0, 0, 0, k - out.size(1)))
 
 
 def slots_of(index: Tensor, num_groups: int | None, most: int | None) -> Slots | None:

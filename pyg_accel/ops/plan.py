@@ -45,9 +45,12 @@ Fold = Callable[[Tensor], Tensor] | None
 
 
 class Result(NamedTuple):
-    """A gradient that a launch computes: of which operand, and what brings it to its shape."""
+    """What a launch computes: the gradient of an operand, and what brings it to its shape.
 
-    operand: int
+    None in place of the operand: what later launches read, behind all other tensors.
+    """
+
+    operand: int | None
     fit: Fold
 
 
@@ -286,7 +289,11 @@ class _Reduce(torch.autograd.Function):
             outs = function([*read]) if listed else function(*read)
             outs = (outs,) if type(outs) is Tensor else outs
             for (operand, fit), out in zip(results, outs, strict=True):
-                found[2 + operand] = out if fit is None else fit(out)
+                out = out if fit is None else fit(out)
+                if operand is None:
+                    tensors.append(out)
+                else:
+                    found[2 + operand] = out
         names = chosen.get()
         if names is not None:
             names.update(gradient.backends)

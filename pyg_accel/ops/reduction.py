@@ -150,8 +150,11 @@ class _Reduction(NamedTuple):
         if passes is None:
             found = backward_passes(csr, turned, self.text, self.reduces, self.needs, ready,
                                     self.shapes)  # fmt: skip
-            passes = _passes[key] = [(part, self._fits(part, ready), self._trailing(part))
-                                     for part in found]  # fmt: skip
+            passes, known = [], dict(ready)
+            for part in found:
+                passes.append((part, self._fits(part, known), self._trailing(part)))
+                known |= {i: like.new_empty(0, self.message[0], 1) for i in part.operands if i >= n}
+            _passes[key] = passes
         constants = [(i, t) for i, t in ready.items() if i not in indices]
         places = {index: place for place, index in enumerate([*indices, *dict(constants)])}
         launches = []
@@ -159,6 +162,10 @@ class _Reduction(NamedTuple):
             graph_of_pass = turned if part.source and turned is not None else csr
             name, launch = part.launch(graph_of_pass, [ready[i] for i in part.used])
             launches.append(launch)
+            for i in part.operands:
+                if i >= n:
+                    ready[i] = like.new_empty(rows["e"], self.message[0], 1)
+                    places[i] = len(places)
             backends[name] = None
             left -= set(part.operands)
         raw = not divided and all(launch.raw for launch in launches)
@@ -168,15 +175,19 @@ class _Reduction(NamedTuple):
             if part.formulas == (SCATTER,) and not raw:
                 flat = methodcaller("flatten", 1), methodcaller("contiguous")
                 folds += [(places[i], change) for i in part.used for change in flat]
-            results = tuple([
-                Result(i, None if raw and fit is None and trailing == self.trailings[i]
-                       else _reshaping(fit, torch.Size((rows[self.sides[i]], *self.trailings[i]))))
-                for i, fit in zip(part.operands, fits, strict=True)
-            ])  # fmt: skip
+            results = []
+            for i, change in zip(part.operands, fits, strict=True):
+                if i >= n:
+                    results.append(Result(None, _reshaping(change, ready[i].shape)))
+                elif raw and change is None and trailing == self.trailings[i]:
+                    results.append(Result(i, None))
+                else:
+                    shape = torch.Size((rows[self.sides[i]], *self.trailings[i]))
+                    results.append(Result(i, _reshaping(change, shape)))
             used = tuple([places[i] for i in part.used])
-            run.append((launch.bound(), launch.listed, used, results))
+            run.append((launch.bound(), launch.listed, used, tuple(results)))
         for i in left:  # e.g. of signs
-            shape = (rows[self.sides[i]], *self.trailings[i])
+            shape = torch.Size((rows[self.sides[i]], *self.trailings[i]))
             zeros = partial(torch.zeros, shape, dtype=like.dtype, device=like.device)
             run.append((zeros, False, (), (Result(i, None),)))
         return Gradient(tuple(t for _, t in constants), folds, run, backends)
@@ -195,7 +206,8 @@ class _Reduction(NamedTuple):
 
     def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
         """What brings the results of a pass to the shapes of the operands."""
-        wanted = [self.shapes[i] for i in part.operands]
+        n, number = len(self.sides), (self.message[0], 1)
+        wanted = [self.shapes[i] if i < n else number for i in part.operands]
         return [None if mine == size else partial(fit, shape=mine)
                 for mine, size in zip(wanted, part.sizes(tensors), strict=True)]  # fmt: skip
 

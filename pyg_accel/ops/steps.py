@@ -40,7 +40,7 @@ class Step:
     """How the gradient of one operand is computed.
 
     Attributes:
-        operand: its index.
+        operand: its index; or that of a number per edge, which later steps read.
         side: where it is read.
         formula: over the operands of the backward pass; of a source operand, as the transposed
             graph sees it.
@@ -108,7 +108,7 @@ class Pass(NamedTuple):
             )
             return outs
         arrays = arrays.turned() if self.source else arrays
-        if not self.numbered:
+        if not (self.numbered or torch.is_grad_enabled()):  # gradients may be of edges
             arrays = arrays._replace(eid=None, eid_t=None)
         outs = call("gspmm", *arrays, given, self.formulas[0], list(self.reduces), False)
         return outs
@@ -131,7 +131,7 @@ def run_steps(
     """Compute gradients by operand.
 
     Args:
-        steps: one an operand.
+        steps: one an operand; none reads the result of another.
         tensors: operands of the backward pass, by the index that ``used`` has.
         arrays: of the graph and of its transpose.
 
@@ -151,7 +151,8 @@ def passes_of(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[Pass
     What gathers along the same graph runs together, where a backend can: the gradient of an edge's
     weight reads the rows that those of the source features read. Together they have no derivative.
     """
-    groups = [] if len(steps) < 2 or torch.is_grad_enabled() else _groups(steps, tensors)
+    first = [step for step in steps if tensors.keys() >= set(step.used)]
+    groups = [] if len(first) < 2 or torch.is_grad_enabled() else _groups(first, tensors)
     groups += [[step] for step in steps if all(step not in group for group in groups)]
     passes = []
     for group in groups:

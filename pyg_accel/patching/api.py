@@ -10,7 +10,6 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import (
-    embedding,
     hetero,
     layers,
     ordered,
@@ -37,14 +36,11 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "remember": propagate._pyg_accel_read,
     "relations": relations.forward,
     "hetero": hetero.forward,
-    "embedding": embedding.forward,
     "scatter": readouts.scatter,
     "segment": readouts.segment,
     "to_dense_batch": ordered.to_dense_batch,
     "quantile": ordered.quantile,
-    "sort": ordered.sort,
 }
-_ACCELERATED = (MessagePassing, torch.nn.Embedding)
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
 _handles: "list[PatchHandle]" = []
@@ -63,7 +59,8 @@ def _install() -> None:
 class OverrideHandle:
     """Overrides that stand in front of those of ``patch()`` and call them.
 
-    They are there whether or not anything is patched; what they call asks that itself.
+    They are there whether or not anything is patched; what they call asks that itself. Handles of
+    the same hooks share them: those of a model that runs meanwhile stay installed.
 
     Args:
         hooks: by the names that those of ``patch()`` have.
@@ -72,8 +69,13 @@ class OverrideHandle:
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
         self.hooks = hooks
         with _lock:
+            shared = self._are_shared()
             _hook_handles.append(self)
-            _install()
+            if not shared:
+                _install()
+
+    def _are_shared(self) -> bool:
+        return any(handle.hooks is self.hooks for handle in _hook_handles)
 
     def remove(self) -> None:
         """Take the hooks away; a second time does nothing."""
@@ -81,6 +83,8 @@ class OverrideHandle:
             if self not in _hook_handles:
                 return
             _hook_handles.remove(self)
+            if self._are_shared():
+                return
             if _handles or _hook_handles:
                 _install()
             else:
@@ -93,7 +97,7 @@ class PatchHandle:
     def __init__(self, model: torch.nn.Module | None) -> None:
         """Switch on; use :func:`patch`."""
         self._modules = (
-            [] if model is None else [m for m in model.modules() if isinstance(m, _ACCELERATED)]
+            [] if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
         self._everything = model is None
         self._removed = False
@@ -141,8 +145,7 @@ def patch(model: torch.nn.Module | None = None) -> PatchHandle:
 
     Works before or after models are built, on plain ``edge_index``; no other change is needed.
     Results agree with PyG's up to the order of floating-point additions; the gradient of a maximum
-    goes to one of several equal neighbours. On a CPU, the dense gradient of large ``nn.Embedding``
-    tables is summed up by the same kernels.
+    goes to one of several equal neighbours.
 
     Args:
         model: only the layers of this model; by default every model of the process.

@@ -1,9 +1,8 @@
-"""Aggregations that sort, and ``to_dense_batch``.
+"""Quantiles, and ``to_dense_batch``.
 
 PyG's quantiles sort all numbers twice, the second time by an index that is as wide as they are;
-here each group is sorted by itself. SortAggregation lays rows side by side and keeps the first k of
-a group; here only their last numbers are. Results are PyG's, bit for bit; of equal numbers another
-one may get the gradient.
+here each group is sorted by itself. Results are PyG's, bit for bit; of equal numbers another one
+may get the gradient.
 """
 
 import sys
@@ -22,7 +21,7 @@ from pyg_accel.formula import Operand
 from pyg_accel.graph import Graph
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.groups import groups_of
-from pyg_accel.ops.ordered_groups import first_rows, side_by_side, slots_of, taken_at
+from pyg_accel.ops.ordered_groups import side_by_side, slots_of, taken_at
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.reasons import data_reasons, is_active, torch_records, transform_reasons
 from pyg_accel.patching.running import Unrecognised
@@ -31,7 +30,7 @@ from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.record.recorder import quiet
 from pyg_accel.settings import settings
 
-__all__ = ["quantile", "quantiles_of_sources", "sort", "takes_quantiles", "to_dense_batch"]
+__all__ = ["quantile", "quantiles_of_sources", "takes_quantiles", "to_dense_batch"]
 
 _TENSORS = (Tensor, Parameter)
 # What becomes of the place of a quantile among the sorted numbers.
@@ -43,7 +42,6 @@ _EXACT = 2**24  # PyG counts rows in float32
 # one thread: 50 to 100,000 rows of 4 to 128 numbers. Beyond, rows side by side are written as fast.
 _SIZES = {
     "quantile": range(10_000, sys.maxsize),
-    "sort": range(20_000, sys.maxsize),
     "to_dense_batch": range(1, 1_000_000),
 }
 
@@ -133,36 +131,6 @@ def _quantiles(aggregation: Any, graph: Graph, x: Tensor) -> Tensor:
     out = out.masked_fill((count == 0).view(-1, 1, 1), aggregation.fill_value)
     rest = x.shape[1:] if aggregation.q.numel() == 1 else (-1, *x.shape[2:])
     return out.view(graph.num_rows, *rest)
-
-
-def sort(
-    forward: Callable[..., Any],
-    self: Any,
-    x: Any,
-    index: Any = None,
-    ptr: Any = None,
-    dim_size: Any = None,
-    dim: int = -2,
-    max_num_elements: Any = None,
-) -> Any:
-    """Stand in for ``SortAggregation.forward``."""
-    _decline_messages(self, x)
-    if (
-        not _is_taken("sort", x, index, dim)
-        or not _fits(x, index, dim_size)
-        or x.dim() != 2
-        or max_num_elements is not None
-        or not bool((index[:-1] <= index[1:]).all())  # PyG raises
-    ):
-        return forward(self, x, index, ptr, dim_size, dim, max_num_elements)
-    begun = time.perf_counter()
-    least = x.detach().min()
-    below = least - 1
-    if not bool(below < least):  # PyG takes rows for empty ones, or there is a NaN
-        return forward(self, x, index, ptr, dim_size, dim, max_num_elements)
-    out = first_rows(groups_of(index, dim_size), x, self.k, below).flatten(1)
-    _record(type(self).__name__, "the first rows of each group", begun)
-    return out
 
 
 def to_dense_batch(

@@ -15,9 +15,10 @@ whoever imported a function before reaches the hook as well. These functions are
   see :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
 * ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
-* ``QuantileAggregation.forward`` and ``SortAggregation.forward``, which sort.
+* ``QuantileAggregation.forward``, which sorts.
+* while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
+  HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
-* ``torch.nn.Embedding.forward``, for its gradient on a CPU.
 
 Two methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and
 its hooks, for only inside of it results are remembered; and the one that compilers ask.
@@ -34,15 +35,14 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Embedding
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
-from torch_geometric.nn.aggr import Aggregation, QuantileAggregation, SortAggregation
+from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 
 from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "rendering_reason",
-    "template", "uninstall",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "is_rendered",
+    "rendering_reason", "template", "uninstall",
 ]  # fmt: skip
 
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -65,6 +65,11 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.utils.scatter": "scatter",
     "torch_geometric.utils.segment": "segment",
     "torch_geometric.utils.to_dense_batch": "to_dense_batch",
+    "torch_geometric.utils.degree": "degree",  # from here on while a model is distributed
+    "torch_geometric.nn.conv.han_conv.group": "group",
+    "torch_geometric.nn.global_add_pool": "pool",
+    "torch_geometric.nn.global_mean_pool": "pool",
+    "torch_geometric.nn.global_max_pool": "pool",
 }
 HOOK_DICTS = (
     "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
@@ -79,10 +84,8 @@ _METHODS: tuple[tuple[type, str, str, int | None], ...] = (
     (MessagePassing, "_collect", "bypassed", None),
     (Aggregation, "__call__", "aggregate", LOOKS_UP),
     (QuantileAggregation, "forward", "quantile", None),
-    (SortAggregation, "forward", "sort", None),
     (RGCNConv, "forward", "relations", LOOKS_UP),
     (HeteroConv, "forward", "hetero", None),
-    (Embedding, "forward", "embedding", LOOKS_UP),
 )
 
 # The methods that MessagePassing gets, and their hooks.
@@ -126,7 +129,8 @@ def install(hooks: Hooks) -> None:
     """Change what the docstring of this module lists; does nothing the second time.
 
     Args:
-        hooks: all of those that :mod:`pyg_accel.patching.api` lists.
+        hooks: all of those that :mod:`pyg_accel.patching.api` lists, and those of a distributed
+            model if there is one.
     """
     with _lock:
         if _handed_over:
@@ -146,7 +150,7 @@ def install(hooks: Hooks) -> None:
         for path, hook in _HOOKED.items():
             module, _, name = path.rpartition(".")
             function: Any = getattr(sys.modules.get(module), name, None)
-            if _is_stock(function):
+            if hook in hooks and _is_stock(function):
                 # A small call on a known graph too gets from memory what was derived from it.
                 _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
                 skip_code(function.__code__)  # Dynamo begins no graph there after a break
@@ -246,6 +250,11 @@ def template(module: MessagePassing, name: str) -> Callable[..., Any]:
     """Return the rendered ``propagate`` or ``edge_updater`` as it was before."""
     found: Callable[..., Any] = getattr(getattr(module, name), _ORIGINAL)
     return found
+
+
+def is_rendered(method: Any) -> bool:
+    """Return whether a method, as PyG sets it on instances, is one that it rendered."""
+    return _ORIGINAL in vars(getattr(method, "__func__", method))
 
 
 # What PyG says of a class that it cannot render, and what there is to change.

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -24,8 +24,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.backends.dispatch import record_choices, situation
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record as count
-from pyg_accel.patching.overrides import hook_reasons
+from pyg_accel.patching.overrides import hook_reasons, is_rendered
 from pyg_accel.patching.reasons import (
+    forced,
     has_hooks,
     is_active,
     kind_reasons,
@@ -42,7 +43,10 @@ from pyg_accel.record.signature import Signature
 from pyg_accel.record.split import derives_anew
 from pyg_accel.settings import settings
 
-__all__ = ["NOTHING", "forget", "forget_unpatched", "has", "note", "recorded", "run", "why"]
+__all__ = [
+    "NOTHING", "Attempt", "Programs", "attempt", "find", "forget", "forget_unpatched", "has", "note",
+    "recorded", "run", "unrecordable", "why",
+]  # fmt: skip
 
 _MOST = 8  # programs of one layer, and records that came to nothing
 _RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
@@ -55,12 +59,18 @@ _ENTRIES = {
     "edge_updater": ("edge_update",),
 }
 _METHODS = {"forward", "propagate", "edge_updater"}.union(*_ENTRIES.values())
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
 _SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
           operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
 @dataclass
-class _Programs:
+class Programs:
     """Of the calls of one layer, or of its propagate.
 
     Attributes:
@@ -95,12 +105,28 @@ class _Seen:
         return "; ".join(f for f in self.formulas if f not in inside)
 
 
+class Attempt(NamedTuple):
+    """A call that was recorded, if it could be.
+
+    Attributes:
+        out: what it returned.
+        program: of the call; None if there is none.
+        formulas: for the report; empty if nothing was accelerated.
+        backends: for the report.
+    """
+
+    out: Any
+    program: LayerProgram | None = None
+    formulas: str = ""
+    backends: str = ""
+
+
 class _Running(threading.local):
     seen: _Seen | None = None
 
 
 _running = _Running()
-_layers: "weakref.WeakKeyDictionary[Module, dict[str, _Programs]]" = weakref.WeakKeyDictionary()
+_layers: "weakref.WeakKeyDictionary[Module, dict[str, Programs]]" = weakref.WeakKeyDictionary()
 
 
 def forget() -> None:
@@ -148,23 +174,31 @@ def run(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[st
     known = _layers.get(layer, _NONE).get(name)
     if known is None or not known.programs or get_eval_frame_callback() is not None:
         return NOTHING  # Dynamo would compile what runs here, after a break of its graph
+    found = find(known, args, kwargs)
+    if found is None or settings.verify or saved_tensors_are_hooked():
+        return NOTHING
+    program, leaves = found
+    if _small(layer, program, leaves):
+        return NOTHING
+    start = perf_counter()
+    try:
+        out = program.run(*leaves)
+    except (Unexpected, IndexError, ValueError):
+        return NOTHING  # sizes that do not agree, which PyG explains
+    count(type(layer).__name__, program.formulas, program.backends, "", perf_counter() - start)
+    return out
+
+
+def find(
+    known: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[LayerProgram, tuple[Tensor, ...]] | None:
+    """Return the program that a call fits, and the tensors among its arguments."""
     context = (*context_key(), in_force(), *situation())
     for program in known.programs:
         leaves = program.admit(args, kwargs)
-        if leaves is None or program.context != context:
-            continue
-        if not program.guard.holds():
-            continue
-        if settings.verify or saved_tensors_are_hooked() or _small(layer, program, leaves):
-            return NOTHING
-        start = perf_counter()
-        try:
-            out = program.run(*leaves)
-        except (Unexpected, IndexError, ValueError):
-            return NOTHING  # sizes that do not agree, which PyG explains
-        count(type(layer).__name__, program.formulas, program.backends, "", perf_counter() - start)
-        return out
-    return NOTHING
+        if leaves is not None and program.context == context and program.guard.holds():
+            return program, leaves
+    return None
 
 
 def _small(layer: MessagePassing, program: LayerProgram, leaves: tuple[Tensor, ...]) -> bool:
@@ -202,14 +236,38 @@ def recorded(
 ) -> Any:
     """Make a call and record it, if it can be."""
     known = _layers.get(layer, _NONE).get(name)
-    if known is not None and known.changes != settings.changes:
-        known = None
-    if known is not None and (known.failures >= _MOST or known.records >= _RECORDS):
-        return make(layer, *args, **kwargs)
-    if get_eval_frame_callback() is not None or not _is_recordable(layer, name, args, kwargs):
-        return make(layer, *args, **kwargs)
     if known is None:
-        known = _layers.setdefault(layer, {})[name] = _Programs(changes=settings.changes)
+        known = _layers.setdefault(layer, {})[name] = Programs(changes=settings.changes)
+    if known.changes != settings.changes:
+        known = _layers[layer][name] = Programs(changes=settings.changes)
+    start = perf_counter()
+    made = attempt(known, layer, name, make, args, kwargs)
+    if made.formulas:
+        count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
+    return made.out
+
+
+def attempt(
+    known: Programs,
+    layer: MessagePassing,
+    name: str,
+    make: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Attempt:
+    """Make a call and record it, if it can be.
+
+    Args:
+        known: programs of the layer; a new one is added, and a reason if there is none.
+        layer: whose call it is.
+        name: as of :func:`why`.
+        make: makes the call of the layer.
+        args: of the call.
+        kwargs: of the call.
+    """
+    if reason := unrecordable(known, layer, name, args, kwargs):
+        known.reason = known.reason or reason
+        return Attempt(make(layer, *args, **kwargs))
     try:
         signature = Signature(args, kwargs)
         context = (*context_key(), in_force(), *situation())
@@ -219,7 +277,6 @@ def recorded(
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic else None
-        start = perf_counter()
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
         try:
@@ -232,13 +289,9 @@ def recorded(
             _running.seen = before
     except NotComparable as error:
         known.failures, known.reason = _MOST, str(error)
-        return make(layer, *args, **kwargs)
+        return Attempt(make(layer, *args, **kwargs))
     known.records += 1
-    if seen.formulas:
-        count(
-            type(layer).__name__, seen.text(), "+".join(seen.backends) or "deferred", "",
-            perf_counter() - start,
-        )  # fmt: skip
+    made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred")
     reason = recorder.reason
     if not reason and not seen.formulas:
         reason = "no propagate call that is accelerated"
@@ -246,7 +299,7 @@ def recorded(
         reason = "what it does depends on sizes"
     if reason:
         known.failures, known.reason = known.failures + 1, reason
-        return out
+        return made
     program = LayerProgram(
         recorder.graph, recorder.constants, guard, signature, context,
         seen.text(), "+".join(seen.backends | backends) or "deferred", tuple(recorder.shapes),
@@ -255,27 +308,45 @@ def recorded(
     if derives_anew(program.graph):
         program.kinds = tuple("other sums" if kind == "sums" else kind for kind in program.kinds)
     known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
-    return out
+    return made._replace(program=program)
 
 
 skip_code(run.__code__)  # Dynamo begins no graph here
 skip_code(recorded.__code__)
 
 
-def _is_recordable(
-    layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    """Whether to record a call, by what is known before."""
-    if not vars(layer).keys().isdisjoint(_METHODS) or hook_reasons(layer):
-        return False
+def unrecordable(
+    known: Programs,
+    layer: MessagePassing,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> str:
+    """Return why a call is not recorded, by what is known before; empty if it is."""
+    if known.failures >= _MOST or known.records >= _RECORDS:
+        return known.reason or "calls of many kinds"
+    if get_eval_frame_callback() is not None:
+        return "a call that Dynamo runs"
+    own = [method for method, value in vars(layer).items() if method in _METHODS
+           and not is_rendered(value)]  # fmt: skip
+    if own:
+        return f"{', '.join(own)} set on the instance"
+    if reasons := hook_reasons(layer):
+        return "; ".join(reasons)
     if name == "call" and has_hooks(layer):
-        return False
+        return "; ".join(f"a {kind}" for table, kind in _HOOKS.items() if vars(layer)[table])
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        return False
-    if settings.verify or saved_tensors_are_hooked() or torch_records() or transform_reasons():
-        return False
+        return "inside a mode of torch"
+    if saved_tensors_are_hooked():
+        return "saved-tensor hooks are active"
+    if (settings.verify and not forced.on) or torch_records():
+        return "calls that are verified, or that torch records"
+    if reasons := transform_reasons():
+        return "; ".join(reasons)
     graph = next((t for t in (*args, *kwargs.values()) if _is_graph(t)), None)
-    return graph is not None and not size_reasons(graph.size(1), graph.device.type)
+    if graph is None:
+        return "a graph that is not a plain edge_index"
+    return "; ".join(size_reasons(graph.size(1), graph.device.type))
 
 
 def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) -> bool:

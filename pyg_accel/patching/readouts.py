@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from pyg_accel.backends.dispatch import fast_backend_reasons, record_choices
 from pyg_accel.call_report import record
 from pyg_accel.graph import Graph
+from pyg_accel.machine import is_captured
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.groups import groups_of, groups_of_ptr, reduce_groups
 from pyg_accel.patching.reasons import (
@@ -135,7 +136,7 @@ def _is_taken(src: Tensor, groups: Any, dim: int, *, wide: bool) -> bool:
 
 def _size_reasons(src: Tensor, groups: Tensor, *, wide: bool) -> list[str]:
     kind = src.device.type
-    if kind == "cuda" and torch.cuda.is_current_stream_capturing():  # sorting is not possible now
+    if is_captured(src):  # sorting is not possible now
         return ["a CUDA graph is captured"]
     if settings.always:
         return []

@@ -1,5 +1,6 @@
 """Whether a call is accelerated: what patch() switched on, and the reasons against."""
 
+import threading
 import weakref
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -44,6 +45,7 @@ __all__ = [
     "call_reasons",
     "data_reasons",
     "device_of",
+    "forced",
     "has_hooks",
     "is_active",
     "is_watched",
@@ -61,9 +63,17 @@ __all__ = [
     "width_of",
 ]
 
+
+class _Forced(threading.local):
+    """Whether calls of this thread are accelerated whatever is patched, and whatever their size."""
+
+    on: bool = False
+
+
 # How many patch(model) are in force, by the instances that they switched on.
 marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
 _switched_on = 0  # how many patch() without a model are in force
+forced = _Forced()
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
 SEEN = RecentlySeen(256)  # the graphs of calls for which it matters whether they come again
@@ -85,7 +95,9 @@ def switch(by: int) -> None:
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
-    return _switched_on > 0 or (bool(marked) and module is not None and module in marked)
+    if _switched_on > 0 or forced.on:
+        return True
+    return bool(marked) and module is not None and module in marked
 
 
 def torch_records() -> bool:
@@ -210,7 +222,7 @@ def size_reasons(
         width: of the features, :func:`width_of`: wide ones make up for few edges.
         compiled: the call is to be part of a compiled graph.
     """
-    if settings.always:
+    if settings.always or forced.on:
         return []
     measured = thresholds(device)
     fewest = measured.fewest_compiled if compiled else measured.min_edges
@@ -291,7 +303,7 @@ def new_graph_reasons(
 
 def _limits(kind: str, num_edges: int, device: str, width: int) -> Limits | None:
     """Return the limits in force for a kind of call; None if its size does not matter."""
-    if settings.always:
+    if settings.always or forced.on:
         return None
     measured = thresholds(device)
     if not measured.kinds:

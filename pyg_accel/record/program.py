@@ -5,6 +5,7 @@ types, dtypes, devices and sizes, in the same modes of torch and settings of thi
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -22,7 +23,7 @@ from pyg_accel.settings import settings
 __all__ = ["LayerProgram", "context_key", "record"]
 
 
-@dataclass
+@dataclass(eq=False)
 class LayerProgram:
     """What a call of a layer computes, from its arguments to its result.
 
@@ -38,6 +39,7 @@ class LayerProgram:
         kinds: of its propagate calls, for the limits of size.
         width: most features of a node or an edge.
         admit: returns the tensors among the arguments of a call that it fits, else None.
+        unseen: calls in a row whose graphs were new.
     """
 
     graph: torch.fx.Graph
@@ -50,10 +52,21 @@ class LayerProgram:
     shapes: tuple[Any, ...] = ()
     kinds: tuple[str, ...] = ()
     width: int = 0
+    unseen: int = 0
 
     def __post_init__(self) -> None:
-        """Compile the graph."""
+        """Compile the arguments and the graph."""
         self.admit = self.signature.compiled()
+        self._compile()
+
+    def with_graph(self, graph: torch.fx.Graph, formulas: str) -> "LayerProgram":
+        """Return a program for the same calls that computes their results in another way."""
+        other = copy(self)
+        other.graph, other.formulas, other.unseen = graph, formulas, 0
+        other._compile()
+        return other
+
+    def _compile(self) -> None:
         constants = _Constants(self.constants)
         self._parts = split(self.graph)
         if self._parts is None:
@@ -76,7 +89,10 @@ class LayerProgram:
         if self._parts.sizes:
             sizes = tuple([leaves[place].size(dim) for place, dim in self._parts.sizes])
         derived = self._derived.find(owners, sizes)
-        if derived is None:
+        if derived is not None:
+            self.unseen = 0
+        else:
+            self.unseen += 1
             derived = self._derive(*leaves)
             self._derived.put(owners, sizes, derived)
         return self._rest(*leaves, derived)

@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -30,9 +30,10 @@ from pyg_accel.record.guard import (
 )
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["Recorder", "perform", "quiet", "running_recorder"]
+__all__ = ["ABOUT", "About", "Recorder", "perform", "quiet", "running_recorder"]
 
 T = TypeVar("T")
+ABOUT = "about"  # key of the metadata of nodes: an `About`
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Functions whose result nobody reads leave no trace: what a message collects and does not use.
@@ -46,6 +47,26 @@ _ASKED = frozenset({
 # What this package asks of tensors, to know them again.
 _IDENTITY = frozenset({"_version", "untyped_storage", "_base", "data_ptr", "is_inference"})
 _SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # type: ignore[attr-defined]
+
+
+class About(NamedTuple):
+    """What is known of a tensor of a recorded call.
+
+    Attributes:
+        shape: its sizes in that call.
+        dtype: its dtype.
+        learns: it requires a gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    learns: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "About":
+        """Look at a tensor."""
+        with torch._C.DisableTorchFunction():
+            return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
 class _Running(threading.local):
@@ -125,6 +146,7 @@ class Recorder(TorchFunctionMode):
             if guard.reads_of(tensor):
                 self.stop("an attribute of a tensor")
             node = self.graph.placeholder(f"a{number}")
+            node.meta[ABOUT] = About.of(tensor)
             self._values.setdefault(id(tensor), (tensor, node))
             self._vary(tensor, node, [size is None for size in sizes[number]])
 
@@ -258,6 +280,8 @@ class Recorder(TorchFunctionMode):
     def _bind(self, value: Any, node: fx.Node, before: Any, *, borrows: bool) -> None:
         if type(value) not in (*_NUMBERS, tuple, list) and not isinstance(value, _FACTS):
             self._values[id(value)] = (value, node)
+            if isinstance(value, Tensor):
+                node.meta[ABOUT] = About.of(value)
             if borrows and isinstance(value, Tensor):
                 self._borrowed.append(value)
             if isinstance(value, Tensor) and self._before is not None:
@@ -314,7 +338,10 @@ class Recorder(TorchFunctionMode):
     def _constant(self, value: Any) -> fx.Node:
         name = f"k{len(self.constants)}"
         self.constants[name] = value
-        return self.graph.get_attr(name)
+        node = self.graph.get_attr(name)
+        if isinstance(value, Tensor):
+            node.meta[ABOUT] = About.of(value)
+        return node
 
     def finish(self, out: Any) -> None:
         """Record what the call returns, and let go of the tensors of the call."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from pyg_accel.rewrite.equivalents import equivalents, merge, simplify
+from pyg_accel.rewrite.equivalents import equivalents
 from pyg_accel.rewrite.ir import (
     Attend,
     Expr,
@@ -32,28 +32,23 @@ MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its 
 
 
 @lru_cache(maxsize=64)
-def associations_of(expr: Expr, also: tuple[Expr, ...], given: Assumptions) -> Associations:
+def associations_of(expr: Expr, given: Assumptions) -> Associations:
     """Enumerate and prune; layers that compute the same share the result."""
-    trees = enumerate_trees(expr, also)
+    trees = enumerate_trees(expr)
     if given.sampled:  # a mean is over the sample: its kernel counts what it takes
         trees = tuple(t for t in trees if not any(leaf.mean_of for leaf in leaves_in(t)))
     return prune(trees, given)
 
 
-def enumerate_trees(expr: Expr, also: tuple[Expr, ...] = ()) -> tuple[Tree, ...]:
+def enumerate_trees(expr: Expr) -> tuple[Tree, ...]:
     """Return all association trees of an expression, over all of its forms.
 
     Where a matrix of edges is multiplied with more than once (powers of the adjacency), its
     diagonals go to the same side each time: all to the features, or all to the edges, whose scaled
     values are then computed once and shared.
-
-    Args:
-        expr: the expression.
-        also: the forms that it has beside its own; by default they are looked for.
     """
     found: dict[Tree, None] = {}
-    all_forms = tuple(merge(simplify(e)) for e in (expr, *also)) if also else equivalents(expr)
-    for form in all_forms:
+    for form in equivalents(expr):
         for scaling in _scalings(form):
             for tree in _trees(form, scaling):
                 found.setdefault(_means(tree))

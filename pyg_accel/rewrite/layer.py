@@ -1,46 +1,76 @@
 """Runs the calls of a layer in the fastest order of its products."""
 
-import time
-from collections import deque
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.nn.functional import normalize
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.cache import Bounded, TensorRef
 from pyg_accel.call_report import record
-from pyg_accel.patching.reasons import data_reasons, is_active, size_reasons
+from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
+from pyg_accel.layers.activation import dense_maxk
+from pyg_accel.memo import MEMO
+from pyg_accel.patching.api import OverrideHandle
+from pyg_accel.patching.programs import Attempt, Programs, attempt, find, unrecordable
+from pyg_accel.patching.reasons import forced, is_active
 from pyg_accel.patching.sampling import in_force, refuse_training
-from pyg_accel.patching.sampling import state as sampled
-from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
-from pyg_accel.rewrite.consensus import SharedDecisions, spread_reasons
-from pyg_accel.rewrite.guards import PLAIN, reasons_now, state_of
-from pyg_accel.rewrite.halos import HALO_LOOKUPS
-from pyg_accel.rewrite.lift import is_user_layer, lift, named, parameters_of
-from pyg_accel.rewrite.lower import Program
+from pyg_accel.record.program import LayerProgram
+from pyg_accel.record.recorder import ABOUT, perform
+from pyg_accel.rewrite.builder import Builder
+from pyg_accel.rewrite.halos import exchanges_halos
+from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
+from pyg_accel.rewrite.lower import lower
+from pyg_accel.rewrite.nodes import Learning
 from pyg_accel.rewrite.override import RUNNING
-from pyg_accel.rewrite.select import Decision, Options, make_decision, sort_of, widths_of
-from pyg_accel.rewrite.user_layers import UserLayerRun, lift_user_layer
+from pyg_accel.rewrite.select import DRIFT, Decision, Options, assumptions_of, make_decision
+from pyg_accel.settings import settings
 
-__all__ = ["RewrittenLayer"]
+__all__ = ["RewrittenLayer", "recorded_call"]
 
-MOST = 16  # decisions a layer keeps, and kinds of calls that a user layer may fail at
-KINDS = 64  # of calls that it knows
-RECENT = 8  # graphs that a layer knows again
-OUTSIDE = (
-    "a layer rewritten by pyg_accel.optimize() whose values torch.compile cannot read, or whose "
-    "arguments are of another kind than any that it was called with outside of the compiler"
-)
+UNSEEN = 2  # calls in a row whose graphs are new, after which every call is taken to have a new one
+MOST = 16  # decisions that are shown
+_MAXK = (MaxKGCNConv, MaxKSAGEConv, MaxKGINConv)
+
+
+@dataclass
+class _Rewritten:
+    """What runs for the calls of one program.
+
+    Attributes:
+        regions: what it computes.
+        static: arguments were the same tensors as in the call before.
+        fresh: graphs were new in every call.
+        sizes: of arguments that differ between calls, when it was decided: place, dimension, size.
+        program: runs; None if the layer itself does.
+        reason: why that is so.
+    """
+
+    regions: list[Region]
+    static: bool = False
+    fresh: bool = False
+    sizes: tuple[tuple[int, int, int], ...] = ()
+    program: LayerProgram | None = None
+    reason: str = ""
+
+    def holds(self, leaves: tuple[Tensor, ...]) -> bool:
+        """Whether sizes are near enough to those that were decided for."""
+        for place, dim, size in self.sizes:
+            now = leaves[place].size(dim)
+            if max(now, size) > DRIFT * min(now, size):
+                return False
+        return True
 
 
 class RewrittenLayer(torch.nn.Module):
     """What :class:`~pyg_accel.rewrite.optimized.OptimizedModel` runs in place of a layer.
 
-    A call that cannot be lifted is made by the layer itself. It is a module, so that a compiler
-    takes numbers that it holds for constants, but a part of no model.
+    A call that cannot be lifted is made by the layer itself. It is a module, but part of no model.
 
     Attributes:
         conv: the layer.
@@ -56,266 +86,257 @@ class RewrittenLayer(torch.nn.Module):
         self.options = options
         self.decisions: list[Decision] = []
         self.reasons: dict[str, int] = {}
-        self._algebras: Bounded[Any, tuple[Algebra, dict[str, int]] | str] = Bounded(KINDS)
-        self._left: dict[Any, str] = {}  # calls of user layers that PyG makes, and why
-        self._compiled: dict[str, Program] = {}
-        self._numbers: dict[str, list[float]] = {}
-        self._arguments = parameters_of(type(conv))  # type: ignore[arg-type]
-        plain = [n for n, v in vars(conv).items() if v is None or type(v) in PLAIN]
-        self._options = [name for name in plain if name != "training"]
-        self._recent: deque[TensorRef] = deque(maxlen=RECENT)
-        self._spread = SharedDecisions()
-        self._dtypes: dict[tuple[torch.dtype, ...], torch.dtype] = {}
-        self._unseen = 0
+        self._known = Programs(changes=settings.changes)
+        self._rewritten: dict[LayerProgram, _Rewritten] = {}
+        weakref.finalize(self, OverrideHandle({}).remove)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
-        if torch.compiler._is_exporting_flag or torch.jit.is_tracing():
-            return self.conv(*args, **kwargs)  # an export is to run without this package
-        if not torch.compiler.is_compiling():
-            return self._run(*args, **kwargs)
-        given = named(self._arguments, args, kwargs)
-        kind = self._sort(given)
-        who = self._who(kind, sampled.key)
-        # A compiler may take numbers of the layer for symbols, which are compared and not written.
-        if who == "program" and self._floats() != self._numbers[kind]:
-            who = "layer"
-        if who == "program":
-            return self._compiled[kind].run(Call(self.conv, given))
-        return self.conv(*args, **kwargs) if who == "layer" else self._outside(*args, **kwargs)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.conv(*args, **kwargs)
+        return self._run(args, kwargs)
 
-    @torch.compiler.disable(reason=OUTSIDE)  # type: ignore[untyped-decorator]
-    def _outside(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer where a compiler does not look: the graph breaks here."""
-        return self._run(*args, **kwargs)
-
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def _who(self, kind: str, sampled: str) -> str:
-        """Return who runs compiled calls of a kind: a ``"program"``, the ``"layer"``, or neither.
-
-        They have no sizes of their own, so the latest decision serves. It is made anew on what was
-        learned of its graph, since compiled code keeps nothing from one call to the next.
-        """
-        if HALO_LOOKUPS:  # rows of other processes are exchanged where a compiler does not look
-            return ""
-        if sampled or reasons_now(self.conv) or not self.decisions:
-            return "layer"
-        for known in reversed(self.decisions):
-            if (
-                known.kind == (kind, self._floats())
-                and known.algebra.compiles
-                and known.sampling is None
-            ):
-                self._compiled[kind] = known.afresh(self.options.choose)
-                self._numbers[kind] = self._floats()
-                return "program"
-        return ""
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        with record_choices() as backends:
-            out, trees, reason = self._outcome(args, kwargs)
-        name, seconds = type(self.conv).__name__, time.perf_counter() - start
-        if trees:
-            record(name, "; ".join(trees), "+".join(backends) or "torch", "", seconds)
-        elif not is_active(self.conv):  # else patch() has counted the call
-            record(name, "", "PyG", reason, seconds)
-        return out
-
-    def _outcome(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, None], str]:
-        """Return what a call returns, the trees that ran, and why the layer itself made it."""
-        trees: dict[str, None] = {}
-        left = ""
-
-        def run(call: Call) -> Any:
-            decision = self.decision(call)
-            trees[str(decision.choice.tree)] = None
-            return decision.program.run(call)
-
-        try:
-            call = Call(self.conv, named(self._arguments, args, kwargs))
-            call.static = call.is_one_of(RUNNING.static)
-            own = is_user_layer(type(self.conv))
-            reasons = data_reasons(call.edge_index) if own else []
-            if call.halos is not None:
-                reasons += spread_reasons(own=own, precisions=len(_precision(call)))
-            if own and self.options.choose is None:
-                reasons += size_reasons(call.edge_index.size(1), call.edge_index.device.type)
-            if reasons := reasons or reasons_now(self.conv):
-                raise NotLifted("; ".join(reasons))
-            if own:
-                out, left = self._user_layer(call, run, args, kwargs)
-            else:
-                out = self._cast(run(call), call)
-        except NotLifted as reason:  # a rule may find out when it looks at values
-            left = str(reason)
-            trees.clear()
-            self.reasons[left] = self.reasons.get(left, 0) + 1
-            out = self.conv(*args, **kwargs)
-        return out, trees, left
-
-    def _user_layer(
-        self,
-        call: Call,
-        product: Callable[[Call], Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> tuple[Any, str]:
-        """Run the code of a layer that a user wrote, with its products in the fastest order.
-
-        Returns:
-            What it returns, and why some of it was left to PyG.
-        """
-        modes = (self.conv.training, torch.is_grad_enabled(),
-                 torch.is_autocast_enabled(call.x.device.type))  # fmt: skip
-        kinds = modes, state_of(self.conv), *map(_kind, call.given.values())
-        if len(self._left) >= MOST:
-            raise NotLifted(next(reversed(self._left.values())))
-        if kinds in self._left:
-            raise NotLifted(self._left[kinds])
-        run = UserLayerRun(call, product)
-        out = run(args, kwargs)
-        if run.left:
-            self._left[kinds] = run.left
-        for reason in {**run.reasons, run.left: None} if run.left else run.reasons:
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
-        return out, run.left
-
-    def decision(self, call: Call) -> Decision:
-        """Return what to do with a call: what was decided before, if it holds.
+    def decide(self, *args: Any, **kwargs: Any) -> Decision:
+        """Choose an association for a call, whatever was chosen before.
 
         Raises:
-            NotLifted: if the layer has to do it itself.
+            NotLifted: if the layer itself makes such calls.
         """
-        if call.halos is not None:
-            return self._spread(call, self._kind(call), self.options, self._algebra, self.decisions)
-        fresh = self._is_fresh(call.edge_index)
-        algebra, widths = self._algebra(call)
-        sampling = in_force() if algebra.sampled else None
-        if sampling is not None:
-            refuse_training(self.conv)
-            widths = widths | {"S": sampling.width}
-        sizes = {"N": call.num_rows, "M": call.num_cols, **widths}
-        entries = call.edge_index.size(1)
-        for known in reversed(self.decisions):
-            same = known.algebra is algebra and (known.fresh, known.sampling) == (fresh, sampling)
-            if same and known.holds(sizes, entries):
-                return known
-        kind = self._sort(call.given), self._floats()
-        decision = make_decision(algebra, call, self.options, sizes=sizes, fresh=fresh,
-                                 sampling=sampling, kind=kind)  # fmt: skip
-        self.decisions = [*self.decisions[1 - MOST :], decision]
-        return decision
+        if find(self._known, args, kwargs) is None:
+            self._run(args, kwargs)
+        found = find(self._known, args, kwargs)
+        rewritten = None if found is None else self._rewritten.get(found[0])
+        if found is None or rewritten is None or rewritten.program is None:
+            raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
+        self._decide(*found, rewritten, static=rewritten.static, fresh=rewritten.fresh)
+        return self.decisions[-1]
 
-    def _cast(self, out: Any, call: Call) -> Any:
-        """Return what the program computed in the precision that the layer computes it in."""
-        if not isinstance(out, Tensor):
-            return out
-        kind = _precision(call)
-        if len(set(kind)) == 1:
-            return out
-        if kind not in self._dtypes:
-            self._dtypes[kind] = dtype_of(self.conv, call)
-        return out.to(self._dtypes[kind])
-
-    def _algebra(self, call: Call) -> tuple[Algebra, dict[str, int]]:
-        """What a call computes, and how wide it is: the same for all calls of a kind.
-
-        An option that changed, or a module in another's place, makes calls of another kind.
-        """
-        record = call.memo.get("record")
-        kinds = (record.form, call.static, call.x.requires_grad) if record else self._kind(call)
-        found = self._algebras.get(kinds)
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if exchanges_halos():
+            reason = f"on several ranks {type(self.conv).__name__} exchanges halos first"
+            return self._left(reason, args, kwargs)
+        if in_force() is not None and isinstance(self.conv, _MAXK):
+            return self._left("sampled() does not apply to layers with MaxK", args, kwargs)
+        found = find(self._known, args, kwargs)
         if found is None:
-            try:
-                algebra = lift_user_layer(self.conv, call) if record else lift(self.conv, call)
-                found = algebra, widths_of(algebra, call)
-            except NotLifted as reason:
-                found = str(reason)
-            self._algebras[kinds] = found
-        if isinstance(found, str):
-            raise NotLifted(found)
-        return found
+            return self._first(args, kwargs)
+        program, leaves = found
+        rewritten = self._rewritten.get(program)
+        if rewritten is None:  # another thread is about to read it
+            return self.conv(*args, **kwargs)
+        static = bool(RUNNING.static) and _are_static(leaves)
+        if rewritten.program is not None:
+            fresh = rewritten.program.unseen > UNSEEN
+            if (static, fresh) != (rewritten.static, rewritten.fresh) or not rewritten.holds(
+                leaves
+            ):
+                self._decide(program, leaves, rewritten, static=static, fresh=fresh)
+        if rewritten.program is None:
+            return self._left(rewritten.reason, args, kwargs)
+        start = perf_counter()
+        out = rewritten.program.run(*leaves)
+        text, backends = rewritten.program.formulas, rewritten.program.backends
+        record(type(self.conv).__name__, text, backends, "", perf_counter() - start)
+        return out
 
-    def _kind(self, call: Call) -> tuple[Any, ...]:
-        return call.static, state_of(self.conv), *map(_kind, call.given.values())
+    def _left(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the layer itself make a call."""
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        start = perf_counter()
+        out = self.conv(*args, **kwargs)
+        if not is_active(self.conv):  # else patch() has counted the call
+            record(type(self.conv).__name__, "", "PyG", reason, perf_counter() - start)
+        return out
 
-    def _sort(self, given: Mapping[str, Any]) -> str:
-        """Return what compiled calls know of arguments and options, and may not differ in."""
-        options = [getattr(self.conv, name) for name in self._options]
-        return " ".join(
-            [sort_of(value) for value in (*given.values(), *options) if type(value) is not float]
-        )
-
-    def _floats(self) -> list[float]:
-        """Return the options that are numbers with a fraction."""
-        return [v for v in [getattr(self.conv, n) for n in self._options] if isinstance(v, float)]
-
-    def _is_fresh(self, edge_index: Tensor) -> bool:
-        """Whether graphs come and go, as batches do: two in a row that were never seen before."""
-        if any(ref.fits(edge_index) for ref in tuple(self._recent)):
-            self._unseen = 0
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of a new kind, and record it."""
+        if self._known.changes != settings.changes:
+            self._known = Programs(changes=settings.changes)
+            self._rewritten.clear()
+        refuse_training(self.conv)
+        with forcing():
+            reason = unrecordable(self._known, self.conv, "call", args, kwargs)
+        if reason:
+            return self._left(reason, args, kwargs)
+        before = [*self._known.programs]
+        start = perf_counter()
+        made = recorded_call(self._known, self.conv, args, kwargs)
+        program = made.program
+        if program is None:
+            reason = self._known.reason
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
         else:
-            self._recent.append(TensorRef(edge_index))
-            self._unseen += 1
-        return self._unseen > 2
+            for other in before:
+                if other not in self._known.programs:
+                    self._rewritten.pop(other, None)
+            leaves = program.admit(args, kwargs)
+            assert leaves is not None
+            try:
+                found = regions_of(program.graph, program.constants, type(self.conv).__name__)
+                rewritten = _Rewritten(found)
+                static = bool(RUNNING.static) and _are_static(leaves)
+                self._decide(program, leaves, rewritten, static=static, fresh=False)
+            except NotLifted as why:
+                reason = str(why)
+                rewritten = _Rewritten([], reason=reason)
+                self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            self._rewritten[program] = rewritten
+        if made.formulas:  # else propagate has counted the call
+            record(type(self.conv).__name__, made.formulas, made.backends, "",
+                   perf_counter() - start)  # fmt: skip
+        return made.out
+
+    def _decide(
+        self,
+        program: LayerProgram,
+        leaves: tuple[Tensor, ...],
+        rewritten: _Rewritten,
+        *,
+        static: bool,
+        fresh: bool,
+    ) -> None:
+        """Choose an association for each region of a program, and write the program of these."""
+        text, graph, decisions = rewritten_graph(
+            program, rewritten.regions, self.options, leaves, static=static, fresh=fresh
+        )
+        rewritten.program = program.with_graph(graph, text)
+        rewritten.static, rewritten.fresh = static, fresh
+        rewritten.sizes = tuple(
+            (place, dim, t.size(dim))
+            for place, (t, shape) in enumerate(zip(leaves, program.signature.shapes, strict=True))
+            for dim, size in enumerate(shape) if size is None
+        )  # fmt: skip
+        self.decisions = [*self.decisions, *decisions][-MOST:]
 
 
-def _kind(value: Any) -> Any:
-    """What of an argument a rule may look at."""
-    if isinstance(value, Tensor):
-        width = value.size(-1) if value.dim() > 1 and value.is_floating_point() else 0
-        return type(value), value.dtype, value.dim(), width, value.requires_grad, value.device.type
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_kind, value))
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return type(value)
+def rewritten_graph(
+    program: LayerProgram,
+    regions: list[Region],
+    options: Options,
+    leaves: tuple[Tensor, ...],
+    *,
+    static: bool = False,
+    fresh: bool = False,
+) -> tuple[str, fx.Graph, list[Decision]]:
+    """Choose an association for each region of a program, and write the graph of these.
 
+    Args:
+        program: of a call.
+        regions: of its graph.
+        options: of ``optimize()``.
+        leaves: the tensors among the arguments of the call.
+        static: those of them that are the same in every call are known.
+        fresh: every call has a graph of its own.
 
-def _precision(call: Call) -> tuple[torch.dtype, ...]:
-    """The precisions that meet in a call: PyG's order of products says which one comes out."""
-    given = (t for value in call.given.values()
-             for t in (value if isinstance(value, (tuple, list)) else (value,)))  # fmt: skip
-    found = [t.dtype for t in given if isinstance(t, Tensor) and t.is_floating_point()]
-    found += [p.dtype for p in call.conv.parameters() if p.is_floating_point()]
-    if torch.is_autocast_enabled(call.x.device.type):
-        found.append(torch.get_autocast_dtype(call.x.device.type))
-    return tuple(dict.fromkeys(found))
-
-
-def dtype_of(conv: MessagePassing, call: Call) -> torch.dtype:
-    """Return the precision that a layer computes in, by a call of it on one node.
-
-    Raises:
-        NotLifted: if it cannot be called so.
+    Returns:
+        The associations as text, the graph, and the decisions.
     """
-    entries = call.edge_index.size(1)
+    places = [n for n in program.graph.nodes if n.op == "placeholder"]
+    same = frozenset(n for n, t in zip(places, leaves, strict=True) if static and _is_static(t))
+    upstream, learning, values = not torch.is_grad_enabled(), Learning(), _Values(program, leaves)
+    decided: dict[fx.Node, Decision] = {}
+    for region in regions:
+        given = assumptions_of(region, learning, train=options.train, static=same,
+                               upstream=upstream)  # fmt: skip
+        graphs = {name: values.of(node) for name, node in region.graphs.items()}
+        decided[region.root] = make_decision(region, given, options, graphs, fresh=fresh)
+    cast = len(_precisions(program)) > 1
+    builder = Builder()
+    for node in program.graph.nodes:
+        if (decision := decided.get(node)) is None:
+            builder.copy(node)
+        else:
+            builder.replace(node, lower(builder, decision.region, decision.choice.tree,
+                                        decision.given.static, cast=cast))  # fmt: skip
+    text = "; ".join(str(decision.choice.tree) for decision in decided.values())
+    return text, builder.finish(program.graph), [*decided.values()]
 
-    def first(name: str, value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return type(value)(first(name, v) for v in value)
-        if value is call.edge_index:
-            return value[:, :1] * 0
-        if isinstance(value, Tensor) and value.dim():
-            edges_too = name.startswith("edge") or value.size(0) == entries
-            return value[: min(1, entries) if edges_too else 1].detach()
-        return (1, 1) if name == "size" and value is not None else value
 
-    modes = [(module, module.training) for module in conv.modules()]
-    cached = {name: v for name, v in vars(conv).items() if name.startswith("_cached")}
-    conv.eval()
+def _precisions(program: LayerProgram) -> set[torch.dtype]:
+    """The precisions that meet in a call: the order of products may change that of the result."""
+    given = [n.meta[ABOUT].dtype for n in program.graph.nodes
+             if n.op in ("placeholder", "get_attr") and ABOUT in n.meta]  # fmt: skip
+    made = [region_dtype for region_dtype in given if region_dtype.is_floating_point]
+    if torch._C._is_any_autocast_enabled():
+        made += [torch.get_autocast_dtype(d) for d in ("cpu", "cuda")
+                 if torch.is_autocast_enabled(d)]  # fmt: skip
+    return set(made)
+
+
+class _Values:
+    """Computes nodes of the graph of a program for a call."""
+
+    def __init__(self, program: LayerProgram, leaves: tuple[Tensor, ...]) -> None:
+        self._constants = program.constants
+        inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
+        self._known: dict[fx.Node, Any] = dict(zip(inputs, leaves, strict=True))
+
+    def of(self, node: fx.Node) -> Any:
+        """Return the value of a node."""
+        if node not in self._known:
+            with torch.no_grad():
+                self._known[node] = self._computed(node)
+        return self._known[node]
+
+    def _computed(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self._constants[str(node.target)]
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.of)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _is_static(tensor: Tensor) -> bool:
+    return any(tensor is t for t in RUNNING.static)
+
+
+def _are_static(leaves: tuple[Tensor, ...]) -> bool:
+    """Whether all features of a call are among the static arguments of the model."""
+    features = [t for t in leaves if t.is_floating_point() and t.dim() == 2]
+    return bool(features) and all(map(_is_static, features))
+
+
+@contextmanager
+def forcing() -> Iterator[None]:
+    """Accelerate the calls of this thread inside the block, whatever is patched."""
+    before, forced.on = forced.on, True
     try:
-        with torch.no_grad():
-            out = conv(**{name: first(name, value) for name, value in call.given.items()})
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise NotLifted(f"several precisions: {error}") from None
+        yield
     finally:
-        vars(conv).update(cached)
-        for module, mode in modes:
-            module.training = mode
-    if not isinstance(out, Tensor):
-        raise NotLifted("several precisions")
-    return out.dtype
+        forced.on = before
+
+
+def recorded_call(
+    known: Programs, conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Attempt:
+    """Make a call of a layer, and record it."""
+    before = MEMO.begin(conv)
+    try:
+        with forcing():
+            return attempt(known, conv, "call", _forward, args, kwargs)
+    finally:
+        MEMO.end(before)
+
+
+def _forward(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+    """Make a call of a layer; one of MaxK as the layer of PyG on features through MaxK."""
+    if not isinstance(conv, _MAXK):
+        return torch.nn.Module._call_impl(conv, *args, **kwargs)  # type: ignore[no-untyped-call]
+    x, *others = args
+    if isinstance(conv, MaxKSAGEConv) and conv.project:
+        return _projected(conv, x, *others, **kwargs)
+    base: Any = next(c for c in type(conv).__mro__ if c.__module__.startswith("torch_geometric."))
+    pair = x if isinstance(x, (tuple, list)) else (x,)
+    pair = tuple(None if t is None else perform(dense_maxk, t, conv.k) for t in pair)
+    return base.forward(conv, pair if len(pair) > 1 else pair[0], *others, **kwargs)
+
+
+def _projected(conv: MaxKSAGEConv, x: Any, edge_index: Tensor, size: Any = None) -> Tensor:
+    """GraphSAGE with ``project=True``, where MaxK takes the place of ReLU."""
+    source, target = x if isinstance(x, (tuple, list)) else (x, x)
+    pair = perform(dense_maxk, conv.lin(source), conv.k), target
+    out: Tensor = conv.lin_l(conv.propagate(edge_index, x=pair, size=size))
+    if conv.root_weight and target is not None:
+        out = out + conv.lin_r(target)
+    return normalize(out, p=2.0, dim=-1) if conv.normalize else out

@@ -1,139 +1,369 @@
-"""Lifting: what a layer computes, as an expression, and where its matrices come from.
+"""Lifting: the products that a recorded call computes, as expressions of the matrix IR.
 
-A rule (:mod:`.rules`) reads the options of the layer and what kind of arguments it was called with,
-and either returns an :class:`Algebra` or raises :class:`NotLifted` with the reason. It is asked
-again only if a call has other kinds of arguments.
+The graph of a program is read node by node. Linear maps, sums, factors per node, sums and means of
+messages that are linear in features, and attention are a part of an expression; any other function
+ends one. A region is an expression that other code reads, or that the call returns: all of its
+associations compute the node at its root.
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
-from inspect import signature
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
-from torch_geometric.nn import MessagePassing
+from torch import fx
 
-import pyg_accel.rewrite.rules  # noqa: F401 - they register themselves
-from pyg_accel.rewrite.algebra import Algebra, Call, NotLifted
-from pyg_accel.rewrite.enumerate import associations_of
-from pyg_accel.rewrite.guards import reasons_now
-from pyg_accel.rewrite.prune import Associations
-from pyg_accel.rewrite.registry import rule_of
-from pyg_accel.rewrite.select import assumptions_of
-from pyg_accel.rewrite.user_layers import lift_user_layer
+from pyg_accel import ops
+from pyg_accel.cbsr import CBSR
+from pyg_accel.record.recorder import About
+from pyg_accel.rewrite.attention import Attention
+from pyg_accel.rewrite.builder import Builder
+from pyg_accel.rewrite.changes import Changes
+from pyg_accel.rewrite.ir import Expr, Leaf, Map, Product, Sum, leaves_of
+from pyg_accel.rewrite.leaves import Source
+from pyg_accel.rewrite.messages import Messages
+from pyg_accel.rewrite.naming import named
+from pyg_accel.rewrite.nodes import called, facts_of
+from pyg_accel.rewrite.tree import is_sparse
 
-__all__ = ["associations", "bind", "is_user_layer", "lift", "named", "parameters_of"]
+__all__ = ["NotLifted", "Region", "regions_of"]
+
+_PRODUCTS = ("gspmm", "sampled_spmm")
 
 
-class Parameters(NamedTuple):
-    """What a layer's ``forward`` takes.
+class NotLifted(Exception):
+    """A layer, or a call of it, that is left as it is; the text says why."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Products that are one expression.
 
     Attributes:
-        defaults: of all arguments, by name; None where there is none.
-        positional: names of those that are taken by position, in order.
-        more: it takes any others as well.
+        expr: the expression.
+        root: the node that computes it.
+        sources: of its leaves, by name.
+        graphs: the nodes of the graphs of its matrices of edges, by name.
+        attentions: how the scores of attention are computed, by name.
+        maps: functions of features, by name.
+        sizes: of the symbols of columns.
+        ones: names of columns of ones.
+        sample: arguments of :func:`~pyg_accel.ops.sampled_spmm`, if sums are over samples.
     """
 
-    defaults: Mapping[str, Any]
-    positional: tuple[str, ...]
-    more: bool
+    expr: Expr
+    root: fx.Node
+    sources: Mapping[str, Source]
+    graphs: Mapping[str, fx.Node]
+    attentions: Mapping[str, Attention]
+    maps: Mapping[str, Callable[..., Any]]
+    sizes: Mapping[str, int]
+    ones: frozenset[str]
+    sample: Mapping[str, Any] | None
 
 
-@lru_cache(maxsize=256)
-def parameters_of(cls: type) -> Parameters:
-    """Return what the ``forward`` of a class of layers takes."""
-    found = list(signature(cls.forward).parameters.values())[1:]  # type: ignore[attr-defined]
-    return Parameters(
-        {p.name: None if p.default is p.empty else p.default for p in found},
-        tuple(p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)),
-        any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found),
-    )
-
-
-def bind(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of a layer by name, defaults included.
+def regions_of(graph: fx.Graph, constants: Mapping[str, Any], layer: str) -> list[Region]:
+    """Return the regions of the graph of a program, in its order.
 
     Raises:
-        NotLifted: for arguments that the layer does not take.
+        NotLifted: with the reason, if it has none.
     """
-    return named(parameters_of(type(conv)), args, kwargs)  # type: ignore[arg-type]
+    cuts: set[fx.Node] = set()
+    while True:
+        reading = _Reading(graph, constants, layer, frozenset(cuts))
+        reading.read()
+        if not (more := reading.shared() - cuts):
+            break
+        cuts |= more
+    regions = [*reading.regions()]
+    if not regions:
+        raise NotLifted(reading.reason or f"{layer} has no sum of messages that is a product")
+    return regions
 
 
-def named(
-    parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Do the same for the parameters of a layer: a compiler does not read :func:`parameters_of`.
+class _Reading(Messages):
+    """One reading of a graph.
 
-    Raises:
-        NotLifted: for arguments that the layer does not take.
+    Attributes:
+        readers: of a node, those whose expressions it is a part of.
     """
-    given = dict(parameters.defaults)
-    given.update(zip(parameters.positional, args, strict=False))
-    given.update(kwargs)
-    if not parameters.more:
-        twice = [name for name in parameters.positional[: len(args)] if name in kwargs]
-        others = len(args) > len(parameters.positional) or len(given) > len(parameters.defaults)
-        if twice or others:
-            raise NotLifted("arguments that its forward does not take")
-    return given
+
+    def __init__(
+        self, graph: fx.Graph, constants: Mapping[str, Any], layer: str, cuts: frozenset[fx.Node]
+    ) -> None:
+        super().__init__(constants, layer, cuts)
+        self.readers: dict[fx.Node, set[fx.Node]] = defaultdict(set)
+        self._graph = graph
+        self._maps: dict[str, Callable[..., Any]] = {}
+        first = next((n for n in graph.nodes if _sums(n)), None)
+        if first is None:
+            raise NotLifted(f"{layer} has no sum of messages that is a product")
+        _, self._rows, self._cols, self._target, *_ = first.args[0].args
+        self._bipartite = self._rows != self._cols
+        self._num_rows, self._num_cols = facts_of(first).shape[0], self._columns_of(first)
+        if self._bipartite and self._num_rows == self._num_cols:
+            raise NotLifted("two sets of nodes of one size")
+
+    def read(self) -> None:
+        """Read the nodes in order."""
+        changes = Changes(self._graph)
+        for node in self._graph.nodes:
+            handler = _HANDLERS.get(called(node)) if node.op[:4] == "call" else None
+            if handler is None or changes.follow(node):
+                continue
+            self._read.clear()
+            # An argument that a handler does not know changes what the function does.
+            known = _PARAMETERS[handler]
+            if len(node.args) >= known.most or not node.kwargs.keys() <= known.names:
+                continue
+            made = handler(self, node, *node.args, **node.kwargs)
+            if made is not None:
+                self.exprs[node] = made
+                for inner, outer in self._read:
+                    self.readers[inner].add(outer)
+
+    def shared(self) -> set[fx.Node]:
+        """Return the nodes that expressions and other code read: expressions end there."""
+        return {
+            node
+            for node, expr in self.exprs.items()
+            if not isinstance(expr, Leaf) and 0 < len(self.readers[node]) < len(node.users)
+        }
+
+    def regions(self) -> Iterator[Region]:
+        """Yield the regions that have more than one association, or may have."""
+        order = [entry.leaf for entry in self._entries.values()]
+        entries = {entry.leaf.name: entry for entry in self._entries.values()}
+        for node, expr in self.exprs.items():
+            leaves = dict.fromkeys(leaves_of(expr))
+            sparse = any(map(is_sparse, leaves))
+            others = any(leaf.kind in ("weight", "diagonal") for leaf in leaves)
+            if not sparse or self.readers[node] & node.users.keys() - self._ends(node):
+                continue
+            if not others:
+                self._note(f"{self._layer} has no linear layer beside its aggregation")
+                continue
+            found = named(expr, order, self._same)
+            known = {new: entries[old] for new, old in found.names.items() if old in entries}
+            widths = {self._root(s): n for s, n in self._widths.items()}
+            yield Region(
+                found.expr, node, {new: e.source for new, e in known.items()},
+                {new: e.graph for new, e in known.items() if e.graph is not None},
+                self._attentions, self._maps,
+                {new: widths[old] for old, new in found.sizes.items() if old in widths}
+                | {s: n for s, n in self._widths.items() if s == "k"},
+                frozenset(n for n, e in known.items() if e.leaf.name[0] == "e"), self._sample,
+            )  # fmt: skip
+
+    def _ends(self, node: fx.Node) -> set[fx.Node]:
+        """The readers of a node that take it for data."""
+        return self.readers[node] if node in self._cuts else set()
+
+    def _linear(self, node: fx.Node, input: Any, weight: Any, bias: Any = None) -> Expr | None:
+        return self._mapped(node, input, weight, bias, transposed=True)
+
+    def _mapped(
+        self, node: fx.Node, input: Any, weight: Any, bias: Any, *, transposed: bool
+    ) -> Expr | None:
+        about = facts_of(weight)
+        if about is None or len(about.shape) != 2:
+            return None
+        if weight in self.exprs or (expr := self.expr_of(input, node)) is None:
+            return None
+        inner, outer = about.shape[::-1] if transposed else about.shape
+        if inner != facts_of(input).shape[1]:
+            return None
+
+        def emit(b: Builder) -> fx.Node:
+            return b.call(torch.Tensor.t, weight) if transposed else weight
+
+        w = self.leaf(("weight", weight, transposed), "W", expr.cols, outer, "weight", emit,
+                      weight)  # fmt: skip
+        self._unite(w.rows, expr.cols)
+        out: Expr = self._movable(expr) @ w
+        if bias is None:
+            return out
+        return self._total(out, self._bias(bias, w.cols))
+
+    def _bias(self, bias: fx.Node, cols: str) -> Leaf:
+        return self.leaf(("bias", bias), "b", "1", cols, "bias", lambda b: bias, bias)
+
+    def _matmul(self, node: fx.Node, input: Any, weight: Any) -> Expr | None:
+        return self._mapped(node, input, weight, None, transposed=False)
+
+    def _add(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
+        return self._plus(node, a, b, 1.0)
+
+    def _subtract(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
+        return self._plus(node, a, b, -1.0)
+
+    def _plus(self, node: fx.Node, a: Any, b: Any, sign: float) -> Expr | None:
+        if not (self._is_open(a) or self._is_open(b)):
+            return None
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+            first, second = facts_of(a), facts_of(b)
+            if first is None or second is None or first.dtype != second.dtype:
+                return None
+            if first.shape == second.shape:
+                left, right = self.expr_of(a, node), self.expr_of(b, node)
+                if left is None or right is None or left.rows != right.rows:
+                    return None
+                return self._total(left, self._number(sign, right))
+            if second.shape == first.shape[1:] and len(first.shape) == 2 and sign == 1:
+                expr = self.expr_of(a, node)
+                return None if expr is None else self._total(expr, self._bias(b, expr.cols))
+            if first.shape == second.shape[1:] and len(second.shape) == 2 and sign == 1:
+                return self._plus(node, b, a, sign)
+        return None
+
+    def _multiply(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
+        return self._times(node, a, b, inverse=False)
+
+    def _divide(self, node: fx.Node, a: Any, b: Any) -> Expr | None:
+        return self._times(node, a, b, inverse=True)
+
+    def _times(self, node: fx.Node, a: Any, b: Any, *, inverse: bool) -> Expr | None:
+        if not self._is_open(a):
+            if inverse or not self._is_open(b):
+                return None
+            a, b = b, a
+        if isinstance(b, (int, float)):
+            if inverse and not b:
+                return None
+            expr = self.expr_of(a, node)
+            return None if expr is None else self._number(1 / b if inverse else float(b), expr)
+        if not isinstance(b, fx.Node) or (about := facts_of(b)) is None or b in self.exprs:
+            return None
+        if len(facts_of(a).shape) != 2 or about.dtype != facts_of(a).dtype:
+            return None
+        expr = self.expr_of(a, node)
+        return None if expr is None else self._vector(b, expr, inverse=inverse)
+
+    def _negate(self, node: fx.Node, a: Any) -> Expr | None:
+        return self._times(node, a, -1.0, inverse=False)
+
+    def _view(self, node: fx.Node, value: Any, *shape: Any) -> Expr | None:
+        if not self._is_open(value):
+            return None
+        old, new = facts_of(value).shape, facts_of(node).shape
+        if old == new and len(old) == 2:
+            return self.expr_of(value, node)
+        if value not in self.exprs:
+            return None
+        if old == new and value not in self._cuts:
+            self._read.append((value, node))
+            return self.exprs[value]
+        if len(old) == 2 and len(new) == 3 and new[0] == old[0] and value not in self._cuts:
+            if (expr := self._in_heads(self._movable(self.exprs[value]), *new[1:])) is not None:
+                self._read.append((value, node))
+            return expr
+        if len(old) == 3 and new == (old[0], old[1] * old[2]):
+            return self._joined(node, value, "concat")
+        return None
+
+    def _in_heads(self, expr: Expr, heads: int, width: int) -> Expr | None:
+        """Return [N, heads x width] as [N, heads, width]: the last weight is in heads."""
+        match expr:
+            case Sum(terms=terms):
+                parts = [self._in_heads(t, heads, width) for t in terms]
+                return None if None in parts else self._total(*parts)  # type: ignore[arg-type]
+            case Product(factors=(*first, Leaf(kind="weight") as last)):
+                source, base = self._emitted(last), last.name.partition("#")[0]
+                leaf = self.leaf(("heads", last.name, heads), base, last.rows, width, "weight",
+                                 source.emit, *source.nodes, heads=heads)  # fmt: skip
+                return Product((*first, leaf))
+        return None
+
+    def _joined(self, node: fx.Node, value: fx.Node, name: str) -> Expr | None:
+        """Return features whose heads are side by side, or averaged."""
+        if value in self._cuts:
+            return None
+        self._read.append((value, node))
+        self._widths[symbol := f"w{len(self._widths)}#"] = facts_of(node).shape[1]
+        self._maps["concat"], self._maps["mean_heads"] = _concat, _mean_heads
+        return Map("mean_heads" if name == "mean" else "concat", self.exprs[value], symbol,
+                   free=name != "mean")  # fmt: skip
+
+    def _mean(self, node: fx.Node, value: Any, dim: Any = None) -> Expr | None:
+        if value not in self.exprs or dim != 1 or len(facts_of(value).shape) != 3:
+            return None
+        return self._joined(node, value, "mean")
+
+    def _flatten(self, node: fx.Node, value: Any, start_dim: Any = 0) -> Expr | None:
+        return self._view(node, value) if start_dim == 1 else None
+
+    def _maxk(self, node: fx.Node, x: Any, k: int) -> Expr | None:
+        expr = self.expr_of(x, node)
+        if expr is None:
+            return None
+        about = facts_of(x)
+        self._widths["k"] = k
+        self._maps["maxk"] = lambda t: ops.maxk(t, k)
+        like = torch.empty((0, about.shape[1]), dtype=about.dtype)
+        able = ops.multiplies_compressed(CBSR(like[:, :k], like.to(torch.int32), about.shape[1]), 1)
+        return Map("maxk", expr, keeps=True, multiplies=able)
+
+    def _columns_of(self, node: fx.Node) -> int:
+        """The number of sources of a graph, by what is gathered of them."""
+        size = self._cols
+        if isinstance(size, int):
+            return size
+        placeholder, dim = size.args
+        found: int = facts_of(placeholder).shape[dim]
+        return found
 
 
-def lift(conv: MessagePassing, call: Call) -> Algebra:
-    """Return what a layer computes.
-
-    Raises:
-        NotLifted: with the reason.
-    """
-    if reasons := reasons_now(conv):
-        raise NotLifted("; ".join(reasons))
-    return (rule_of(type(conv)) or lift_user_layer)(conv, call)  # type: ignore[arg-type]
+def _concat(t: torch.Tensor) -> torch.Tensor:
+    return t.flatten(1)
 
 
-def is_user_layer(cls: type) -> bool:
-    """Whether a layer has no rule: its code is run as it is, in every call."""
-    return rule_of(cls) is None
+def _mean_heads(t: torch.Tensor) -> torch.Tensor:
+    return t.mean(dim=1) if t.dim() == 3 else t
 
 
-def associations(
-    conv: MessagePassing,
-    *example_inputs: Any,
-    train: bool = False,
-    static: bool = False,
-    upstream: bool = True,
-    **example_kwargs: Any,
-) -> Associations:
-    """Return every association of a layer's matrix products, and those that may be the fastest.
+def _sums(node: fx.Node) -> bool:
+    """Whether a node is a sum of messages over the edges of a graph."""
+    if node.op != "call_function" or called(node) not in (*_PRODUCTS, "attention"):
+        return False
+    graph = node.args[0]
+    return isinstance(graph, fx.Node) and called(graph) == "graph_of" and (
+        isinstance(facts_of(node), About)
+    )  # fmt: skip
 
-    Args:
-        conv: the layer.
-        example_inputs: arguments that it is called with; by default features and an edge_index.
-        train: the backward pass counts too.
-        static: the features are the same in every call.
-        upstream: the features have gradients, as those of a hidden layer have.
-        example_kwargs: arguments by name.
 
-    Returns:
-        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each.
+_HANDLERS: dict[str, Callable[..., Expr | None]] = {
+    "linear": _Reading._linear, "matmul": _Reading._matmul, "mm": _Reading._matmul,
+    "__matmul__": _Reading._matmul,
+    "add": _Reading._add, "__add__": _Reading._add, "__radd__": _Reading._add,
+    "sub": _Reading._subtract, "neg": _Reading._negate,
+    "mul": _Reading._multiply, "__rmul__": _Reading._multiply,
+    "div": _Reading._divide, "__truediv__": _Reading._divide,
+    "gspmm": _Reading._gspmm, "sampled_spmm": _Reading._sampled_spmm,
+    "attention": _Reading._attention, "dense_maxk": _Reading._maxk,
+    "view": _Reading._view, "reshape": _Reading._view, "flatten": _Reading._flatten,
+    "mean": _Reading._mean,
+}  # fmt: skip
 
-    Raises:
-        NotLifted: with the reason, for a layer that is left as it is.
-    """
-    if not example_inputs and not example_kwargs:
-        inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of a network's first layer
-        channels = getattr(conv, "in_channels", None) or next(inner, 8)
-        width = max(channels if isinstance(channels, int) else 8, 1)
-        device = torch.device("meta")
-        if is_user_layer(type(conv)):  # its code runs, which takes data
-            device = next((p.device for p in conv.parameters()), torch.device("cpu"))
-        x = torch.ones(4, width, device=device)
-        if not isinstance(channels, int):
-            x = tuple(torch.ones(4, max(c, 1), device=device) for c in channels)  # type: ignore[assignment]
-        example_inputs = (x, torch.zeros(2, 4, dtype=torch.long, device=device))
-    call = Call(conv, bind(conv, example_inputs, example_kwargs))
-    try:
-        algebra = lift(conv, call)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise NotLifted(f"its code does not run on such arguments: {error}") from error
-    call.static = static
-    given = assumptions_of(algebra, call, train=train, upstream=upstream)
-    return associations_of(algebra.expr, algebra.also, given)
+
+class _Parameters(NamedTuple):
+    """Of a handler: how many arguments it takes by position at most, and the names of all."""
+
+    most: float
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, handler: Any) -> "_Parameters":
+        found = [*signature(handler).parameters.values()][1:]
+        kinds = [p.kind for p in found]
+        most = inf if Parameter.VAR_POSITIONAL in kinds else len(found)
+        names = frozenset(p.name for p in found)
+        if Parameter.VAR_KEYWORD in kinds:
+            names |= _SAMPLE
+        return cls(most, names)
+
+
+_SAMPLE = frozenset(("rescale", "width", "strategy"))
+_PARAMETERS = {handler: _Parameters.of(handler) for handler in _HANDLERS.values()}

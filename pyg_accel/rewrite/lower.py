@@ -1,339 +1,298 @@
-"""Runs association trees: every primitive becomes a call of :mod:`pyg_accel.ops` or of torch."""
+"""Lowering: an association tree becomes nodes in the graph of a program.
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+Every primitive is a call of :mod:`pyg_accel.ops` or of torch. What is the same in every call with
+the same graph is marked as derived, and computed once (:mod:`pyg_accel.record.split`).
+"""
+
+from operator import getitem
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from pyg_accel import ops
-from pyg_accel.cache import Snapshot, changes_unseen
 from pyg_accel.cbsr import CBSR
-from pyg_accel.formula import parse
 from pyg_accel.graph import Graph
-from pyg_accel.patching.sampling import aggregate
-from pyg_accel.rewrite.algebra import Algebra, Call
+from pyg_accel.record.recorder import ABOUT
+from pyg_accel.rewrite.attention import Attention
+from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.ir import Leaf
-from pyg_accel.rewrite.matrices import Matrix, Scores, derived
+from pyg_accel.rewrite.lift import Region
 from pyg_accel.rewrite.tree import (
     WRITTEN,
     Node,
     Tree,
     folded_nodes,
-    is_sparse,
-    leaves_in,
     nodes_of,
     static_nodes,
 )
 
-__all__ = ["Program"]
+__all__ = ["lower"]
 
 
-class Program:
-    """A tree, ready to run.
+def lower(
+    builder: Builder,
+    region: Region,
+    tree: Tree,
+    static: frozenset[str],
+    *,
+    cast: bool,
+) -> fx.Node:
+    """Write the nodes of a tree in front of the root of its region.
 
-    Attributes:
-        tree: what it computes.
+    Args:
+        builder: writes into the graph of the region.
+        region: what the tree computes.
+        tree: an association of its expression.
+        static: leaves that are the same in every call with the same graph.
+        cast: several precisions meet: the result gets that of the root.
+
+    Returns:
+        What takes the place of the root.
     """
+    out = _Lowering(builder, region, tree, static).value(tree)
+    assert isinstance(out, fx.Node)
+    shape = region.root.meta[ABOUT].shape
+    if len(shape) == 3 and tree.heads == 1:
+        out = builder.call(Tensor.unflatten, out, 1, (1, -1))
+    if cast:
+        out = builder.call(Tensor.to, out, region.root.meta[ABOUT].dtype)
+    return out
 
+
+class _Weighted(NamedTuple):
+    """A matrix of edges whose values are the softmax of scores that are not computed yet."""
+
+    edges: Edges
+    attention: Attention
+    operands: dict[int, fx.Node]
+
+
+class _Lowering:
     def __init__(
-        self,
-        tree: Tree,
-        algebra: Algebra,
-        static: frozenset[str] = frozenset(),
-        *,
-        sampled: bool = False,
+        self, builder: Builder, region: Region, tree: Tree, static: frozenset[str]
     ) -> None:
-        """Number the nodes.
+        self._b, self._region = builder, region
+        self._static = static_nodes(tree, static, sampled=region.sample is not None)
+        self._folded = folded_nodes(tree)
+        self._values: dict[Tree, Any] = {}
+        args = [a for node in nodes_of(tree) for a in node.args]
+        self._lone = {item for item in args if args.count(item) <= 1}
 
-        Args:
-            tree: an association of the expression of ``algebra``.
-            algebra: where the values of leaves come from.
-            static: leaves that are the same in every call with the same graph: what depends on
-                them alone is computed once a graph.
-            sampled: it is run inside ``sampled()``.
-        """
-        self.tree, self._algebra, self._sampled = tree, algebra, sampled
-        items: dict[Tree, int] = {}
-        for node in nodes_of(tree):
-            for item in (*node.args, node):
-                if item is not None:
-                    items.setdefault(item, len(items))
-        items.setdefault(tree, len(items))
-        self._items = list(items)
-        self._args = [
-            tuple(None if a is None else items[a] for a in i.args) if isinstance(i, Node) else ()
-            for i in self._items
-        ]
-        self._root = items[tree]
-        matrices = [i for i in self._items if isinstance(i, Leaf) and is_sparse(i)]
-        self._matrix = items[matrices[0]] if matrices else -1
-        readers = [a for args in self._args for a in args]
-        self._lone = [readers.count(number) <= 1 for number in range(len(items))]
-        same = static_nodes(tree, static, sampled=sampled)
-        changing = [i for i in self._items if isinstance(i, Node) and i not in same]
-        # What only other values of that kind are made of need not be kept beside them.
-        kept = {i for i in same if i is tree or any(i in node.args for node in changing)}
-        folded = folded_nodes(tree)
-        # The text of what is kept, and the leaves that it is made of.
-        self._kept = [(str(i), frozenset(x.name for x in leaves_in(i))) if i in kept else None
-                      for i in self._items]  # fmt: skip
-        self._numbers = [_numbers(item, items) if item in kept else () for item in self._items]
-        self._folded = [item in folded for item in self._items]
-        self._values: dict[int, tuple[Snapshot, tuple[Any, ...], Any]] = {}
-
-    def run(self, call: Call) -> Tensor:
-        """Compute the tree for a call."""
-        return _Run(self, call).value(self._root)  # type: ignore[no-any-return]
-
-
-class _Run:
-    """One run of a program: values that were computed, by number."""
-
-    def __init__(self, program: Program, call: Call) -> None:
-        self.program, self.call = program, call
-        self.values: list[Any] = [None] * len(program._items)
-
-    def value(self, number: int) -> Any:
-        if self.values[number] is None:
-            item = self.program._items[number]
+    def value(self, item: Tree | None) -> Any:
+        """The node, number or edges that compute an item of the tree."""
+        if item is None:
+            return None
+        if item not in self._values:
             if isinstance(item, Leaf):
-                found: Any = self.program._algebra.values[item.name](self.call)
-            elif self.program._kept[number] is not None:
-                found = self.keep(number, item)
+                self._values[item] = self._region.sources[item.name].emit(self._b)
             else:
-                found = self.compute(number, item)
-            self.values[number] = found
-        return self.values[number]
+                self._values[item] = getattr(self, f"_{item.op}")(item, *item.args)
+        return self._values[item]
 
-    def keep(self, number: int, node: Node) -> Any:
-        """Compute what is the same for every call with this graph, once."""
-        matrix: Matrix = self.value(self.program._matrix)
-        given = self.call.given
-        owners = [
-            given[n] for n in self.program._algebra.owners if isinstance(given.get(n), Tensor)
-        ]
-        features = {"X": self.call.x, "Y": self.call.x_dst}
-        kept = self.program._kept[number]
-        assert kept is not None
-        text, names = kept
-        owners += [t for name, t in features.items() if name in names and t is not None]
-        numbers = [self.value(n) for n in self.program._numbers[number]]
-        owners += [n for n in numbers if isinstance(n, Tensor)]  # an expression names them only
-        plain = tuple(n for n in numbers if not isinstance(n, Tensor))
-        if self.call.halos is not None:
-            return self.keep_here(number, node, (self.call.edge_index, *owners), plain)
-        key = (text, self.call.x.dtype, self.program._algebra.facts, plain)
-        return derived(matrix.graph, key, tuple(owners), lambda: self.compute(number, node))
+    def _call(self, node: Node, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self._b.call(function, *args, derived=node in self._static, **kwargs)
 
-    def keep_here(
-        self, number: int, node: Node, owners: tuple[Tensor, ...], plain: tuple[Any, ...]
-    ) -> Any:
-        """Keep a value with the program: if one process forgot it, the others would not exchange.
+    def _gemm(self, node: Node, left: Tree, right: Tree) -> fx.Node:
+        data, weight = self.value(left), self.value(right)
+        if left.kind == "cbsr":
+            return self._call(node, _compressed_gemm, data, weight)
+        if node.heads == 1:
+            return self._call(node, torch.matmul, data, weight)
+        if left.heads > 1:
+            return self._call(node, _gemm_in_heads, data, weight, node.heads)
+        out = self._call(node, torch.matmul, data, weight)
+        return self._call(node, Tensor.unflatten, out, 1, (node.heads, -1))
 
-        So it must not depend on how many graphs a process has met.
-        """
-        if torch.is_inference_mode_enabled() or any(map(changes_unseen, owners)):
-            return self.compute(number, node)
-        found = self.program._values.get(number)
-        if found is None or found[1] != plain or not found[0].fits(owners):
-            with torch.no_grad():
-                found = Snapshot(owners), plain, self.compute(number, node)
-            self.program._values[number] = found
-        return found[2]
+    def _spmm(self, node: Node, left: Tree, right: Tree) -> fx.Node:
+        matrix, data = self.value(left), self.value(right)
+        reduce = "mean" if node.mean else "sum"
+        if isinstance(matrix, _Weighted):
+            return self._weighed(node, matrix, right, data)
+        graph, weight, edge_order = matrix
+        if right.kind == "cbsr":
+            return self._call(node, ops.cbsr_spmm, graph, data, weight, reduce=reduce,
+                              edge_order=edge_order)  # fmt: skip
+        if self._region.sample is not None:
+            how = dict(self._region.sample) | ({"rescale": "none"} if node.mean else {})
+            return self._call(node, ops.sampled_spmm, graph, data, weight, reduce=reduce,
+                              edge_order=edge_order, **how)  # fmt: skip
+        if weight is None:
+            return self._call(node, ops.spmm, graph, data, reduce=reduce)
+        return self._call(node, _weighted_spmm, graph, data, weight, reduce, edge_order)
 
-    def compute(self, number: int, node: Node) -> Any:
-        args = self.program._args[number]
-        if node.op == "add":
-            return self.add(node, args)
-        if node.op == "attend":
-            return self.attend(node, number, args)
-        values: list[Any] = [None if a is None else self.value(a) for a in args]
-        if node.op == "gemm":
-            return gemm(values[0], values[1], node.heads)
-        if node.op == "spmm":
-            data = self.call.whole(values[1])
-            return spmm(values[0], data, mean=node.mean, sampled=self.program._sampled)
-        if node.op == "scale_rows":
-            leaf = node.args[0]
-            assert isinstance(leaf, Leaf)
-            return scale_rows(values[0], values[1], leaf)
-        if node.op == "scale_edges":
-            left, matrix, right = values
-            return scale_edges(left, matrix, None if right is None else self.call.whole(right))
-        if node.op == "map" and node.name == WRITTEN:
-            return values[0].dense()
-        algebra = self.program._algebra
-        if node.name in algebra.calls:
-            return algebra.calls[node.name](self.call, values[0])
-        return algebra.maps[node.name](values[0])
+    def _weighed(self, node: Node, matrix: _Weighted, right: Tree, data: fx.Node) -> fx.Node:
+        """Sum up features that attention weighs."""
+        attention, operands = matrix.attention, dict(matrix.operands)
+        if right.heads == 1:  # every head weighs the same features
+            data = self._b.call(Tensor.unsqueeze, data, 1)
+        same = [n for n in attention.sources if operands[n] is data]
+        place = same[0] if same else attention.place
+        if not same and place in operands:
+            place = max(operands) + 1
+        operands[place] = data
+        given = [operands.get(n, data) for n in range(max(operands) + 1)]
+        out = self._call(node, ops.attention, matrix.edges.graph, attention.score,
+                         attention.values_of(place), given, edge_order=True)  # fmt: skip
+        return out if node.heads > 1 else self._call(node, Tensor.flatten, out, 1)
 
-    def add(self, node: Node, args: tuple[int | None, ...]) -> Tensor:
+    def _attend(self, node: Node, matrix: Tree, *args: Tree) -> _Weighted:
+        attention = self._region.attentions[node.name]
+        operands: dict[int, fx.Node] = {}
+        for place, item in enumerate(args):
+            origin = attention.origins[place]
+            mine = [o for o in attention.operands if o.origin is origin]
+            if item in self._folded and isinstance(item, Node):
+                data, weight = (self.value(a) for a in item.args)
+                given = self._b.call(_in_heads, weight, node.heads)
+                parts = [self._b.call(Tensor.flatten, self._chain(o.chain, given), 1) for o in mine]
+                whole = parts[0] if len(parts) == 1 else self._b.call(torch.cat, parts, 1)
+                product = self._b.call(torch.matmul, data, whole)
+                if len(parts) > 1:
+                    product = self._b.call(Tensor.chunk, product, len(parts), 1)
+                for number, operand in enumerate(mine):
+                    own = product
+                    if len(parts) > 1:
+                        own = self._b.call(getitem, product, number)
+                    trailing = operand.node.meta[ABOUT].shape[1:]
+                    operands[operand.index] = self._b.call(Tensor.reshape, own, (-1, *trailing))
+            else:
+                data = self.value(item)
+                if item.heads == 1:
+                    data = self._b.call(Tensor.unsqueeze, data, 1)
+                for operand in mine:
+                    operands[operand.index] = self._chain(operand.chain, data)
+        for operand in attention.operands:
+            if operand.origin is None:
+                operands[operand.index] = operand.node
+        return _Weighted(self.value(matrix), attention, operands)
+
+    def _chain(self, chain: tuple[fx.Node, ...], features: fx.Node) -> fx.Node:
+        for link in chain:
+            args = tuple(features if n is link.args[0] else n for n in link.args)
+            features = self._b.call(link.target, *args, **link.kwargs)  # type: ignore[arg-type]
+        return features
+
+    def _scale_rows(self, node: Node, left: Tree, right: Tree) -> fx.Node:
+        diagonal, data = self.value(left), self.value(right)
+        assert isinstance(left, Leaf)
+        if isinstance(diagonal, (int, float)):
+            if right.kind != "cbsr":
+                return self._call(node, Tensor.mul, data, diagonal**left.power)
+            return self._call(node, _scaled, data, diagonal**left.power)
+        if left.power > 1:
+            diagonal = self._call(node, Tensor.pow, diagonal, left.power)
+        if not left.number:
+            three = 2 if right.heads > 1 else 1
+            diagonal = self._call(node, Tensor.reshape, diagonal, (-1, *[1] * three))
+        return self._call(node, _scaled if right.kind == "cbsr" else Tensor.mul, data, diagonal)
+
+    def _scale_edges(
+        self, node: Node, left: Tree | None, matrix: Tree, right: Tree | None
+    ) -> Edges:
+        """Multiply the entries of a matrix with diagonals on its sides: one number per edge."""
+        edges: Edges = self.value(matrix)
+        operands: list[fx.Node] = []
+        formula = ""
+        for side, item in (("v", left), ("u", right)):
+            if item is not None:
+                assert isinstance(item, Leaf)
+                value = self._call(node, _column, self.value(item), edges.graph, side, item.power)
+                operands.append(value)
+                leaf = f"{side}{len(operands) - 1}"
+                formula = f"mul({formula},{leaf})" if formula else leaf
+        if edges.weight is not None:
+            operands.append(self._call(node, Tensor.unsqueeze, edges.weight, -1))
+            formula = f"mul({formula},e{len(operands) - 1})"
+        values = self._call(node, ops.gspmm, edges.graph, formula, operands, reduce="none",
+                            edge_order=edges.edge_order)  # fmt: skip
+        weight = self._call(node, Tensor.squeeze, values, -1)
+        return Edges(edges.graph, weight, edges.edge_order)
+
+    def _select(self, node: Node, arg: Tree) -> fx.Node:
+        return self._map(node, arg)
+
+    def _map(self, node: Node, arg: Tree) -> fx.Node:
+        if node.name == WRITTEN:
+            return self._call(node, CBSR.dense, self.value(arg))
+        return self._call(node, self._region.maps[node.name], self.value(arg))
+
+    def _add(self, node: Node, *args: Tree) -> fx.Node:
         """Add the terms: products are accumulated by the matrix product itself."""
-        program = self.program
-        total: Tensor | None = None
-        others: list[Tensor] = []
-        products: list[tuple[Tensor, Tensor]] = []
-        ones: int | None = None
-        for a in args:
-            assert a is not None
-            item = program._items[a]
+        total: fx.Node | None = None
+        others: list[fx.Node] = []
+        products: list[Node] = []
+        ones: Tree | None = None
+
+        def plus(first: fx.Node | None, second: fx.Node) -> fx.Node:
+            return second if first is None else self._call(node, Tensor.add, first, second)
+
+        for item in args:
             if item.kind == "bias":
-                total = self.value(a) if total is None else total + self.value(a)
-            elif isinstance(item, Node) and item.op == "gemm" and program._lone[a]:
-                left, right = program._args[a]
+                total = plus(total, self.value(item))
+            elif isinstance(item, Node) and item.op == "gemm" and item in self._lone:
+                left, right = item.args
                 assert left is not None and right is not None
-                if program._items[left].name in program._algebra.constants:
-                    ones, row = left, self.value(right).squeeze(0)  # ones times a row: a bias
-                    total = row if total is None else total + row
-                    continue
-                data = self.value(left)
-                if isinstance(data, Tensor) and data.dim() == 2:
-                    products.append((data, self.value(right)))
+                if isinstance(left, Leaf) and left.name in self._region.ones:
+                    ones = left  # ones times a row: a bias
+                    total = plus(total, self._b.call(Tensor.squeeze, self.value(right), 0))
+                elif left.kind != "cbsr" and left.heads == 1:
+                    products.append(item)
                 else:
-                    others.append(self.value(a))
+                    others.append(self.value(item))
             else:
-                others.append(self.value(a))
-        for data, weight in products:
-            total = data @ weight if total is None else torch.addmm(total, data, weight)
+                others.append(self.value(item))
+        for item in products:
+            data, weight = (self.value(a) for a in item.args)
+            if total is None:
+                total = self._call(item, torch.matmul, data, weight)
+            else:
+                total = self._call(node, torch.addmm, total, data, weight)
         if node.heads > 1 and total is not None:
-            total = total.unflatten(-1, (node.heads, total.size(-1) // node.heads))
+            total = self._call(node, Tensor.unflatten, total, -1, (node.heads, -1))
         if ones is not None and total is not None and not products and not others:
-            total = total.expand(self.value(ones).size(0), *total.shape)
+            total = self._call(node, _repeated, total, self.value(ones))
         for other in others:
-            total = other if total is None else total + other
+            total = plus(total, other)
         assert total is not None
         return total
 
-    def attend(self, node: Node, number: int, args: tuple[int | None, ...]) -> Matrix:
-        """Make the values of a matrix, or leave them to the one product that reads it."""
-        program = self.program
-        matrix: Matrix = self.value(args[0])  # type: ignore[arg-type]
-        features: list[Any] = []
-        for a in args[1:]:
-            assert a is not None
-            if program._folded[a]:
-                data, weight = program._args[a]
-                features.append((self.value(data), self.value(weight)))  # type: ignore[arg-type]
-            else:
-                features.append(self.value(a))
-        scores = program._algebra.scores[node.name](self.call, matrix, *features)
-        if isinstance(scores, Scores):
-            alone = program._lone[number] and not program._sampled
-            if alone and not torch.compiler.is_compiling():  # the one kernel is not read by it
-                return replace(matrix, scores=scores)
-            scores = scores.values(matrix.graph)
-        return replace(matrix, weight=scores, edge_order=False)
+
+def _in_heads(weight: Tensor, heads: int) -> Tensor:
+    return weight.reshape(weight.size(0), heads, -1)
 
 
-def _numbers(tree: Tree, items: Mapping[Tree, int]) -> tuple[int, ...]:
-    """The numbers that a tree multiplies with, by their own number."""
-    return tuple(items[leaf] for leaf in dict.fromkeys(leaves_in(tree)) if leaf.number)
+def _repeated(row: Tensor, ones: Tensor) -> Tensor:
+    return row.expand(ones.size(0), *row.shape)
 
 
-def gemm(data: Tensor | CBSR, weight: Tensor, heads: int = 1) -> Tensor:
-    """Multiply features with a weight.
-
-    Args:
-        data: [N, F], also as CBSR, or [N, heads, F] with each head its own part of the weight.
-        weight: [F, heads x H].
-        heads: heads.
-
-    Returns:
-        [N, H], or [N, heads, H] for several heads.
-    """
-    if isinstance(data, CBSR):
-        return ops.cbsr_linear(data, weight.t())
-    if data.dim() == 3:
-        parts = weight.view(weight.size(0), heads, -1)
-        return torch.einsum("nhf,fhc->nhc", data, parts)
-    out = data @ weight
-    return out if heads == 1 else out.view(out.size(0), heads, out.size(1) // heads)
+def _compressed_gemm(data: CBSR, weight: Tensor) -> Tensor:
+    return ops.cbsr_linear(data, weight.t())
 
 
-def spmm(
-    matrix: Matrix, data: Tensor | CBSR, *, mean: bool = False, sampled: bool = False
-) -> Tensor:
-    """Multiply a matrix of edges with features [N, F] or [N, heads, F], or with CBSR."""
-    reduce = "mean" if mean else "sum"
-    if matrix.scores is not None:
-        assert isinstance(data, Tensor)
-        return matrix.rows(matrix.scores.sum(matrix.graph, data))
-    if isinstance(data, CBSR):
-        out = ops.cbsr_spmm(
-            matrix.graph, data, matrix.weight, reduce=reduce, edge_order=matrix.edge_order
-        )
-        return matrix.rows(out)
-    if sampled:
-        return _sampled_spmm(matrix, data, reduce)
-    if matrix.weight is None:
-        plain: Tensor = ops.spmm(matrix.graph, data, reduce=reduce)
-        return matrix.rows(plain)
-    data, weight = _beside(matrix.weight, data)
+def _gemm_in_heads(data: Tensor, weight: Tensor, heads: int) -> Tensor:
+    """Multiply [N, heads, F] with a weight [F, heads x H], each head with its own part of it."""
+    return torch.einsum("nhf,fhc->nhc", data, weight.reshape(weight.size(0), heads, -1))
+
+
+def _scaled(data: CBSR, diagonal: Tensor | float) -> CBSR:
+    return CBSR(data.values * diagonal, data.indices, data.width)
+
+
+def _column(diagonal: Tensor, graph: Graph, side: str, power: int) -> Tensor:
+    """A diagonal as an operand at one side of the edges."""
+    rows = graph.num_rows if side == "v" else graph.num_cols
+    diagonal = diagonal.pow(power) if power > 1 else diagonal
+    return (diagonal.expand(rows) if diagonal.numel() == 1 else diagonal).unsqueeze(-1)
+
+
+def _weighted_spmm(
+    graph: Graph, data: Tensor, weight: Tensor, reduce: str, edge_order: bool
+) -> Tensor:  # fmt: skip
+    """Sum up features [N, F] or [N, heads, F], with weights [E] or [E, heads]."""
     if weight.dtype != data.dtype and not weight.requires_grad:
         weight = weight.to(data.dtype)
-    operands = [data, weight]
-    weighted: Tensor = ops.gspmm(
-        matrix.graph, "mul(u0,e1)", operands, reduce=reduce, edge_order=matrix.edge_order
-    )
-    return matrix.rows(weighted)
-
-
-def _beside(weight: Tensor, data: Tensor) -> tuple[Tensor, Tensor]:
-    """Features and weights of edges in as many dimensions."""
-    if weight.dim() == 2 and weight.size(1) == 1:
-        weight = weight.squeeze(1)
-    if weight.dim() == 2 and data.dim() == 2:
-        data = data.unsqueeze(1)  # every head weighs the same features
-    return data, weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
-
-
-def _sampled_spmm(matrix: Matrix, data: Tensor, reduce: str) -> Tensor:
-    """The product over a sample of each row, as ``sampled()`` asks for it."""
-    formula, operands = "u0", [data]
-    if matrix.weight is not None:
-        data, weight = _beside(matrix.weight, data)
-        if weight.dim() == 3 and data.size(1) == 1:
-            data = data.expand(-1, weight.size(1), -1)
-        formula, operands = "mul(u0,e1)", [data, weight]
-    outs, _ = aggregate(
-        matrix.graph, parse(formula), operands, [reduce], edge_order=matrix.edge_order
-    )
-    return outs[0]
-
-
-def scale_rows(diagonal: Tensor | float, data: Tensor | CBSR, leaf: Leaf) -> Tensor | CBSR:
-    """Multiply every row with its element of a vector, or all with a number."""
-    if isinstance(data, CBSR):
-        values = scale_rows(diagonal, data.values, leaf)
-        assert isinstance(values, Tensor)
-        return CBSR(values, data.indices, data.width)
-    if isinstance(diagonal, (int, float)):
-        return data * diagonal**leaf.power
-    if leaf.power > 1:
-        diagonal = diagonal.pow(leaf.power)
-    if (diagonal.dim() == 1 and diagonal.numel() > 1) or data.size(0) == diagonal.numel():
-        diagonal = diagonal.view(-1, *[1] * (data.dim() - 1))
-    return data * diagonal.to(data.dtype)
-
-
-def scale_edges(left: Tensor | None, matrix: Matrix, right: Tensor | None) -> Matrix:
-    """Multiply the entries of a matrix with diagonals on its sides: one number per edge."""
-    graph: Graph = matrix.graph
-    operands: list[Tensor] = []
-    formula = ""
-    for side, value in (("v", left), ("u", right)):
-        if value is not None:
-            rows = graph.num_rows - matrix.spare if side == "v" else graph.num_cols
-            value = value.expand(rows) if value.numel() == 1 else value
-            operands.append((matrix.targets(value) if side == "v" else value).unsqueeze(-1))
-            leaf = f"{side}{len(operands) - 1}"
-            formula = f"mul({formula},{leaf})" if formula else leaf
-    if matrix.weight is not None:
-        operands.append(matrix.weight.unsqueeze(-1))
-        formula = f"mul({formula},e{len(operands) - 1})"
-    values: Tensor = ops.gspmm(
-        graph, formula, operands, reduce="none", edge_order=matrix.edge_order
-    )
-    return replace(matrix, weight=values.squeeze(-1))
+    weight = weight.view(*weight.shape, *[1] * (data.dim() - weight.dim()))
+    out: Tensor = ops.gspmm(graph, "mul(u0,e1)", [data, weight], reduce=reduce,
+                            edge_order=edge_order)  # fmt: skip
+    return out

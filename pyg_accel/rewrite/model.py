@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import is_uninitialized_parameter as is_lazy
 
+from pyg_accel.checks import check_arguments
 from pyg_accel.errors import VerificationError
 from pyg_accel.rewrite.cost import CostModel
 from pyg_accel.rewrite.halos import DISTRIBUTED
@@ -68,7 +69,7 @@ def optimize(
     Raises:
         ValueError: if ``model`` has no message passing layer, if ``static`` or ``choose`` names
             nothing, or if the examples do not fit or come in another order.
-        TypeError: if an example is an array of numpy.
+        TypeError: if an example is an array of numpy, or the graph a list.
         VerificationError: with ``PYG_ACCEL_VERIFY=1``, if the result differs from the original's.
     """
     if not isinstance(model, torch.nn.Module):
@@ -140,24 +141,5 @@ def _bind(
             "takes them, one by one: optimize(model, x, edge_index))"
         ) from None
     bound.apply_defaults()
-    for name, value in bound.arguments.items():
-        _check_example(name, value)
+    check_arguments(bound.arguments)
     return dict(bound.arguments)
-
-
-def _check_example(name: str, value: Any) -> None:
-    """Refuse arrays of numpy, features in the place of a graph, and a graph in theirs."""
-    if type(value).__module__.partition(".")[0] == "numpy":
-        raise TypeError(f"expected '{name}' to be a tensor (got {_array(value)}); use "
-                        "torch.from_numpy")  # fmt: skip
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return
-    whole = not value.is_floating_point() and not value.is_complex()
-    if name == "edge_index" and (not whole or value.dim() != 2 or value.size(0) != 2):
-        raise ValueError(f"expected 'edge_index' to be whole numbers [2, E] (got {value.dtype} "
-                         f"{list(value.shape)}; arguments in another order?)")  # fmt: skip
-
-
-def _array(value: Any) -> str:
-    """A numpy value in a message."""
-    return f"numpy.{type(value).__name__} {list(getattr(value, 'shape', ()))}"

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.patching import embedding
-from pyg_accel.patching.reasons import has_hooks
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
 from pyg_accel.rewrite.select import Options
@@ -78,31 +76,17 @@ def rewritten_layers(fast: OptimizedModel) -> dict[str, RewrittenLayer]:
 
 
 def _runners(model: torch.nn.Module, options: Options) -> Runners:
-    """What is called in place of layers and embeddings, but for those inside of layers."""
+    """What is called in place of layers, but for those inside of layers."""
     found: dict[torch.nn.Module, Callable[..., Any]] = {}
     todo = [model]
     for module in todo:  # as it grows
         if isinstance(module, MessagePassing):
             found.setdefault(module, RewrittenLayer(module, options))
-        elif type(module) is torch.nn.Embedding:
-            found[module] = _Embedding(module)
         elif isinstance(module, OptimizedModel):
             found.update(module._opt_layers)
         else:
             todo += module.children()
     return found
-
-
-class _Embedding:
-    """``torch.nn.Embedding`` with the gradient that ``patch()`` gives it."""
-
-    def __init__(self, module: torch.nn.Embedding) -> None:
-        self.module = module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or has_hooks(self.module) or len(args) != 1 or kwargs:
-            return self.module(*args, **kwargs)
-        return embedding.forward(torch.nn.Embedding.forward, self.module, *args, always=True)
 
 
 def _forward(

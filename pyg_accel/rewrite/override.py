@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-__all__ = ["ACCELERATED", "RUNNING", "install", "uninstall"]
+__all__ = ["RUNNING", "install", "uninstall"]
 
-ACCELERATED = (MessagePassing, torch.nn.Embedding)
 _CALL = "__call__"
 
 Runners = Mapping[torch.nn.Module, Callable[..., Any]]
@@ -48,8 +47,7 @@ def install() -> None:
     with _lock:
         _models += 1
         if _models == 1:
-            for cls in ACCELERATED:
-                setattr(cls, _CALL, _call)
+            setattr(MessagePassing, _CALL, _call)
 
 
 def uninstall() -> None:
@@ -57,10 +55,8 @@ def uninstall() -> None:
     global _models
     with _lock:
         _models -= 1
-        if not _models:
-            for cls in ACCELERATED:
-                if vars(cls).get(_CALL) is _call:
-                    delattr(cls, _CALL)
+        if not _models and vars(MessagePassing).get(_CALL) is _call:
+            delattr(MessagePassing, _CALL)
 
 
 def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

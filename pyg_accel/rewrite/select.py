@@ -1,15 +1,13 @@
 """Which tree a layer runs for calls of some kind and size, and why (paper, section 3.4)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pyg_accel.backends.sampling import Sampling
-from pyg_accel.rewrite.algebra import Algebra, Call
+from pyg_accel.graph import Graph
 from pyg_accel.rewrite.cost import (
     CostModel,
     GraphFeatures,
@@ -21,14 +19,13 @@ from pyg_accel.rewrite.cost import (
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.equivalents import merge, simplify
 from pyg_accel.rewrite.ir import Expr, leaves_of
-from pyg_accel.rewrite.lower import Program
-from pyg_accel.rewrite.matrices import Matrix
+from pyg_accel.rewrite.lift import Region
+from pyg_accel.rewrite.nodes import Learning, lasts
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.tree import Tree, is_sparse
 from pyg_accel.rewrite.tree_cost import Assumptions, Features
 
-__all__ = ["Choice", "Choose", "Decision", "Options", "assumptions_of", "decide", "make_decision",
-           "sort_of", "widths_of"]  # fmt: skip
+__all__ = ["Choice", "Choose", "Decision", "Options", "assumptions_of", "decide", "make_decision"]
 
 # Names a tree, picks one, or takes the promoted trees and returns one of them.
 Choose = str | Tree | Callable[[Sequence[Tree]], Tree]
@@ -148,58 +145,31 @@ class Options:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a layer does with calls of some kind and size.
+    """What a layer does with a region of its calls of some kind and size.
 
     Attributes:
-        algebra: what it computes.
+        region: what it computes.
         pruned: all trees.
         given: what was known of the leaves.
         sizes: by symbol, those that were decided for.
         entries: number of edges.
-        fresh: graphs were new in every call.
-        sampling: what ``sampled()`` asked for, if it applies.
-        kind: of the call, as compiled calls know it.
-        cost: the cost model.
-        features: of the matrices of edges, those that it was told.
         choice: the tree, and why.
-        program: the tree, ready to run.
     """
 
-    algebra: Algebra
+    region: Region
     pruned: Associations
     given: Assumptions
     sizes: Mapping[str, int]
     entries: int
-    fresh: bool
-    sampling: Sampling | None
     choice: Choice
-    program: Program
-    kind: Any
-    cost: CostModel
-    features: Mapping[tuple[str, bool], GraphFeatures]
 
     @property
     def form(self) -> Expr:
         """What the layer computes, simplified."""
-        return merge(simplify(self.algebra.expr))
-
-    def holds(self, sizes: Mapping[str, int], entries: int) -> bool:
-        """Whether sizes are near enough to those that were decided for."""
-        pairs = [(entries, self.entries), *((sizes[s], self.sizes[s]) for s in sizes)]
-        return all(a == b or max(a, b) <= DRIFT * min(a, b) for a, b in pairs)
-
-    def afresh(self, choose: Choose | None) -> Program:
-        """Return what to run in compiled code, which keeps nothing from one call to the next."""
-
-        def graphs(name: str, transposed: bool) -> GraphFeatures:
-            return self.features[name, transposed]
-
-        cost = _Fused(self.cost)
-        choice = decide(self.pruned, self.sizes, graphs, cost, fresh=True, choose=choose)
-        return Program(choice.tree, self.algebra)
+        return merge(simplify(self.region.expr))
 
 
-class _Fused:
+class Fused:
     """A cost model for compiled code: what is done element by element joins its neighbours."""
 
     def __init__(self, model: CostModel) -> None:
@@ -207,6 +177,7 @@ class _Fused:
         self.source, self.learned = model.source, model.learned
 
     def many(self, primitives: Iterable[Primitive]) -> list[float]:
+        """Return the seconds of each."""
         asked = list(primitives)
         found = self._model.many(asked)
         return [0.0 if p.name in ("scale_rows", "elementwise") else seconds
@@ -214,117 +185,96 @@ class _Fused:
 
 
 def make_decision(
-    algebra: Algebra,
-    call: Call,
+    region: Region,
+    given: Assumptions,
     options: Options,
+    graphs: Mapping[str, Graph],
     *,
-    sizes: Mapping[str, int],
     fresh: bool = False,
-    sampling: Sampling | None = None,
-    kind: Any = "",
+    compiled: bool = False,
+    slowest: Callable[[Sequence[float]], list[float]] | None = None,
 ) -> Decision:
-    """Choose a tree for a call.
+    """Choose a tree for a region.
 
     A roofline on the sizes of the graph decides first. Where it expects the layer to take longer
     than measuring the graph would, the graph is measured and the cost model decides; unless that
     is the roofline, and it chooses the same whether caches serve every row of features or none.
+
+    Args:
+        region: what is computed.
+        given: what is known of its leaves.
+        options: of ``optimize()``.
+        graphs: those of its matrices of edges, by name.
+        fresh: every call has a graph of its own.
+        compiled: a compiler fuses what is done element by element.
+        slowest: as of :func:`decide`.
     """
-    given = assumptions_of(algebra, call, train=options.train)
-    if sampling is not None:
-        given = replace(given, sampled=True, static=given.static - {"X", "Y"})
-    pruned = associations_of(algebra.expr, algebra.also, given)
-    slowest = None if call.halos is None else call.halos.slowest
+    pruned = associations_of(region.expr, given)
+    graph = next(iter(graphs.values()))
+    sizes = {"N": graph.num_rows, "M": graph.num_cols, "1": 1, **region.sizes}
+    if region.sample is not None:
+        sizes["S"] = region.sample["width"]
 
-    def chosen(
-        model: CostModel, measure: Callable[..., GraphFeatures]
-    ) -> tuple[Choice, CostModel, dict[tuple[str, bool], GraphFeatures]]:
-        features: dict[tuple[str, bool], GraphFeatures] = {}
+    def chosen(model: CostModel, measure: Callable[..., GraphFeatures]) -> Choice:
+        def features(name: str, transposed: bool) -> GraphFeatures:
+            return measure(graphs[name], transposed=transposed)
 
-        def graphs(name: str, transposed: bool) -> GraphFeatures:
-            if (name, transposed) not in features:
-                matrix = algebra.values[name](call)
-                assert isinstance(matrix, Matrix)
-                features[name, transposed] = measure(matrix.graph, transposed=transposed)
-            return features[name, transposed]
+        return decide(pruned, sizes, features, Fused(model) if compiled else model, fresh=fresh,
+                      choose=options.choose, slowest=slowest,
+                      price_all=options.price_all)  # fmt: skip
 
-        choice = decide(pruned, sizes, graphs, model, fresh=fresh, choose=options.choose,
-                        slowest=slowest, price_all=options.price_all)  # fmt: skip
-        return choice, model, features
-
-    model = options.cost or cost_model(call.x.device)
-    measured = partial(chosen, model, GraphFeatures.of)
-    if isinstance(model, Learned | Roofline):
-        found = chosen(model.roofline, GraphFeatures.sizes_of)
-        if min(found[0].seconds.values(), default=0) > QUICK:
+    model = options.cost or cost_model(graph.device)
+    if not isinstance(model, Learned | Roofline):
+        choice = chosen(model, GraphFeatures.of)
+    else:
+        choice = chosen(model.roofline, GraphFeatures.sizes_of)
+        if min(choice.seconds.values(), default=0) > QUICK:
             near = partial(GraphFeatures.sizes_of, far=0.0)
             learned = isinstance(model, Learned) or options.price_all
-            if learned or chosen(model, near)[0].tree != found[0].tree:
-                found = measured()
-    else:
-        found = measured()
-    choice, model, features = found
-    program = Program(choice.tree, algebra, given.static, sampled=sampling is not None)
-    return Decision(algebra, pruned, given, sizes, call.edge_index.size(1), fresh, sampling,
-                    choice, program, kind, model, features)  # fmt: skip
+            if learned or chosen(model, near).tree != choice.tree:
+                choice = chosen(model, GraphFeatures.of)
+    return Decision(region, pruned, given, sizes, graph.num_edges, choice)
 
 
 def assumptions_of(
-    algebra: Algebra, call: Call, *, train: bool, upstream: bool | None = None
+    region: Region,
+    learning: Learning,
+    *,
+    train: bool,
+    static: frozenset[Any] = frozenset(),
+    upstream: bool | None = None,
 ) -> Assumptions:
     """Return which leaves learn and which stay the same.
 
     Args:
-        algebra: what the layer computes.
-        call: of the layer.
+        region: what is computed.
+        learning: which nodes have gradients.
         train: forward and backward are to be fast.
+        static: arguments that are the same tensors in every call.
         upstream: features have gradients; by default those that require one, and without gradients
             all of them: there every tensor looks like one that has none.
     """
     if upstream is None:
         upstream = not torch.is_grad_enabled()
     learned: set[str] = set()
-    static: set[str] = set()
-    stays = call.static or (call.halos is not None and call.halos.stays(call.x))
-    with torch.enable_grad():
-        for leaf in dict.fromkeys(leaves_of(algebra.expr)):
-            if leaf.name in algebra.constants:
-                continue
-            if is_sparse(leaf) or leaf.kind == "diagonal":
-                weight = call.given.get("edge_weight")
-                grows = isinstance(weight, Tensor) and weight.requires_grad
-                grows = (grows and is_sparse(leaf)) or leaf.name in algebra.learned
-                (learned if grows else static).add(leaf.name)
-                continue
-            value = algebra.values[leaf.name](call)
-            assert isinstance(value, Tensor)
-            if leaf.kind == "data":
-                if stays and leaf.name in ("X", "Y") and not value.requires_grad:
-                    static.add(leaf.name)
-                elif upstream or value.requires_grad:
-                    learned.add(leaf.name)
-            elif value.requires_grad:
+    same: set[str] = set()
+    for leaf in dict.fromkeys(leaves_of(region.expr)):
+        if leaf.name in region.ones:
+            continue
+        nodes = region.sources[leaf.name].nodes
+        learns = any(map(learning.learns, nodes))
+        if is_sparse(leaf) or leaf.kind == "diagonal":
+            if learns:
                 learned.add(leaf.name)
-    return Assumptions(train, frozenset(learned), frozenset(static), spread=call.halos is not None)
-
-
-def widths_of(algebra: Algebra, call: Call) -> dict[str, int]:
-    """Return the sizes of an expression that are no numbers of nodes, by symbol."""
-    sizes = {"1": 1, "F": call.x.size(1), **algebra.sizes}
-    if call.x_dst is not None:
-        sizes["G"] = call.x_dst.size(1)
-    for leaf in dict.fromkeys(leaves_of(algebra.expr)):
-        if leaf.kind == "weight":
-            value = algebra.values[leaf.name](call)
-            assert isinstance(value, Tensor)
-            sizes.setdefault(leaf.cols, value.size(1) // leaf.heads)
-    return sizes
-
-
-def sort_of(value: Any) -> str:
-    """What a compiled call knows of an argument, and may not differ in."""
-    if isinstance(value, Tensor):
-        learned = value.dim() == 1 and value.requires_grad  # of features it is not known
-        return f"{value.dim()}{'f' if value.is_floating_point() else 'i'}{'g' if learned else ''}"
-    if isinstance(value, (tuple, list)):
-        return "(" + ",".join([sort_of(v) for v in value]) + ")"
-    return f"{value}" if value is None or isinstance(value, (bool, int, float, str)) else "?"
+            elif all(map(lasts, nodes)):
+                same.add(leaf.name)
+        elif leaf.kind == "data":
+            if static.issuperset(nodes) and not learns:
+                same.add(leaf.name)
+            elif upstream or learns:
+                learned.add(leaf.name)
+        elif learns:
+            learned.add(leaf.name)
+    return Assumptions(
+        train, frozenset(learned), frozenset(same), sampled=region.sample is not None
+    )

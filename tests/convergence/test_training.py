@@ -76,7 +76,7 @@ def test_thirty_steps_in_float32_end_where_stock_ends(name):
 @pytest.mark.parametrize("name", ["gcn", "sage"])
 @pytest.mark.parametrize("data", ["Cora", "facebook-pages"])
 def test_real_graphs_are_learnt_as_by_stock(name, data, data_root, report_of, monkeypatch):
-    datasets = pytest.importorskip("benchmarks.datasets")
+    datasets = pytest.importorskip("benchmarks.tools.datasets")
     graph = datasets.load_task(data, data_root)
     torch.set_num_threads(2)
     torch.manual_seed(2)

@@ -287,6 +287,58 @@ def test_padded_stock_gcn_and_gat_are_captured(name, report_of):
     assert replays(report_of) == 11
 
 
+class Sampled(torch.nn.Module):
+    """The commonest model of a NeighborLoader: its targets are the first nodes of a batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        make = {"GCN": GCNConv, "GAT": lambda i, o: GATConv(i, o // 4, heads=4), "SAGE": SAGEConv}
+        self.convs = torch.nn.ModuleList([make[kind](32, 128), make[kind](128, 16)])
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch_size: int) -> Tensor:
+        x = self.convs[0](x, edge_index).relu()
+        return self.convs[1](x, edge_index)[:batch_size]
+
+
+@pytest.mark.parametrize("kind", ["GCN", "GAT", "SAGE"])
+def test_sampled_batches_run_our_kernels_in_captures_whatever_their_size(kind, report_of):
+    """Eager calls are PyG's by their size; nothing compiles, loads or waits in a capture."""
+    eager, fast = twins(Sampled(kind))
+    pyg_accel.patch(fast._original)
+    for step in range(14):
+        numbers = torch.Generator().manual_seed(step)
+        nodes, edges = 30_000 + 97 * (step % 7), 90_000 + 311 * (step % 5)
+        x = torch.randn(nodes, 32, generator=numbers).to(DEVICE)
+        edge_index = torch.randint(nodes, (2, edges), generator=numbers).to(DEVICE)
+        found = []
+        for model in (eager, fast):
+            model.zero_grad()
+            out = model(x, edge_index, 1_000 + step)
+            out.square().mean().backward()
+            found.append([out.detach(), *(p.grad for p in model.parameters())])
+        for one, other in zip(*found, strict=True):
+            close(other, one, 1e-2)
+    assert not why(report_of), why(report_of)
+    assert replays(report_of) == 11 and len(fast.captures) == 1
+    layer = type(fast.convs[0]).__name__
+    backends = {row.backend for row in report_of() if row.layer == layer}
+    assert any("triton" in b or "cuda" in b for b in backends), backends
+
+
+def test_shapes_in_rotation_are_not_captured_for_ever(report_of):
+    """Twelve sizes in turn and eight captures: what is captured stays, the others are eager."""
+    fast = twins(Molecules("GIN"), dynamic=False)[1]
+    batches = [molecules(20 + i, i) for i in range(12)]
+    for step in range(600):
+        *inputs, _ = batches[step % 12]
+        out = fast(*inputs)
+        out.sum().backward()
+        if step == 480:
+            made, before = len(fast.captures), replays(report_of)
+    assert made == len(fast.captures) <= 8
+    assert replays(report_of) > before
+
+
 def test_dropout_draws_new_numbers_in_each_replay():
     fast = pyg_accel.graphed(Sequential(Linear(8, 64), torch.nn.Dropout(0.5)).to(DEVICE))
     x = torch.randn(100, 8, device=DEVICE)

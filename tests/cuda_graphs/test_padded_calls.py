@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, ReLU, Sequential
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import (
+    GCN,
     BatchNorm,
     GATConv,
     GCNConv,
@@ -37,7 +38,7 @@ from torch_geometric.nn import (
 import pyg_accel
 from pyg_accel.cuda_graphs.capture import Uncaptured
 from pyg_accel.cuda_graphs.engine import Engine
-from pyg_accel.cuda_graphs.masked import Constants
+from pyg_accel.cuda_graphs.functions import CONSTANTS, Functions
 
 Inputs = dict[str, Tensor]
 
@@ -475,7 +476,7 @@ def test_tensors_of_python_numbers_are_what_they_were(value, options):
     if options.get("requires_grad") and not isinstance(value, float):
         pytest.skip("no gradients of integers")
     expected = torch.tensor(value, **options)
-    with Constants():
+    with Functions(CONSTANTS):
         found = torch.tensor(value, **options)
     assert torch.equal(found, expected) and found.dtype == expected.dtype
     assert found.requires_grad == expected.requires_grad and found.is_leaf
@@ -570,7 +571,7 @@ def test_sizes_that_never_come_again_do_not_make_recordings_for_ever(replays, re
     for rows in [10, 11, 12, 13, *(9 + 2**k for k in range(5, 12)), 12, 13, 14]:
         x, edge_index = torch.randn(rows, 6), torch.randint(rows, (2, 3 * rows))
         fast(x, edge_index, torch.rand(3 * rows))
-    assert reasons() == {"batches differ too much in size for so few captures"}
+    assert reasons() == {"recaptured too often: 4 captures, 4 replays"}
     assert len(fast.captures) == 2
     assert replays() >= 4 + 3  # any that is large enough will do then
 
@@ -612,6 +613,37 @@ def test_without_a_gpu_calls_are_eager(monkeypatch, reasons):
     for _ in range(6):
         torch.testing.assert_close(fast(x), fast._original(x))
     assert reasons() == {"no CUDA graphs on device 'cpu'"}
+
+
+@pytest.mark.parametrize("of_a_step", [False, True], ids=["model", "step"])
+def test_arguments_that_are_no_tensors_are_refused_by_name(of_a_step):
+    x, edge_index, model = torch.randn(20, 3), torch.randint(20, (2, 60)), GCN(3, 3, 2)
+    run = pyg_accel.graphed(model)
+    if of_a_step:
+
+        def step(x: Tensor, edge_index: Tensor) -> Tensor:
+            return model(x, edge_index).sum()
+
+        run = pyg_accel.graphed_step(step)
+    for _ in range(5):
+        with pytest.raises(TypeError, match=r"'x' to be a tensor .*ndarray \[20, 3\].*from_numpy"):
+            run(x.numpy(), edge_index)
+        with pytest.raises(TypeError, match="'edge_index' to be a tensor"):
+            run(x, edge_index=edge_index.numpy())
+        with pytest.raises(TypeError, match=r"'edge_index' to be a tensor \(got a list\)"):
+            run(x, edge_index.tolist())
+        with pytest.raises(ValueError, match=r"'edge_index' to be whole numbers \[2, E\].*order"):
+            run(edge_index, x)
+
+
+def test_a_model_that_takes_arrays_gets_them(reasons):
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Tensor:
+            return torch.from_numpy(x) * 2
+
+    x = np.ones((5, 3))
+    assert bool((pyg_accel.graphed(Net())(x) == 2).all())
+    assert reasons() == {"'x' is a ndarray"}
 
 
 def test_bad_arguments_of_graphed():

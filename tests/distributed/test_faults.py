@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint
 from torch_geometric import nn
 from torch_geometric.data import Data
 
@@ -403,7 +404,8 @@ def without_loss(device: torch.device, late: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("late", ["the loss", "the rest"])
-def test_a_rank_whose_loss_does_not_depend_on_the_model_is_named(fresh, late):
+def test_a_rank_whose_loss_does_not_depend_on_the_model_is_named(fresh, late, monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "INFO")  # else ranks do not compare their steps
     start = time.monotonic()
     errors = fresh(2).errors(without_loss, late=late)
     assert time.monotonic() - start < 60
@@ -424,5 +426,23 @@ def several_calls(device: torch.device) -> None:
         model.train()
 
 
-def test_calls_without_gradients_are_no_fault(two):
+def test_calls_without_gradients_are_no_fault(two, fresh, monkeypatch):
     two(several_calls)
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "INFO")
+    fresh(2)(several_calls)
+
+
+def sharded_checkpoint(device: torch.device, folder: str, saves: bool) -> torch.Tensor:
+    torch.manual_seed(dist.get_world_size())
+    model, data = pyg_accel.distribute(nn.GCN(4, 8, 2, 3, norm="batch_norm"), graph())
+    state = {"model": model.state_dict()}
+    (checkpoint.save if saves else checkpoint.load)(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    return model.eval()(data.x, data.edge_index).detach()
+
+
+@pytest.mark.full
+def test_the_checkpoints_of_torch_take_a_distributed_model(ranks, tmp_path):
+    before = ranks(2)(sharded_checkpoint, folder=str(tmp_path / "state"), saves=True)[0]
+    for after in ranks(3)(sharded_checkpoint, folder=str(tmp_path / "state"), saves=False):
+        torch.testing.assert_close(after, before)

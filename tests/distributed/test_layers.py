@@ -248,7 +248,9 @@ class Pooled(torch.nn.Module):
         return self.last(POOLS[self.pool](h, data.batch if self.batched else None))
 
 
-def compare_model(device: torch.device, kind: str, name: str, batched: bool) -> None:
+def compare_model(
+    device: torch.device, kind: str, name: str, batched: bool, patched: bool = False
+) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         data = graph(device)
@@ -259,10 +261,12 @@ def compare_model(device: torch.device, kind: str, name: str, batched: bool) -> 
         expected = [run(model, data) for _ in range(2)]
         model.eval()
         expected += [run(model, data)]
-        spread, share = pyg_accel.distribute(many, data)
-        found = [run(spread, share) for _ in range(2)]
-        spread.eval()
-        found += [run(spread, share)]
+        settings.always = True
+        with pyg_accel.patched() if patched else torch.enable_grad():
+            spread, share = pyg_accel.distribute(many, data)
+            found = [run(spread, share) for _ in range(2)]
+            spread.eval()
+            found += [run(spread, share)]
         for ours, wanted in zip(found, expected, strict=True):
             same(ours, wanted)
     finally:
@@ -281,6 +285,15 @@ def test_norms_take_the_nodes_of_all_ranks(two, norm, batched):
 @pytest.mark.parametrize("pool", POOLS)
 def test_pools_take_the_nodes_of_all_ranks(two, pool, batched):
     two(compare_model, kind="pool", name=pool, batched=batched)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("norm", "graph"), ("norm", "layer"), ("norm", "size"), ("norm", "plain instance"),
+     ("pool", "mean"), ("pool", "max"), ("pool", "several")],
+)  # fmt: skip
+def test_norms_and_pools_do_so_under_patch_too(two, kind, name):
+    two(compare_model, kind=kind, name=name, batched=True, patched=True)
 
 
 @pytest.mark.parametrize("layer", MAXK)

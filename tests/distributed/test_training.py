@@ -142,11 +142,26 @@ def test_dropout_differs_between_ranks_and_repeats_between_runs(two):
     assert first[0][1] == first[1][1]  # of everybody else's random numbers
 
 
+class Reversed(torch.nn.Module):
+    """Along the edges and against them, with a readout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.DirGNNConv(nn.GCNConv(6, 8)), torch.nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.conv(x, edge_index).relu()
+        return self.last(h - nn.global_mean_pool(h, None))
+
+
 def inferred(device: torch.device, layer: str) -> None:
     """What is kept of an inference must not get into a training step after it."""
     torch.manual_seed(3)
-    made = {"GCN": nn.GCN, "SAGE": nn.GraphSAGE, "GAT": nn.GAT}[layer]
-    alone = made(6, 8, 2, 3).to(device, torch.float64).eval()
+    if layer == "DirGNN":
+        alone = Reversed().to(device, torch.float64).eval()
+    else:
+        made = {"GCN": nn.GCN, "SAGE": nn.GraphSAGE, "GAT": nn.GAT}[layer]
+        alone = made(6, 8, 2, 3).to(device, torch.float64).eval()
     many, data = copy.deepcopy(alone), graph(device)
     spread, share = pyg_accel.distribute(many, data)
     wanted = alone(data.x, data.edge_index)
@@ -160,7 +175,7 @@ def inferred(device: torch.device, layer: str) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize("layer", ["GCN", "SAGE", "GAT"])
+@pytest.mark.parametrize("layer", ["GCN", "SAGE", "GAT", "DirGNN"])
 def test_inference_and_training_after_it(two, layer):
     two(inferred, layer=layer)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyg_accel import BackendNotSupported, Graph, ops, use_backend
 from pyg_accel.formula import parse
+from pyg_accel.ops.gspmm_backward import plan_gradients
 from pyg_accel.testing import GraphCase, truth
 
 EDGES = torch.tensor([[0, 1, 2, 2, 0, 3, 3, 3], [1, 0, 1, 1, 3, 3, 0, 0]])
@@ -31,6 +32,13 @@ FORMULAS = {
     "gated": ("mul(sigmoid(add(v0,u1)),u2)", ((5, 3), (4, 3), (4, 3))),
     "quotient": ("div(u0,add(exp(v1),1.5))", ((4, 3), (5, 3))),
     "powers": ("pow(softplus(mul(u0,v1)),1.5)", ((4, 3), (5, 1))),
+    "both-ends": ("mul(u0,mul(tanh(add(u1,v2)),e3))", ((4, 3), (4, 1), (5, 1), (8, 1))),
+    "ends-of-heads": ("mul(u0,exp(sub(u1,v2)))", ((4, 2, 3), (4, 2, 1), (5, 2, 1))),
+    "ends-of-one-head": ("mul(u0,mul(u1,v2))", ((4, 2, 3), (4, 1, 1), (5, 2, 1))),
+    "rows-and-numbers": (
+        "div(neg(mul(u0,v1)),add(2.0,exp(mul(v2,e3))))",
+        ((4, 3), (5, 3), (5, 1), (8, 1)),
+    ),
     "tanh-log": ("log(add(abs(tanh(sub(u0,v1))),0.5))", ((4, 3), (5, 3))),
 }
 
@@ -57,6 +65,19 @@ def test_gradgradcheck(graph, name, reduce):
         return ops.gspmm(graph, text, given, reduce=reduce, edge_order=True)
 
     assert torch.autograd.gradgradcheck(run, operands)
+
+
+def test_a_sum_that_both_ends_of_an_edge_need_is_computed_once():
+    text, kinds = "mul(u0,mul(tanh(add(u1,v2)),e3))", ((1, 2), (1, 1), (1, 1), (1, 1))
+    needs = (True, True, True, False)
+    steps = plan_gradients(text, ("sum",), needs, (True,), kinds)
+    tanh = "tanh(add(u1,v2))"
+    assert [(step.operand, step.side, str(step.formula)) for step in steps] == [
+        (6, "e", f"mul(mul(e0,sub(1.0,mul({tanh},{tanh}))),sum(mul(v3,u4)))"),
+        (0, "u", "mul(u0,mul(tanh(add(v1,u2)),e3))"),
+        (1, "u", "e0"),
+        (2, "v", "e0"),
+    ]
 
 
 def test_gradgradcheck_of_several_reductions(graph):

@@ -142,14 +142,6 @@ CALLS = {
             ["sum", "none"],
         ),
     },
-    "embedding": {
-        "rows": lambda: (operand(4, 3), EDGES, -1, False),
-        "padding": lambda: (operand(4, 3), EDGES[0], 2, True),
-    },
-    "embedding_backward": {
-        "rows": lambda: (operand(2, 8, 3), EDGES, 4, -1, False),
-        "padding": lambda: (operand(8, 3), EDGES[0], 4, 2, True),
-    },
     "csr": {
         "edges": lambda: (EDGES, 5, 4, 1),
         "turned": lambda: (EDGES, 4, 5, 0),

@@ -321,6 +321,7 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
 @pytest.mark.heavy("sage")
 @pytest.mark.heavy("sage-max")
 @pytest.mark.heavy("gin")
+@pytest.mark.heavy("gat")
 @pytest.mark.heavy("gatv2")
 @pytest.mark.heavy("transformer")
 @pytest.mark.heavy("gen")

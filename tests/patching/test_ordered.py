@@ -1,4 +1,4 @@
-"""Aggregations that sort, and rows of groups side by side: quantiles, SortAggregation, LSTM."""
+"""Quantiles, and rows of groups side by side: to_dense_batch, LSTM."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +42,6 @@ AGGREGATIONS: dict[str, Function] = {
     "several": lambda x, index: aggr.MultiAggregation(["mean", "median", "max"])(x, index),
 }
 OF_NEIGHBOURS: dict[str, Function] = {
-    "sort": lambda x, index: aggr.SortAggregation(7)(x, index, dim_size=G + 2),
-    "sort-one": lambda x, index: aggr.SortAggregation(1)(x, index),
-    "sort-of-all": lambda x, index: aggr.SortAggregation(500)(x, index),
     "dense": lambda x, index: utils.to_dense_batch(x, index)[0],
     "dense-filled": lambda x, index: utils.to_dense_batch(x, index, 7, batch_size=G + 3)[0],
     "dense-cut": lambda x, index: utils.to_dense_batch(x, index, max_num_nodes=9)[0],
@@ -98,7 +95,7 @@ def test_results_and_gradients_of_every_order_equal_stock(name, kind, report_of)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("name", ["median", "linear-[0.0, 0.25, 1.0]", "sort", "dense"])
+@pytest.mark.parametrize("name", ["median", "linear-[0.0, 0.25, 1.0]", "dense"])
 def test_other_dtypes_equal_stock(name, dtype, index_dtype):
     settings.always = True
     x, index = torch.randn(N, F).to(dtype), groups().to(index_dtype)
@@ -108,7 +105,7 @@ def test_other_dtypes_equal_stock(name, dtype, index_dtype):
             assert_equal([ALL[name](x, index)], [expected])
 
 
-@pytest.mark.parametrize("name", ["median", "linear-0.3", "sort", "dense"])
+@pytest.mark.parametrize("name", ["median", "linear-0.3", "dense"])
 @pytest.mark.parametrize("what", ["equal", "nan", "infinite"])
 def test_equal_numbers_and_what_is_none_equal_stock(name, what):
     settings.always = True
@@ -141,7 +138,7 @@ def test_groups_are_sorted_in_blocks(monkeypatch):
         assert_equal(run(ALL["median"], x, index), expected)
 
 
-@pytest.mark.parametrize("name", ["median", "sort", "dense"])
+@pytest.mark.parametrize("name", ["median", "dense"])
 def test_what_does_not_fit_raises_as_in_stock(name):
     settings.always = True
     x, index = torch.randn(N, F), groups()
@@ -168,15 +165,22 @@ def test_what_does_not_fit_raises_as_in_stock(name):
     assert any(isinstance(result, tuple) for result in expected)
 
 
-def test_numbers_of_which_one_less_is_the_same_are_pygs(report_of):
+def test_sort_aggregation_is_pygs_by_itself_and_in_a_layer():
     settings.always = True
-    x, index = torch.full((N, F), -1e9), groups()
-    expected = aggr.SortAggregation(4)(x, index)
+    x, index = torch.randn(N, F), groups()
+    pool, layer = aggr.SortAggregation(7), pyg.SAGEConv(F, 3, aggr="sort", aggr_kwargs={"k": 1})
+    edge_index = utils.sort_edge_index(torch.randint(N, (2, 300)), sort_by_row=False)
+
+    def both() -> list[Tensor]:
+        return [pool(x, index, dim_size=G + 2), layer(x, edge_index)]
+
+    expected = both()
     with pyg_accel.patched():
-        assert_equal([aggr.SortAggregation(4)(x, index)], [expected])
+        for _ in range(3):
+            assert_equal(both(), expected)
 
 
-@pytest.mark.parametrize("aggregation", ["median", "lstm", "sort"])
+@pytest.mark.parametrize("aggregation", ["median", "lstm"])
 @pytest.mark.parametrize("patch", ["everything", "model"])
 def test_a_layer_finds_the_groups_of_its_graph_again(aggregation, patch, monkeypatch):
     settings.always = True
@@ -189,8 +193,7 @@ def test_a_layer_finds_the_groups_of_its_graph_again(aggregation, patch, monkeyp
             return original(*args)
 
         monkeypatch.setattr(owner, name, counted)
-    kwargs = {"aggr_kwargs": {"k": 1}} if aggregation == "sort" else {}
-    layer = pyg.SAGEConv(F, 3, aggr=aggregation, **kwargs)
+    layer = pyg.SAGEConv(F, 3, aggr=aggregation)
     x = torch.randn(50, F, requires_grad=True)
     edge_index = utils.sort_edge_index(torch.randint(50, (2, 300)), sort_by_row=False)
 
@@ -236,7 +239,7 @@ def test_a_mask_may_be_changed():
             mask.zero_()
 
 
-@pytest.mark.parametrize("name", ["median", "sort", "dense"])
+@pytest.mark.parametrize("name", ["median", "dense"])
 def test_compiled_and_transformed_calls_are_what_they_are_in_stock(name):
     settings.always = True
     x, index = torch.randn(N, F), groups()
@@ -251,7 +254,7 @@ def test_compiled_and_transformed_calls_are_what_they_are_in_stock(name):
 def test_large_calls_are_taken_at_default_settings_and_small_ones_are_not(report_of):
     x = torch.randn(3000, 20, requires_grad=True)
     index = groups(3000)
-    expected = {name: run(ALL[name], x, index) for name in ("median", "sort", "dense")}
+    expected = {name: run(ALL[name], x, index) for name in ("median", "dense")}
     few = x.detach()[:200], index[:200]
     with pyg_accel.patched():
         for name, wanted in expected.items():
@@ -261,7 +264,6 @@ def test_large_calls_are_taken_at_default_settings_and_small_ones_are_not(report
         utils.to_dense_batch(torch.randn(10_000, 100), torch.zeros(10_000, dtype=torch.long))
         assert {(row.layer, row.formula, row.calls) for row in report_of()} == {
             ("MedianAggregation", "the sorted numbers of each group", 1),
-            ("SortAggregation", "the first rows of each group", 1),
             ("to_dense_batch", "rows side by side", 1),
         }
 

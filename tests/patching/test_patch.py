@@ -87,8 +87,7 @@ def snapshot() -> dict[Any, dict[str, Any]]:
         if name.startswith("torch_geometric") and hasattr(module, "__dict__")
     }
     overloads = {"find": state(torch.jit._script._get_overloads)}
-    embedding = {"forward": state(torch.nn.Embedding.forward)}
-    return {**held, **modules, "overloads": overloads, "embedding": embedding}
+    return {**held, **modules, "overloads": overloads}
 
 
 # -- nothing is left behind -----------------------------------------------------------------------
@@ -208,8 +207,7 @@ def test_an_exception_inside_a_layer_leaves_later_calls_alone(x, edge_index, sam
 
 FUNCTIONS = [
     gcn_conv.gcn_norm, utils.add_self_loops, utils.scatter, utils.segment, utils.softmax,
-    utils.spmm, utils.to_dense_batch, SAGEConv.forward, torch.nn.Embedding.forward,
-    Aggregation.__call__,
+    utils.spmm, utils.to_dense_batch, SAGEConv.forward, Aggregation.__call__,
 ]  # fmt: skip
 
 
@@ -264,7 +262,7 @@ mine = lambda *_, **__: "mine"  # noqa: E731 - what someone else puts in the pla
 OWNERS = [
     (utils, "softmax"), (gcn_conv, "gcn_norm"), (SAGEConv, "propagate"),
     (GATConv, "edge_updater"), (SAGEConv, "_jinja_propagate"), (Aggregation, "__call__"),
-    (torch.nn.Embedding, "forward"), (MessagePassing, "_collect"),
+    (MessagePassing, "_collect"),
     (MessagePassing, "_set_jittable_templates"), (MessagePassing, "_call_impl"),
 ]  # fmt: skip
 

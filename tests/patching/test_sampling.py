@@ -366,10 +366,10 @@ def test_calibration_refuses_what_does_not_fit():
 @pytest.mark.parametrize("conv", [GCNConv, SAGEConv])
 @pytest.mark.parametrize("name", ["Cora", "facebook-pages"])
 def test_a_calibrated_width_keeps_the_accuracy_of_trained_models(name, conv, data_root):
-    benchmark = pytest.importorskip("benchmarks.sampled_accuracy")
-    datasets = pytest.importorskip("benchmarks.datasets")
+    benchmark = pytest.importorskip("benchmarks.papers.es_spmm.models")
+    datasets = pytest.importorskip("benchmarks.tools.datasets")
     data = datasets.load_task(name, data_root)
-    model = benchmark.train(conv, data, epochs=60, seed=0)
+    model = benchmark.model_of(conv, data, learned=True)
     found = pyg_accel.calibrate_sampling(model, data, data.val_mask, 0.01)
     assert found is not None
     with pyg_accel.patched(model), torch.no_grad():

@@ -7,8 +7,6 @@ from torch_geometric import nn
 
 from pyg_accel import Graph, layers, optimize
 from pyg_accel.ops.csr import GRAPHS, looped_graph_of
-from pyg_accel.rewrite.cost import Roofline
-from pyg_accel.rewrite.optimized import rewritten_layers
 
 pytestmark = pytest.mark.slow
 F = 6
@@ -174,33 +172,6 @@ def test_a_compiled_model_sorts_a_graph_once_and_forgets_it(monkeypatch):
     assert len(GRAPHS) == 0
 
 
-def test_a_compiled_decision_counts_what_is_kept_for_eager_calls():
-    x, edge_index = torch.randn(50, 64), torch.randint(50, (2, 400))
-    fast = optimize(nn.SAGEConv(64, 8), x, edge_index, static=("x",), train=True)
-    (layer,) = rewritten_layers(fast).values()
-    decision = layer.decisions[-1]
-    assert any(w.once for w in decision.pruned.bills[decision.choice.tree].all)
-    program = decision.afresh(None)
-    assert not any(program._kept)
-    whole(fast)(x, edge_index)
-    assert layer._compiled
-
-
-def test_compiled_code_scales_rows_of_features_and_not_edges_in_each_call():
-    class TensorCache(Roofline):  # scaled edges, which are kept, save more than they cost
-        def many(self, primitives):
-            return [{"scale_rows": 2.0, "spmm": 5.0, "spmm_weighted": 5.5}.get(p.name, 1.0)
-                    for p in primitives]  # fmt: skip
-
-    cost = TensorCache(Roofline.of("cpu").machine, "")
-    x, edge_index = next(batches())
-    fast = optimize(nn.GCNConv(F, F), x, edge_index, cost=cost)
-    (decision,) = (d for m in rewritten_layers(fast).values() for d in m.decisions)
-    assert "D·A·D" in str(decision.choice.tree)
-    assert "D·A·D" not in str(decision.afresh(None).tree)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_exports_and_traces_run_without_this_package():
     model, (x, edge_index) = nn.GraphSAGE(F, 8, 2).eval(), next(batches())
     x = x.detach()

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.nn import GATConv, GATv2Conv
 
 import pyg_accel
-from benchmarks.association import MODELS
+from benchmarks.papers.sensei.orders import MODELS
 from pyg_accel.rewrite import associations
 from pyg_accel.rewrite.enumerate import enumerate_trees
 from pyg_accel.rewrite.equivalents import equivalents, simplify

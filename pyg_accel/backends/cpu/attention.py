@@ -13,7 +13,7 @@ from pyg_accel.formula import Formula, parse, shape_of
 from pyg_accel.graph import CSR
 from pyg_accel.native import cpu_library, direct
 
-__all__ = ["bind", "reasons", "run", "run_backward", "run_several"]
+__all__ = ["bind", "bind_several", "reasons", "run", "run_backward", "run_several"]
 
 
 def reasons(spec: OpSpec) -> list[str]:
@@ -32,6 +32,18 @@ def reasons(spec: OpSpec) -> list[str]:
         score, value, gradients, len(shapes), want_scores=True, want_weights=True
     )
     return stages_reasons(*everything, shapes)
+
+
+def bind_several(
+    formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+) -> Callable[[CSR], Launch]:
+    """Return what launches :func:`run_several` of operands like these."""
+    shapes, (sums, stores) = shapes_of(operands), split(formulas, reduces)
+    if any(0 in shape for shape in shapes) or (sums and stores):
+        return lambda csr: Launch(run_several, (csr, formulas, reduces), listed=True)
+    stages, launch = compile_stages(sums, stores, shapes), direct(cpu_library().stages)
+    how: tuple[Any, ...] = (list(stages.sides), [], list(stages.code), stages.heads, stages.scores)
+    return lambda csr: Launch(launch, (*csr[:4], *how), listed=True)
 
 
 def run_several(

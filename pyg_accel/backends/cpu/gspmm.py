@@ -8,6 +8,7 @@ from torch import Tensor
 from pyg_accel.backends.base import Launch, winners_are_columns
 from pyg_accel.backends.cpu import attention
 from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, sums_inside
+from pyg_accel.backends.cpu.stages import is_plain
 from pyg_accel.backends.plans import MOST_HEADS, PLANNED, Matrix, dot_launch, spmm_launch
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Binary, Formula, Operand, Unary, dot_ends, operands_of
@@ -32,8 +33,7 @@ def bind(
     full = tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*shapes, strict=True))
     heads, width = full
     if sums_inside(formula):
-        formulas = [formula] * len(reduces)
-        return lambda csr: Launch(attention.run_several, (csr, formulas, reduces), listed=True)
+        return attention.bind_several([formula] * len(reduces), reduces, operands)
     codes = [REDUCES.index(reduce) for reduce in reduces]
     arg_is_col = winners_are_columns(formula, reduces)
     planned = len(reduces) == 1 and heads <= MOST_HEADS
@@ -49,6 +49,8 @@ def bind(
         return lambda csr: dot_launch(
             library, _matrix(library, csr), csr, heads, swapped=ends[0] == 1
         )
+    if len(reduces) == 1 and is_plain(formula, reduces[0], shapes):
+        return attention.bind_several([formula], reduces, operands)
     program = compile_formula(formula, shapes, width)
     sides = {o.index: SIDES.index(o.side) for o in operands_of(formula)}
     columns = 1 if program.sum_result else width

@@ -22,7 +22,7 @@ from pyg_accel.formula import (
     Formula,
     Operand,
     Sum,
-    Unary,
+    factors,
     has_sum,
     map_children,
     map_operands,
@@ -32,7 +32,7 @@ from pyg_accel.formula import (
     times,
 )
 
-__all__ = ["Shape", "Stages", "compile_stages", "stages_reasons"]
+__all__ = ["Shape", "Stages", "compile_stages", "is_plain", "stages_reasons"]
 
 # The limits and numbers of csrc/cpu/stages.h and kernels.h.
 MAX_GIVEN, MAX_SUMS, MAX_RESULTS = 2, 4, 8
@@ -55,12 +55,14 @@ class Stages:
         sides: of the operands.
         heads: of the outputs.
         scores: the number that a softmax is taken of, or -1.
+        plain: rows of features are read and multiplied alone, not computed.
     """
 
     code: tuple[int, ...]
     sides: tuple[int, ...]
     heads: int
     scores: int
+    plain: bool
 
 
 @lru_cache(maxsize=1024)
@@ -96,6 +98,14 @@ def compile_stages(
         score: the softmax of it over a row multiplies the sums.
     """
     return _Builder(sums, stores, shapes, score).stages()
+
+
+def is_plain(formula: Formula, reduce: str, shapes: tuple[Shape, ...]) -> bool:
+    """Return whether stages compute a reduction of which rows of features are read alone."""
+    if reduce not in ("sum", "none"):
+        return False
+    given = ((formula,), ()) if reduce == "sum" else ((), (formula,))
+    return not stages_reasons(*given, shapes) and compile_stages(*given, shapes).plain
 
 
 class _Builder:
@@ -139,7 +149,11 @@ class _Builder:
         _limit(self.widths, MAX_OUTPUTS, "results")
         _limit(self.stores, MAX_STORES, "results per edge")
         sides = tuple(SIDES.index(self.sides.get(i, "e")) for i in range(self.count))
-        return Stages(tuple(code), sides, self.heads, self.scores)
+        plain = all(_is_dot(f) for f in self.wide_sums) and all(
+            rest is None or (isinstance(rest, Operand) and rest.side != "v")
+            for _, _, rest in self.terms
+        )
+        return Stages(tuple(code), sides, self.heads, self.scores, plain)
 
     def program(
         self, formulas: Sequence[Formula], width: int, *, heads_as_columns: bool = False
@@ -176,7 +190,7 @@ class _Builder:
 
     def summed(self, sign: float, part: Formula, width: int) -> Formula:
         """The sum over the width of one addend."""
-        coefficient, rest = self.factors(part, early=True)
+        coefficient, rest = self.product(part, early=True)
         if rest is None:
             return times(coefficient, Const(sign * width))
         if rest not in self.wide_sums:
@@ -188,28 +202,17 @@ class _Builder:
     def terms_of(self, formula: Formula) -> Iterator[tuple[int, Formula | None]]:
         """Coefficients and rows that add up to a formula."""
         for sign, part in addends(formula) if self.width(formula) > 1 else [(1.0, formula)]:
-            coefficient, rest = self.factors(part, early=False)
+            coefficient, rest = self.product(part, early=False)
             coefficient = times(coefficient, Const(sign))
             if rest is None and self.width(formula) > 1:
                 raise _TooMuch("a number that is added to rows")
             alone = coefficient == Const(1.0) and (rest is not None or self.scores >= 0)
             yield (-1 if alone else self.number(coefficient)), rest
 
-    def factors(self, formula: Formula, *, early: bool) -> tuple[Formula, Formula | None]:
+    def product(self, formula: Formula, *, early: bool) -> tuple[Formula, Formula | None]:
         """A number, and rows (None for 1), whose product a formula is."""
-        if self.width(formula) == 1:
-            return self.pulled(formula), None
-        match formula:
-            case Unary(op="neg", arg=arg):
-                number, rest = self.factors(arg, early=early)
-                return times(number, Const(-1.0)), rest
-            case Binary(op="mul", left=left, right=right):
-                (a, x), (b, y) = (self.factors(f, early=early) for f in (left, right))
-                return times(a, b), x if y is None else y if x is None else Binary("mul", x, y)
-            case Binary(op="div", left=left, right=right) if self.width(right) == 1:
-                number, rest = self.factors(left, early=early)
-                return Binary("div", number, self.pulled(right)), rest
-        return Const(1.0), self.inner(formula, early=early)
+        number, rest = factors(formula, self.sizes)
+        return self.pulled(number), None if rest == Const(1.0) else self.inner(rest, early=early)
 
     def inner(self, formula: Formula, *, early: bool) -> Formula:
         """A formula of rows; what it computes of numbers alone is computed before it."""
@@ -220,6 +223,13 @@ class _Builder:
                 raise _TooMuch("a sum over the width inside another")
             return formula
         return map_children(formula, partial(self.inner, early=early))
+
+
+def _is_dot(formula: Formula) -> bool:
+    match formula:
+        case Binary(op="mul", left=Operand(), right=Operand()):
+            return True
+    return False
 
 
 def _limit(parts: Sequence[object], most: int, what: str) -> None:

@@ -1,0 +1,428 @@
+"""Epochs of full-graph training on several GPUs, or processes: ours and two peers.
+
+    python -m benchmarks.distributed [--quick] [--worlds 1 2 4] [--graphs NAME ...]
+                                     [--models NAME ...] [--minutes 30]
+    torchrun --nproc-per-node 2 -m benchmarks.distributed ...     # that number of ranks alone
+
+An epoch is forward, backward and Adam on the whole graph, in fp32; 3 layers, 256 hidden, 40
+classes, random features, the loss on all nodes, each rank with that of its own. Nodes are numbered
+by communities and cut where work is balanced, for all variants alike. `world 1` is the patched
+model in one process, without anything of pyg_accel.distributed.
+
+The peers, written here on torch alone: `all-gather` is the 1D algorithm of CAGNET (every rank
+gathers all rows and multiplies its rows of A by them); `halo, torch CSR, DDP` is what a user would
+write (the rows that a rank needs by all_to_all_single, torch.sparse.mm, DistributedDataParallel).
+Both have the same partition. Outputs of all variants are compared before anything is timed.
+"""
+
+import argparse
+import gc
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.nn import Linear, Module, ModuleList
+from torch.nn.functional import cross_entropy, relu
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GraphSAGE
+
+import pyg_accel
+from benchmarks.tools import graphs, plot, results, timing
+from pyg_accel.distributed import mean
+from pyg_accel.distributed.known import halo_of
+from pyg_accel.distributed.wire import Wire
+
+NAME = "distributed/distributed"
+HIDDEN, LAYERS, CLASSES, HEADS, KEPT = 256, 3, 40, 4, 32
+FEATURES = {"reddit-like": 602, "products-like": 100, "products-near": 100, "arxiv-like": 128}
+GRAPHS = ("reddit-like", "products-like", "products-near")
+MODELS = ("GCN", "GraphSAGE", "GAT", "GraphSAGE MaxK")
+PEERS = ("all-gather", "halo, torch CSR, DDP")
+OURS = ("pyg_accel", "pyg_accel, bf16 wire")
+ALLOWED = {"pyg_accel, bf16 wire": 5e-2}  # of the largest output; others 2e-3
+BUDGET = 2.0  # seconds of laps a variant
+
+
+def near_edges(nodes: int, entries: int, communities: int, device: str, seed: int = 0) -> Tensor:
+    """An edge_index like products-like, whose background edges decay with community distance.
+
+    80% of the edges stay inside a community; of the others, one that leads d communities away is
+    drawn with a probability that falls like 1 / d^2, so that a cut severs few of them.
+    """
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def uniform() -> Tensor:
+        return torch.rand(entries // 2, device=device, generator=generator)
+
+    size = max(nodes // communities, 1)
+    source = (uniform().square() * size).long() + (uniform() * communities).long() * size
+    away = (1 / uniform().clamp(min=1e-6)).long().clamp(max=communities)
+    away = torch.where(uniform() < 0.5, away, -away)
+    away = torch.where(uniform() < 0.8, torch.zeros_like(away), away)
+    home = (source // size + away) % communities
+    target = (uniform().square() * size).long() + home * size
+    edges = torch.stack([source, target]).clamp(max=nodes - 1)
+    return torch.cat([edges, edges.flip(0)], dim=1)
+
+
+def load(name: str, wire: Wire) -> Data:
+    """A graph by name, the same on every rank: the first one makes it."""
+    base, _, share = name.partition("@")
+    device = str(wire.device)
+    edges = torch.empty(2, 0, dtype=torch.int64, device=device)
+    if wire.rank == 0 and base == "products-near":
+        part = float(share or 1)
+        sizes = (int(n * part) for n in (2_449_029, 123_718_280, 5_000))
+        edges = near_edges(*sizes, device=device)
+    elif wire.rank == 0:
+        at, share_text = ("@", share) if share else ("", "")
+        edges = graphs.edge_list(graphs.load(f"{base}{at}{share_text}/ordered", device=device))
+    count = wire.copy_of_first(torch.tensor([edges.size(1)], device=device))
+    if wire.rank:
+        edges = torch.empty(2, int(count), dtype=torch.int64, device=device)
+    wire.copy_of_first(edges)
+    nodes = int(edges.max()) + 1
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(nodes, FEATURES[base], generator=generator)
+    y = torch.randint(CLASSES, (nodes,), generator=generator)
+    return Data(x=x.to(device), y=y.to(device), edge_index=edges)
+
+
+def build(name: str, features: int) -> Module:
+    torch.manual_seed(0)
+    if name == "GAT":
+        return GAT(features, HIDDEN, LAYERS, CLASSES, heads=HEADS)
+    made = (GCN if name == "GCN" else GraphSAGE)(features, HIDDEN, LAYERS, CLASSES)
+    return pyg_accel.to_maxk(made, k=KEPT) if name.endswith("MaxK") else made
+
+
+class Peer(Module):
+    """GCN or GraphSAGE on a function that multiplies this rank's rows of A by features."""
+
+    def __init__(self, name: str, features: int, multiply: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = [features, *[HIDDEN] * (LAYERS - 1), CLASSES]
+        pairs = list(pairwise(sizes))
+        self.gcn, self.multiply = name == "GCN", multiply
+        self.first = ModuleList(Linear(a, b, bias=not self.gcn) for a, b in pairs)
+        self.second = ModuleList(Linear(a, b, bias=False) for a, b in pairs if not self.gcn)
+        self.bias = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.zeros(b)) for _, b in pairs if self.gcn
+        )
+
+    def copy_from(self, model: Module) -> "Peer":
+        """Take the parameters of PyG's model."""
+        with torch.no_grad():
+            for i, conv in enumerate(model.convs):
+                self.first[i].weight.copy_((conv.lin if self.gcn else conv.lin_l).weight)
+                if self.gcn:
+                    self.bias[i].copy_(conv.bias)
+                else:
+                    self.first[i].bias.copy_(conv.lin_l.bias)
+                    self.second[i].weight.copy_(conv.lin_r.weight)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, lin in enumerate(self.first):
+            if self.gcn:
+                x = self.multiply(lin(x)) + self.bias[i]
+            else:
+                x = lin(self.multiply(x)) + self.second[i](x)
+            x = relu(x) if i + 1 < LAYERS else x
+        return x
+
+
+# torch 2.13 renamed both and warns about the old names.
+ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows of all ranks, padded to one length; the backward pass adds up and scatters."""
+
+    @staticmethod
+    def forward(ctx: Any, wire: Wire, longest: int, own: Tensor) -> Tensor:
+        ctx.wire, ctx.rows = wire, own.size(0)
+        padded = own.new_zeros(longest, own.size(1))
+        padded[: own.size(0)] = own
+        whole = own.new_empty(wire.size * longest, own.size(1))
+        with wire.measured("halo", padded.nbytes, whole.nbytes - padded.nbytes):
+            ALL_GATHER(whole, padded, group=wire.group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        wire, grad = ctx.wire, grad.contiguous()
+        own = grad.new_empty(grad.size(0) // wire.size, grad.size(1))
+        with wire.measured("halo", grad.nbytes - own.nbytes, own.nbytes):
+            REDUCE_SCATTER(own, grad, group=wire.group)
+        return None, None, own[: ctx.rows]
+
+
+class _Exchanged(torch.autograd.Function):
+    """Own rows and those that other ranks send, as one would write it in a script."""
+
+    @staticmethod
+    def forward(ctx: Any, halo: Any, own: Tensor) -> Tensor:
+        ctx.halo = halo
+        received = own.new_empty(halo.rows - halo.own, own.size(1))
+        halo.wire.exchange(received, halo.receive, own[halo.wanted], halo.send, "halo")
+        return torch.cat([own, received])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        halo = ctx.halo
+        received = grad.new_empty(halo.wanted.numel(), grad.size(1))
+        sent = grad[halo.own :].contiguous()
+        halo.wire.exchange(received, halo.send, sent, halo.receive, "halo")
+        return None, grad[: halo.own].index_add(0, halo.wanted, received)
+
+
+def peer(kind: str, name: str, data: Data, whole: Data, wire: Wire, cuts: Tensor) -> Module:
+    """A peer's model, wrapped by DDP, on this rank's share of the graph."""
+    edges, halo = data.edge_index, halo_of(data.edge_index)
+    degree = torch.bincount(whole.edge_index[1], minlength=whole.num_nodes).float()
+    low, high = int(cuts[wire.rank]), int(cuts[wire.rank + 1])
+    rows = edges[1]
+    mine = (whole.edge_index[1] >= low) & (whole.edge_index[1] < high)
+    sources = whole.edge_index[0][mine]  # in the order of `edges`
+    own = torch.arange(low, high, device=wire.device)
+    local, columns = edges[0], halo.rows
+    if name == "GCN":
+        loops = sources != rows + low
+        rows, sources, local = rows[loops], sources[loops], local[loops]
+        plain = torch.bincount(rows, minlength=high - low)
+        all_plain = wire_concatenated(wire, plain, cuts)
+        root = (all_plain + 1).float().pow(-0.5)
+        rows = torch.cat([rows, own - low])
+        sources, local = torch.cat([sources, own]), torch.cat([local, own - low])
+        values = root[sources] * root[rows + low]
+    else:
+        values = 1 / degree[rows + low]
+    if kind == "all-gather":
+        longest = int(cuts.diff().max())
+        at = torch.searchsorted(cuts.to(wire.device), sources, right=True) - 1
+        local, columns = sources - cuts.to(wire.device)[at] + at * longest, wire.size * longest
+    size = (high - low, columns)
+    a = torch.sparse_coo_tensor(torch.stack([rows, local]), values, size).coalesce()
+    a_t = a.t().coalesce().to_sparse_csr()
+    a = a.to_sparse_csr()
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: Tensor) -> Tensor:
+            return a @ h
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return a_t @ grad
+
+    def multiply(h: Tensor) -> Tensor:
+        if kind == "all-gather":
+            return Product.apply(_Gathered.apply(wire, longest, h))
+        return Product.apply(_Exchanged.apply(halo, h))
+
+    model = Peer(name, data.x.size(1), multiply).to(wire.device)
+    return DistributedDataParallel(model.copy_from(build(name, data.x.size(1))))
+
+
+def wire_concatenated(wire: Wire, own: Tensor, cuts: Tensor) -> Tensor:
+    """One number a node of every rank, in the order of the nodes."""
+    whole = own.new_zeros(int(cuts[-1]))
+    whole[int(cuts[wire.rank]) : int(cuts[wire.rank + 1])] = own
+    return wire.total(whole)
+
+
+def timed(epoch: Callable[[], None], wire: Wire, laps: int) -> timing.Quantiles:
+    """The times of epochs; every rank waits for the slowest before each."""
+    seconds = []
+    for _ in range(laps):
+        synchronize(wire)
+        start = time.perf_counter()
+        epoch()
+        synchronize(wire)
+        seconds.append(time.perf_counter() - start)
+    return timing.quantiles(seconds)
+
+
+def synchronize(wire: Wire) -> None:
+    if wire.device.type == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier(group=wire.group)
+    if wire.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(
+    name: str, whole: Data, variant: str, wire: Wire, reference: list[Tensor]
+) -> dict[str, Any]:
+    """A row of the table; the first variant's output is what others must agree with."""
+    on_gpu = wire.device.type == "cuda"
+    model = build(name, whole.x.size(1)).to(wire.device)
+    facts: dict[str, Any] = {}
+    own = wire
+    with pyg_accel.patched():
+        if wire.size == 1:
+            data, call = whole, lambda: model(whole.x, whole.edge_index)
+        else:
+            narrow = torch.bfloat16 if variant.endswith("wire") else None
+            model, data = pyg_accel.distribute(
+                model, whole, rows="own", partition="given", wire_dtype=narrow
+            )
+            own, halo, spread = model.wire, halo_of(data.edge_index), model
+            facts = {"own_rows": halo.own, "halo_rows": halo.rows - halo.own}
+            if variant in PEERS:
+                model = peer(variant, name, data, whole, own, spread.types[None].cuts)
+                call = lambda: model(data.x)  # noqa: E731
+            else:
+                call = lambda: model(data.x, data.edge_index)  # noqa: E731
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def epoch() -> None:
+            optimizer.zero_grad()
+            each = cross_entropy(call(), data.y, reduction="none")
+            (each.mean() if wire.size == 1 else mean(each)).backward()
+            optimizer.step()
+
+        with torch.no_grad():
+            out = call()
+        if not reference:
+            reference.append(out)
+        off = (out - reference[0]).abs().max() / reference[0].abs().max().clamp(min=1e-9)
+        off = wire.largest(off.view(1))
+        if float(off) > ALLOWED.get(variant, 2e-3):
+            raise RuntimeError(f"{variant} differs by {float(off):.1e} of the largest output")
+        del out
+        epoch()
+        first = timed(epoch, wire, 1).median
+        laps = torch.tensor([max(3, min(50, int(BUDGET * 1e3 / first)))], device=wire.device)
+        if on_gpu:
+            gc.collect()  # a peer's matrices are in a cycle
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        own.traffic.clear()
+        took = timed(epoch, wire, count := int(wire.copy_of_first(laps)))
+    moved, waited = 0, 0.0
+    for kind in ("halo", "gradients"):
+        if kind in own.traffic:
+            own.traffic[kind].settle()
+            moved += own.traffic[kind].received
+            waited += own.traffic[kind].seconds
+    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else float("nan")
+    if wire.size > 1:  # the whole graph is there for the other variants only
+        peak -= sum(t.nbytes for t in (whole.x, whole.y, whole.edge_index)) / 2**20
+    most = torch.tensor([moved / count / 1e6, 1e3 * waited / count, peak], device=wire.device)
+    most = wire.largest(most.nan_to_num(-1.0)).tolist()
+    return facts | {
+        "epoch_ms": took.median, "p20": took.p20, "p80": took.p80, "received_mb": most[0],
+        "wait_ms": most[1], "peak_mib": most[2] if on_gpu else float("nan"), "off": float(off),
+    }  # fmt: skip
+
+
+def rows_of(options: argparse.Namespace, wire: Wire) -> Iterator[dict[str, Any]]:
+    """All rows of one number of ranks."""
+    deadline = time.monotonic() + 60 * options.minutes / len(options.worlds)
+    for graph in options.graphs:
+        whole = load(graph, wire)
+        for name in options.models:
+            variants: Sequence[str] = ("pyg_accel",)
+            if wire.size > 1:
+                peers = PEERS if name in ("GCN", "GraphSAGE") else ()
+                # bfloat16 changes what MaxK keeps in the next layer: nothing to compare with.
+                variants = [*(OURS[:1] if name.endswith("MaxK") else OURS), *peers]
+            reference: list[Tensor] = []
+            for variant in (
+                v for v in variants if options.variants is None or v in options.variants
+            ):
+                late = torch.tensor([float(time.monotonic() > deadline)], device=wire.device)
+                if float(wire.copy_of_first(late)):
+                    if wire.rank == 0:
+                        print(f"out of time before {variant} of {name} on {graph}", flush=True)
+                    return
+                row = {"graph": graph, "model": name, "variant": variant, "world": wire.size}
+                row |= {"N": whole.num_nodes, "E": whole.num_edges}
+                try:
+                    row |= measure(name, whole, variant, wire, reference)
+                except torch.cuda.OutOfMemoryError:
+                    if wire.size > 1:
+                        raise  # the others wait in a collective
+                    row["note"] = "out of memory"
+                if wire.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                yield row
+        del whole
+
+
+def work(rank: int, world: int, options: argparse.Namespace, meeting: str, answers: str) -> None:
+    """One rank."""
+    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= world
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+    if not dist.is_initialized():
+        backend, method = "nccl" if on_gpu else "gloo", f"file://{meeting}"
+        dist.init_process_group(backend, init_method=method, rank=rank, world_size=world)
+    wire, rows = Wire(None, device), []
+    for row in rows_of(options, wire):
+        if rank == 0:
+            rows.append(row)
+            print(results.line(row), flush=True)
+            Path(answers).write_text(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+def finished(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows with the efficiency against one process."""
+    alone = {(r["graph"], r["model"]): r["epoch_ms"] for r in rows
+             if r["world"] == 1 and "epoch_ms" in r}  # fmt: skip
+    for row in rows:
+        base = alone.get((row["graph"], row["model"]))
+        known = base is not None and "epoch_ms" in row
+        yield row | ({"efficiency": base / row["epoch_ms"] / row["world"]} if known else {})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = results.parser(__doc__, worlds=(1,), graphs=GRAPHS, models=MODELS, variants=None,
+                            minutes=30.0)  # fmt: skip
+    gpus = torch.cuda.device_count()
+    parser.set_defaults(worlds=[p for p in (1, 2, 4) if p <= max(gpus, 2)])
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.graphs = ["arxiv-like@0.02", "products-near@0.001"]
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        answers = Path(folder) / "rows.json"
+        if dist.is_torchelastic_launched():
+            dist.init_process_group("nccl" if gpus else "gloo")
+            rank, options.worlds = dist.get_rank(), [dist.get_world_size()]
+            work(rank, options.worlds[0], options, "", str(answers))
+            if rank:
+                return
+            found = json.loads(answers.read_text())
+        else:
+            for world in options.worlds:
+                meeting = str(Path(folder) / f"meeting{world}")
+                mp.spawn(work, (world, options, meeting, str(answers)), nprocs=world)
+                found += json.loads(answers.read_text())
+    name = torch.cuda.get_device_name() if gpus else ""
+    rows = results.Rows(NAME, options, gpu=name)
+    rows.add(finished(found))
+    rows.done()
+    plot.beside(rows.path)
+
+
+if __name__ == "__main__":
+    main()

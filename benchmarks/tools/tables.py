@@ -1,0 +1,352 @@
+"""Puts measured figures where people read them: into pages of docs/, the README, and the like.
+
+    python -m benchmarks.tools.tables
+
+A page has a comment `<!-- table: NAME -->` before a table and `<!-- /table -->` behind it, and gets
+what is between them from `TABLES`, which makes it of CSV files alone. Everything else on a page is
+written by hand.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.papers import tables as papers
+from benchmarks.tools import frames, results, timing
+from benchmarks.tools.markdown import NONE, TIMES, Make, columns, markdown, measured, pivot
+
+BLOCK = re.compile(r"(<!-- table: (?P<name>.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
+PAGES = (timing.ROOT / "README.md", *sorted((timing.ROOT / "docs").rglob("*.md")))
+LAYERS = ("GraphSAGE", "GCN", "GIN", "GAT", "GATv2", "Transformer")
+DEVICES = {"cpu": "CPU", "cuda": "GPU"}
+
+
+def epochs(frame: pd.DataFrame) -> list[str]:
+    """Epochs on a CPU: a row a data set and model."""
+    wide = frames.epochs(frame)
+    times, peaks = wide["epoch_ms"], wide["peak_mib"]
+    return markdown(pd.DataFrame({
+        "epoch ms, stock": times["stock"], "large pages": times["large pages"],
+        "patched": times["patched"], "ratio": times["stock"] / times["patched"],
+        "peak MiB, stock": peaks["stock"].round(), "peak, patched": peaks["patched"].round(),
+        "peak, ratio": peaks["stock"] / peaks["patched"],
+    }).reset_index(), {"ratio": TIMES, "peak, ratio": TIMES})  # fmt: skip
+
+
+def applications(frame: pd.DataFrame) -> list[str]:
+    """A row an application and data set; geometric means over the applications."""
+    wide = frames.applications(frame)
+    times, peaks = wide["epoch_ms"], wide["peak_mib"].round()
+    variants = [v for v in ("stock", "large pages", "patched", "optimized") if v in times]
+    ours = [v for v in variants if v in ("patched", "optimized")]
+    shown = {f"epoch ms, {v}": times[v] for v in variants}
+    shown |= {f"ratio, {v}": times["stock"] / times[v] for v in ours}
+    shown |= {f"peak MiB, {v}": peaks[v] for v in ("stock", *ours)}
+    table = pd.DataFrame(shown).reset_index()
+    means = frames.application_means(frame)
+    return [*markdown(table.replace({"batch": {0: NONE}}), {f"ratio, {v}": TIMES for v in ours}),
+            "", "Geometric means over the applications, without batches: "
+            + ", ".join(f"{v} {means[v]:.2f}x" for v in ours) + "."]  # fmt: skip
+
+
+def kernels(frame: pd.DataFrame) -> list[str]:
+    """A row per graph and kind of operation: mean ratio to the best peer, and the worst."""
+    cases = frames.best_peers(frame)
+    kind = cases["op"].map({"spmm": "SpMM", "sddmm": "SDDMM"}).fillna("binary-reduce")
+    cases["kernel"] = kind + cases["weighted"].map({True: ", weighted", False: ""})
+    rows = []
+    for (graph, name), group in cases.groupby(["graph", "kernel"], sort=False):
+        worst = group.loc[group["ratio"].idxmin()]
+        what = f"{worst['reduce'] or 'dot'}, F = {worst['F']}, {worst['best_peer']}"
+        rows.append({"graph": graph, "kernel": name,
+                     "geometric mean": f"{frames.mean(group['ratio']):.2f}x",
+                     "worst case": f"{worst['ratio']:.2f}x ({what})",
+                     "lost": f"{(group['ratio'] < 1).sum()} of {len(group)}"})  # fmt: skip
+    dgl = frames.beside_ours(frame, frame[(frame["backend"] == "DGL") & frame["correct"]])
+    beyond = dgl[dgl["op"] != "spmm"]["ratio"]
+    return [*markdown(pd.DataFrame(rows)), "", "SDDMM and binary-reduce against DGL alone: "
+            f"{frames.mean(beyond):.2f}x over {len(beyond)} cases."]  # fmt: skip
+
+
+def gpu_kernels(frame: pd.DataFrame) -> list[str]:
+    """Weighted sums: cuSPARSE's time over ours, a row per graph."""
+    ratio = frames.over_cusparse(frame)
+    means = ratio.T.groupby("dtype").apply(lambda part: frames.mean(part.stack()))
+    ratio.columns = [f"{dtype}, F = {width}" for dtype, width in ratio.columns]
+    shown = ", ".join(f"{dtype} {mean:.2f}x" for dtype, mean in means.items())
+    return [*markdown(ratio.reset_index(), dict.fromkeys(ratio, TIMES)), "",
+            f"Geometric means: {shown}."]  # fmt: skip
+
+
+def gpu_epochs(frame: pd.DataFrame) -> list[str]:
+    """A row per graph and model: stock PyG, compiled, on torch's CSR; patched."""
+    stocks, rows = ["stock", "stock, compiled", "torch CSR"], []
+    for (graph, model), group in frame.groupby(["graph", "model"], sort=False):
+        group = group.set_index("backend")
+        times, notes = group["epoch_ms"], group["note"].fillna("")
+        peaks, others = group["peak_mib"] / 1024, times.reindex(stocks).dropna()
+        rows.append({"graph": graph, "model": model}
+                    | {b: notes.get(b) or short(times.get(b)) for b in stocks}
+                    | {"patched": short(times["patched"]),
+                       "ratio to the best": ratio_of(others.min(), times["patched"]),
+                       "peak GiB, that one": short(peaks[others.idxmin()] if len(others) else None),
+                       "peak, patched": short(peaks["patched"])})  # fmt: skip
+    return markdown(pd.DataFrame(rows), right=True)
+
+
+def rewritten(frame: pd.DataFrame) -> list[str]:
+    """A row a graph and model: epochs and gains, of variants that were measured together."""
+    rows = []
+    for (graph, model), group in frame.groupby(["graph", "model"], sort=False):
+        group = group.set_index("variant")
+        same = group[group["commit"] == group["commit"]["rewritten"]]["epoch_ms"]
+        rows.append({"graph": graph, "model": model, "patched": same.get("patched"),
+                     "rewritten": same.get("rewritten"),
+                     "with `static`": same.get("rewritten, static")})  # fmt: skip
+    table = pd.DataFrame(rows)
+    gains = {"gain": table["patched"] / table["rewritten"],
+             "gain, `static`": table["patched"] / table["with `static`"]}  # fmt: skip
+    return markdown(table.assign(**gains), dict.fromkeys(gains, TIMES))
+
+
+def layers(frame: pd.DataFrame) -> list[str]:
+    """What patch() does with every layer: ratios over all sizes, reasons, tensors of edges."""
+    frame, rows = frame.fillna({"option": "", "formula": "", "reason": ""}), []
+    for (layer, option), group in frame.groupby(["layer", "option"], sort=False):
+        formulas = " ; ".join(dict.fromkeys(f for f in group["formula"] if f))
+        ratios = {name: group.loc[group["pass"] == name, "ratio"].dropna()
+                  for name in ("forward", "training")}  # fmt: skip
+        largest = group[group["edges"] == group["edges"].max()]
+        left = group[group["reason"] != ""]
+        small = left["reason"].str.startswith("small")
+        reasons = list(dict.fromkeys(left.loc[~small, "reason"]))
+        if small.any():
+            reasons.append(f"up to {left.loc[small, 'edges'].max():,} edges: too small")
+        rows.append({
+            "layer": f"`{layer}`", "option": option,
+            "formula": f"`{formulas}`" if formulas else None,
+            **{name: f"{r.min():.2f} to {r.max():.2f}, **{frames.mean(r):.2f}**" if len(r) else None
+               for name, r in ratios.items()},
+            "E x F": "yes" if largest["edge_tensor"].eq(True).any() else "no",
+            "left to PyG": "; ".join(reasons) or None,
+        })  # fmt: skip
+    return markdown(pd.DataFrame(rows).replace(r"\|", r"\\|", regex=True))
+
+
+def short(number: Any) -> str:
+    return NONE if number is None or pd.isna(number) else f"{number:.4g}"
+
+
+def ratio_of(slow: Any, fast: Any) -> str:
+    known = not (pd.isna(slow) or pd.isna(fast))
+    return f"{slow / fast:.2f}x" if known else NONE
+
+
+def headline() -> list[str]:
+    """The README's table: whole training epochs, then what is slower than stock PyG by 3%."""
+    rows = []
+
+    def add(where: str, graph: str, model: str, times: pd.Series) -> None:
+        others = times[[b for b in times.index if b != "stock" and "patched" not in b]].dropna()
+        name = {"torch CSR": "sparse tensor", "stock, compiled": "torch.compile"}
+        stock, best = times["stock"], others.idxmin() if len(others) else None
+        rows.append({
+            "on": where, "graph": graph, "model": model,
+            "stock PyG, ms": "out of memory" if pd.isna(stock) else short(stock),
+            "fastest without pyg_accel": f"{others.min():.4g} ({name.get(best, best)})"
+            if best else None,
+            "patched": times["patched"], "over stock": ratio_of(stock, times["patched"]),
+            "over the fastest": ratio_of(others.min(), times["patched"]),
+        })  # fmt: skip
+
+    for file, graph, models in (
+        ("cpu_epochs", "arxiv-like", LAYERS), ("gpu_epochs", "arxiv-like", LAYERS),
+        ("gpu_epochs", "reddit-like", ("GraphSAGE", "GCN", "GAT")),
+    ):  # fmt: skip
+        frame = results.read(f"epochs/{file}").rename(columns={"dataset": "graph"})
+        for model, group in frame[frame["graph"] == graph].groupby("model", sort=False):
+            if model in models:
+                where = "GPU" if "gpu" in frame else "CPU"
+                add(where, graph, model, group.groupby("backend")["epoch_ms"].median())
+    for where, graph, model, times in losses():
+        add(where, graph, model, times)
+    return markdown(pd.DataFrame(rows), right=True)
+
+
+def losses() -> Iterator[tuple[str, str, str, pd.Series]]:
+    """What takes 3% longer than stock PyG or more, of the applications and of sampled batches."""
+    for name, where in (("applications", "CPU"), ("applications_cuda", "GPU")):
+        wide = frames.applications(results.read(f"epochs/{name}"))["epoch_ms"]
+        for (application, data, batch), times in wide.iterrows():
+            if times["patched"] > 1.03 * times["stock"]:
+                graph = data + (f", batches of {batch}" if batch else "")
+                yield where, graph, application, times[["stock", "patched"]]
+    frame = results.read("epochs/gpu_batches")
+    frame = frame[(frame["seeds"] == frame["seeds"].min()) & ~frame["trimmed"]]
+    for model, group in frame.groupby("model", sort=False):
+        times = group.groupby("backend")["step_ms"].median()[["stock", "patched"]]
+        if times["patched"] > 1.03 * times["stock"]:
+            yield "GPU", f"sampled batches of {int(group['E'].iloc[0]):,} edges", model, times
+
+
+def gain(file: str, section: str, value: str, by: str, slow: str | None, fast: str, **where: Any,
+         ) -> str:  # fmt: skip
+    """How often `fast` fits into `slow`, with a link to the rows; `—` where it was not measured.
+
+    Args:
+        file: folder and name of the CSV file.
+        section: of docs/results.md; empty links to the file.
+        value: column of the time.
+        by: the column that says what was timed.
+        slow: its value there; None for the fastest that is not ours.
+        fast: the same.
+        where: what the rows have in other columns.
+    """
+    frame = results.read(file)
+    for column, wanted in where.items():
+        frame = frame[frame[column] == wanted]
+    times = frame.groupby(by)[value].median()
+    others = times[[name for name in times.index if "patched" not in name]].dropna()
+    time = others.min() if slow is None else times.get(slow)
+    if pd.isna(times.get(fast)):
+        return NONE
+    link = f"results.md#{section}" if section else f"../benchmarks/results/{file}.csv"
+    if time is None or pd.isna(time):
+        ran_out = "note" in frame and (frame["note"].fillna("") == "out of memory").any()
+        return f"[out of memory]({link})" if ran_out else NONE
+    return f"[{time / times[fast]:.2f}x]({link})"
+
+
+def decision() -> list[str]:
+    """What `patch()` makes of training, by device, graph and model: docs/is_it_for_me.md."""
+    rows = []
+
+    def add(workload: str, against: str, of: Callable[[str], str]) -> None:
+        rows.append({"workload": workload, "against": against} | {m: of(m) for m in LAYERS})
+
+    for graph, edges in (("facebook-pages", "342K"), ("arxiv-like", "2.3M")):
+        for against in ("stock", "large pages"):
+            add(f"CPU, full, {edges} edges", against, lambda model, g=graph, a=against: gain(
+                "epochs/cpu_epochs", "epochs-on-a-cpu", "epoch_ms", "backend", a, "patched",
+                dataset=g, model=model))  # fmt: skip
+    for size, graph, name in (("Cora-size", "fixed", "full, size of Cora"),
+                              ("Pubmed-size", "fixed", "full, size of PubMed"),
+                              ("Flickr-size", "fixed", "full, size of Flickr"),
+                              ("molecules 5 x 256", "new", "batches of 128 molecules"),
+                              ("1024 seeds", "new", "batches, 160K edges, 256 wide")):  # fmt: skip
+        add(f"GPU, {name}", "stock", lambda model, s=size, g=graph: gain(
+            "sizes/sizes_cuda", "", "least_ms", "variant", "stock", "patched", workload=s, graph=g,
+            mode="training", model={"GraphSAGE": "SAGE"}.get(model, model)))  # fmt: skip
+    for graph, edges in (("arxiv-like", "2.3M"), ("amazon0505-like", "4.9M"),
+                         ("reddit-like", "115M"), ("products-like", "124M")):  # fmt: skip
+        for against, slow in (("stock", "stock"), ("best of PyG", None)):
+            add(f"GPU, full, {edges} edges", against, lambda model, g=graph, s=slow: gain(
+                "epochs/gpu_epochs", "epochs-on-a-gpu", "epoch_ms", "backend", s, "patched",
+                graph=g, model=model))  # fmt: skip
+    for seeds, edges in ((256, "42K"), (1023, "168K"), (4090, "663K"), (16322, "2.5M")):
+        add(f"GPU, batches, {edges} edges", "stock", lambda model, s=seeds: gain(
+            "epochs/gpu_batches", "sampled-batches-on-a-gpu", "step_ms", "backend", "stock",
+            "patched", model=model, seeds=s, trimmed=False))  # fmt: skip
+    return markdown(pd.DataFrame(rows), right=True)
+
+
+def further() -> list[str]:
+    """What the other functions bring where `patch()` is not all: docs/is_it_for_me.md."""
+    rows = []
+
+    def add(have: str, use: str, graph: str, gained: str, over: str) -> None:
+        rows.append({"you have": have, "use": use, "measured on": graph, "gain": gained,
+                     "over": over})  # fmt: skip
+
+    guide, patch = "[`optimize()`](how-to/rewrite_a_model.md)", "`patch()`"
+    for model in ("GraphSAGE", "GCN", "GAT"):
+        for have, use, graph, fast in (
+            ("on one large graph, features that never change", " with `static`", "reddit-like",
+             "rewritten, static"), ("otherwise", "", "products-like", "rewritten")):  # fmt: skip
+            add(f"a {model} {have}", guide + use, f"{graph}, GPU", gain(
+                "epochs/rewrite_epochs", "rewritten-models-on-a-gpu", "epoch_ms", "variant",
+                "patched", fast, graph=graph, model=model), patch)  # fmt: skip
+    guide = "[MaxK](how-to/train_with_maxk.md), k = 32 of 256"
+    for have, device, more in (
+        ("a model that you can train anew, many edges a node", "cuda",
+         {"graph": "reddit-like", "model": "SAGE"}), ("the same on a CPU", "cpu", {})):  # fmt: skip
+        add(have, guide, "reddit-like, GPU" if more else "cornell5, CPU", gain(
+            f"papers/maxk_gnn/maxk_epochs_{device}", f"maxk-on-a-{DEVICES[device].lower()}",
+            "epoch_ms", "case", "ReLU, patched", "MaxK 32", shape="paper", **more),
+            "`patch()` with ReLU")  # fmt: skip
+    for layer in ("RGCNConv", "HeteroConv"):
+        add(f"{layer}, 100 relations", patch, "arxiv-like, GPU", gain(
+            "epochs/relations_cuda", "relations-on-a-gpu", "step_ms", "backend", "stock", "patched",
+            graph="arxiv-like", layer=layer, relations=100), "stock PyG")  # fmt: skip
+    add("ids of nodes in no order", "[`reorder()`](how-to/order_the_nodes.md) first",
+        "products-like, GPU, one SpMM", gain(
+            "kernels/node_order", "orders-of-the-nodes-on-a-gpu", "spmm_fp32_64_ms", "order",
+            "as it is", "community", graph="products-like"), "the same kernel")  # fmt: skip
+    frame = results.read("papers/es_spmm/sampled_kernels_cuda")
+    frame = frame[(frame["graph"] == "reddit-like") & (frame["storage"] == "fp32")]
+    whole = frame[frame["backend"] == "pyg_accel spmm"]["device_ms"].iloc[0]
+    some = frame.query("backend == 'sampled_spmm' and strategy == 'fastrand' and width == 64")
+    add("inference that may lose a little accuracy", "[`sampled(64)`](how-to/sample_edges.md)",
+        "reddit-like, GPU, one SpMM", f"[{whole / some['device_ms'].min():.2f}x](results.md"
+        "#sampled-edges-on-a-gpu)", "all edges")  # fmt: skip
+    return markdown(pd.DataFrame(rows), right=["gain"])
+
+
+MADE: dict[str, Make] = {
+    "epochs/cpu_epochs": epochs,
+    "epochs/gpu_epochs": gpu_epochs,
+    "epochs/gpu_batches": pivot(["graph", "model", "trimmed", "seeds", "E"], "backend", "step_ms"),
+    "epochs/gpu_first_call": columns("graph", "model", "backend", "kernel_cache", "first_step_s",
+                                     "second_step_s"),
+    "epochs/relations_cuda": pivot(["graph", "layer", "relations"], "backend", "step_ms"),
+    "epochs/applications": applications,
+    "epochs/applications_cuda": applications,
+    "epochs/rewrite_epochs": rewritten,
+    "kernels/cpu_kernels": kernels,
+    "kernels/gpu_kernels": gpu_kernels,
+    "kernels/node_order": columns("graph", "order", "reuse", "find_s", "spmm_fp32_64_ms",
+                                  "spmm_fp32_256_ms", "spmm_bf16_256_ms"),
+    "kernels/gpu_dot_attention": columns("what", "graph", "by", "forward_ms", "ms", "peak_mib",
+                                         missing={"ms": "out of memory"}),
+    "kernels/gpu_attention": columns("graph", "form", "heads", "width", "dtype", "parts_forward_ms",
+                                     "one_forward_ms", "parts_ms", "one_ms"),
+    "kernels/tc_sweep": papers.tensor_cores,
+    "kernels/tc_kernels": columns("graph", "F", "mode", "op", "chosen", "cuda_ms", "triton_ms",
+                                  "cusparse_ms"),
+    "layers/layers_cpu": layers,
+    "layers/layers_cuda": layers,
+} | papers.MADE  # fmt: skip
+# Of several files, or not of a file alone.
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "headline": headline, "decision": decision, "further": further,
+} | papers.TABLES  # fmt: skip
+
+
+def table(name: str) -> list[str]:
+    """The lines between the comments of a table; of a file, with the machine at their end."""
+    if name in TABLES:
+        return TABLES[name]()
+    frame = results.read(name)
+    return [*MADE[name](frame), *(["", measured(frame)] if "commit" in frame else [])]
+
+
+def filled(text: str) -> str:
+    """A page with its tables made anew."""
+    return BLOCK.sub(
+        lambda m: "\n".join([m[1].rstrip("\n"), "", *table(m["name"]), "", m[3]]), text
+    )
+
+
+def main(paths: Iterable[Path] = PAGES) -> None:
+    for path in paths:
+        text = path.read_text()
+        if (new := filled(text)) != text:
+            path.write_text(new)
+            print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What runs in place of torch functions while a call is tried or recorded: one mode, and tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_accel.record.edge_tensors import name_of
+
+__all__ = ["CONSTANTS", "NOT_RANDOM", "Functions", "Handler", "known_largest"]
+
+Handler = Callable[..., Any]
+
+
+class Functions(TorchFunctionMode):
+    """Sends calls of torch functions to the handlers that a table has for them.
+
+    Args:
+        table: handlers by function, or by the name that a function and a method share. A handler
+            is called with the function and its arguments, outside of this mode.
+    """
+
+    def __init__(self, table: Mapping[Any, Handler]) -> None:
+        super().__init__()
+        self._table = table
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = self._table.get(func) or self._table.get(name_of(func))
+        if handler is None:
+            return func(*args, **(kwargs or {}))
+        return handler(func, *args, **(kwargs or {}))
+
+
+def _unchanged(func: Handler, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return input
+
+
+def _zeros(func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+    zeros: Handler = torch.zeros if func is torch.randn else torch.zeros_like
+    made: Tensor = zeros(*args, **kwargs)
+    return made
+
+
+def _half(func: Handler, *args: Any, **kwargs: Any) -> Tensor:
+    if func is torch.rand_like:
+        return torch.full_like(args[0], 0.5, **kwargs)
+    shape = args[0] if args and not isinstance(args[0], int) else args
+    return torch.full(tuple(shape), 0.5, **kwargs)
+
+
+def _rounded(func: Handler, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return func(input, *args, **kwargs) if args or kwargs else (input > 0.5).to(input.dtype)
+
+
+# No random numbers: padded and unpadded calls would draw different ones.
+NOT_RANDOM: dict[Any, Handler] = {
+    **dict.fromkeys((
+        F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d,
+        torch.dropout, torch.alpha_dropout, torch.feature_dropout,
+    ), _unchanged),
+    torch.randn: _zeros, torch.randn_like: _zeros, torch.rand: _half, torch.rand_like: _half,
+    torch.bernoulli: _rounded, Tensor.bernoulli: _rounded,
+}  # fmt: skip
+
+
+def _constant(func: Handler, *args: Any, **kwargs: Any) -> Any:
+    if len(args) == 1 and type(args[0]) in (bool, int, float):
+        return torch.full((), *args, **kwargs)
+    return func(*args, **kwargs)
+
+
+# Tensors of Python numbers are made on the device, without a copy that the host waits for.
+CONSTANTS: dict[Any, Handler] = {torch.tensor: _constant}
+
+
+def known_largest(tensors: Sequence[Tensor]) -> dict[Any, Handler]:
+    """Return what answers for the largest id in tensors that are the same in every replay.
+
+    PyG asks for it to learn the number of nodes or graphs, and would wait for the device.
+    """
+    largest = [(t, int(t.max())) for t in tensors if t.numel() and not t.is_floating_point()
+               and not t.is_complex() and t.dtype != torch.bool]  # fmt: skip
+
+    def answer(func: Handler, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs:
+            for tensor, most in largest:
+                if args[0] is tensor:
+                    return torch.tensor(most, dtype=tensor.dtype)
+        return func(*args, **kwargs)
+
+    return {"max": answer} if largest else {}

@@ -1,0 +1,84 @@
+"""Writes the graph of a program anew, node by node."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from pyg_accel.record.split import DERIVED
+from pyg_accel.rewrite.nodes import Learning
+
+__all__ = ["Builder", "Edges", "Value"]
+
+
+class Edges(NamedTuple):
+    """A matrix of edges.
+
+    Attributes:
+        graph: where its entries are.
+        weight: [E] or [E, heads], their values; None if they are 1.
+        edge_order: the values are in the order of the edge list, else in that of the CSR.
+    """
+
+    graph: fx.Node
+    weight: fx.Node | None = None
+    edge_order: bool = False
+
+
+Value = fx.Node | float | Edges
+
+
+class Builder:
+    """Copies nodes to a new graph, with others between them.
+
+    Attributes:
+        graph: the new graph.
+    """
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self._learning = Learning()
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._calls: dict[Any, fx.Node] = {}
+
+    def copy(self, node: fx.Node) -> None:
+        """Copy the next node of the old graph."""
+        self._copies[node] = self.graph.node_copy(node, self._copies.__getitem__)
+
+    def replace(self, node: fx.Node, value: fx.Node) -> None:
+        """Let a node of the new graph take the place of the next node of the old one."""
+        self._copies[node] = value
+
+    def call(
+        self, function: Callable[..., Any], *args: Any, derived: bool = False, **kwargs: Any
+    ) -> fx.Node:
+        """Return the node of a call; one that is there already is not made twice.
+
+        Args:
+            function: what is called.
+            args: of the call, with nodes of either graph.
+            derived: its result is computed once for a graph, unless gradients flow into it.
+            kwargs: of the call.
+        """
+        args, kwargs = fx.map_arg((args, kwargs), lambda n: self._copies.get(n, n))
+        key = (function, _hashable(args), _hashable(tuple(kwargs.items())))
+        node = self._calls.get(key)
+        if node is None:
+            node = self._calls[key] = self.graph.call_function(function, args, kwargs)
+        if derived and not self._learning.learns(node):
+            node.meta[DERIVED] = True
+        return node
+
+    def finish(self, old: fx.Graph) -> fx.Graph:
+        """Return the new graph without what nothing reads any more."""
+        unread = {self._copies[n] for n in old.nodes if n in self._copies and not n.users}
+        for node in reversed(self.graph.nodes):
+            if not node.users and node not in unread and node.op not in ("placeholder", "output"):
+                self.graph.erase_node(node)
+        return self.graph
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_hashable, value))
+    return (type(value), value)

@@ -1,0 +1,190 @@
+"""The leaves of expressions: features, weights and vectors, and the nodes that compute them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from pyg_accel.rewrite.builder import Builder, Value
+from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Sum, is_bias, leaves_of
+from pyg_accel.rewrite.nodes import facts_of
+from pyg_accel.rewrite.sources import ones_like
+from pyg_accel.rewrite.tree import is_sparse
+
+__all__ = ["Emit", "Entry", "Leaves", "Source"]
+
+Emit = Callable[[Builder], Value]
+
+
+class Source(NamedTuple):
+    """Where the value of a leaf comes from.
+
+    Attributes:
+        emit: writes nodes that compute it.
+        nodes: of the graph that it is computed of.
+    """
+
+    emit: Emit
+    nodes: tuple[fx.Node, ...]
+
+
+class Entry(NamedTuple):
+    """A leaf, where its value comes from, and of a matrix of edges the node of its graph."""
+
+    leaf: Leaf
+    source: Source
+    graph: fx.Node | None
+
+
+class Leaves:
+    """Leaves by what they are, while a graph is read.
+
+    Attributes:
+        exprs: what nodes with features [N, F] or [N, heads, F] are.
+    """
+
+    def __init__(self, cuts: frozenset[fx.Node]) -> None:
+        self.exprs: dict[fx.Node, Expr] = {}
+        self._cuts = cuts
+        self._entries: dict[Any, Entry] = {}
+        self._widths: dict[str, int] = {}
+        self._same: dict[str, str] = {}
+        self._read: list[tuple[fx.Node, fx.Node]] = []
+        self._dtype = torch.float32
+        self._bipartite = False
+        self._num_rows = self._num_cols = 0
+
+    def leaf(
+        self,
+        key: Any,
+        base: str,
+        rows: str,
+        cols: "str | int",
+        kind: Any,
+        emit: Emit,
+        *nodes: fx.Node,
+        graph: fx.Node | None = None,
+        **more: Any,
+    ) -> Leaf:
+        """Return the leaf of a key; a new one may have a number of columns in place of a symbol."""
+        if key not in self._entries:
+            if isinstance(cols, int):
+                self._widths[symbol := f"w{len(self._widths)}#"] = cols
+                cols = symbol
+            leaf = Leaf(f"{base}#{len(self._entries)}", rows, cols, kind, **more)
+            self._entries[key] = Entry(leaf, Source(emit, nodes), graph)
+        return self._entries[key].leaf
+
+    def _unite(self, first: str, second: str) -> None:
+        first, second = self._root(first), self._root(second)
+        if first != second:
+            self._same[second] = first
+
+    def _root(self, symbol: str) -> str:
+        while symbol in self._same:
+            symbol = self._same[symbol]
+        return symbol
+
+    def _emitted(self, leaf: Leaf) -> Source:
+        return next(e.source for e in self._entries.values() if e.leaf is leaf)
+
+    def expr_of(self, node: Any, reader: fx.Node) -> Expr | None:
+        """Return features [N, F] as an expression that another node reads."""
+        if (about := facts_of(node)) is None:
+            return None
+        if node in self.exprs:
+            self._read.append((node, reader))
+            if node not in self._cuts:
+                return self.exprs[node]
+        if len(about.shape) != 2 or not about.dtype.is_floating_point:
+            return None
+        if about.shape[0] not in (self._num_rows, self._num_cols):
+            return None
+        rows = "M" if self._bipartite and about.shape[0] == self._num_cols else "N"
+        base = (
+            ("Y" if self._bipartite and rows == "N" else "X") if node.op == "placeholder" else "Z"
+        )
+        return self.leaf(("data", node), base, rows, about.shape[1], "data", lambda b: node, node)
+
+    def _is_open(self, node: Any) -> bool:
+        """Whether a node is features that functions of torch may be followed on."""
+        if node in self.exprs:
+            return True
+        about = facts_of(node)
+        return about is not None and node.op == "placeholder" and len(about.shape) == 2 and (
+            about.dtype.is_floating_point and about.shape[0] in (self._num_rows, self._num_cols)
+            and about.shape[1] > 1
+        )  # fmt: skip
+
+    def _movable(self, expr: Expr) -> Expr:
+        """Return a sum whose bias is a product and a column of ones, which can be moved."""
+        if not isinstance(expr, Sum):
+            return expr
+        terms: list[Expr] = []
+        for term in expr.terms:
+            if is_bias(term):
+                assert isinstance(term, Leaf)
+                (bias,) = self._emitted(term).nodes
+                term = self._ones(expr) @ self._row(bias, term.cols)
+            terms.append(term)
+        return Sum(tuple(terms))
+
+    def _row(self, bias: fx.Node, cols: str) -> Leaf:
+        def emit(b: Builder) -> fx.Node:
+            return b.call(torch.Tensor.unsqueeze, bias, 0)
+
+        return self.leaf(("row", bias), "w", "1", cols, "weight", emit, bias)
+
+    def _ones(self, like: Expr) -> Leaf:
+        """A column of ones with a row for each of an expression's, which has features in it."""
+        rows = like.rows
+        data = next((x for x in leaves_of(like) if x.kind == "data" and x.rows == rows), None)
+        if data is not None:
+            (node,) = self._emitted(data).nodes
+            emit: Emit = lambda b: b.call(ones_like, node)  # noqa: E731
+            return self.leaf(("ones", rows), f"e{rows}", rows, "1", "data", emit, node)
+        matrix = next(x for x in leaves_of(like) if is_sparse(x))
+        graph = next(e.graph for e in self._entries.values() if e.leaf is matrix)
+        assert graph is not None
+        dtype = self._dtype
+        emit = lambda b: b.call(ones_like, graph, dtype)  # noqa: E731
+        return self.leaf(("ones", rows), f"e{rows}", rows, "1", "data", emit, graph)
+
+    def _total(self, *parts: Expr) -> Expr:
+        """Return a sum, biases last."""
+        terms = [t for p in parts for t in (p.terms if isinstance(p, Sum) else (p,))]
+        terms.sort(key=is_bias)
+        for term in terms[1:]:
+            self._unite(terms[0].cols, term.cols)
+        return Sum(tuple(terms))
+
+    def _number(self, value: float, expr: Expr) -> Expr:
+        """Return an expression times a number."""
+        if value == 1:
+            return expr
+        rows = expr.rows
+        leaf = self.leaf(("number", value, rows), f"{value:.4g}", rows, rows, "diagonal",
+                         lambda b: value, number=True)  # fmt: skip
+        return leaf @ self._movable(expr)
+
+    def _vector(self, node: fx.Node, expr: Expr, *, inverse: bool = False) -> Expr | None:
+        """Return an expression with its rows multiplied by a vector, or divided."""
+        about, rows = facts_of(node), expr.rows
+
+        def emit(b: Builder) -> fx.Node:
+            flat = b.call(torch.Tensor.reshape, node, -1)
+            return b.call(torch.Tensor.reciprocal, flat) if inverse else flat
+
+        key, size = (
+            ("vector", node, inverse, rows),
+            self._num_cols if rows == "M" else self._num_rows,
+        )
+        if about.shape in ((), (1,), (1, 1)):
+            return self.leaf(key, "c", rows, rows, "diagonal", emit, node, number=True) @ (
+                self._movable(expr)
+            )
+        if about.shape != (size, 1):
+            return None
+        return Broadcast(self.leaf(key, "d", rows, rows, "diagonal", emit, node),
+                         self._movable(expr))  # fmt: skip

@@ -1,0 +1,81 @@
+"""The associations of one layer, without running any of them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_accel.patching.api import OverrideHandle
+from pyg_accel.patching.programs import Programs
+from pyg_accel.patching.rng_state import random_state, restore
+from pyg_accel.rewrite.enumerate import associations_of
+from pyg_accel.rewrite.layer import recorded_call
+from pyg_accel.rewrite.lift import NotLifted, regions_of
+from pyg_accel.rewrite.nodes import Learning
+from pyg_accel.rewrite.prune import Associations
+from pyg_accel.rewrite.select import assumptions_of
+
+__all__ = ["associations"]
+
+
+def associations(
+    conv: MessagePassing,
+    *example_inputs: Any,
+    train: bool = False,
+    static: bool = False,
+    upstream: bool = True,
+    **example_kwargs: Any,
+) -> Associations:
+    """Return every association of a layer's matrix products, and those that may be the fastest.
+
+    Args:
+        conv: the layer; it is called once.
+        example_inputs: arguments that it is called with; by default features and an edge_index.
+        train: the backward pass counts too.
+        static: the features are the same in every call.
+        upstream: the features have gradients, as those of a hidden layer have.
+        example_kwargs: arguments by name.
+
+    Returns:
+        ``all`` trees; the ``promoted`` ones; ``bills``, the primitives of each. Of a layer with
+        several expressions, those of the last.
+
+    Raises:
+        NotLifted: with the reason, for a layer that is left as it is.
+    """
+    if not example_inputs and not example_kwargs:
+        example_inputs = _examples(conv)
+    known = Programs()
+    handle = OverrideHandle({})
+    device = next((t.device for t in example_inputs if isinstance(t, Tensor)), torch.device("cpu"))
+    state = random_state(device, conv)
+    try:
+        for _ in range(2):  # a layer may keep something in its first call
+            made = recorded_call(known, conv, example_inputs, example_kwargs)
+            if made.program is not None:
+                break
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise NotLifted(f"its code does not run on such arguments: {error}") from error
+    finally:
+        handle.remove()
+        restore(state)
+    if made.program is None:
+        raise NotLifted(known.reason)
+    graph = made.program.graph
+    *_, region = regions_of(graph, made.program.constants, type(conv).__name__)
+    same = {n for n in graph.nodes if n.op == "placeholder"} if static else ()
+    given = assumptions_of(region, Learning(), train=train, static=frozenset(same),
+                           upstream=upstream)  # fmt: skip
+    return associations_of(region.expr, given)
+
+
+def _examples(conv: MessagePassing) -> tuple[Any, ...]:
+    """Features of as many columns as a layer takes, and an edge_index."""
+    inner = (p.size(1) for p in conv.parameters() if p.dim() == 2)  # of a network's first layer
+    channels = getattr(conv, "in_channels", None) or next(inner, 8)
+    like = next(conv.parameters(), torch.empty(0))
+    widths = channels if isinstance(channels, (tuple, list)) else (channels,)
+    x = tuple(like.new_ones(4, max(width, 1)) for width in widths)
+    edges = torch.zeros(2, 4, dtype=torch.long, device=like.device)
+    return (x if len(x) > 1 else x[0]), edges

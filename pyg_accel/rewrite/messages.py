@@ -1,0 +1,231 @@
+"""Sums of messages over edges as products with matrices, and attention."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+from pyg_accel.formula import Binary, Formula, Operand, operands_of
+from pyg_accel.rewrite.attention import Attention, read_attention
+from pyg_accel.rewrite.builder import Builder, Edges
+from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf
+from pyg_accel.rewrite.leaves import Leaves
+from pyg_accel.rewrite.nodes import facts_of
+from pyg_accel.rewrite.sources import (
+    Normalisation,
+    base_of,
+    degrees,
+    edges_of,
+    inverse_counts,
+    inverse_roots,
+    normalisation_of,
+)
+from pyg_accel.rewrite.terms import MOST, Term, terms_of
+
+__all__ = ["Messages"]
+
+_HALVES = {torch.bfloat16, torch.float16}
+
+
+class Messages(Leaves):
+    """Reads the sums of messages of one layer.
+
+    Attributes:
+        reason: the first reason why a sum of messages is no product.
+    """
+
+    def __init__(self, constants: Mapping[str, Any], layer: str, cuts: frozenset[fx.Node]) -> None:
+        super().__init__(cuts)
+        self.reason = ""
+        self._constants, self._layer = constants, layer
+        self._rows: Any = None
+        self._cols: Any = None
+        self._target: Any = None
+        self._attentions: dict[str, Attention] = {}
+        self._sample: dict[str, Any] | None = None
+
+    def _note(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def _gspmm(
+        self, node: fx.Node, graph: fx.Node, formula: Any, operands: Any, *, reduce: Any,
+        edge_order: bool = False,
+    ) -> Expr | None:  # fmt: skip
+        formula = self._constants[str(formula.target)] if isinstance(formula, fx.Node) else formula
+        if reduce not in ("sum", "mean"):
+            if reduce != "none":
+                self._note(f"aggregation by {reduce}")
+            return None
+        if not isinstance(formula, Formula) or not edge_order or not self._is_graph(graph):
+            return None
+        found = self._messages(node, graph, formula, operands, mean=reduce == "mean")
+        if found is None:
+            self._note(f"the message of {self._layer} is not linear in its features")
+        return found
+
+    def _sampled_spmm(
+        self, node: fx.Node, graph: fx.Node, x: Any, weight: Any = None, *, reduce: str,
+        edge_order: bool = False, **sample: Any,
+    ) -> Expr | None:  # fmt: skip
+        """A sum over a sample of each row; all of them are over the same."""
+        if not edge_order or not self._is_graph(graph) or self._sample not in (None, sample):
+            return None
+        if weight is not None and len(facts_of(weight).shape) != 1:
+            self._note("attention over samples of the edges")
+            return None
+        self._sample = sample
+        source = Operand("u", 0)
+        formula: Formula = source if weight is None else Binary("mul", source, Operand("e", 1))
+        operands = [x] if weight is None else [x, weight]
+        return self._messages(node, graph, formula, operands, mean=reduce == "mean")
+
+    def _is_graph(self, graph: fx.Node) -> bool:
+        """Whether a graph leads from and to the same nodes as the others."""
+        return graph.op == "call_function" and graph.args[1:4] == (
+            self._rows, self._cols, self._target,
+        )  # fmt: skip
+
+    def _messages(
+        self, node: fx.Node, graph: fx.Node, formula: Formula, operands: Any, *, mean: bool
+    ) -> Expr | None:
+        about = facts_of(node)
+        self._dtype = about.dtype
+        if len(about.shape) != 2 or any(facts_of(o) is None for o in operands):
+            return None
+        width = about.shape[1]
+
+        def is_wide(operand: Operand) -> bool:
+            value = operands[operand.index]
+            shape = facts_of(value).shape
+            narrow = value not in self.exprs and (operand.side == "e" or value.op != "placeholder")
+            return len(shape) == 2 and shape[1] == width and (width > 1 or not narrow)
+
+        terms = terms_of(formula, is_wide)
+        if terms is None or len(terms) > MOST:
+            return None
+        read = [operands[o.index] for o in operands_of(formula)]
+        precisions = {facts_of(o).dtype for o in read}
+        if len(precisions) > 1 and not precisions & _HALVES:
+            return None
+        ends: dict[str, set[Any]] = {"u": set(), "v": set(), "e": set()}
+        for term in terms:
+            if term.features is not None:
+                ends[term.features.side].add(operands[term.features.index])
+        if ends["u"] & ends["v"]:  # the sum of x_i - x_j is more precise than that of each
+            return None
+        parts = [self._term(node, graph, term, operands, mean=mean) for term in terms]
+        whole = [part for part in parts if part is not None]
+        if len(whole) < len(parts):
+            return None
+        return whole[0] if len(whole) == 1 else self._total(*whole)
+
+    def _term(
+        self, node: fx.Node, graph: fx.Node, term: Term, operands: Any, *, mean: bool
+    ) -> Expr | None:
+        if term.features is None or term.features.side == "e":
+            return None
+        expr = self.expr_of(operands[term.features.index], node)
+        sides: dict[str, list[tuple[fx.Node, bool]]] = {"u": [], "v": [], "e": []}
+        for operand, inverse in term.factors:
+            value = operands[operand.index]
+            if value in self.exprs or facts_of(value).shape[1:] not in ((), (1,)):
+                return None
+            sides[operand.side].append((operands[operand.index], inverse))
+        if expr is None:
+            return None
+        if term.features.side == "v":
+            return None if mean else self._targets(graph, term, expr, sides)
+        out: Expr | None = self._movable(expr)
+        for vector, inverse in sides["u"]:
+            out = None if out is None else self._vector(vector, out, inverse=inverse)
+        if out is None or expr.rows != ("M" if self._bipartite else "N"):
+            return None
+        weights = sides["e"]
+        normalised = None
+        if len(weights) == 1 and not weights[0][1] and not mean:
+            normalised = normalisation_of(weights[0][0], graph, self._constants)
+        if normalised is not None:
+            out = self._normalised(graph, normalised, out)
+        else:
+            matrix = self._matrix(graph, weights)
+            out = matrix @ out
+            if mean:
+                dtype = self._dtype
+                count = self.leaf(("count", matrix.name), "D⁻¹", "N", "N", "diagonal",
+                                  lambda b: b.call(inverse_counts, graph, dtype, derived=True),
+                                  graph, mean_of=matrix.name)  # fmt: skip
+                out = Broadcast(count, out)
+        for vector, inverse in sides["v"]:
+            out = None if out is None else self._vector(vector, out, inverse=inverse)
+        return None if out is None else self._number(term.number, out)
+
+    def _normalised(self, graph: fx.Node, norm: Normalisation, expr: Expr) -> Expr:
+        """Multiply with GCN's normalised adjacency: both sides are divided by roots of degrees."""
+        dtype = self._dtype
+
+        def edges(b: Builder) -> Edges:
+            return norm.edges(b, graph)
+
+        def roots(b: Builder) -> fx.Node:
+            found = norm.edges(b, graph)
+            return b.call(inverse_roots, graph, found.weight, dtype, derived=True)
+
+        key, kind = ("normalised", graph.args[0]), "sparse" if norm.weight is None else "weighted"
+        nodes = (graph,) if norm.weight is None else (graph, norm.weight)
+        a = self.leaf(key, "A", "N", "N", kind, edges, *nodes, graph=graph)
+        d = self.leaf(("roots", graph.args[0]), "D", "N", "N", "diagonal", roots, *nodes)
+        return Broadcast(d, a @ Broadcast(d, self._movable(expr)))
+
+    def _targets(
+        self, graph: fx.Node, term: Term, expr: Expr, sides: dict[str, list[tuple[fx.Node, bool]]]
+    ) -> Expr | None:
+        """Features of the targets, once for each edge of theirs."""
+        if sides["u"] or sides["v"] or expr.rows != "N" or self._sample is not None:
+            return None
+        matrix, dtype = self._matrix(graph, sides["e"]), self._dtype
+        source = self._emitted(matrix)
+
+        def emit(b: Builder) -> fx.Node:
+            found = source.emit(b)
+            assert isinstance(found, Edges)
+            return b.call(degrees, found.graph, found.weight, found.edge_order, dtype,
+                          derived=True)  # fmt: skip
+
+        leaf = self.leaf(("degree", matrix.name), "D", "N", "N", "diagonal", emit, *source.nodes)
+        return self._number(term.number, Broadcast(leaf, self._movable(expr)))
+
+    def _matrix(self, graph: fx.Node, weights: list[tuple[fx.Node, bool]]) -> Leaf:
+        """Return the matrix of the edges, with the products of weights [E, 1]."""
+        columns = "M" if self._bipartite else "N"
+        emit, nodes = edges_of(graph, weights)
+        kind = "weighted" if weights else "sparse"
+        key = ("edges", graph.args[0], *((base_of(node), inverse) for node, inverse in weights))
+        return self.leaf(key, "A", "N", columns, kind, emit, graph,
+                         *nodes, graph=graph)  # fmt: skip
+
+    def _attention(
+        self, node: fx.Node, graph: fx.Node, score: Any, value: Any, operands: Any, *,
+        edge_order: bool = False,
+    ) -> Expr | None:  # fmt: skip
+        if not edge_order or not self._is_graph(graph):
+            return None
+        split = {
+            n for n, e in self.exprs.items() if len(facts_of(n).shape) == 3 and n not in self._cuts
+        }
+        attention = read_attention(node, score, value, operands, split)
+        if attention is None:
+            self._note(f"{self._layer} makes scores or messages of more than its features")
+            return None
+        self._dtype = facts_of(node).dtype
+        for operand in attention.operands:
+            path = [operand.origin, *operand.chain, node] if operand.origin is not None else []
+            self._read += pairwise(path)
+        self._read.append((attention.features, node))
+        name = f"softmax{len(self._attentions) or ''}"
+        self._attentions[name] = attention
+        args = tuple(self.exprs[origin] for origin in attention.origins)
+        attend = Attend(name, self._matrix(graph, []), args, facts_of(node).shape[1],
+                        folds=True)  # fmt: skip
+        return attend @ self.exprs[attention.features]

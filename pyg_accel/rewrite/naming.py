@@ -1,0 +1,97 @@
+"""Names of leaves and sizes that do not depend on the call that was recorded."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf, Map, Sum, leaves_of, map_children
+
+__all__ = ["Named", "named"]
+
+_SIZES = "KLPQ"
+
+
+class Named(NamedTuple):
+    """An expression with other names.
+
+    Attributes:
+        expr: the expression.
+        names: of its leaves: the old name of each new one.
+        sizes: the new symbol of each old one.
+    """
+
+    expr: Expr
+    names: dict[str, str]
+    sizes: dict[str, str]
+
+
+def named(expr: Expr, order: Sequence[Leaf], same: Mapping[str, str]) -> Named:
+    """Name the leaves of an expression in the order in which the code met them.
+
+    Args:
+        expr: the expression.
+        order: of all leaves; their names are letters and a number: ``W#3``.
+        same: symbols of sizes, and others that are the same.
+    """
+    used = dict.fromkeys(leaves_of(expr))
+    leaves = [leaf for leaf in order if leaf in used]
+    symbols = {"N": "N", "M": "M", "1": "1", "k": "k"}
+    fresh = iter(_SIZES)
+
+    def root(symbol: str) -> str:
+        return root(same[symbol]) if symbol in same else symbol
+
+    def name(symbol: str, wanted: str = "") -> None:
+        if (symbol := root(symbol)) not in symbols:
+            taken = not wanted or wanted in symbols.values()
+            symbols[symbol] = next(fresh, f"w{len(symbols)}") if taken else wanted
+
+    for letter, base in (("F", "X"), ("F", "Z"), ("G", "Y")):
+        for leaf in leaves:
+            if leaf.name[0] == base:
+                name(leaf.cols, letter)
+    name(_in_heads(expr).cols, "H")
+    name(expr.cols, "O")
+    weights = [leaf for leaf in leaves if leaf.name[0] == "W"]
+    names: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for leaf in leaves:
+        name(leaf.rows)
+        name(leaf.cols)
+        base = leaf.name.partition("#")[0]
+        number, counts[base] = counts[base], counts[base] + 1
+        if base == "W":
+            names[leaf.name] = f"W{number}" if len(weights) > 2 else "WV"[number]
+        else:
+            names[leaf.name] = f"{base}{number or ''}"
+
+    def renamed(leaf: Leaf) -> Leaf:
+        rows, cols = symbols[root(leaf.rows)], symbols[root(leaf.cols)]
+        mean_of = names.get(leaf.mean_of, leaf.mean_of)
+        return replace(leaf, name=names[leaf.name], rows=rows, cols=cols, mean_of=mean_of)
+
+    def mapped(expr: Expr) -> Expr:
+        match map_children(expr, mapped):
+            case Leaf() as leaf:
+                return renamed(leaf)
+            case Broadcast(vector=vector) as result:
+                return replace(result, vector=renamed(vector))
+            case Map(cols_out=cols) as result:
+                return replace(result, cols_out=cols and symbols[root(cols)])
+            case Attend(matrix=matrix) as result:
+                return replace(result, matrix=renamed(matrix))
+            case result:
+                return result
+
+    return Named(mapped(expr), {new: old for old, new in names.items()}, symbols)
+
+
+def _in_heads(expr: Expr) -> Expr:
+    """What heads are made one matrix of, in an expression that is."""
+    match expr:
+        case Map(arg=arg, cols_out=cols):
+            return arg if cols else _in_heads(arg)
+        case Sum(terms=(first, *_)):
+            return _in_heads(first)
+    return expr

@@ -1,0 +1,46 @@
+"""What is known of the nodes of a recorded graph."""
+
+from typing import Any
+
+from torch import fx
+
+from pyg_accel.record.edge_tensors import name_of
+from pyg_accel.record.recorder import ABOUT
+from pyg_accel.record.split import DERIVED
+
+__all__ = ["Learning", "called", "facts_of", "lasts"]
+
+
+def called(node: fx.Node) -> str:
+    """Return the name of the function that a node calls; empty for a node that calls none."""
+    if node.op == "call_method":
+        return str(node.target)
+    return name_of(node.target) if callable(node.target) else ""
+
+
+def facts_of(node: Any) -> Any:
+    """Return the :class:`~pyg_accel.record.recorder.About` of a node; None if it is no tensor."""
+    return node.meta.get(ABOUT) if isinstance(node, fx.Node) else None
+
+
+class Learning:
+    """Which nodes have gradients, by the inputs that they are computed of."""
+
+    def __init__(self) -> None:
+        self._learns: dict[fx.Node, bool] = {}
+
+    def learns(self, node: fx.Node) -> bool:
+        """Return whether gradients flow into a node, if gradients are computed."""
+        if node not in self._learns:
+            inputs = node.all_input_nodes
+            own = not inputs and ABOUT in node.meta and node.meta[ABOUT].learns
+            self._learns[node] = own or any(map(self.learns, inputs))
+        return self._learns[node]
+
+
+def lasts(node: fx.Node) -> bool:
+    """Return whether a node is an argument, a constant, or derived of these once a graph."""
+    if node.op in ("placeholder", "get_attr"):
+        return True
+    derived = DERIVED in node.meta or called(node) in ("getitem", "size")
+    return derived and all(map(lasts, node.all_input_nodes))

@@ -1,0 +1,160 @@
+"""The matrices that expressions name: edges, degrees and weights, from the graph of a program."""
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_remaining_self_loops
+
+from pyg_accel import ops
+from pyg_accel.graph import Graph
+from pyg_accel.record.recorder import ABOUT
+from pyg_accel.rewrite.builder import Builder, Edges
+from pyg_accel.rewrite.nodes import called, lasts
+
+__all__ = [
+    "Normalisation", "base_of", "degrees", "edges_of", "in_order_of", "inverse_counts",
+    "inverse_roots", "normalisation_of", "ones_like",
+]  # fmt: skip
+
+_VIEWS = ("view", "reshape", "unsqueeze")
+
+
+class Normalisation(NamedTuple):
+    """A call of ``gcn_norm``.
+
+    Attributes:
+        edge_index: that it is given.
+        weight: [E] or None.
+        num_nodes: N.
+        fill: weight of self-loops.
+        loops: self-loops are added.
+    """
+
+    edge_index: fx.Node
+    weight: fx.Node | None
+    num_nodes: Any
+    fill: float
+    loops: bool
+
+    def edges(self, b: Builder, graph: fx.Node) -> Edges:
+        """Return its edges before they are normalised."""
+        if self.weight is None:
+            return Edges(graph)
+        args = (graph, self.edge_index, self.weight, self.num_nodes, self.fill)
+        if self.loops:
+            return Edges(graph, b.call(looped_weights, *args, derived=True))
+        return Edges(graph, b.call(in_order_of, graph, self.weight, derived=True))
+
+
+def normalisation_of(
+    weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any]
+) -> Normalisation | None:
+    """Return the normalisation that edge weights and the edges of a graph come from, if one is."""
+    item = base_of(weight)
+    if item.op != "call_function" or called(item) != "getitem":
+        return None
+    call, place = item.args
+    edges = graph.args[0]
+    if place != 1 or not isinstance(call, fx.Node) or called(call) != "borrow":
+        return None
+    if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0):
+        return None
+    function = call.args[0]
+    norm: Any = constants[str(function.target)] if isinstance(function, fx.Node) else function
+    # While patch() is on, what is called is a copy of PyG's function.
+    if (norm.__module__, norm.__qualname__) != (gcn_norm.__module__, gcn_norm.__qualname__):
+        return None
+    given = signature(norm).bind(*call.args[1:], **call.kwargs)
+    given.apply_defaults()
+    named = given.arguments
+    if (own := named["edge_weight"]) is not None and own.meta[ABOUT].learns:
+        return None
+    return Normalisation(
+        named["edge_index"], own, named["num_nodes"], 2.0 if named["improved"] else 1.0,
+        named["add_self_loops"],
+    )  # fmt: skip
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """Return what a view [E, 1] of edge weights looks at."""
+    while node.op == "call_function" and called(node) in _VIEWS:
+        shape = node.args[0].meta[ABOUT].shape  # type: ignore[union-attr]
+        if [n for n in shape if n != 1] != [n for n in node.meta[ABOUT].shape if n != 1]:
+            break
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def edges_of(
+    graph: fx.Node, weights: list[tuple[fx.Node, bool]]
+) -> tuple[Callable[[Builder], Edges], tuple[fx.Node, ...]]:
+    """Return what writes the matrix of the edges, with the products of weights [E, 1].
+
+    Args:
+        graph: of the edges.
+        weights: and whether the values are divided by them.
+    """
+    bases = [(base_of(node), inverse) for node, inverse in weights]
+
+    def emit(b: Builder) -> Edges:
+        if not bases:
+            return Edges(graph)
+        (first, inverse), *others = bases
+        fixed = not inverse and not others and lasts(first) and not first.meta[ABOUT].learns
+        if fixed:
+            return Edges(graph, b.call(in_order_of, graph, first, derived=True))
+        total = b.call(torch.Tensor.reshape, first, -1)
+        total = b.call(torch.Tensor.reciprocal, total) if inverse else total
+        for node, divides in others:
+            other = b.call(torch.Tensor.reshape, node, -1)
+            total = b.call(torch.Tensor.div if divides else torch.Tensor.mul, total, other)
+        return Edges(graph, total, edge_order=True)
+
+    return emit, tuple(node for node, _ in bases)
+
+
+def in_order_of(graph: Graph, values: Tensor) -> Tensor:
+    """Return values [E, ...] of an edge list in the order of the entries of its graph."""
+    values = values.reshape(values.size(0), *(n for n in values.shape[1:] if n != 1))
+    return values if graph.perm is None else values.index_select(0, graph.perm)
+
+
+def looped_weights(
+    graph: Graph, edge_index: Tensor, weight: Tensor, num_nodes: int, fill: float
+) -> Tensor:
+    """Return edge weights with those of self-loops, in the order of their graph."""
+    values = add_remaining_self_loops(edge_index, weight, fill, num_nodes)[1]
+    assert values is not None
+    return in_order_of(graph, values)
+
+
+def degrees(
+    graph: Graph, weight: Tensor | None, edge_order: bool, dtype: torch.dtype
+) -> Tensor:  # fmt: skip
+    """Return the row sums of a matrix, [num_rows]."""
+    if weight is None:
+        return graph.degree.to(dtype)
+    sums: Tensor = ops.gspmm(graph, "e0", [weight.unsqueeze(-1)], edge_order=edge_order)
+    return sums.squeeze(-1).to(dtype)
+
+
+def inverse_counts(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """Return what sums over the entries of rows are multiplied with to make means, [num_rows]."""
+    return 1 / graph.degree.clamp(min=1).to(dtype)
+
+
+def inverse_roots(graph: Graph, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return ``degree ** -1/2``, 0 where that is infinite."""
+    root = degrees(graph, weight, False, dtype).pow(-0.5)
+    return root.masked_fill(root == float("inf"), 0)
+
+
+def ones_like(like: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a column of ones, with as many rows as features or as a graph has."""
+    if isinstance(like, Tensor):
+        return like.new_ones(like.size(0), 1)
+    return torch.ones(like.num_rows, 1, dtype=dtype, device=like.device)

@@ -1,0 +1,435 @@
+"""Captures are made as long as they pay: what they cost and save is simulated, so no GPU is needed.
+
+A model's forward pass takes a second by a clock of the tests, eagerly and in trials; a replay takes
+what a test says.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Linear
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, SAGEConv, global_mean_pool
+
+import pyg_accel
+from pyg_accel import machine
+from pyg_accel.cuda_graphs import ledger
+from pyg_accel.cuda_graphs.capture import Memory, Uncaptured
+from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.settings import settings
+
+FREE, MOST = 30, 1.05  # calls, and how much longer than eager ones those after them may take
+
+
+class Clock:
+    """Seconds that have passed, and those that a replay takes."""
+
+    now, replay, captures = 0.0, 0.3, 0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+
+    class Simulated(Uncaptured):
+        timed = True
+
+        def __init__(self, function: Callable[[], list[Tensor]], inputs: Any, memory: Memory):
+            super().__init__(function, inputs, memory)
+            clock.captures += 1
+            with machine.as_captured():
+                for _ in range(3):  # as a capture does: two that warm up, and its own
+                    function()
+
+        def forward(self) -> Any:
+            before = clock.now
+            outs = super().forward()
+            clock.now = before + clock.replay
+            return outs
+
+    monkeypatch.setattr(ledger, "clock", lambda: clock.now)
+    monkeypatch.setattr(Engine, "recorder", Simulated)
+    return clock
+
+
+class Slow(torch.nn.Module):
+    """A layer whose forward pass takes a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.conv, self._clock = SAGEConv(6, 4).double(), [clock]
+
+    def forward(self, x: Tensor, edge_index: Tensor, *more: Any, **other: Any) -> Tensor:
+        self._clock[0].now += 1.0
+        return self.conv(x, edge_index)
+
+
+def graph(nodes: int, edges: int | None = None) -> tuple[Tensor, Tensor]:
+    numbers = torch.Generator().manual_seed(nodes)
+    edge_index = torch.randint(nodes, (2, edges or 3 * nodes), generator=numbers)
+    return torch.randn(nodes, 6, generator=numbers, dtype=torch.float64), edge_index
+
+
+def rotation() -> Iterator[tuple[Any, ...]]:
+    """Twelve sizes in turn."""
+    for i in count():
+        yield graph(20 + i % 12)
+
+
+def constants() -> Iterator[tuple[Any, ...]]:
+    """Twelve constants in turn, each a kind of its own."""
+    for i in count():
+        yield (*graph(20), i % 12 / 2)
+
+
+def integers() -> Iterator[tuple[Any, ...]]:
+    """An integer that is new in each call."""
+    for i in count(1):
+        yield (*graph(20), 7 * i)
+
+
+def four_times() -> Iterator[tuple[Any, ...]]:
+    """Each size as often as it takes to be captured, and never again."""
+    for i in count():
+        yield graph(20 + i // 4)
+
+
+def rare() -> Iterator[tuple[Any, ...]]:
+    """Twelve sizes in turn, each for a while, so that captures pay little."""
+    for i in count():
+        yield graph(20 + i // 7 % 12)
+
+
+def growing() -> Iterator[tuple[Any, ...]]:
+    """Sizes that fit no earlier bucket."""
+    for i in count():
+        yield graph(int(20 * 1.07 ** (i % 90)))
+
+
+def wide() -> Iterator[tuple[Any, ...]]:
+    """Sizes from ten to a thousand."""
+    numbers = torch.Generator().manual_seed(0)
+    while True:
+        yield graph(int(10 * 10 ** (2 * float(torch.rand((), generator=numbers)))))
+
+
+def odd() -> Iterator[tuple[Any, ...]]:
+    """Every third call has one more argument that does not go along with anything."""
+    for i in count():
+        rows = 3 + i % 5 if i % 3 == 0 else 20 + i % 7
+        yield (*graph(20 + i % 7), torch.ones(rows, 2))
+
+
+PATTERNS = {
+    f"{make.__name__}, {dynamic}": (make, dynamic)
+    for make in (rotation, constants, integers, four_times, rare, growing, wide, odd)
+    for dynamic in (None, False, True)
+}
+
+
+@pytest.mark.parametrize("replay", [0.3, 0.97, 1.3])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_no_pattern_takes_much_longer_than_eager_calls(pattern, replay, clock):
+    make, dynamic = PATTERNS[pattern]
+    clock.replay = replay
+    fast = pyg_accel.graphed(Slow(clock), dynamic=dynamic)
+    start, worst = 0.0, 0.0
+    with torch.no_grad():
+        for i, args in zip(range(400), make(), strict=False):
+            if i == FREE:
+                start = clock.now
+            fast(*args)
+            if i >= FREE:
+                worst = max(worst, clock.now - start - MOST * (i + 1 - FREE))
+    assert clock.now - start <= MOST * (400 - FREE)
+    assert worst <= 20  # calls, at any time: some captures of the free calls are compared later
+
+
+def test_captures_that_pay_go_on_being_made(clock, reasons):
+    """Of twelve sizes in turn eight are captured in the end, and no longer make room."""
+    fast = pyg_accel.graphed(Slow(clock), dynamic=False)
+    with torch.no_grad():
+        for _, args in zip(range(2000), rotation(), strict=False):
+            fast(*args)
+        assert len(fast.captures) == 8
+        before, made = clock.now, clock.captures
+        for _, args in zip(range(240), rotation(), strict=False):
+            fast(*args)
+    assert clock.captures == made and clock.now - before < 0.6 * 240
+    assert any(r.startswith(f"recaptured too often: {made} captures") for r in reasons())
+
+
+def test_what_is_slower_than_eager_calls_is_not_replayed(clock, replays, reasons):
+    clock.replay = 1.2
+    fast = pyg_accel.graphed(Slow(clock))
+    with torch.no_grad():
+        for _ in range(12):
+            fast(*graph(20))
+    assert replays() == 1 and reasons() == {"a replay takes longer than an eager call"}
+    assert fast.captures == []
+
+
+def test_looking_at_calls_that_are_refused_is_paid_for(clock, monkeypatch, replays, reasons):
+    """Each look takes half a second, and eager calls take one."""
+    find, looks = Engine._find, []
+
+    def slow(self: Engine, *args: Any) -> Any:
+        looks.append(0)
+        clock.now += 0.5
+        return find(self, *args)
+
+    class Waits(Slow):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out = super().forward(x, edge_index)
+            return out / x.size(0) if self.training else out
+
+    monkeypatch.setattr(Engine, "_find", slow)
+    fast, start = pyg_accel.graphed(Waits(clock)), 0.0
+    for i in range(400):
+        if i == FREE:
+            start, looks = clock.now, looks.clear() or looks
+        fast(*graph(20 + i % 5))
+    assert not replays() and len(reasons()) == 1
+    assert clock.now - start <= MOST * (400 - FREE) and len(looks) > 20
+    fast.eval()  # is another kind, which is looked at from its first call on
+    for i in range(10):
+        fast(*graph(20 + i % 5))
+    assert replays() == 7
+
+
+def test_release_begins_anew(clock, replays):
+    fast = pyg_accel.graphed(Slow(clock), dynamic=False, max_captures=1)
+    with torch.no_grad():
+        for i in range(16):
+            fast(*graph(20 + i // 4))
+        fast(*graph(23))
+        before = replays()
+        fast.release()
+        for _ in range(5):
+            fast(*graph(40))
+    assert replays() == before + 2 and len(fast.captures) == 1
+
+
+class Sampled(torch.nn.Module):
+    """The commonest model of a NeighborLoader: the targets are the first nodes."""
+
+    def __init__(self, then: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.conv, self.last = SAGEConv(6, 8).double(), SAGEConv(8, 4).double()
+        self.norm, self.then = torch.nn.BatchNorm1d(4).double(), then
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch_size: Any) -> Tensor:
+        return self.then(self, self.last(self.conv(x, edge_index).relu(), edge_index), batch_size)
+
+
+TAKES = {
+    "slice": lambda model, x, n: x[:n],
+    "narrow": lambda model, x, n: x.narrow(0, 0, n),
+    "normalised": lambda model, x, n: model.norm(x[:n]) - x[:n].mean(0),
+    "log_softmax": lambda model, x, n: x[:n].log_softmax(-1),
+    "all": lambda model, x, n: x,
+}
+READS = {
+    "a factor": lambda model, x, n: x * n,
+    "the others": lambda model, x, n: x[n:],
+    "half": lambda model, x, n: x[: n // 2],
+    "a loop": lambda model, x, n: sum((x.cos() for _ in range(n)), x),
+    "the last": lambda model, x, n: x[:n].flip(0).cumsum(0).flip(0),
+}
+
+
+def trained(model: torch.nn.Module, calls: list[tuple[Any, ...]]) -> list[list[Tensor]]:
+    found = []
+    for x, *args in calls:
+        model.zero_grad()
+        leaf = x.clone().requires_grad_()
+        out = model(leaf, *args)
+        out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))
+        found.append([out.detach(), leaf.grad, *(p.grad for p in model.parameters()
+                                                 if p.grad is not None)])  # fmt: skip
+    return found
+
+
+def same(one: list[list[Tensor]], other: list[list[Tensor]]) -> None:
+    for some, others in zip(one, other, strict=True):
+        for a, b in zip(some, others, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-8, atol=1e-9)
+
+
+def sampled(calls: int) -> list[tuple[Any, ...]]:
+    return [(*graph(60 + 3 * (i % 5), 190 + i % 9), 17 + 2 * (i % 7)) for i in range(calls)]
+
+
+@pytest.fixture
+def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "recorder", Uncaptured)
+
+
+@pytest.mark.parametrize("take", TAKES)
+def test_the_first_nodes_of_a_number_that_changes_are_taken(take, uncaptured, replays, reasons):
+    model, calls = Sampled(TAKES[take]), sampled(14)
+    same(trained(copy.deepcopy(model), calls), trained(fast := pyg_accel.graphed(model), calls))
+    assert not reasons() and replays() == len(calls) - 3
+    assert len(fast.captures) <= 2 and "batch_size" in fast.captures[0]
+
+
+@pytest.mark.parametrize("take", READS)
+def test_what_else_is_done_with_a_number_is_eager_at_once(take, clock, replays, reasons):
+    model, calls = Sampled(READS[take]), sampled(14)
+    same(trained(copy.deepcopy(model), calls), trained(pyg_accel.graphed(model), calls))
+    assert replays() == 0 and len(reasons()) == 1 and clock.captures == 0
+
+
+def test_a_number_beyond_the_nodes_takes_all_of_them(uncaptured, replays):
+    model, calls = Sampled(TAKES["slice"]), sampled(9)
+    calls += [(*graph(24, 90), 23), (*graph(24, 90), 24), (*graph(20, 90), 23), *sampled(2)]
+    same(trained(copy.deepcopy(model), calls),
+         trained(pyg_accel.graphed(model, dynamic=True), calls))  # fmt: skip
+    assert replays() >= 8
+
+
+def test_a_tensor_that_is_given_twice(uncaptured, replays, reasons):
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(6, 6).double()
+
+        def forward(self, x: Tensor, edge_index: Tensor, h: Tensor) -> Tensor:
+            return self.conv(x, edge_index) * h.sigmoid()
+
+    model = Twice()
+    fast = pyg_accel.graphed(copy.deepcopy(model))
+    for i in range(8):
+        found, (x, edge_index) = [], graph(30 + i)
+        for run in (model, fast):
+            leaf = x.clone().requires_grad_()
+            out = run(leaf, edge_index, leaf)
+            out.square().sum().backward()
+            found.append([out.detach(), leaf.grad])
+        same(found[:1], found[1:])
+    assert not reasons() and replays() == 5
+
+
+@pytest.mark.parametrize("number", [0, -3])
+def test_numbers_that_are_no_size(number, uncaptured, replays):
+    model, calls = Sampled(TAKES["slice"]), sampled(9)
+    calls += [(*graph(66, 194), number), *sampled(2)]
+    same(trained(copy.deepcopy(model), calls), trained(pyg_accel.graphed(model), calls))
+    assert replays() >= 8
+
+
+def test_calls_of_one_size_that_differ_in_a_number_are_told_apart(uncaptured, replays):
+    """A fixed graph: each number has a recording of its own, none that of another."""
+    model, (x, edge_index) = Sampled(TAKES["slice"]), graph(40)
+    fast = pyg_accel.graphed(model, dynamic=False)
+    with torch.no_grad():
+        for i in range(24):
+            torch.testing.assert_close(fast(x, edge_index, 9 + i % 2),
+                                       model(x, edge_index, 9 + i % 2))  # fmt: skip
+    assert len(fast.captures) == 2 and replays() == 24 - 6
+
+
+def test_batches_as_dictionaries_with_their_number_of_nodes(uncaptured, replays, reasons):
+    class OfDict(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(6, 4).double()
+
+        def forward(self, b: dict[str, Any]) -> Tensor:
+            x = self.conv(b["x"], b["edge_index"]) + b["x"].new_zeros(b["n"], 4)
+            return global_mean_pool(x, b["batch"], 4)
+
+    model = OfDict()
+    fast = pyg_accel.graphed(model)
+    for i in range(30):
+        x, edge_index = graph(40 + i % 12)
+        given = {"x": x, "edge_index": edge_index, "n": len(x), "batch": torch.arange(len(x)) % 4}
+        torch.testing.assert_close(fast(given), model(given))
+    assert len(reasons()) == 1  # four graphs are a number of the model's own: eager at once
+    assert replays() == 0
+
+    model.forward = lambda b: model.conv(b["x"], b["edge_index"]) + b["x"].new_zeros(b["n"], 4)
+    fast = pyg_accel.graphed(model)
+    for i in range(30):
+        x, edge_index = graph(40 + i % 12)
+        given = {"x": x, "edge_index": edge_index, "n": len(x)}
+        torch.testing.assert_close(fast(given), model(given))
+    assert replays() == 27 and len(fast.captures) <= 2
+
+
+def test_data_of_a_loader_of_neighbours_with_lists_of_numbers(uncaptured, replays, reasons):
+    class OfData(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv(6, 4).double()
+
+        def forward(self, data: Data) -> Tensor:
+            return self.conv(data.x, data.edge_index)[: data.batch_size]
+
+    model = OfData()
+    fast = pyg_accel.graphed(model)
+    for x, edge_index, seeds in sampled(14):
+        nodes, edges = [seeds, 20, len(x) - seeds - 20], [30, edge_index.size(1) - 30]
+        data = Data(x=x, edge_index=edge_index, batch_size=seeds, n_id=torch.arange(len(x)),
+                    input_id=torch.arange(seeds), num_sampled_nodes=nodes,
+                    num_sampled_edges=edges)  # fmt: skip
+        torch.testing.assert_close(fast(data), model(data))
+    assert not reasons() and replays() == 11
+
+
+def test_a_capture_and_its_warm_up_choose_alike_whatever_the_size(monkeypatch):
+    """Kernels for graphs of any size, and no choice that only a call outside of a capture has."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Looks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GATConv(6, 4, heads=2).double()
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            seen.append((settings.always, machine.is_captured(x)))
+            return self.conv(x, edge_index)
+
+    fast, changes = pyg_accel.graphed(Looks()), settings.changes
+    with torch.no_grad():
+        for i in range(6):
+            fast(*graph(20 + i))
+    assert {(False, False), (True, False), (True, True)} == set(seen)
+    assert seen.count((True, True)) >= 3
+    assert settings.always is False and not machine.is_captured(torch.ones(1))
+    assert settings.changes == changes
+
+
+@pytest.mark.parametrize("layer", ["SAGE", "GAT"])
+def test_small_graphs_run_our_kernels_in_captures_alone(layer, report_of, clock):
+    model = {"SAGE": SAGEConv(6, 8), "GAT": GATConv(6, 4, heads=2)}[layer]
+    pyg_accel.patch(model)
+    eager, fast = copy.deepcopy(model), pyg_accel.graphed(model)
+    for i in range(9):
+        x, edge_index = graph(30 + i)
+        torch.testing.assert_close(fast(x.float(), edge_index), eager(x.float(), edge_index))
+    backends = {row.backend for row in report_of() if row.layer == type(model).__name__}
+    assert {"PyG", "CUDA graph"} < backends and len(backends) > 3 - ("eager" not in backends)
+
+
+def test_losses_of_linear_models_count_too(clock):
+    """Not graphs alone: sizes of anything."""
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            clock.now += 1.0
+            return self.linear(x)
+
+    fast = pyg_accel.graphed(Plain(), max_captures=2, dynamic=False)
+    for i in range(300):
+        fast(torch.ones(2 + i // 4 % 20, 3))
+    assert clock.captures <= 30 // 4 + 300 * 0.05 // 6 + 1

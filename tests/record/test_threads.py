@@ -1,0 +1,132 @@
+"""Threads that call layers for the first time at once: each records, and none what another does."""
+
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    MessagePassing,
+    PNAConv,
+    SAGEConv,
+    TransformerConv,
+)
+
+import pyg_accel
+from pyg_accel.patching import propagate
+
+pytestmark = pytest.mark.usefixtures("always")
+
+WIDTH = 8
+
+
+class Gated(MessagePassing):
+    """A layer of a user's own, with a parameter in its message."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.scale = torch.nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.sigmoid(x_i - x_j) * x_j * self.scale
+
+
+LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "gcn": lambda: GCNConv(WIDTH, WIDTH),
+    "sage": lambda: SAGEConv(WIDTH, WIDTH, aggr=["mean", "max"]),
+    "gin": lambda: GINConv(torch.nn.Linear(WIDTH, WIDTH)),
+    "gat": lambda: GATConv(WIDTH, WIDTH // 2, heads=2),
+    "gatv2": lambda: GATv2Conv(WIDTH, WIDTH // 2, heads=2),
+    "transformer": lambda: TransformerConv(WIDTH, WIDTH // 2, heads=2),
+    "pna": lambda: PNAConv(WIDTH, WIDTH, ["mean", "std"], ["identity"], torch.tensor([1, 5, 2])),
+    "a user's": Gated,
+}
+
+
+def given(thread: int, call: int) -> tuple[Tensor, Tensor, bool]:
+    """Features, a graph, and whether to train: of other sizes and modes in each thread."""
+    random = torch.Generator().manual_seed(10 * thread + call)
+    nodes, edges = 12 + 7 * thread, 40 + 9 * thread + call
+    x = torch.randn(nodes, WIDTH, generator=random, dtype=torch.double)
+    return x, torch.randint(nodes, (2, edges), generator=random), (thread + call) % 2 == 0
+
+
+def outcome(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, train: bool) -> list[Tensor]:
+    """The output, and in training the gradients of the features and the parameters."""
+    x = x.clone().requires_grad_(train)
+    with torch.set_grad_enabled(train):
+        out = layer(x, edge_index)
+    if not train:
+        return [out]
+    return [out.detach(), *torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()])]
+
+
+@contextmanager
+def meeting(monkeypatch: pytest.MonkeyPatch, threads: int) -> Iterator[None]:
+    """First attempts wait for one another, and threads are switched often."""
+    barrier, attempt, interval = Barrier(threads), propagate._attempt, sys.getswitchinterval()
+    waited: set[int] = set()
+
+    def together(*args: Any) -> Any:
+        if threading.get_ident() not in waited:
+            waited.add(threading.get_ident())
+            barrier.wait(60)
+        return attempt(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(propagate, "_attempt", together)
+        sys.setswitchinterval(1e-5)
+        try:
+            yield
+        finally:
+            sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one layer", "a layer each"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_two_threads_record_at_once(name, shared, monkeypatch, report_of):
+    threads, calls = 2, 6
+    layers = [LAYERS[name]().double()] * threads
+    if not shared:
+        layers = [copy.deepcopy(layer) for layer in layers]
+    stock = copy.deepcopy(layers[0])
+    expected = [[outcome(stock, *given(t, c)) for c in range(calls)] for t in range(threads)]
+
+    def work(thread: int) -> list[list[Tensor]]:
+        return [outcome(layers[thread], *given(thread, call)) for call in range(calls)]
+
+    with pyg_accel.patched(), ThreadPoolExecutor(threads) as pool:
+        with meeting(monkeypatch, threads):
+            found = list(pool.map(work, range(threads)))
+        again = [[outcome(layers[t], *given(t, c)) for c in range(calls)] for t in range(threads)]
+    for ours in (found, again):
+        for right, mine in zip(expected, ours, strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-8, atol=1e-8)
+    assert all(row.formula for row in report_of())
+
+
+def test_threads_that_record_different_layers_do_not_mix_them(monkeypatch):
+    names = [*LAYERS]
+    layers = {name: LAYERS[name]().double() for name in names}
+    stock = copy.deepcopy(layers)
+    expected = {n: outcome(stock[n], *given(i, 0)) for i, n in enumerate(names)}
+    pool = ThreadPoolExecutor(len(names))
+    with pool, pyg_accel.patched(), meeting(monkeypatch, len(names)):
+        found = pool.map(lambda i: outcome(layers[names[i]], *given(i, 0)), range(len(names)))
+        found = dict(zip(names, found, strict=True))
+    for name, right in expected.items():
+        torch.testing.assert_close(found[name], right, rtol=1e-8, atol=1e-8)
