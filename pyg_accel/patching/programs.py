@@ -44,7 +44,8 @@ from pyg_accel.record.split import derives_anew
 from pyg_accel.settings import settings
 
 __all__ = [
-    "NOTHING", "Attempt", "Programs", "attempt", "find", "forget", "forget_unpatched", "has", "note",
+    "NOTHING", "Attempt", "Programs", "attempt", "find", "forget", "forget_unpatched", "has",
+    "note",
     "recorded", "run", "unrecordable", "why",
 ]  # fmt: skip
 

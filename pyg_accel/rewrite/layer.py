@@ -322,7 +322,7 @@ def recorded_call(
 def _forward(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
     """Make a call of a layer; one of MaxK as the layer of PyG on features through MaxK."""
     if not isinstance(conv, _MAXK):
-        return torch.nn.Module._call_impl(conv, *args, **kwargs)  # type: ignore[no-untyped-call]
+        return torch.nn.Module._call_impl(conv, *args, **kwargs)
     x, *others = args
     if isinstance(conv, MaxKSAGEConv) and conv.project:
         return _projected(conv, x, *others, **kwargs)
