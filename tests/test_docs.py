@@ -251,7 +251,10 @@ def run_page(name: str, shown: list[Block], folder: Path, monkeypatch: pytest.Mo
     assert spec and spec.loader
     page = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, module, page)
-    spec.loader.exec_module(page)
+    try:
+        spec.loader.exec_module(page)
+    finally:
+        vars(page).clear()  # optimised models take their overrides with them
 
 
 @pytest.mark.parametrize("name", WITH_CODE)
