@@ -4,12 +4,13 @@ A plan is a number (csrc/plans.h): ``run1(plan, x)`` and ``run2(plan, x, weight)
 says in one call, of features with any strides and any shape behind their rows.
 """
 
+import weakref
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
 from pyg_accel.backends.base import Launch
-from pyg_accel.facts import facts_of
+from pyg_accel.derived import find, keep
 from pyg_accel.graph import CSR
 from pyg_accel.native import direct
 
@@ -26,13 +27,13 @@ _removing = Lock()
 
 
 class Matrix:
-    """A CSR matrix in the table of a library, for as long as its arrays live.
+    """A CSR matrix in the table of a library, for as long as there are plans on it.
 
     Attributes:
         number: in the table.
     """
 
-    __slots__ = ("_owned", "_remove", "number")
+    __slots__ = ("__weakref__", "_owned", "_remove", "number")
 
     def __init__(self, library: Any, csr: CSR, how: tuple[Any, ...], owned: Any) -> None:
         """Use :meth:`of`."""
@@ -55,7 +56,7 @@ class Matrix:
         cls, library: Any, csr: CSR, how: tuple[Any, ...], key: tuple[Any, ...] = (),
         owned: Any = None,
     ) -> "Matrix":  # fmt: skip
-        """Return that of a graph, which is stored with its ``col``.
+        """Return that of a graph, which all plans on the same arrays share.
 
         Args:
             library: with the table.
@@ -64,13 +65,14 @@ class Matrix:
             key: what tells ``how`` apart.
             owned: what must live for as long.
         """
-        derived = facts_of(csr.rowptr, csr.col, csr.num_cols).derived
-        edges = None if csr.eid is None else csr.eid.data_ptr()
-        place = "matrix", library.name, edges, *key
-        found: Matrix | None = derived.get(place)
-        if found is None:
-            found = derived[place] = cls(library, csr, how, owned)
-        return found
+        owners = [t for t in (csr.col, csr.rowptr, csr.eid) if t is not None]
+        place = "matrix", library.name, csr.num_cols, *key
+        found = find(owners, place, lasting=True)
+        matrix: Matrix | None = None if found is None else found()
+        if matrix is None:
+            matrix = cls(library, csr, how, owned)
+            keep(owners, place, weakref.ref(matrix), lasting=True)  # it refers to their memory
+        return matrix
 
 
 def spmm_launch(

@@ -128,13 +128,14 @@ def test_matrices_leave_the_table_with_their_graph():
     x = torch.randn(M, 4, requires_grad=True)
     for reduce in ("sum", "mean", "max"):
         ops.spmm(graph, x, torch.rand(E), reduce=reduce, edge_order=True).sum().backward()
-    plans = [run1(graph).before[0], run1(Graph.of_arrays(graph.arrays(), M)).before[0]]
+    launches = [run1(graph), run1(Graph.of_arrays(graph.arrays(), M))]
+    plans = [launch.before[0] for launch in launches]
     assert plans[0] == plans[1]  # of the same arrays
     cpu_library().run1(plans[0], x)
     gc.disable()
     try:
         with Names() as seen:
-            del graph
+            del graph, launches
         assert not seen.names
         run1(make_graph())  # which makes room
         with pytest.raises(RuntimeError, match="no matrix"):
