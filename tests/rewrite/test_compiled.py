@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch_geometric import nn
 
-from pyg_accel import Graph, layers, optimize
+from pyg_accel import layers, optimize
 from pyg_accel.ops.csr import looped_graph_of
 
 pytestmark = pytest.mark.slow
@@ -154,21 +154,6 @@ def test_arguments_of_a_new_kind_break_the_graph_and_are_right():
     for mode in (False, True):
         found, right = (run.train(mode)(x, edge_index) for run in (compiled, model))
         torch.testing.assert_close(found, right)
-
-
-def test_a_compiled_model_sorts_a_graph_once_and_forgets_it(monkeypatch, stored_graphs):
-    built = []
-    right = Graph._from_coo
-    monkeypatch.setattr(Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1])
-    x, edge_index = next(batches())
-    fast = optimize(nn.GCN(F, 8, 2), x, edge_index.clone(), train=True)
-    built.clear()
-    compiled = whole(fast)
-    for _ in range(3):
-        compiled(x, edge_index).sum().backward()
-    assert len(built) == 1
-    del edge_index
-    assert stored_graphs() == 0
 
 
 def test_exports_and_traces_run_without_this_package():
