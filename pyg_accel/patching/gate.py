@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
@@ -78,8 +79,8 @@ def by_program(
         The result; :data:`NOTHING` if no program fits the call.
     """
     known = programs.of(layer, name)
-    if known is None or not known.programs or get_eval_frame_callback() is not None:
-        return NOTHING  # Dynamo would compile what runs here, after a break of its graph
+    if known is None or not known.programs or get_eval_frame_callback() or _is_tracing():
+        return NOTHING  # Dynamo would compile what runs here, and sizes are tensors in a trace
     context: tuple[Any, ...] | None = None
     gradient = torch.is_grad_enabled()
     for program in known.programs:
