@@ -90,7 +90,8 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
     with torch._C.DisableTorchFunction():
         if recorder is None:
             return function(*args, **kwargs)
-        result = function(*_integers(args), **_integers(kwargs))
+        with recorder.hidden():
+            result = function(*_integers(args), **_integers(kwargs))
         recorder.take(function, args, kwargs, result, trusted=True, borrows=borrows)
     return result
 
@@ -174,6 +175,18 @@ class Recorder(TorchFunctionMode):
                     sys.setprofile(before)
         finally:
             running_recorder.recorder = self._outer
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Record nothing of what runs inside the block, which is one step."""
+        before = sys.getprofile()
+        running_recorder.recorder = None
+        sys.setprofile(None)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            running_recorder.recorder = self
 
     @contextmanager
     def alone(self) -> Iterator[None]:

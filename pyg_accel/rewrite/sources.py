@@ -59,7 +59,9 @@ def normalisation_of(
         return None
     call, place = item.args
     edges = graph.args[0]
-    if place != 1 or not isinstance(call, fx.Node) or called(call) != "borrow":
+    if place != 1 or not isinstance(call, fx.Node) or (
+        called(call) not in ("borrow", "_formula")  # the second is that of a distributed model
+    ):
         return None
     if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0):
         return None
