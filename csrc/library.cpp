@@ -6,22 +6,21 @@
 STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def("csr_from_coo(Tensor row, Tensor col, int num_rows, int num_cols, bool wide) -> Tensor[]");
   m.def("csr_transpose(Tensor rowptr, Tensor col, int num_cols) -> Tensor[]");
+  m.def("add_matrix(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, bool sorted) -> int");
+  m.def("remove_matrix(int matrix) -> ()");
+  m.def("run1(int plan, Tensor x) -> Tensor");
+  m.def("run2(int plan, Tensor x, Tensor weight) -> Tensor");
+  m.def("run1_winners(int plan, Tensor x) -> (Tensor, Tensor)");
+  m.def("run2_winners(int plan, Tensor x, Tensor weight) -> (Tensor, Tensor)");
+  m.def("scatter_arg(int num_cols, Tensor grad, Tensor arg) -> Tensor");
   m.def(
-      "spmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, bool sorted, Tensor x, "
-      "Tensor? weight, int combine, bool relu, int reduce, bool want_arg, bool arg_is_col) -> "
-      "Tensor[]");
-  m.def("scatter_arg(Tensor grad, Tensor arg, int num_cols) -> Tensor");
-  m.def(
-      "gspmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor[] operands, int[] sides, "
+      "gspmm(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, int[] sides, "
       "int[] code, int result, bool sum_result, Tensor like, int heads, int width, int out_width, "
-      "int[] reduces, bool want_arg, bool arg_is_col) -> Tensor[]");
-  m.def(
-      "dot(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor target, Tensor source) -> "
-      "Tensor");
+      "int[] reduces, bool want_arg, bool arg_is_col, Tensor[] operands) -> Tensor[]");
   m.def("softmax(Tensor rowptr, Tensor? eid, Tensor scores, Tensor? grad) -> Tensor");
   m.def(
-      "stages(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, Tensor[] operands, "
-      "int[] sides, Tensor[] given, int[] code, int heads, int scores) -> Tensor[]");
+      "stages(Tensor rowptr, Tensor col, Tensor? eid, int num_cols, int[] sides, "
+      "Tensor[] given, int[] code, int heads, int scores, Tensor[] operands) -> Tensor[]");
   m.def("row_dots(Tensor a, Tensor b) -> Tensor");
   m.def("maxk(Tensor x, int k) -> Tensor[]");
   m.def(

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     profile.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     profile.add_argument("--out", type=Path, default=Path("cost_models"), help="folder to write")
     profile.add_argument("--minutes", type=float, default=float("inf"), help="stop measuring then")
-    tune = commands.add_parser("tune", help="measure sizes and launches on this machine, 2 minutes")
+    tune = commands.add_parser("tune", help="measure call costs and launches on this machine")
     tune.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     tune.add_argument("--out", type=Path, help="file to write; default: the one that is used")
     given, rest = parser.parse_known_args(argv)
@@ -107,7 +107,7 @@ def doctor() -> int:
 
 
 def _tuning(gpus: int) -> list[str]:
-    """Where size thresholds and launch parameters of each kind of device come from."""
+    """Where call costs and launch parameters of each kind of device come from."""
     import torch
 
     from pyg_accel.tuned import device_of_kind, tuned, tuning_file
@@ -258,7 +258,7 @@ def profile_machine(kind: str, out: Path, minutes: float) -> int:
 
 
 def tune_machine(kind: str | None, out: Path | None) -> int:
-    """Measure size thresholds and launch parameters, and say what was found and where it is."""
+    """Measure call costs and launch parameters, and say what was found and where it is."""
     import torch
 
     from pyg_accel.tuned import tuning_file
@@ -271,11 +271,9 @@ def tune_machine(kind: str | None, out: Path | None) -> int:
     except (ValueError, OSError) as error:
         print(f"python -m pyg_accel tune: {error}", file=sys.stderr)
         return 2
-    limits = found["thresholds"]
-    print(f"{found['measured']['device']}: accelerated from this many edges on")
-    print(f"  {'any call':16} {limits['min_edges']:>10,}")
-    for name, numbers in limits.get("kinds", {}).items():
-        print(f"  {name:16} " + "  ".join(f"{k} {v:>10,}" for k, v in numbers.items()))
+    print(found["measured"]["device"])
+    for name, value in found["size"].items():
+        print(f"  {name:16} {value:>10,}")
     for name, entry in found.get("launch", {}).items():
         print(f"  {name:16} " + "  ".join(f"{k} {v}" for k, v in entry.items()))
     print(f"Written to {path}", end="")

@@ -3,7 +3,8 @@
 The file has an object for each device, by its :attr:`~pyg_accel.machine.Device.slug` or, for all
 devices of a kind, ``"cpu"`` or ``"cuda"``. An object may have these parts:
 
-- ``"thresholds"``: sizes from which on acceleration pays; see :mod:`pyg_accel.patching.thresholds`.
+- ``"size"``: the numbers that decide from which size on calls are accelerated; see
+  :mod:`pyg_accel.patching.size`.
 - ``"launch"``: launch parameters of Triton's kernels; see :mod:`pyg_accel.backends.triton.launch`.
 - ``"measured"``: when and with which versions. It is shown, and decides nothing.
 """

@@ -107,7 +107,6 @@ std::vector<Tensor> gspmm(const Tensor& rowptr,
                           const Tensor& col,
                           const std::optional<Tensor>& eid,
                           int64_t num_cols,
-                          const std::vector<Tensor>& operands,
                           const std::vector<int64_t>& sides,
                           const std::vector<int64_t>& code,
                           int64_t result,
@@ -118,7 +117,8 @@ std::vector<Tensor> gspmm(const Tensor& rowptr,
                           int64_t out_width,
                           const std::vector<int64_t>& reduces,
                           bool want_arg,
-                          bool arg_is_col) {
+                          bool arg_is_col,
+                          const std::vector<Tensor>& operands) {
   const DType dtype = dtype_of(like);
   ProgramArgs args{};
   args.csr = csr_of(rowptr, col, eid, num_cols, false);

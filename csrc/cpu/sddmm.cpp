@@ -1,32 +1,31 @@
 // SDDMM with a dot product, and the softmax over the entries of each row.
+#include "sddmm.h"
+
+#include "plans.h"
 #include "schedule.h"
 
 namespace pyg_accel {
-namespace {
 
-Tensor dot(const Tensor& rowptr,
-           const Tensor& col,
-           const std::optional<Tensor>& eid,
-           int64_t num_cols,
-           const Tensor& target,
-           const Tensor& source) {
-  const DType dtype = dtype_of(source);
-  check_features(target, "target", dtype);
-  check_features(source, "source", dtype);
+Tensor dot(const Csr& csr, int64_t heads, const Tensor& a, const Tensor& b) {
+  const FeatureRows target(a), source(b);
+  const DType dtype = dtype_of(source.tensor);
+  STD_TORCH_CHECK(target.rows == csr.num_rows && source.rows == csr.num_cols &&
+                      target.columns == source.columns && heads > 0 &&
+                      source.columns % heads == 0 && dtype_of(target.tensor) == dtype &&
+                      target.tensor.is_cpu() && source.tensor.is_cpu(),
+                  "expected targets and sources of one dtype, [num_rows, H, F] and "
+                  "[num_cols, H, F]");
   DotArgs args{};
-  args.csr = csr_of(rowptr, col, eid, num_cols, false);
-  STD_TORCH_CHECK(target.size(0) == args.csr.num_rows && source.size(0) == num_cols &&
-                      target.size(1) == source.size(1) && target.size(2) == source.size(2),
-                  "expected 'target' and 'source' of shapes [num_rows, H, F] and [num_cols, H, F]");
-  args.heads = source.size(1);
-  args.width = source.size(2);
-  args.target = target.const_data_ptr();
-  args.target_stride = target.stride(0);
-  args.source = source.const_data_ptr();
-  args.source_stride = source.stride(0);
+  args.csr = csr;
+  args.heads = heads;
+  args.width = source.columns / heads;
+  args.target = target.tensor.const_data_ptr();
+  args.target_stride = target.stride;
+  args.source = source.tensor.const_data_ptr();
+  args.source_stride = source.stride;
   if (args.width == 0)
-    return torch::stable::new_zeros(source, {args.csr.num_entries, args.heads});
-  Tensor out = new_result(source, {args.csr.num_entries, args.heads});
+    return torch::stable::new_zeros(b, {csr.num_entries, heads});
+  Tensor out = new_result(b, {csr.num_entries, heads});
   args.out = out.mutable_data_ptr();
 
   const Kernels& table = kernels(dtype);
@@ -41,6 +40,8 @@ Tensor dot(const Tensor& rowptr,
     });
   return out;
 }
+
+namespace {
 
 Tensor softmax(const Tensor& rowptr,
                const std::optional<Tensor>& eid,
@@ -75,7 +76,6 @@ Tensor softmax(const Tensor& rowptr,
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
-  m.impl("dot", TORCH_BOX(&dot));
   m.impl("softmax", TORCH_BOX(&softmax));
 }
 

@@ -1,56 +1,57 @@
 // SpMM: out[i] = reduce over row i of weight * x[col].
 #include "packing.h"
+#include "plans.h"
 #include "schedule.h"
+#include "sddmm.h"
 
 namespace pyg_accel {
 namespace {
 
-std::vector<Tensor> spmm(const Tensor& rowptr,
-                         const Tensor& col,
-                         const std::optional<Tensor>& eid,
-                         int64_t num_cols,
-                         bool sorted,
-                         const Tensor& x,
-                         const std::optional<Tensor>& weight,
-                         int64_t combine,
-                         bool relu,
-                         int64_t reduce,
-                         bool want_arg,
-                         bool arg_is_col) {
+std::vector<Tensor> spmm(const Csr& csr,
+                         const Plan& plan,
+                         const Tensor& features,
+                         const Tensor* weights,
+                         bool want_arg) {
+  const FeatureRows rows(features);
+  const Tensor& x = rows.tensor;
   const DType dtype = dtype_of(x);
-  check_features(x, "x", dtype);
+  STD_TORCH_CHECK(x.is_cpu() && rows.rows == csr.num_cols, "expected features of ", csr.num_cols,
+                  " rows on a CPU");
   SpmmArgs args{};
-  args.csr = csr_of(rowptr, col, eid, num_cols, sorted);
-  STD_TORCH_CHECK(x.size(0) == num_cols, "expected 'x' to have ", num_cols, " rows");
-  args.heads = x.size(1);
-  args.width = x.size(2);
+  args.csr = csr;
+  args.heads = 1;
+  args.width = rows.columns;
   args.x = x.const_data_ptr();
-  args.x_stride = x.stride(0);
-  args.reduce = static_cast<Reduce>(reduce);
-  args.arg_is_col = arg_is_col;
-  if (weight) {
-    STD_TORCH_CHECK(weight->is_contiguous() && weight->dim() == 3 && dtype_of(*weight) == dtype &&
-                        weight->size(0) == args.csr.num_entries,
-                    "expected 'weight' to be contiguous [E, H, F] of the dtype of 'x'");
-    args.weight_rows = weight->size(1) == args.heads && weight->size(2) == args.width;
-    STD_TORCH_CHECK(args.weight_rows || (weight->size(2) == 1 &&
-                                         (weight->size(1) == 1 || weight->size(1) == args.heads)),
-                    "expected 'weight' of shape [E, 1 or H, 1] or [E, H, F]");
-    args.weight_columns = weight->size(1) * weight->size(2);
+  args.x_stride = rows.stride;
+  args.reduce = static_cast<Reduce>(plan.reduce);
+  args.arg_is_col = plan.arg_is_col;
+  std::optional<Tensor> weight;
+  if (weights) {
+    weight = weights->is_contiguous() ? *weights : torch::stable::contiguous(*weights);
+    const int64_t size = weight->numel(), entries = csr.num_entries;
+    STD_TORCH_CHECK(weight->is_cpu() && dtype_of(*weight) == dtype,
+                    "expected weights of the dtype of the features");
     args.weight = weight->const_data_ptr();
-    args.combine = static_cast<Combine>(combine);
-    args.relu = relu;
-    STD_TORCH_CHECK(args.weight_rows || (args.combine == Combine::kMul && !relu),
-                    "one weight an edge can only be multiplied with");
+    args.combine = static_cast<Combine>(plan.combine);
+    args.relu = plan.relu;
+    const bool product = args.combine == Combine::kMul && !args.relu;
+    if (product && size == entries) {
+      args.weight_columns = 1;
+    } else if (product && plan.heads > 0 && size == entries * plan.heads &&
+               rows.columns % plan.heads == 0) {
+      args.weight_columns = args.heads = plan.heads;  // else nothing tells the heads apart
+      args.width = rows.columns / plan.heads;
+    } else {
+      STD_TORCH_CHECK(size == entries * rows.columns,
+                      "expected a weight an edge, an edge and head, or an edge and feature");
+      args.weight_columns = rows.columns;
+      args.weight_rows = true;
+    }
   }
-  if (args.weight_rows || args.weight_columns <= 1) {  // nothing tells the heads apart
-    args.width *= args.heads;
-    args.heads = 1;
-  }
-  const std::vector<int64_t> shape{args.csr.num_rows, x.size(1), x.size(2)};
+  const std::vector<int64_t> shape = rows.shape(csr.num_rows);
   std::vector<Tensor> result{new_result(x, shape)};
   if (want_arg)
-    result.push_back(new_result(rowptr, shape));
+    result.push_back(new_result(x, shape, csr.wide ? ScalarType::Long : ScalarType::Int));
   args.out = result[0].mutable_data_ptr();
   args.arg = want_arg ? result[1].mutable_data_ptr() : nullptr;
   if (result[0].numel() == 0)
@@ -68,17 +69,17 @@ std::vector<Tensor> spmm(const Tensor& rowptr,
     });
   };
   const bool pack = blocking.width < args.width && args.heads == 1;
-  PackedColumns packed(pack ? num_cols * blocking.width * element : 0);
+  PackedColumns packed(pack ? csr.num_cols * blocking.width * element : 0);
   for (int64_t f = 0; f < args.width; f += blocking.width) {
     const int64_t f_end = std::min(args.width, f + blocking.width);
     if (pack) {
-      packed.fill(x.const_data_ptr(), num_cols, x.stride(0) * element, f * element,
+      packed.fill(x.const_data_ptr(), csr.num_cols, rows.stride * element, f * element,
                   (f_end - f) * element);
       args.x = packed.data();
       args.x_stride = f_end - f;
       args.x_begin = f;
     }
-    if (blocking.cols >= num_cols) {
+    if (blocking.cols >= csr.num_cols) {
       pass(f, f_end);
       continue;
     }
@@ -86,15 +87,15 @@ std::vector<Tensor> spmm(const Tensor& rowptr,
     for (int64_t row = 0; row < args.csr.num_rows; ++row)
       cursor[row] = row_pointer(args.csr, row);
     args.cursor = cursor.data();
-    for (int64_t c = 0; c < num_cols; c += blocking.cols) {
+    for (int64_t c = 0; c < csr.num_cols; c += blocking.cols) {
       args.col_end = c + blocking.cols;
-      args.last_block = args.col_end >= num_cols;
+      args.last_block = args.col_end >= csr.num_cols;
       pass(f, f_end);
     }
     args.cursor = nullptr;
   }
   args.x = x.const_data_ptr();
-  args.x_stride = x.stride(0);
+  args.x_stride = rows.stride;
   args.x_begin = 0;
   const int64_t accumulator = dtype == DType::kDouble ? 8 : 4;
   reduce_hubs(args, 2 * accumulator * args.heads * args.width, table.spmm_piece[args.csr.wide],
@@ -120,22 +121,23 @@ void scatter_columns(const T* grad,
     }
 }
 
-Tensor scatter_arg(const Tensor& grad, const Tensor& arg, int64_t num_cols) {
-  STD_TORCH_CHECK(
-      grad.is_contiguous() && arg.is_contiguous() && grad.dim() == 2 && arg.numel() == grad.numel(),
-      "expected contiguous 'grad' and 'arg' of one shape [N, F]");
+Tensor scatter_arg(int64_t num_cols, const Tensor& grad, const Tensor& arg) {
+  STD_TORCH_CHECK(arg.is_contiguous() && arg.numel() == grad.numel(),
+                  "expected 'grad' and a contiguous 'arg' of one shape [N, ...]");
   const bool is_double = grad.scalar_type() == ScalarType::Double;
   STD_TORCH_CHECK(is_double || grad.scalar_type() == ScalarType::Float,
                   "expected 'grad' to be float32 or float64");
+  const Tensor whole = grad.is_contiguous() ? grad : torch::stable::contiguous(grad);
+  const FeatureRows found(whole);
   const bool wide = is_wide(arg, "arg");
-  const int64_t rows = grad.size(0), columns = grad.size(1);
-  Tensor out = new_result(grad, {num_cols, columns});
+  const int64_t rows = found.rows, columns = found.columns;
+  Tensor out = new_result(grad, found.shape(num_cols));
   torch::stable::zero_(out);
   const int64_t slice = is_double ? 8 : 16;  // a cache line: threads do not share one
   parallel_tasks((columns + slice - 1) / slice, rows * columns < kSerialElements, [&](int64_t i) {
     const int64_t begin = i * slice, end = std::min(columns, begin + slice);
     auto run = [&]<class T, class I>(T, I) {
-      scatter_columns(static_cast<const T*>(grad.const_data_ptr()),
+      scatter_columns(static_cast<const T*>(whole.const_data_ptr()),
                       static_cast<const I*>(arg.const_data_ptr()),
                       static_cast<T*>(out.mutable_data_ptr()), rows, columns, begin, end);
     };
@@ -147,10 +149,43 @@ Tensor scatter_arg(const Tensor& grad, const Tensor& arg, int64_t num_cols) {
   return out;
 }
 
+Table<Csr>& table() {
+  static Table<Csr> matrices;
+  return matrices;
+}
+
+// The arrays must outlive the number.
+int64_t add_matrix(const Tensor& rowptr,
+                   const Tensor& col,
+                   const std::optional<Tensor>& eid,
+                   int64_t num_cols,
+                   bool sorted) {
+  return table().add(csr_of(rowptr, col, eid, num_cols, sorted));
+}
+
+void remove_matrix(int64_t number) {
+  table().remove(number);
+}
+
+std::vector<Tensor> run(const Plan& plan, const Tensor& x, const Tensor* other, bool winners) {
+  const auto csr = table().at(plan.matrix);
+  if (plan.dot && other)
+    return {dot(*csr, plan.heads, x, *other)};
+  return spmm(*csr, plan, x, other, winners);
+}
+
 }  // namespace
 
+STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CompositeExplicitAutograd, m) {
+  m.impl("remove_matrix", TORCH_BOX(&remove_matrix));
+}
+
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cpu, CPU, m) {
-  m.impl("spmm", TORCH_BOX(&spmm));
+  m.impl("add_matrix", TORCH_BOX(&add_matrix));
+  m.impl("run1", TORCH_BOX(&run1<run>));
+  m.impl("run2", TORCH_BOX(&run2<run>));
+  m.impl("run1_winners", TORCH_BOX(&run1_winners<run>));
+  m.impl("run2_winners", TORCH_BOX(&run2_winners<run>));
   m.impl("scatter_arg", TORCH_BOX(&scatter_arg));
 }
 

@@ -193,12 +193,12 @@ std::vector<Tensor> stages(const Tensor& rowptr,
                            const Tensor& col,
                            const std::optional<Tensor>& eid,
                            int64_t num_cols,
-                           const std::vector<Tensor>& operands,
                            const std::vector<int64_t>& sides,
                            const std::vector<Tensor>& given,
                            const std::vector<int64_t>& code,
                            int64_t heads,
-                           int64_t scores) {
+                           int64_t scores,
+                           const std::vector<Tensor>& operands) {
   STD_TORCH_CHECK(!operands.empty() && heads > 0, "expected operands and heads");
   const Tensor& like = operands[0];
   const DType dtype = dtype_of(like);

@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "empty.h"
 #include "kernels.h"
 
 namespace pyg_accel {
@@ -118,7 +119,7 @@ inline void prefer_huge_pages(void* data, int64_t bytes) {
 inline Tensor new_result(const Tensor& like,
                          const std::vector<int64_t>& size,
                          std::optional<ScalarType> type = std::nullopt) {
-  Tensor out = torch::stable::new_empty(like, size, type);
+  Tensor out = empty_result(like, size, type);
   prefer_huge_pages(out.mutable_data_ptr(), out.numel() * element_bytes(out.scalar_type()));
   return out;
 }

@@ -1,7 +1,7 @@
 // Edge data in the order of the tiles, and back. Entries of a tile belong to a few neighbouring
 // rows, so the gather stays within a window of the source and mostly hits the caches.
-#include "cuda/check.cuh"
 #include "cuda/kernels.h"
+#include "cuda/warp.cuh"
 
 namespace pyg_accel {
 namespace {
@@ -33,16 +33,16 @@ __global__ void put_kernel(const Value* __restrict__ values,
 
 template <bool kPut, typename Value, typename Index>
 void launch(const TakeArgs& args, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((args.count + kThreads - 1) / kThreads);
+  const dim3 blocks(static_cast<unsigned>((args.count + kThreads - 1) / kThreads));
   const auto* values = static_cast<const Value*>(args.values);
   const auto* order = static_cast<const Index*>(args.order);
   auto* out = static_cast<Value*>(args.out);
   if constexpr (kPut)
-    put_kernel<<<blocks, kThreads, 0, stream>>>(values, order, out, args.count);
+    launch_kernel("put", put_kernel<Value, Index>, blocks, kThreads, 0, stream, values, order, out,
+                  args.count);
   else
-    take_kernel<<<blocks, kThreads, 0, stream>>>(values, order, static_cast<const Index*>(args.eid),
-                                                 out, args.count);
-  check_launch(kPut ? "put" : "take");
+    launch_kernel("take", take_kernel<Value, Index>, blocks, kThreads, 0, stream, values, order,
+                  static_cast<const Index*>(args.eid), out, args.count);
 }
 
 template <bool kPut, typename Value>

@@ -16,8 +16,9 @@ void launch_kernel(const char* what,
                    int shared_bytes,
                    cudaStream_t stream,
                    const std::type_identity_t<Args>&... args) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-        what);
+  if (shared_bytes > 0)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+          what);
   kernel<<<blocks, threads, shared_bytes, stream>>>(args...);
   check_launch(what);
 }

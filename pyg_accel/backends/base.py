@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ __all__ = [
 
 
 class Launch(NamedTuple):
-    """A kernel on a graph: ``function(*before, *operands, *after)`` computes its results.
+    """A kernel on a graph: ``function(*before, *operands)`` computes its results.
 
     They are contiguous, a list or a tensor; of those with one column, the last dimension may be
     missing.
@@ -28,19 +29,27 @@ class Launch(NamedTuple):
     Attributes:
         function: of tensors.
         before: its arguments before the operands.
-        after: those behind them.
         listed: it takes the operands as a list.
+        raw: operands may have any strides, and any shape behind their rows, which those of a
+            reduction are results have as well.
+        owner: what must live for as long as the launch.
     """
 
     function: Callable[..., Any]
     before: tuple[Any, ...] = ()
-    after: tuple[Any, ...] = ()
     listed: bool = False
+    raw: bool = False
+    owner: Any = None
+
+    def bound(self) -> Callable[..., Any]:
+        """Return it as a function of the operands, or of their list."""
+        call = partial(self.function, *self.before)
+        call.__dict__["owner"] = self.owner
+        return call
 
     def __call__(self, operands: list[Tensor]) -> list[Tensor]:
         """Compute [rows, H, F]."""
-        given = (operands,) if self.listed else operands
-        outs = self.function(*self.before, *given, *self.after)
+        outs = self.function(*self.before, *([operands] if self.listed else operands))
         return [t if t.dim() == 3 else t.unsqueeze(-1) for t in
                 ((outs,) if type(outs) is Tensor else outs)]  # fmt: skip
 

@@ -8,6 +8,7 @@ the operator, :func:`attention` runs its parts.
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.plan import Gradient, Plan, Result, folding, run
+from pyg_accel.ops.plan import Gradient, Plan, Result, computing, folding, run
 from pyg_accel.ops.reduction import transposed_of
 
 __all__ = ["attention"]
@@ -146,13 +147,13 @@ def _make_plan(
     if _cached_is_fused(situation(), *facts):
         name, launch = _launch(csr, score, value, list(folded))
         if not any(needs):
-            return Plan(launch, folds, (shape,), {name: None})
+            return Plan(computing(launch, folds, (shape,)), {name: None})
         rule = _Rule(score, value, edge_order, needs, sizes, tuple(t.shape for t in operands))
         keeps = tuple(range(len(operands) + 2))
-        return Plan(launch, folds, (shape,), {name: None}, rule=rule, keeps=keeps)
+        return Plan(computing(launch, folds, (shape,)), {name: None}, rule=rule, keeps=keeps)
     if not any(needs):
         names, launch = unfused_launch(graph, score, value, list(folded), edge_order=edge_order)
-        return Plan(launch, folds, (shape,), names)
+        return Plan(computing(launch, folds, (shape,)), names)
     whole = weakref.ref(graph)  # which has the plan
 
     def parts(*given: Tensor) -> list[Tensor]:
@@ -160,7 +161,7 @@ def _make_plan(
         assert graph is not None
         return [unfused(graph, score, value, given, edge_order=edge_order)]
 
-    return Plan(Launch(parts), folds, (shape,), {})
+    return Plan(computing(Launch(parts), folds, (shape,)), {})
 
 
 @lru_cache(maxsize=4096)
@@ -209,8 +210,8 @@ class _Rule(NamedTuple):
         order, launch = gradient_launch(
             self._arrays(graph), ready[:-1], folded, (self.score, self.value), self.needs
         )
-        results = tuple(Result(i, None, self.shapes[i]) for i in order)
-        return Gradient((), folds, [(Launch(launch), tuple(range(len(tensors))), results)], {})
+        results = tuple(Result(i, methodcaller("reshape", self.shapes[i])) for i in order)
+        return Gradient((), folds, [(launch, False, tuple(range(len(tensors))), results)], {})
 
     def differentiate(
         self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
@@ -259,9 +260,10 @@ def _launch(csr: CSR, score: str, value: str, operands: list[Tensor]) -> tuple[s
 
 def _attention(*args: Any) -> list[Tensor]:
     csr, (operands, score, value) = csr_and_rest(args)
-    name, (function, before, after, listed) = _launch(csr, score, value, operands)
+    name, launch = _launch(csr, score, value, operands)
     note_choice(name)
-    outs: list[Tensor] = function(*before, *([operands] if listed else operands), *after)
+    run = launch.bound()
+    outs: list[Tensor] = run(operands) if launch.listed else run(*operands)
     return outs
 
 

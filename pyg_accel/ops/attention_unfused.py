@@ -1,6 +1,6 @@
 """Attention by its parts, each an operator that can be differentiated any number of times."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -77,7 +77,7 @@ def unfused_launch(
     heads, width = extent(score, value, shapes_of(operands))
     csr, tensors = graph.csr(edge_order=edge_order), list(operands)
     backends: dict[str, None] = {}
-    launches: list[tuple[Launch, tuple[int, ...]]] = []
+    launches: list[tuple[Callable[..., Any], bool, tuple[int, ...]]] = []
     for text, used, reduce in _parts(score, value, len(tensors)):
         given = [tensors[i] for i in used]
         if text is None:
@@ -85,15 +85,19 @@ def unfused_launch(
             launch = Launch(lambda t, softmax=softmax: softmax(csr, t.squeeze(-1), None))
         else:
             name, launch = launch_of(csr, text, (reduce,), given, want_arg=False)
-        launches.append((launch, used))
+        launches.append((launch.bound(), launch.listed, used))
         backends[name] = None
-        tensors.append(launch(given)[0])
+        # Launches depend on shapes alone: nothing runs before the call itself.
+        rows = graph.num_edges if reduce == "none" else graph.num_rows
+        sizes = dict(enumerate(shapes_of(given)))
+        size = shape_of(parse(text), sizes) if text is not None else (given[0].size(1), 1)
+        tensors.append(given[0].new_empty(rows, *size))
 
     def run(*given: Tensor) -> Tensor:
         tensors = list(given)
-        for (function, before, after, listed), used in launches:
+        for function, listed, used in launches:
             read: Any = map(tensors.__getitem__, used)
-            outs = function(*before, *([list(read)] if listed else read), *after)
+            outs = function([*read]) if listed else function(*read)
             out = outs if type(outs) is Tensor else outs[0]
             tensors.append(out if out.dim() == 3 else out.unsqueeze(-1))
         out = tensors[-1]

@@ -23,7 +23,7 @@ from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.plan import run
 from pyg_accel.ops.reduction import REDUCES, plan_of
 
-__all__ = ["REDUCES", "check_operands", "gspmm", "reduce_messages"]
+__all__ = ["REDUCES", "check_operands", "gspmm"]
 
 
 def gspmm(
@@ -61,13 +61,6 @@ def gspmm(
         BackendNotSupported: if no backend can run it.
     """
     text = formula if isinstance(formula, str) else str(formula)
-    return reduce_messages(graph, text, operands, reduce, edge_order)
-
-
-def reduce_messages(
-    graph: Graph, text: str, operands: Any, reduce: str | Sequence[str], edge_order: bool
-) -> Any:
-    """Run :func:`gspmm` of the text of a formula."""
     if isinstance(operands, (list, tuple)) and isinstance(reduce, (str, tuple, list)):
         reduces = (reduce,) if isinstance(reduce, str) else tuple(reduce)
         kind = (text, reduces, edge_order, isinstance(reduce, str))

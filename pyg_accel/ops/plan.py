@@ -33,7 +33,7 @@ from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import each_gradient, is_batch
 from pyg_accel.settings import settings
 
-__all__ = ["Fold", "Gradient", "Plan", "Result", "folding", "run"]
+__all__ = ["Fold", "Gradient", "Plan", "Result", "computing", "folding", "run"]
 
 _MOST = 256  # plans of a graph
 _STRIDED, _PLAIN = torch.strided, (Tensor, Parameter)
@@ -45,14 +45,13 @@ Fold = Callable[[Tensor], Tensor] | None
 
 
 class Result(NamedTuple):
-    """What a launch computes: the gradient of an operand, how it is fitted, its shape.
+    """What a launch computes: the gradient of an operand, and what brings it to its shape.
 
     None in place of the operand: what later launches read, behind all other tensors.
     """
 
     operand: int | None
     fit: Fold
-    shape: torch.Size
 
 
 class Gradient(NamedTuple):
@@ -61,13 +60,14 @@ class Gradient(NamedTuple):
     Attributes:
         constants: what it reads of the graph; behind saved tensors and gradients of results.
         folds: (place, change) of those that are not read as they are.
-        launches: each with the places of what it reads, and the gradients that it computes.
+        launches: functions, whether they take a list, the places of what they read, and the
+            gradients that they compute.
         backends: that run it.
     """
 
     constants: tuple[Tensor, ...]
     folds: Sequence[tuple[int, Callable[[Tensor], Tensor]]]
-    launches: Sequence[tuple[Launch, tuple[int, ...], tuple[Result, ...]]]
+    launches: Sequence[tuple[Callable[..., Any], bool, tuple[int, ...], tuple[Result, ...]]]
     backends: dict[str, None]
 
 
@@ -88,11 +88,10 @@ class Plan:
     """How calls of a kind run on a graph.
 
     Attributes:
-        launch: of the kernel.
-        folds: what brings each operand into the layout of the kernel.
-        shapes: of the results; what the kernel returns behind them is only kept.
+        compute: of the operands, returns a tensor or a sequence of them: see :func:`computing`.
         backends: that run it.
-        single: a call returns a tensor, not a list of them.
+        results: how many a call returns, in a list; 0 if it returns a tensor. What is computed
+            behind them is only saved.
         rule: how it is differentiated; None if no gradient is needed.
         keeps: what the gradient reads, by places in operands and results.
         facts: of a graph on a GPU of which it is not known yet whether it stays.
@@ -100,11 +99,9 @@ class Plan:
         gradients: backward passes, by strides of what they read.
     """
 
-    launch: Launch
-    folds: tuple[Fold, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    compute: Callable[..., Any]
     backends: dict[str, None]
-    single: bool = True
+    results: int = 0
     rule: Rule | None = None
     keeps: tuple[int, ...] = ()
     facts: Facts | None = None
@@ -118,8 +115,6 @@ class Plan:
         if any(map(is_batch, grads)):
             return each_gradient(lambda *one: tuple(self.backward(graph, saved, one)), grads)
         assert self.rule is not None
-        if all(grad is None for grad in grads):
-            return [None] * len(self.folds)
         with self._as_asked():
             return self.rule.differentiate(graph, saved, grads)
 
@@ -187,10 +182,10 @@ def run(
     names = chosen.get()
     if names is not None:
         names.update(plan.backends)
-    if plan.rule is None:
-        return _Reduce.forward(None, plan, graph, *operands)
-    outs = _apply(plan, graph, *operands)
-    return outs if plan.single else list(outs)
+    outs = plan.compute(*operands) if plan.rule is None else _apply(plan, graph, *operands)
+    if plan.results:
+        return [outs] if type(outs) is Tensor else list(outs)
+    return outs if type(outs) is Tensor else outs[0]
 
 
 def _keep(graph: Graph, key: Any, plan: Plan) -> None:
@@ -226,32 +221,51 @@ def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
     return (lambda t: t.view(shape).contiguous()), whole
 
 
-class _Reduce(torch.autograd.Function):
-    """A call as a node of autograd; without a context, the call by itself."""
+def computing(
+    launch: Launch, folds: Sequence[Fold], shapes: Sequence[tuple[int, ...]]
+) -> Callable[..., Any]:
+    """Return what computes results of these shapes.
 
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, graph: Graph, *operands: Tensor) -> Any:
-        given = []
-        for t, fold in zip(operands, plan.folds, strict=True):
-            given.append(t if fold is None else fold(t))
-        function, before, after, listed = plan.launch
-        outs = function(*before, *([given] if listed else given), *after)
-        outs = [outs] if type(outs) is Tensor else outs
-        at = 0
-        for shape in plan.shapes:
+    Args:
+        launch: of the kernel.
+        folds: what brings each operand into the layout of the kernel.
+        shapes: of the first results; the others stay as the kernel returns them. None if the
+            kernel returns all of them in their shapes.
+    """
+    function, listed = launch.bound(), launch.listed
+    changes = [(place, fold) for place, fold in enumerate(folds) if fold is not None]
+    if not (shapes or changes or listed):
+        return function
+
+    def compute(*operands: Tensor) -> Any:
+        read = [*operands]
+        for place, fold in changes:
+            read[place] = fold(read[place])
+        outs = function(read) if listed else function(*read)
+        outs = [outs] if type(outs) is Tensor else list(outs)
+        for at, shape in enumerate(shapes):
             # In its final shape without being a view, which could not be changed in place.
             out = outs[at] if outs[at]._base is None else outs[at].clone()
             outs[at] = out if out.shape == shape else out.resize_(shape)
-            at += 1
-        if ctx is not None:
-            ctx.plan, ctx.graph = plan, graph
-            if plan.keeps:
-                every = (*operands, *outs)
-                ctx.save_for_backward(*map(every.__getitem__, plan.keeps))
-            if not plan.single:
-                ctx.set_materialize_grads(False)
-                return tuple(outs[:at])
-        return outs[0] if plan.single else outs[:at]
+        return outs[0] if len(outs) == 1 else outs
+
+    return compute
+
+
+class _Reduce(torch.autograd.Function):
+    """A call as a node of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, graph: Graph, *operands: Tensor) -> Any:
+        outs = plan.compute(*operands)
+        ctx.plan, ctx.graph = plan, graph
+        if plan.keeps:
+            every = (*operands, outs) if type(outs) is Tensor else (*operands, *outs)
+            ctx.save_for_backward(*map(every.__getitem__, plan.keeps))
+        if plan.results:
+            ctx.set_materialize_grads(False)
+            return (outs,) if type(outs) is Tensor else tuple(outs[: plan.results])
+        return outs if type(outs) is Tensor else outs[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -269,13 +283,13 @@ class _Reduce(torch.autograd.Function):
         tensors += gradient.constants
         for place, fold in gradient.folds:
             tensors[place] = fold(tensors[place])
-        found: list[Tensor | None] = [None] * (2 + len(plan.folds))
-        for (function, before, after, listed), used, results in gradient.launches:
+        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for function, listed, used, results in gradient.launches:
             read: Any = map(tensors.__getitem__, used)
-            outs = function(*before, *([list(read)] if listed else read), *after)
+            outs = function([*read]) if listed else function(*read)
             outs = (outs,) if type(outs) is Tensor else outs
-            for (operand, fit, shape), out in zip(results, outs, strict=True):
-                out = (out if fit is None else fit(out)).reshape(shape)
+            for (operand, fit), out in zip(results, outs, strict=True):
+                out = out if fit is None else fit(out)
                 if operand is None:
                     tensors.append(out)
                 else:

@@ -1,6 +1,6 @@
 """Plans of :func:`.gspmm`: layout, kernel and gradients of a kind of call, bound to a graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import situation
 from pyg_accel.backends.spec import Shapes
 from pyg_accel.cache import Bounded
@@ -26,7 +25,7 @@ from pyg_accel.ops.gspmm_backward import (
 )
 from pyg_accel.ops.launch import launch_of
 from pyg_accel.ops.layout import contiguous_rows, find_layout
-from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, folding
+from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding
 from pyg_accel.ops.steps import SCATTER, Pass, fit
 
 __all__ = ["REDUCES", "plan_of", "transposed_of"]
@@ -65,8 +64,12 @@ def plan_of(
         given.append(folded)
     csr = graph.csr(edge_order=edge_order)
     name, launch = launch_of(csr, text, reduces, given, want_arg=rule.want_arg)
-    shapes = tuple((rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces)
-    plan = Plan(launch, tuple(folds), shapes, {name: None}, single)
+    shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
+    if launch.raw:
+        folds = [None] * len(operands)
+        if reduces != ("none",) and trailings[rule.sides.index("u")] == rule.trailing:
+            shapes = []
+    plan = Plan(computing(launch, folds, shapes), {name: None}, 0 if single else len(reduces))
     if any(needs):
         plan.rule, plan.keeps = rule, rule.keeps
     return plan
@@ -129,20 +132,17 @@ class _Reduction(NamedTuple):
         indices = [*self.indices, *(n + 2 * r for r in range(len(self.reduces)))]
         folds: list[tuple[int, Any]] = []
         ready: dict[int, Tensor] = {}
+        divided = []
         for place, (index, t) in enumerate(zip(indices, tensors, strict=True)):
             if t is None:
                 continue
-            fold, t = folding(t, *(self.shapes[index] if index < n else self.message))
+            fold, ready[index] = folding(t, *(self.shapes[index] if index < n else self.message))
             if fold is not None:
                 folds.append((place, fold))
             r = place - len(self.keeps)
             if r >= 0 and self.reduces[r] == "mean" and not plain:
-                folds.append((place, partial(torch.div, other=degrees(csr, t.dtype))))
-            ready[index] = t
-        launches: list[tuple[Launch, tuple[int, ...], tuple[Result, ...]]] = []
+                divided.append((place, partial(torch.div, other=degrees(csr, t.dtype))))
         backends: dict[str, None] = {}
-        shapes = [torch.Size((rows[side], *trailing))
-                  for side, trailing in zip(self.sides, self.trailings, strict=True)]  # fmt: skip
         left = {i for i, need in enumerate(self.needs) if need}
         like = next(iter(ready.values()))
         key = (self, plain, tuple(ready), like.dtype, like.device.type, situation())
@@ -152,32 +152,57 @@ class _Reduction(NamedTuple):
                                     self.shapes)  # fmt: skip
             passes, known = [], dict(ready)
             for part in found:
-                passes.append((part, self._fits(part, known)))
+                passes.append((part, self._fits(part, known), self._trailing(part)))
                 known |= {i: like.new_empty(0, self.message[0], 1) for i in part.operands if i >= n}
             _passes[key] = passes
         constants = [(i, t) for i, t in ready.items() if i not in indices]
         places = {index: place for place, index in enumerate([*indices, *dict(constants)])}
-        for part, fits in passes:
-            if part.formulas == (SCATTER,):
-                flat = methodcaller("flatten", 1), methodcaller("contiguous")
-                folds += [(places[i], change) for i in part.used for change in flat]
+        launches = []
+        for part, _, _ in passes:
             graph_of_pass = turned if part.source and turned is not None else csr
             name, launch = part.launch(graph_of_pass, [ready[i] for i in part.used])
-            used, results = tuple([places[i] for i in part.used]), []
-            for i, fit_one in zip(part.operands, fits, strict=True):
-                if i < n:
-                    results.append(Result(i, fit_one, shapes[i]))
-                    continue
-                ready[i] = like.new_empty(rows["e"], self.message[0], 1)
-                places[i] = len(places)
-                results.append(Result(None, fit_one, ready[i].shape))
-            launches.append((launch, used, tuple(results)))
+            launches.append(launch)
+            for i in part.operands:
+                if i >= n:
+                    ready[i] = like.new_empty(rows["e"], self.message[0], 1)
+                    places[i] = len(places)
             backends[name] = None
             left -= set(part.operands)
+        raw = not divided and all(launch.raw for launch in launches)
+        folds = [] if raw else folds + divided
+        run: list[tuple[Callable[..., Any], bool, tuple[int, ...], tuple[Result, ...]]] = []
+        for (part, fits, trailing), launch in zip(passes, launches, strict=True):
+            if part.formulas == (SCATTER,) and not raw:
+                flat = methodcaller("flatten", 1), methodcaller("contiguous")
+                folds += [(places[i], change) for i in part.used for change in flat]
+            results = []
+            for i, change in zip(part.operands, fits, strict=True):
+                if i >= n:
+                    results.append(Result(None, _reshaping(change, ready[i].shape)))
+                elif raw and change is None and trailing == self.trailings[i]:
+                    results.append(Result(i, None))
+                else:
+                    shape = torch.Size((rows[self.sides[i]], *self.trailings[i]))
+                    results.append(Result(i, _reshaping(change, shape)))
+            used = tuple([places[i] for i in part.used])
+            run.append((launch.bound(), launch.listed, used, tuple(results)))
         for i in left:  # e.g. of signs
-            zeros = partial(torch.zeros, shapes[i], dtype=like.dtype, device=like.device)
-            launches.append((Launch(zeros), (), (Result(i, None, shapes[i]),)))
-        return Gradient(tuple(t for _, t in constants), folds, launches, backends)
+            shape = torch.Size((rows[self.sides[i]], *self.trailings[i]))
+            zeros = partial(torch.zeros, shape, dtype=like.dtype, device=like.device)
+            run.append((zeros, False, (), (Result(i, None),)))
+        return Gradient(tuple(t for _, t in constants), folds, run, backends)
+
+    def _trailing(self, part: Pass) -> torch.Size | None:
+        """Shape of a row of what a pass computes of operands as they are; None if it has another.
+
+        It is that of the features that are gathered.
+        """
+        text = "u0" if part.formulas == (SCATTER,) else part.formulas[0]
+        sources = [o.index for o in operands_of(parse(text)) if o.side == "u"]
+        if part.reduces == ("none",) or not sources:
+            return None
+        index = part.used[sources[0]]
+        return self.trailings[index] if index < len(self.trailings) else self.trailing
 
     def _fits(self, part: Pass, tensors: dict[int, Tensor]) -> list[Fold]:
         """What brings the results of a pass to the shapes of the operands."""
@@ -196,7 +221,8 @@ class _Reduction(NamedTuple):
             return None if t is None else contiguous_rows(t.reshape(t.size(0), *shape))
 
         operands = [folded(tensors.get(i), shape) for i, shape in enumerate(self.shapes)]
-        winners = [tensors.get(n + 2 * r + 1) for r in range(len(self.reduces))]
+        winners = [folded(tensors.get(n + 2 * r + 1), self.message)
+                   for r in range(len(self.reduces))]  # fmt: skip
         csr = graph.csr(edge_order=self.edge_order)
         found = gradients(Arrays.join(csr, self._turned(graph)), operands, winners,
                           [folded(g, self.message) for g in grads], self.text, self.reduces,
@@ -205,8 +231,16 @@ class _Reduction(NamedTuple):
                 for g, trailing in zip(found, self.trailings, strict=True)]  # fmt: skip
 
 
-# The passes of backward passes, which do not depend on the graph, and how their results are fitted.
-_passes: Bounded[Any, list[tuple[Pass, list[Fold]]]] = Bounded(4096)
+def _reshaping(fit: Fold, shape: torch.Size) -> Fold:
+    """Fit a gradient, and bring it to its shape."""
+    if fit is None:
+        return methodcaller("reshape", shape)
+    return lambda t: fit(t).reshape(shape)
+
+
+# The passes of backward passes, which do not depend on the graph; how their results are fitted; and
+# the shape of a row of these, see `_Reduction._trailing`.
+_passes: Bounded[Any, list[tuple[Pass, list[Fold], torch.Size | None]]] = Bounded(4096)
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
 """Softmax over the edges of every target node."""
 
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from pyg_accel.backends.notes import note_choice
 from pyg_accel.graph import CSR, Graph, check_graph
 from pyg_accel.ops.arrays import ROW_ARRAYS, Arrays
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.plan import Gradient, Plan, Result, run
+from pyg_accel.ops.plan import Gradient, Plan, Result, computing, run
 
 __all__ = ["edge_softmax", "softmax_of"]
 
@@ -58,7 +59,9 @@ def _make_plan(
         return None  # the operator says what is wrong
     rule = _Rule(edge_order, scores.shape[1:].numel())
     backends, launch = rule.launch(graph, scores)
-    plan = Plan(launch._replace(after=(None,)), (rule.fold,), (tuple(scores.shape),), backends)
+    softmax = launch.bound()
+    one = Launch(lambda scores: softmax(scores, None))
+    plan = Plan(computing(one, (rule.fold,), (tuple(scores.shape),)), backends)
     if needs[0]:
         plan.rule, plan.keeps = rule, (1,)
     return plan
@@ -84,8 +87,9 @@ class _Rule(NamedTuple):
         """Plan the pass for a result and a gradient like these."""
         assert tensors[0] is not None
         backends, launch = self.launch(graph, tensors[0])
-        folds, results = [(0, self.fold), (1, self.fold)], (Result(0, None, tensors[0].shape),)
-        return Gradient((), folds, [(launch, (0, 1), results)], backends)
+        folds = [(0, self.fold), (1, self.fold)]
+        results = (Result(0, methodcaller("reshape", tensors[0].shape)),)
+        return Gradient((), folds, [(launch.bound(), False, (0, 1), results)], backends)
 
     def differentiate(
         self, graph: Graph, saved: Sequence[Tensor], grads: Sequence[Tensor | None]

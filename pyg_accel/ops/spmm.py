@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from pyg_accel.graph import Graph, check_graph
-from pyg_accel.ops.gspmm import reduce_messages
+from pyg_accel.ops.gspmm import gspmm
 
 __all__ = ["spmm"]
 
@@ -46,10 +46,10 @@ def spmm(
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise ValueError("expected 'x' to be a tensor [N, F] or [N, H, F]")
     if weight is None:
-        return reduce_messages(graph, "u0", (x,), reduce, edge_order)
+        return gspmm(graph, "u0", (x,), reduce=reduce, edge_order=edge_order)
     if not isinstance(weight, Tensor) or weight.dim() == 0 or weight.size(0) != graph.col.size(0):
         raise ValueError(f"expected 'weight' to be a tensor with {graph.num_edges} rows")
-    while weight.dim() < x.dim():
+    while 1 < weight.dim() < x.dim():
         weight = weight.unsqueeze(-1)
     plain = weight.numel() == weight.size(0)
     if not plain and any(
@@ -59,4 +59,4 @@ def spmm(
             f"expected 'weight' to have no more features than 'x' (got {list(weight.shape)} and "
             f"{list(x.shape)})"
         )
-    return reduce_messages(graph, "mul(u0,e1)", (x, weight), reduce, edge_order)
+    return gspmm(graph, "mul(u0,e1)", (x, weight), reduce=reduce, edge_order=edge_order)

@@ -23,8 +23,9 @@ def scatter_launch(grad: Tensor, num_rows: int) -> tuple[str, Launch]:
     """Return the backend that scatters gradients like this one, [N, F], and its launch."""
     decision = _decide(grad, num_rows)
     run, bind = decision.kernel.run, decision.kernel.bind
-    launch = Launch(run, after=(num_rows,)) if bind is None else bind(grad, num_rows)
-    return decision.backend.name, launch
+    if bind is None:
+        return decision.backend.name, Launch(lambda grad, arg: run(grad, arg, num_rows))
+    return decision.backend.name, bind(grad, num_rows)
 
 
 def _scatter_arg(grad: Tensor, arg: Tensor, num_rows: int) -> Any:

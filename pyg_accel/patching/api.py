@@ -126,7 +126,6 @@ class PatchHandle:
                     marked[module] = count
                 elif count == 0:
                     del marked[module]
-            layers.forget()
             programs.forget_unpatched()
             if not _handles:
                 if not _hook_handles:

@@ -29,7 +29,7 @@ from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
 from pyg_accel.record.recorder import perform, quiet
 
-__all__ = ["Source", "Weights", "Where", "attend", "weighs_edges"]
+__all__ = ["Source", "Weights", "Where", "attend"]
 
 _NARROW = 32  # numbers per edge up to which the kernel over features of edges is slow
 
@@ -301,13 +301,6 @@ def attend(
         out = perform(ops.attention, graph, score_text, value_text, given, edge_order=True)
         out = out.reshape(out.size(0), *layout.trailing)
     return out, text, waiting
-
-
-def weighs_edges(operands: Sequence[Tensor], sides: Sequence[str]) -> bool:
-    """Whether weighted messages read narrow features of edges."""
-    own = [plain_shape(operand)[1:].numel() for operand, side in zip(operands, sides, strict=True)
-           if side == "e" and not isinstance(operand, Weights)]  # fmt: skip
-    return bool(own) and max(own) <= _NARROW
 
 
 _text_of = lru_cache(maxsize=1024)(str)

@@ -21,25 +21,30 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, guard_or_false
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_unbacked_symbols,
+    guard_or_false,
+    statically_known_true,
+)
 from torch.nn.utils.stateless import _reparametrize_module
 from torch_geometric import EdgeIndex
 
 from pyg_accel.call_report import record
 from pyg_accel.graph import Graph
 from pyg_accel.ops.csr import CompiledGraph
-from pyg_accel.patching import sampling
-from pyg_accel.patching.reading import Look, Reading, accept, after, before, find
+from pyg_accel.patching import sampling, size
+from pyg_accel.patching.reading import Look, Reading, accept, after, before, find, picked_from
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.patching.thresholds import thresholds
+from pyg_accel.patching.size import Work, fewest_edges
 from pyg_accel.patching.trace import Trace
-from pyg_accel.settings import settings
 
-__all__ = ["CompiledTrace", "call"]
+__all__ = ["CompiledTrace", "call", "size_reasons"]
 
 _DEPENDS_ON_DATA = (
     GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException,
 )  # fmt: skip
+_WORK, _ROW_BYTES = Work(), 256  # of a sum of 64 features
 _NONE = "pyg_accel: None"  # Dynamo hands strings on, and None not
 
 
@@ -72,9 +77,7 @@ def call(
     # Dynamo guards what it has read: another sample than before is another graph.
     sample = sampling.state.key
     fewest = _fewest(edge_index.device.type)
-    if not sample and guard_or_false(
-        edge_index.size(1) < fewest
-    ):  # before anything else is guarded
+    if not sample and guard_or_false(edge_index.size(1) < fewest):  # before other guards
         note(type(self).__name__, f"small: fewer than {fewest} edges")
         return original(self, edge_index, *args, **kwargs)
     # By name, and those that share a tensor too: they are put in place of the layer's own.
@@ -96,7 +99,25 @@ def call(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _fewest(device: str) -> int:
-    return 0 if settings.always else thresholds(device).fewest_compiled
+    """Edges of a compiled call: its graph may be new each time, and its message is not known."""
+    gradient = torch.is_grad_enabled()
+    return fewest_edges(device, _WORK, _ROW_BYTES, new=True, gradient=gradient, compiled=True)
+
+
+def size_reasons(edge_index: Tensor) -> list[str]:
+    """Return why a call that a compiler's graph would hold is too small.
+
+    A compiler may know the number of edges as a symbol. One that is no property of an input stands
+    for what a function picked from a graph: see :func:`pyg_accel.patching.reading.picked_from`.
+    """
+    edges: int | torch.SymInt = edge_index.size(1)
+    fewest = 0 if sampling.in_force() is not None else _fewest(edge_index.device.type)
+    if isinstance(edges, torch.SymInt):
+        edges = picked_from(edges)
+        if free_unbacked_symbols(edges):
+            few = not statically_known_true(edges >= fewest)
+            return ["a number of edges that depends on data"] if few else []
+    return size.size_reasons(edges, fewest)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

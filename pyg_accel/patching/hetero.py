@@ -6,8 +6,8 @@ relations are stacked and aggregated over at once, with a row for each pair of a
 target, and each row is multiplied by the matrix of its relation.
 """
 
-import time
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,8 +16,6 @@ from torch import Tensor, strided
 from torch_geometric.nn import HeteroConv
 from torch_geometric.nn.conv.hetero_conv import group
 
-from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.call_report import record
 from pyg_accel.machine import is_captured
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import (
@@ -27,21 +25,17 @@ from pyg_accel.ops.relations import (
     stack_relations,
 )
 from pyg_accel.ops.spmm import spmm
+from pyg_accel.patching import gate
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
-    kind_reasons,
     layer_reasons,
-    new_graph_reasons,
-    size_reasons,
     takes_part,
     torch_records,
 )
-from pyg_accel.patching.relations import MANY
-from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
+from pyg_accel.patching.size import work_of
 from pyg_accel.patching.stackable import Attention, Parts, aggregate, formula_of, parts_of
-from pyg_accel.patching.verification import verify
 from pyg_accel.settings import settings
 
 __all__ = ["forward"]
@@ -54,44 +48,52 @@ def forward(original: Callable[..., Any], self: HeteroConv, *args: Any, **kwargs
     if torch_records() or len(args) != 2 or kwargs:
         return original(self, *args, **kwargs)
     xs, edges = args
-    if not (isinstance(xs, dict) and isinstance(edges, dict)) or _graph_reasons([*edges.values()]):
-        return original(self, xs, edges)
+    if not (isinstance(xs, dict) and isinstance(edges, dict)):
+        return original(self, *args)
     layers: dict[Any, Any] = {key: conv for key, conv in self.convs.items() if key in edges}
-    if len(layers) < 2:
-        return original(self, xs, edges)
+    if len(layers) < 2 or not all(takes_part(conv) for conv in layers.values()):
+        return original(self, *args)
     parts = {key: found for key, conv in layers.items() if (found := parts_of(conv)) is not None}
-    if len(parts) < len(layers) or _reasons(self, layers, parts, xs, edges):
-        return original(self, xs, edges)
-    start = time.perf_counter()
-    state = random_state(next(iter(xs.values())).device) if settings.verify else None
-    one = next(iter(parts.values()))
-    types = tuple(dict.fromkeys(name for key in layers for name in (key[0], key[-1])))
-    graphs = [edges[key] for key in layers]
+    if len(parts) < len(layers):
+        return original(self, *args)
+    call = gate.Call(original, self, args, {})
+    device = next(iter(parts.values())).weight.device
+    return gate.enter(
+        call, type(self).__name__, _reasons(self, layers, parts, xs, edges),
+        partial(_stacked, parts), device, counts=False,
+    )  # fmt: skip
+
+
+def _stacking(
+    parts: dict[EdgeType, Parts], xs: dict[str, Tensor], edges: dict[EdgeType, Tensor]
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """The arguments of :func:`_stack`."""
+    types = _types_of(parts)
     how = {
         "sizes": tuple(xs[name].size(0) for name in types),
-        "ends": tuple((types.index(key[0]), types.index(key[-1])) for key in layers),
+        "ends": tuple((types.index(key[0]), types.index(key[-1])) for key in parts),
         "loops": tuple(part.loops for part in parts.values()),
-        "attends": isinstance(one.options, Attention),
+        "attends": isinstance(next(iter(parts.values())).options, Attention),
     }
-    if is_captured(graphs[0]) and not MEMO.remembers(_stack, *graphs, **how):
-        return original(self, xs, edges)  # stacking waits for the device
-    try:
-        relations: Relations | AttentionRelations = MEMO(_stack, *graphs, **how)
-    except IndexError:  # ids out of range: PyG raises what PyG raises
-        return original(self, xs, edges)
-    with record_choices() as names:
-        out = _all_at_once(parts, relations, {name: xs[name] for name in types}, self.aggr)
-    if state is not None:
-        verify(
-            lambda *given: _joined(original(*given)), self, xs, (edges,), {}, _joined(out), state
-        )
-    formula, seconds = f"{formula_of(one)}, {len(layers)} relations", time.perf_counter() - start
-    record(type(self).__name__, formula, "+".join(names), "", seconds)
-    return out
+    return [edges[key] for key in parts], how
 
 
-def _joined(out: dict[str, Tensor]) -> Tensor:
-    return torch.cat([t.flatten() for t in out.values()])
+def _types_of(parts: dict[EdgeType, Parts]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for key in parts for name in (key[0], key[-1])))
+
+
+def _stacked(parts: dict[EdgeType, Parts], call: gate.Call) -> tuple[dict[str, Tensor], list[str]]:
+    """Make the calls of all layers at once."""
+    xs, edges = call.args
+    self: Any = call.owner
+    graphs, how = _stacking(parts, xs, edges)
+    relations: Relations | AttentionRelations = MEMO(_stack, *graphs, **how)
+    out = _all_at_once(parts, relations, {name: xs[name] for name in _types_of(parts)}, self.aggr)
+    return out, [_formula_of(parts)]
+
+
+def _formula_of(parts: dict[EdgeType, Parts]) -> str:
+    return f"{formula_of(next(iter(parts.values())))}, {len(parts)} relations"
 
 
 def _all_at_once(
@@ -179,19 +181,6 @@ def _with_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     return torch.cat([others, own.expand(2, -1)], dim=1)
 
 
-def _graph_reasons(graphs: list[Any]) -> list[str]:
-    """Why a call is left to the loop, whatever the layers are; small calls ask nothing else."""
-    ends = 0
-    for edges in graphs:
-        if type(edges) is not Tensor or edges.layout is not strided:
-            return ["not a plain edge_index"]
-        ends += edges.numel()
-    if not graphs or len(graphs) >= MANY:
-        return []
-    device = graphs[0].device.type
-    return size_reasons(ends // 2, device) or kind_reasons("relations", ends // 2, device)
-
-
 def _reasons(
     self: HeteroConv,
     layers: dict[EdgeType, Any],
@@ -199,8 +188,11 @@ def _reasons(
     xs: dict[Any, Any],
     edges: dict[EdgeType, Tensor],
 ) -> list[str]:
-    """Why a call is left to the loop, after :func:`_graph_reasons`."""
+    """Why a call is left to the loop."""
     first, one = next(iter(parts.items()))
+    graphs = [edges[key] for key in layers]
+    if any(type(graph) is not Tensor or graph.layout is not strided for graph in graphs):
+        return ["not a plain edge_index"]
     if len({part.kind() for part in parts.values()}) > 1:
         return ["layers of several shapes"]
     if is_watched(*layers.values()):
@@ -217,20 +209,20 @@ def _reasons(
     if in_force() is not None or torch.is_autocast_enabled(one.weight.device.type):
         return ["edges are sampled, or autocast"]
     for key, conv in layers.items():
-        if not takes_part(conv):
-            return ["not patched"]
         if reasons := layer_reasons(conv, edges[key]):
             return reasons
-    if reasons := call_reasons(layers[first], edges[first], any_size=True):
+    if reasons := call_reasons(layers[first], edges[first]):
         return reasons
-    if len(layers) >= MANY:
-        return []
-    graphs, device = [edges[key] for key in layers], edges[first].device.type
-    if reasons := _graph_reasons(graphs):
-        return reasons
+    width = xs[first[0]].size(1) * one.weight.itemsize
     if isinstance(one.options, Attention) and not settings.always:
-        fewest, width = min(graph.size(1) for graph in graphs), one.weight.size(0)
-        if not (size_reasons(fewest, device) or kind_reasons("attention", fewest, device, width)):
+        largest = min(graphs, key=lambda graph: graph.size(1))
+        alone = work_of([formula_of(one)])
+        if not gate.too_small(None, largest, largest.size(1), alone, width, known=True):
             return ["relations that are large enough each"]  # to gather their rows gains nothing
+    stacked, how = _stacking(parts, xs, edges)
+    known = MEMO.remembers(_stack, *stacked, **how)
+    if is_captured(graphs[0]) and not known:
+        return ["stacking waits for the device, and a CUDA graph is captured"]
     together = sum(graph.size(1) for graph in graphs)
-    return new_graph_reasons("relations", together, edges[first], id(self))
+    work = work_of([_formula_of(parts)], 1)
+    return gate.too_small(self, edges[first], together, work, width, known=known)

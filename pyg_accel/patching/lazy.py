@@ -148,7 +148,6 @@ class Tracer(Watch):
         failure: the first reason why this is none for a formula. A message may catch the exception,
             and TorchScript and others raise one of their own in its place.
         gathered: node features and the row of edge_index that gathers them.
-        weighs_edges: it has weighted messages that read narrow features of edges.
         size: of sources and targets, by row of edge_index, if the call was given it.
         writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
         source: of the attention weights that were made.
@@ -174,7 +173,6 @@ class Tracer(Watch):
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int, int]] = {}  # by identity: row and version
         self.gathered: list[tuple[Tensor, int]] = []
-        self.weighs_edges = False
         self.size: Sequence[int | None] | None = None
         self.writes_weights = False
         self.source: Any = None

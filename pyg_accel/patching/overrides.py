@@ -38,7 +38,7 @@ from torch.compiler import is_dynamo_compiling
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 
-from pyg_accel.patching.layer_call import LOOKS_UP, SMALL, layer_call
+from pyg_accel.patching.running import running
 
 __all__ = [
     "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "is_rendered",
@@ -78,14 +78,14 @@ HOOK_DICTS = (
     "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
     "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
 )  # fmt: skip
-# The hook of each method, and what `_hand_over` takes as `unless`.
-_METHODS: tuple[tuple[type, str, str, int | None], ...] = (
-    (MessagePassing, "_set_jittable_templates", "render", None),
-    (MessagePassing, "_collect", "bypassed", None),
-    (Aggregation, "__call__", "aggregate", LOOKS_UP),
-    (QuantileAggregation, "forward", "quantile", None),
-    (RGCNConv, "forward", "relations", LOOKS_UP),
-    (HeteroConv, "forward", "hetero", None),
+# The hook of each method, and whether it is asked inside of a layer's call that is PyG's.
+_METHODS: tuple[tuple[type, str, str, bool], ...] = (
+    (MessagePassing, "_set_jittable_templates", "render", True),
+    (MessagePassing, "_collect", "bypassed", True),
+    (Aggregation, "__call__", "aggregate", False),
+    (QuantileAggregation, "forward", "quantile", True),
+    (RGCNConv, "forward", "relations", False),
+    (HeteroConv, "forward", "hetero", True),
 )
 
 # The methods that MessagePassing gets, and their hooks.
@@ -144,15 +144,14 @@ def install(hooks: Hooks) -> None:
 
         for cls in dict.fromkeys(_subclasses(MessagePassing)):
             _hand_over_class(cls, hooks)
-        for cls, name, hook, unless in _METHODS:
+        for cls, name, hook, always in _METHODS:
             if _is_stock(vars(cls)[name]):
-                _hand_over(vars(cls)[name], {**hooks, "render": render}[hook], unless=unless)
+                _hand_over(vars(cls)[name], {**hooks, "render": render}[hook], always=always)
         for path, hook in _HOOKED.items():
             module, _, name = path.rpartition(".")
             function: Any = getattr(sys.modules.get(module), name, None)
             if hook in hooks and _is_stock(function):
-                # A small call on a known graph too gets from memory what was derived from it.
-                _hand_over(function, hooks[hook], unless=SMALL if hook == "memoise" else LOOKS_UP)
+                _hand_over(function, hooks[hook])
                 skip_code(function.__code__)  # Dynamo begins no graph there after a break
         for name, hook in _ADDED.items():
             if name not in vars(MessagePassing):
@@ -174,10 +173,10 @@ def _is_stock(function: Any) -> bool:
     return isinstance(function, FunctionType) and function.__module__.startswith(_HOMES)
 
 
-def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = LOOKS_UP) -> None:
+def _hand_over(function: Any, hook: Callable[..., Any], *, always: bool = False) -> None:
     """Let a function hand what it was, and its arguments, to a hook.
 
-    Inside of a layer's call that is known to be as small as ``unless`` it runs as it was.
+    Inside of a layer's call that is PyG's own it runs as it was, unless ``always``.
 
     TorchScript and Dynamo read the original's source through the attributes that
     torch.jit.script_if_tracing leaves. Dynamo, which counts recompilations by code, finds code of
@@ -194,8 +193,8 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
     vars(original).pop(_WRAPPED)
     vars(original).update(attributes)
     original.__kwdefaults__ = function.__kwdefaults__
-    code = _code_for(function, small=unless is not None)
-    given = {"_original": original, "_hook": hook, "_unless": unless, "_call": layer_call,
+    code = _code_for(function, always=always)
+    given = {"_original": original, "_hook": hook, "_running": running,
              "_compiles": is_dynamo_compiling}  # fmt: skip
     function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **given}
     vars(function).update({_WRAPPED: original, _ORIGINAL: original, _SCRIPTED: True})
@@ -208,19 +207,19 @@ def _hand_over(function: Any, hook: Callable[..., Any], *, unless: int | None = 
 # arguments; the variables of the closure are named because Python and Dynamo expect them.
 _HANDS_OVER = """
 def with_closure({closure}):
-    def hands_over(*args, _original, _hook, _unless, _call, _compiles, **kwargs):
-        {small}return _hook(_original, *args, **kwargs)
+    def hands_over(*args, _original, _hook, _running, _compiles, **kwargs):
+        {stock}return _hook(_original, *args, **kwargs)
         {closure}
     return hands_over
 """
-_IF_SMALL = """if not _compiles() and _call.small >= _unless:
+_IF_STOCK = """if not _compiles() and _running.stock:
             return _original(*args, **kwargs)
         """
 
 
-def _code_for(function: FunctionType, *, small: bool) -> CodeType:
+def _code_for(function: FunctionType, *, always: bool) -> CodeType:
     names = function.__code__.co_freevars
-    text = _HANDS_OVER.format(closure=", ".join(names), small=_IF_SMALL if small else "")
+    text = _HANDS_OVER.format(closure=", ".join(names), stock="" if always else _IF_STOCK)
     made: dict[str, Any] = {}
     exec(compile(text, f"<pyg_accel: {function.__qualname__}>", "exec"), made)
     code: CodeType = made["with_closure"](*names).__code__.replace(co_name=function.__name__)

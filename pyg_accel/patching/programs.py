@@ -21,37 +21,33 @@ from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.backends.dispatch import record_choices, situation
+from pyg_accel.backends.dispatch import named, record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
+from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
 from pyg_accel.patching.overrides import hook_reasons, is_rendered
 from pyg_accel.patching.reasons import (
     forced,
     has_hooks,
     is_active,
-    kind_reasons,
-    new_graph_reasons,
-    size_reasons,
     torch_records,
     transform_reasons,
 )
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.record.dims import Unexpected, expect
+from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
+from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import NotComparable
-from pyg_accel.record.program import LayerProgram, context_key, record
+from pyg_accel.record.program import LayerProgram, record
 from pyg_accel.record.signature import Signature
-from pyg_accel.record.split import derives_anew
-from pyg_accel.settings import settings
+from pyg_accel.settings import settings, variables
 
 __all__ = [
-    "NOTHING", "Attempt", "Programs", "attempt", "find", "forget", "forget_unpatched", "has",
-    "note",
-    "recorded", "run", "unrecordable", "why",
+    "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget", "forget_unpatched",
+    "is_graph", "note", "of", "recorded", "unrecordable", "why",
 ]  # fmt: skip
 
 _MOST = 8  # programs of one layer, and records that came to nothing
 _RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
-NOTHING = object()
 _NONE: dict[str, Any] = {}
 # The methods that a call begins with.
 _ENTRIES = {
@@ -68,6 +64,26 @@ _HOOKS = {
 }
 _SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
           operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
+
+
+class Sizes(NamedTuple):
+    """From which size on calls are made by a program.
+
+    Attributes:
+        graph: place of the edge_index among the tensors of a call.
+        gradient: gradients are recorded.
+        fewest: edges from which on the program is faster than PyG's own path.
+        fewest_new: the same on a graph that was not seen before.
+        row: of the report.
+        small: rows of the report for calls on fewer edges, and on a new graph of fewer.
+    """
+
+    graph: int
+    gradient: bool
+    fewest: int
+    fewest_new: int
+    row: Row
+    small: tuple[Row | None, Row | None]
 
 
 @dataclass
@@ -99,9 +115,8 @@ class _Seen:
     """What was seen of the propagate calls of a call that is being recorded."""
 
     formulas: dict[str, None] = field(default_factory=dict)
-    kinds: dict[str, None] = field(default_factory=dict)
     backends: dict[str, None] = field(default_factory=dict)
-    width: int = 0
+    row_bytes: int = 0
 
     def text(self) -> str:
         """The formulas, but for attention weights that are computed inside of another."""
@@ -157,73 +172,56 @@ def why(layer: Module, name: str) -> str:
     return "" if known is None else known.reason
 
 
-def has(layer: Module, name: str) -> bool:
-    """Return whether a layer has programs; see :func:`why`."""
-    known = _layers.get(layer, _NONE).get(name)
-    return known is not None and bool(known.programs)
-
-
-def note(formulas: Iterable[str], kind: str, backends: dict[str, None], width: int) -> bool:
+def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> bool:
     """Take a note of a propagate call of the layer that is being recorded, if one is."""
     seen = _running.seen
     if seen is not None:
         seen.formulas |= dict.fromkeys(formulas)
-        seen.kinds[kind] = None
         seen.backends |= backends
-        seen.width = max(seen.width, width)
+        seen.row_bytes = max(seen.row_bytes, row_bytes)
     return seen is not None
 
 
-def run(layer: MessagePassing, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a call by a program; NOTHING if it has none. See :func:`why`."""
-    known = _layers.get(layer, _NONE).get(name)
-    if known is None or not known.programs or get_eval_frame_callback() is not None:
-        return NOTHING  # Dynamo would compile what runs here, after a break of its graph
-    found = find(known, args, kwargs)
-    if found is None or settings.verify or saved_tensors_are_hooked():
-        return NOTHING
-    program, leaves = found
-    if _small(layer, program, leaves):
-        return NOTHING
-    start = perf_counter()
-    try:
-        out = program.run(*leaves)
-    except (Unexpected, IndexError, ValueError):
-        return NOTHING  # sizes that do not agree, which PyG explains
-    count(type(layer).__name__, program.formulas, program.backends, "", perf_counter() - start)
-    return out
+def of(layer: Module, name: str) -> "Programs | None":
+    """Return the programs of a layer's calls; see :func:`why`."""
+    return _layers.get(layer, _NONE).get(name)
 
 
 def find(
     known: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[LayerProgram, tuple[Tensor, ...]] | None:
     """Return the program that a call fits, and the tensors among its arguments."""
-    context = (*context_key(), in_force(), *situation())
+    now = context()
     for program in known.programs:
         leaves = program.admit(args, kwargs)
-        if leaves is not None and program.context == context and program.guard.holds():
+        if leaves is not None and program.context == now and program.guard.holds():
             return program, leaves
     return None
 
 
-def _small(layer: MessagePassing, program: LayerProgram, leaves: tuple[Tensor, ...]) -> bool:
-    """Whether a call is left to PyG for its size."""
-    if settings.always:
-        return False
-    graph = next((t for t in leaves if _is_graph(t)), None)
-    if graph is None:
-        return True
-    edges, device = graph.size(1), graph.device.type
-    if size_reasons(edges, device, program.width):
-        return True
-    return any(
-        kind_reasons(kind, edges, device, program.width)
-        or new_graph_reasons(kind, edges, graph, (id(layer), "call"), program.width)
-        for kind in program.kinds
+_variables = variables("backend", "disable", "isa", "always", "verify", "tuning")
+
+
+def context() -> tuple[Any, ...]:
+    """Return all that a recorded call depends on beside its arguments and what its code reads."""
+    return (
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
+        torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
+        torch.autograd.forward_ad._current_level, torch._C._is_tracing(),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
+        in_force(), named.get(), settings.changes, *_variables(),
+    )  # fmt: skip
+
+
+def _autocast() -> tuple[Any, ...]:
+    return tuple(
+        (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
     )
 
 
-def _is_graph(value: Any) -> bool:
+def is_graph(value: Any) -> bool:
+    """Return whether a value is an edge_index."""
     return (
         type(value) is Tensor
         and value.dim() == 2
@@ -275,10 +273,10 @@ def attempt(
         return Attempt(make(layer, *args, **kwargs))
     try:
         signature = Signature(args, kwargs)
-        context = (*context_key(), in_force(), *situation())
-        same = [p for p in known.programs
-                if p.context == context and p.signature.is_like(signature)]  # fmt: skip
-        alike = next((p for p in same if p.guard.holds()), None)
+        now = context()
+        same = [program for program in known.programs if program.context == now]
+        same = [program for program in same if program.signature.is_like(signature)]
+        alike = next((program for program in same if program.guard.holds()), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic else None
@@ -306,18 +304,34 @@ def attempt(
         known.failures, known.reason = known.failures + 1, reason
         return made
     program = LayerProgram(
-        recorder.graph, recorder.constants, guard, signature, context,
+        recorder.graph, recorder.constants, guard, signature, now,
         seen.text(), "+".join(seen.backends | backends) or "deferred", tuple(recorder.shapes),
-        tuple(seen.kinds), seen.width,
     )  # fmt: skip
-    if derives_anew(program.graph):
-        program.kinds = tuple("other sums" if kind == "sums" else kind for kind in program.kinds)
+    program.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
     known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
     return made._replace(program=program)
 
 
-skip_code(run.__code__)  # Dynamo begins no graph here
-skip_code(recorded.__code__)
+def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
+    """Return from which size on a program is faster than PyG's own path."""
+    place, name = next(i for i, leaf in enumerate(leaves) if is_graph(leaf)), type(layer).__name__
+    fewest, gradient = [0, 0], torch.is_grad_enabled()
+    if in_force() is None:  # samples are of graphs of any size
+        work, device = work_of(seen.formulas, program.derives), leaves[place].device.type
+        fewest = [
+            fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient)
+            for new in (program.derives_anew, True)
+        ]
+    small = [
+        row_of(name, "", "PyG", reason) if reason else None
+        for least, new in zip(fewest, (False, True), strict=True)
+        for reason in size_reasons(0, least, new=new) or [""]
+    ]
+    row = row_of(name, program.formulas, program.backends, "")
+    return Sizes(place, gradient, fewest[0], fewest[1], row, (small[0], small[1]))
+
+
+skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 
 def unrecordable(
@@ -348,10 +362,9 @@ def unrecordable(
         return "calls that are verified, or that torch records"
     if reasons := transform_reasons():
         return "; ".join(reasons)
-    graph = next((t for t in (*args, *kwargs.values()) if _is_graph(t)), None)
-    if graph is None:
+    if not any(map(is_graph, (*args, *kwargs.values()))):
         return "a graph that is not a plain edge_index"
-    return "; ".join(size_reasons(graph.size(1), graph.device.type))
+    return ""
 
 
 def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) -> bool:

@@ -1,9 +1,8 @@
 """One call of ``propagate`` under ``patch()``: try the lazy way, else PyG's own, and say which."""
 
-import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.memo import MEMO, changed, tensors_in
 from pyg_accel.ops.csr import GRAPHS
 from pyg_accel.ops.ordered_groups import SLOTS
-from pyg_accel.patching import compiled, layers, programs, reading
+from pyg_accel.patching import compiled, gate, programs, reading
 from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.kept import (
     apart,
@@ -29,63 +28,40 @@ from pyg_accel.patching.kept import (
     writes_weights,
     written,
 )
-from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.networks import hooked_inside
 from pyg_accel.patching.overrides import hook_reasons, rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
-    SEEN,
     call_reasons,
     data_reasons,
     device_of,
-    forced,
     is_active,
-    kind_reasons,
-    new_graph_reasons,
-    size_reasons,
+    row_bytes,
     subclass_reasons,
     torch_records,
-    width_of,
 )
-from pyg_accel.patching.rng_state import RandomState, random_state, restore, tensors_of
+from pyg_accel.patching.rng_state import random_state, restore, tensors_of
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.patching.sampling import in_force, refuse_training
+from pyg_accel.patching.sampling import refuse_training
+from pyg_accel.patching.size import Work, work_of
 from pyg_accel.patching.sparse import SparseTrace, as_edge_index
-from pyg_accel.patching.thresholds import KINDS
 from pyg_accel.patching.trace import Trace
-from pyg_accel.patching.verification import verify
 from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.record.recorder import running_recorder
-from pyg_accel.settings import settings
 
 __all__ = ["bypassed", "call", "forget", "softmax", "spmm"]
 
 _JUDGED = frozenset({Tensor, EdgeIndex})  # classes of graphs whose size is looked at first
 CALLED_DIRECTLY = "MessagePassing.propagate itself was called"
-_NO_REASONS: list[str] = []
 
 
-class _Call(NamedTuple):
-    """A call of a rendered ``propagate`` or ``edge_updater``, the original."""
-
-    original: Callable[..., Any]
-    layer: MessagePassing
-    edge_index: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-class _Found(NamedTuple):
-    """What the first call of a layer showed: why its message is no formula, or its kind."""
-
-    reason: str
-    kind: str
-
-
-_found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, _Found]]" = weakref.WeakKeyDictionary()
-_NOTHING: dict[Any, _Found] = {}
+# Of layers and kinds of calls: why the message is no formula, or what the call does.
+_found: "weakref.WeakKeyDictionary[MessagePassing, dict[Any, str | Work]]" = (
+    weakref.WeakKeyDictionary()
+)
+_NOTHING: dict[Any, str | Work] = {}
 
 
 def forget() -> None:
@@ -93,8 +69,7 @@ def forget() -> None:
     GRAPHS.clear()
     SLOTS.clear()
     MEMO.clear()
-    SEEN.clear()
-    layers.forget()
+    gate.forget()
     programs.forget()
 
 
@@ -110,152 +85,101 @@ def call(
         record(type(self).__name__, "", "PyG", RECORDED, 0.0)
         return original(self, edge_index, *args, **kwargs)
     recorder, name = running_recorder.recorder, original.__name__
-    if recorder is None and not args:
-        out = programs.run(self, name, (edge_index,), kwargs)
-        if out is not programs.NOTHING:
+    alone = recorder is None and not args
+    if alone:
+        out = gate.by_program(self, name, original, (edge_index,), kwargs)
+        if out is not gate.NOTHING:
             return out
-    start, layer = time.perf_counter(), type(self).__name__
-    judged = type(edge_index) in _JUDGED and edge_index.dim() == 2
-    small, sized = _NO_REASONS, judged and in_force() is None
-    if sized:
-        edges, width = num_edges(edge_index), _width_of(original, self, kwargs)
-        small = size_reasons(edges, edge_index.device.type, width)
-    if not small:
-        key = (name, self.training, getattr(edge_index, "layout", type(edge_index)))
-        found = _found.get(self, _NOTHING).get(key)
-        if sized and (found is None or not found.reason):
-            kind = "" if found is None else _kind_of(self, name, found.kind)
-            small = kind_reasons(kind, edges, edge_index.device.type, width)
-            if not small:
-                small = new_graph_reasons(kind, edges, edge_index, (id(self), original), width)
-                if not small and kind == "sums" and _is_derived_anew():
-                    small = kind_reasons("other sums", edges, edge_index.device.type, width)
-            if small:
-                layers.declined[self] = edges
-    if small:
-        layer_call.reason = small[0]
-    else:
-        layer_call.others = True
-    if small:  # and nothing else matters: it must cost next to nothing
-        if recorder is not None:
-            recorder.stop(small[0])
-        out = original(self, edge_index, *args, **kwargs)
-        record(layer, "", "PyG", small[0], time.perf_counter() - start)
-        return out
     refuse_training(self)
-    given = _Call(original, self, edge_index, args, kwargs)
-    reasons = data_reasons(edge_index) or call_reasons(self, edge_index, any_size=judged)
-    reasons = reasons or subclass_reasons((edge_index, args, kwargs)) or effect_reasons(self)
-    if found is not None and found.reason and not reasons:
-        reasons = [found.reason]
+    given = gate.Call(original, self, (edge_index, *args), kwargs)
+    width = row_bytes(kwargs, self.node_dim)
+    reasons = _reasons(given, width, recorded=recorder is not None)
+    if reasons and recorder is not None:
+        recorder.stop("; ".join(reasons))
+
+    def make(*_: Any, **__: Any) -> Any:
+        return gate.enter(
+            given, type(self).__name__, reasons, _accelerated, device_of(edge_index), traced=True,
+            row_bytes=width,
+        )  # fmt: skip
+
+    if alone and not reasons:
+        return programs.recorded(self, name, make, (edge_index,), kwargs)
+    return make()
+
+
+def _key_of(call: gate.Call) -> Any:
+    """What the message of a layer may depend on."""
+    edge_index: Any = call.args[0]
+    training = call.owner is not None and call.owner.training
+    return call.original.__name__, training, getattr(edge_index, "layout", type(edge_index))
+
+
+def _reasons(call: gate.Call, width: int, *, recorded: bool) -> list[str]:
+    """Why a call is PyG's; those that cost least come first."""
+    edge_index, layer = call.args[0], call.owner
+    assert isinstance(layer, MessagePassing)
+    found = _found.get(layer, _NOTHING).get(_key_of(call))
+    if isinstance(found, str):
+        return [found]
+    sized = type(edge_index) in _JUDGED and edge_index.dim() == 2 and not recorded
+    if found is not None and sized:
+        reasons = gate.too_small(layer, edge_index, num_edges(edge_index), found, width)
+        if reasons:
+            return reasons
+    reasons = data_reasons(edge_index) or call_reasons(layer, edge_index)
+    reasons = reasons or subclass_reasons((call.args, call.kwargs)) or effect_reasons(layer)
     if not reasons and found is None and saved_tensors_are_hooked():
         # A checkpoint counts what a call saves, that of an attempt which fails too, and expects the
         # same when it runs the call again; then it will be known what the first call shows.
-        found = _tried(given, key)
-        if found.reason:
-            reasons = [found.reason]
-        elif sized:
-            reasons = kind_reasons(found.kind, edges, edge_index.device.type, width)
-            reasons = reasons or new_graph_reasons(
-                found.kind, edges, edge_index, (id(self), original), width
-            )
-    if not reasons:
-        # A message that turns out not to be a formula, today, runs twice: from the same state.
-        state = random_state(device_of(edge_index), self)
-        try:
-            if recorder is None and not args:
-                return programs.recorded(
-                    self, name, _accelerated(given, key, state), (edge_index,), kwargs
-                )
-            return _accelerated(given, key, state)(self, edge_index, **kwargs)
-        except Unrecognised as reason:
-            reasons = [str(reason)]
-            if reason.permanent:
-                _found.setdefault(self, {})[key] = _Found(str(reason), "")
-            restore(state)
-    if recorder is not None:
-        recorder.stop("; ".join(reasons))
-    out = original(self, edge_index, *args, **kwargs)
-    record(layer, "", "PyG", "; ".join(reasons), time.perf_counter() - start)
-    return out
+        found = _tried(call)
+        if isinstance(found, str):
+            return [found]
+        if sized:
+            return gate.too_small(layer, edge_index, num_edges(edge_index), found, width)
+    return reasons
 
 
-def _kind_of(layer: MessagePassing, name: str, kind: str) -> str:
-    """The kind of a layer's calls, of which those without a program have other limits."""
-    other = f"other {kind}"
-    traced = programs.why(layer, "call") and not programs.has(layer, name)
-    return other if other in KINDS and traced else kind
+def _accelerated(call: gate.Call) -> tuple[Any, list[str]]:
+    """Make a call with lazy messages; its result and formulas, and remember what it was."""
+    found = _found.setdefault(call.owner, {})  # type: ignore[arg-type]
+    try:
+        out, trace, _ = _attempt(call)
+    except Unrecognised as reason:
+        if reason.permanent:
+            found[_key_of(call)] = str(reason)
+        if running_recorder.recorder is not None:
+            running_recorder.recorder.stop(str(reason))
+        raise
+    found[_key_of(call)] = work_of(trace.formulas, traced=True)
+    return out, trace.formulas
 
 
-def _accelerated(call: _Call, key: Any, state: RandomState) -> Callable[..., Any]:
-    """A function that makes a call with lazy messages, and notes what it was."""
-
-    def make(layer: MessagePassing, *_: Any, **__: Any) -> Any:
-        start = time.perf_counter()
-        out, trace, names = _attempt(call)
-        seconds = time.perf_counter() - start
-        # An optimised model compares by itself; a sample is not what PyG computes.
-        if settings.verify and in_force() is None and not forced.on:
-            verify(*call, out, state)
-        _found.setdefault(layer, {})[key] = _Found("", trace.kind())
-        formulas = "; ".join(dict.fromkeys(trace.formulas))
-        if programs.note(trace.formulas, trace.kind(), names, _widths.get(layer, 0)) and formulas:
-            return out
-        if formulas:
-            record(type(layer).__name__, formulas, "+".join(names) or "deferred", "", seconds)
-        else:
-            why = "no reduction that could be fused"
-            record(type(layer).__name__, "", "PyG", why, seconds)
-        return out
-
-    return make
-
-
-def _is_derived_anew() -> bool:
-    """Whether the layer's graph is derived in each call, as it is where a network makes weights."""
-    asked = layer_call.remembers and not saved_tensors_are_hooked()  # a checkpoint calls twice
-    return asked and MEMO.hits == layer_call.hits
-
-
-# Of each layer: the most features that its last propagate was given.
-_widths: "weakref.WeakKeyDictionary[MessagePassing, int]" = weakref.WeakKeyDictionary()
-
-
-def _width_of(original: Callable[..., Any], self: MessagePassing, kwargs: dict[str, Any]) -> int:
-    """The width of a call's features: of scores, that of the features that they will weigh."""
-    with torch._C.DisableTorchFunction():
-        width = width_of(kwargs, self.node_dim)
-    known = _widths.get(self, 0)
-    if original.__name__ != "propagate":
-        return max(width, known)
-    if width != known:
-        _widths[self] = width
-    return width
-
-
-def _tried(call: _Call, key: Any) -> _Found:
+def _tried(call: gate.Call) -> str | Work:
     """What a call shows that leaves nothing else behind."""
-    state = random_state(device_of(call.edge_index), call.layer)
+    state = random_state(device_of(call.args[0]), call.owner)
+    found: str | Work
     try:
         with torch.no_grad():
             _, trace, _ = _attempt(call._replace(kwargs=changed(call.kwargs, apart)))
     except Unrecognised as reason:
-        found = _Found(str(reason), "")
+        found = str(reason)
         if not reason.permanent:
             return found
     else:
-        found = _Found("", trace.kind())
+        found = work_of(trace.formulas, traced=True)
     finally:
         restore(state)
-    _found.setdefault(call.layer, {})[key] = found
+    _found.setdefault(call.owner, {})[_key_of(call)] = found  # type: ignore[arg-type]
     return found
 
 
 # After a graph break Dynamo would compile the functions that a trace consists of.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attempt(call: _Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
+def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]]:
     """Make a call with lazy messages: its result, what was seen, and the backends that ran."""
-    original, self, edge_index, args, _ = call
+    original, self, (edge_index, *args), _ = call
+    assert isinstance(self, MessagePassing)
     trace, plain, kwargs = _trace(call)
     trace.layer = self
     trace.forward = returns_none(self)
@@ -338,24 +262,22 @@ def _compile(
     The first pass decides whether it is made. A later one may know sizes that the first did not.
     """
     refuse_training(self)
-    if not decided:
-        reasons = call_reasons(self, edge_index, any_size=True)
-        if not reasons and in_force() is None:
-            reasons = size_reasons(edge_index.size(1), edge_index.device.type, compiled=True)
-        if reasons:
-            raise Unrecognised("; ".join(reasons))
+    reasons = [] if decided else call_reasons(self, edge_index)
+    if reasons := reasons or ([] if decided else compiled.size_reasons(edge_index)):
+        raise Unrecognised("; ".join(reasons))
     trace = compiled.CompiledTrace(edge_index, self.flow)
     with trace:
         out: Tensor = finish(self, template(self, name)(self, edge_index, **kwargs), written)
     return out, "; ".join(dict.fromkeys(trace.formulas))
 
 
-def _trace(call: _Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
+def _trace(call: gate.Call) -> tuple[Trace | SparseTrace, Any, dict[str, Any]]:
     """What watches a call, and the graph and arguments that it is made with.
 
     Fused products stay what they are. Otherwise the graph is an ordinary edge_index.
     """
-    original, module, edge_index, args, kwargs = call
+    original, module, (edge_index, *args), kwargs = call
+    assert isinstance(module, MessagePassing)
     if is_sparse_matrix(edge_index):
         if module.fuse and original.__name__ == "propagate":
             return SparseTrace(MEMO), edge_index, kwargs

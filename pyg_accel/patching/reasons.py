@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch._C import (
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
@@ -26,21 +25,13 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
-from pyg_accel.cache import RecentlySeen, saved_tensors_are_hooked
-from pyg_accel.matrices import is_sparse_matrix, num_edges
+from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import tensors_in
-from pyg_accel.ops.csr import is_built_ahead
-from pyg_accel.patching.layer_call import layer_call
 from pyg_accel.patching.overrides import hook_reasons
-from pyg_accel.patching.reading import picked_from
-from pyg_accel.patching.sampling import in_force
-from pyg_accel.patching.thresholds import Limits, thresholds
 from pyg_accel.record.edge_tensors import EdgeTensor
-from pyg_accel.settings import settings
 
 __all__ = [
     "RECORDED",
-    "SEEN",
     "WATCHED",
     "call_reasons",
     "data_reasons",
@@ -49,18 +40,15 @@ __all__ = [
     "has_hooks",
     "is_active",
     "is_watched",
-    "kind_reasons",
     "layer_reasons",
     "marked",
     "modules_in",
-    "new_graph_reasons",
-    "size_reasons",
+    "row_bytes",
     "subclass_reasons",
     "switch",
     "takes_part",
     "torch_records",
     "transform_reasons",
-    "width_of",
 ]
 
 
@@ -76,7 +64,6 @@ _switched_on = 0  # how many patch() without a model are in force
 forced = _Forced()
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
-SEEN = RecentlySeen(256)  # the graphs of calls for which it matters whether they come again
 _FAKE = _TorchDispatchModeKey.FAKE
 # Others may do anything. Those of a compiler stand for tensors.
 _TENSORS = {Tensor, torch.nn.Parameter, EdgeIndex, Index, FakeTensor, FunctionalTensor}
@@ -110,15 +97,10 @@ def takes_part(module: MessagePassing) -> bool:
     return is_active(module) and not torch_records()
 
 
-def call_reasons(module: MessagePassing, edge_index: Any, *, any_size: bool = False) -> list[str]:
-    """Return why a call is PyG's, before looking at the message."""
-    if reasons := layer_reasons(module, edge_index):
-        return reasons
-    reasons = transform_reasons()
-    device = device_of(edge_index).type
-    if not (reasons or any_size or in_force() is not None):
-        reasons = size_reasons(num_edges(edge_index), device)
-    return reasons or fast_backend_reasons(device)  # the most expensive check comes last
+def call_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
+    """Return why a call is PyG's, before looking at the message and at its size."""
+    reasons = layer_reasons(module, edge_index) or transform_reasons()
+    return reasons or fast_backend_reasons(device_of(edge_index).type)  # the most expensive check
 
 
 def layer_reasons(module: MessagePassing, edge_index: Any) -> list[str]:
@@ -204,44 +186,8 @@ def data_reasons(edge_index: Any) -> list[str]:
     return ["tensors without data"] if fake else []
 
 
-def size_reasons(
-    num_edges: int | torch.SymInt,
-    device: str,
-    width: int | None = None,
-    *,
-    compiled: bool = False,
-) -> list[str]:
-    """Small graphs stay with PyG, whose calls cost less before the first edge.
-
-    A compiler may know the number of edges as a symbol. One that is no property of an input stands
-    for what a function picked from a graph: see :func:`pyg_accel.patching.reading.picked_from`.
-
-    Args:
-        num_edges: of the graph.
-        device: where it is.
-        width: of the features, :func:`width_of`: wide ones make up for few edges.
-        compiled: the call is to be part of a compiled graph.
-    """
-    if settings.always or forced.on:
-        return []
-    measured = thresholds(device)
-    fewest = measured.fewest_compiled if compiled else measured.min_edges
-    if isinstance(num_edges, torch.SymInt):
-        num_edges = picked_from(num_edges)
-        if free_unbacked_symbols(num_edges):
-            few = not statically_known_true(num_edges >= fewest)
-            return ["a number of edges that depends on data"] if few else []
-    if num_edges >= fewest:
-        return []
-    elements = measured.min_elements
-    if elements is not None and width is not None and not isinstance(num_edges, torch.SymInt):
-        many = measured.are_many(elements, num_edges, width)
-        return [] if many else measured.few_elements
-    return [f"small: fewer than {fewest} edges"] if compiled else measured.few_edges
-
-
-def width_of(arguments: Mapping[str, Any], node_dim: int = 0) -> int:
-    """Return the most features of a node or an edge among the arguments of a call.
+def row_bytes(arguments: Mapping[str, Any], node_dim: int = 0) -> int:
+    """Return the most bytes of features of a node or an edge among the arguments of a call.
 
     Args:
         arguments: of the call.
@@ -250,67 +196,14 @@ def width_of(arguments: Mapping[str, Any], node_dim: int = 0) -> int:
     given = [v for value in arguments.values()
              for v in (value if isinstance(value, tuple) else (value,))]  # fmt: skip
     tensors = [v for v in given if isinstance(v, Tensor)]
-    return max((v.numel() // max(_rows(v, node_dim), 1) for v in tensors), default=0)
+    with torch._C.DisableTorchFunction():  # no part of what a recorded call does
+        return max((v.nbytes // max(_rows(v, node_dim), 1) for v in tensors), default=0)
 
 
 def _rows(t: Tensor, node_dim: int) -> int:
     if t.dim() < 3:
         return t.size(0) if t.dim() else 1
     return max(t.size(0), t.size(node_dim) if -t.dim() <= node_dim < t.dim() else 0)
-
-
-def kind_reasons(kind: str, num_edges: int, device: str, width: int = 0) -> list[str]:
-    """What is small for a kind of call, whose limits are no lower; see :mod:`.thresholds`.
-
-    A reason for one graph is a reason for every smaller one.
-
-    Args:
-        kind: of the call; "" if that is not known yet.
-        num_edges: of the graph.
-        device: where it is.
-        width: of the features, :func:`width_of`: wide ones make up for few edges.
-    """
-    limits = _limits(kind, num_edges, device, width)
-    if limits is None:
-        return []
-    fewest = limits.training if torch.is_grad_enabled() else limits.inference
-    if num_edges >= fewest:
-        return []
-    return [f"small: fewer than {fewest} edges" + (f" ({kind})" if kind else "")]
-
-
-def new_graph_reasons(
-    kind: str, num_edges: int, graph: Tensor, by: Hashable, width: int = 0
-) -> list[str]:
-    """What is small for a kind of call on a graph that is new to the layer, which is noted.
-
-    Args:
-        kind: as of :func:`kind_reasons`.
-        num_edges: of the graph.
-        graph: the edge_index that will be known again.
-        by: who asks, as a graph is new to each.
-        width: as of :func:`kind_reasons`.
-    """
-    limits = _limits(kind, num_edges, graph.device.type, width)
-    if limits is None or saved_tensors_are_hooked():  # a checkpoint repeats what ran now
-        return []
-    if SEEN.is_new(by, graph) and num_edges < limits.new and not is_built_ahead(graph):
-        if by not in layer_call.new_to:
-            layer_call.new_to += (by,)
-        return [f"small: a new graph of fewer than {limits.new} edges ({kind})"]
-    return []
-
-
-def _limits(kind: str, num_edges: int, device: str, width: int) -> Limits | None:
-    """Return the limits in force for a kind of call; None if its size does not matter."""
-    if settings.always or forced.on:
-        return None
-    measured = thresholds(device)
-    if not measured.kinds:
-        return None
-    limits = measured.of(kind)
-    elements = limits.elements if kind else measured.min_elements
-    return None if measured.are_many(elements, num_edges, width) else limits
 
 
 def device_of(edge_index: Any) -> torch.device:

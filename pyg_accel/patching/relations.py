@@ -6,7 +6,6 @@ layer whose loop lies outside of ``propagate``, and so the one whose ``forward``
 that of HeteroConv, a loop over layers: :mod:`.hetero`).
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,30 +13,24 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
-from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.call_report import record
 from pyg_accel.memo import MEMO
 from pyg_accel.ops.relations import Relations, relational_spmm, stack_relations
-from pyg_accel.patching import programs
+from pyg_accel.patching import gate
 from pyg_accel.patching.reasons import (
     call_reasons,
     is_watched,
-    kind_reasons,
-    new_graph_reasons,
+    row_bytes,
     subclass_reasons,
     takes_part,
     transform_reasons,
 )
 from pyg_accel.patching.reductions import is_simple, reduces_of
-from pyg_accel.patching.rng_state import random_state
 from pyg_accel.patching.sampling import in_force
-from pyg_accel.patching.verification import verify
-from pyg_accel.record.recorder import perform
-from pyg_accel.settings import settings
+from pyg_accel.patching.size import work_of
+from pyg_accel.record.recorder import perform, running_recorder
 
-__all__ = ["MANY", "forward", "reduce_of", "weights_of"]
+__all__ = ["formula_of", "forward", "reduce_of", "weights_of"]
 
-MANY = 8  # relations from which on the loop costs more than stacking a small graph
 _REDUCES = frozenset({"sum", "mean", "max", "min"})
 _OWN = ("message", "aggregate", "update", "message_and_aggregate")
 
@@ -50,38 +43,45 @@ def forward(
     edge_type: Any = None,
 ) -> Any:
     """Stand in for ``RGCNConv.forward``; where this cannot, each relation is a call of its own."""
-    if takes_part(self) and type(edge_index) is Tensor and self.num_relations < MANY:
-        edges = edge_index.size(-1)
-        if kind_reasons("relations", edges, edge_index.device.type) or (
-            new_graph_reasons("relations", edges, edge_index, id(self))
-        ):
-            return MEMO.run(original, self, x, edge_index, edge_type)  # nothing to remember
-    if not takes_part(self) or _reasons(self, x, edge_index, edge_type):
+    if not takes_part(self):
         return original(self, x, edge_index, edge_type)
-    start = time.perf_counter()
-    state = random_state(edge_index.device) if settings.verify else None
+    call = gate.Call(original, self, (x, edge_index, edge_type), {})
+    device = self.weight.device
+    size = row_bytes({"x": x})
+    return gate.enter(
+        call, type(self).__name__, _reasons(self, x, edge_index, edge_type, size), _stacked, device,
+        row_bytes=size, counts=False,
+    )  # fmt: skip
+
+
+def _stacked(call: gate.Call) -> tuple[Tensor, list[str]]:
+    """Make a call over all relations at once."""
+    self: Any = call.owner
+    x, edge_index, edge_type = call.args
     source, target = x if isinstance(x, tuple) else (x, x)
-    sizes = (source.size(0), target.size(0), self.num_relations)
-    try:
-        relations: Relations = perform(
-            MEMO.__call__, _stack, edge_index, edge_type, sizes, self.flow, borrows=True
-        )
-    except IndexError:  # ids out of range: PyG raises what PyG raises
-        return original(self, x, edge_index, edge_type)
+    relations: Relations = perform(
+        MEMO.__call__, *_stacking(self, source, target, edge_index, edge_type), borrows=True
+    )
     reduce = str(reduce_of(self))
-    with record_choices() as names:
-        out = perform(relational_spmm, relations, source, weights_of(self), reduce=reduce)
+    out = perform(relational_spmm, relations, source, weights_of(self), reduce=reduce)
     if self.root is not None:
         out = out + target @ self.root
     if self.bias is not None:
         out = out + self.bias
-    if state is not None:
-        verify(original, self, x, (edge_index, edge_type), {}, out, state)
-    formula = f"{reduce}_j u0, {self.num_relations} relations"
-    seconds = time.perf_counter() - start
-    if not programs.note([formula], "relations", names, 0):
-        record(type(self).__name__, formula, "+".join(names), "", seconds)
-    return out
+    return out, [formula_of(self)]
+
+
+def _stacking(
+    self: RGCNConv, source: Tensor, target: Tensor, edge_index: Tensor, edge_type: Tensor
+) -> tuple[Any, ...]:
+    """The function that stacks the graphs of all relations, and its arguments."""
+    sizes = (source.size(0), target.size(0), self.num_relations)
+    return _stack, edge_index, edge_type, sizes, self.flow
+
+
+def formula_of(self: RGCNConv) -> str:
+    """Return what the report shows of a layer."""
+    return f"{reduce_of(self)}_j u0, {self.num_relations} relations"
 
 
 def reduce_of(self: MessagePassing) -> str | None:
@@ -112,7 +112,7 @@ def weights_of(self: RGCNConv) -> Tensor:
     return flat.view(self.num_relations, self.in_channels_l, self.out_channels)
 
 
-def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[str]:
+def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any, size: int) -> list[str]:
     """Why a call is left to the loop."""
     if reasons := transform_reasons() or subclass_reasons(x):  # before operators that a mode sees
         return reasons
@@ -140,4 +140,10 @@ def _reasons(self: RGCNConv, x: Any, edge_index: Any, edge_type: Any) -> list[st
         reasons.append("edges are sampled")
     if torch.is_autocast_enabled(edge_index.device.type):
         reasons.append("autocast")
-    return reasons or call_reasons(self, edge_index, any_size=self.num_relations >= MANY)
+    if reasons or (reasons := call_reasons(self, edge_index)) or running_recorder.recorder:
+        return reasons
+    work, known = (
+        work_of([formula_of(self)], 1),
+        MEMO.remembers(*_stacking(self, *sides, edge_index, edge_type)),
+    )
+    return gate.too_small(self, edge_index, edge_index.size(1), work, size, known=known)

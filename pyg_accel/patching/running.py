@@ -1,4 +1,4 @@
-"""The accelerated calls that are being traced in this thread, and how tracing one of them fails."""
+"""What runs in this thread: the calls that are traced, and those that are PyG's own."""
 
 import threading
 from typing import Any
@@ -21,10 +21,15 @@ class Unrecognised(Exception):
 
 
 class _Running(threading.local):
-    """The calls being traced in this thread, innermost last.
+    """What runs in this thread.
 
-    The stack of function modes does not tell: a mode is off while it handles a function.
+    Attributes:
+        traces: the calls being traced, innermost last. The stack of function modes does not tell: a
+            mode is off while it handles a function.
+        stock: a layer's call is PyG's own for its size, and functions inside run as they were.
     """
+
+    stock = False
 
     def __init__(self) -> None:
         self.traces: list[Any] = []  # of Trace, which is built on this module

@@ -13,7 +13,7 @@ from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.layout import Layout
 from pyg_accel.ops.messages import messages
 from pyg_accel.patching import rules
-from pyg_accel.patching.attention import Source, Weights, Where, attend, weighs_edges
+from pyg_accel.patching.attention import Source, Weights, Where, attend
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Rules, Tracer, is_single_side
 from pyg_accel.patching.networks import Network, reduce_in_blocks
@@ -23,8 +23,6 @@ from pyg_accel.record.edge_tensors import materialize, plain_shape
 from pyg_accel.record.recorder import perform, quiet
 
 __all__ = ["Trace"]
-
-_WEIGHTS = 8  # numbers per edge up to which they are weights, and no features
 
 
 class Trace(Tracer):
@@ -52,24 +50,6 @@ class Trace(Tracer):
         except (IndexError, ValueError) as error:  # PyG's path raises what PyG raises
             raise Unrecognised(str(error), permanent=False) from error
 
-    def kind(self) -> str:
-        """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
-        if any(isinstance(operand, Network) for operand in self.operands):
-            if len(self.formulas) > 1 and all("network" in text for text in self.formulas):
-                return "edge attention"  # a softmax in blocks runs the network several times
-            return "edge matrices" if "outer" in "".join(self.formulas) else "edge networks"
-        both = zip(self.operands, self.sides, strict=True)
-        wide = [side for operand, side in both if plain_shape(operand)[1:].numel() > _WEIGHTS]
-        if wide and self.formulas and "_j" not in "".join(self.formulas):  # all written out
-            return "edge networks"
-        if self.weighs_edges:
-            return "edge attention"
-        if "e" in wide:
-            return "edge features"
-        if any("softmax" in formula for formula in self.formulas):
-            return "attention"
-        return "messages" if len(wide) > 1 else "sums"
-
     def reduce(
         self, lazy: LazyTensor, reduces: Sequence[str], num_rows: int | None = None
     ) -> list[Tensor]:
@@ -89,8 +69,6 @@ class Trace(Tracer):
             if attended is not None:
                 out, text, waiting = attended
                 self.formulas = [f for f in self.formulas if f != waiting] + [text]
-                sides = [self.sides[n] for n in numbers]
-                self.weighs_edges = weighs_edges(operands, sides)
                 if lazy.later is IDENTITY and lazy.edge_dim == 0:
                     return [out]
                 return [lazy.later.apply(out).movedim(0, lazy.edge_dim).contiguous()]

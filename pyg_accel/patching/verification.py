@@ -19,8 +19,7 @@ MARGIN = 8.0
 
 def verify(
     original: Callable[..., Any],
-    module: torch.nn.Module,
-    edge_index: Any,
+    module: torch.nn.Module | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,
@@ -29,28 +28,28 @@ def verify(
     """Compare the result of an accelerated call with PyG's own.
 
     Args:
-        original: PyG's ``propagate`` or ``edge_updater``.
-        module: the layer.
-        edge_index: as it was given.
-        args: as they were given.
+        original: PyG's function.
+        module: the layer, or None if the function is no method.
+        args: behind the layer, as they were given.
         kwargs: as they were given.
-        out: the accelerated result.
+        out: the accelerated result, a tensor or a dictionary of them; others are not compared.
         state: of the random number generators before the call.
 
     Raises:
         VerificationError: where they differ by more than rounding explains.
     """
+    out = _joined(out)
     if not isinstance(out, Tensor):
         return
-    after = random_state(state.device, module)
+    after, own = random_state(state.device, module), () if module is None else (module,)
     try:
         with torch.no_grad():
             restore(state)
-            expected = original(module, edge_index, *args, **kwargs)
+            expected = _joined(original(*own, *args, **kwargs))
             if _agree(out, expected):
                 return
             restore(state)
-            truth = _in_double(original, module, edge_index, args, kwargs)
+            truth = _in_double(original, module, args, kwargs)
     finally:
         restore(after)
     if truth is None or not _as_good(out, expected, truth):
@@ -58,6 +57,11 @@ def verify(
             f"{type(module).__name__}: accelerated and PyG's own result differ by "
             f"{float((out.detach() - expected).abs().max()):.3g}"
         )
+
+
+def _joined(out: Any) -> Any:
+    """A dictionary of tensors as one of all their numbers."""
+    return torch.cat([t.flatten() for t in out.values()]) if isinstance(out, dict) else out
 
 
 def _agree(out: Tensor, expected: Tensor) -> bool:
@@ -75,8 +79,7 @@ def _agree(out: Tensor, expected: Tensor) -> bool:
 
 def _in_double(
     original: Callable[..., Any],
-    module: torch.nn.Module,
-    edge_index: Any,
+    module: torch.nn.Module | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Tensor | None:
@@ -85,11 +88,13 @@ def _in_double(
     def double(t: Tensor) -> Tensor:
         return t.double() if t.is_floating_point() else t
 
-    state = {name: double(t) for name, t in (*module.named_parameters(), *module.named_buffers())}
-    edge_index, args, kwargs = tree_map_only(Tensor, double, (edge_index, args, kwargs))
+    args, kwargs = tree_map_only(Tensor, double, (args, kwargs))
     try:
-        with _reparametrize_module(module, state):
-            out: Tensor = original(module, edge_index, *args, **kwargs)
+        if module is None:
+            return _joined(original(*args, **kwargs))  # type: ignore[no-any-return]
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        with _reparametrize_module(module, {name: double(t) for name, t in tensors}):
+            out: Tensor = _joined(original(module, *args, **kwargs))
     except RuntimeError:  # two dtypes met
         return None
     return out

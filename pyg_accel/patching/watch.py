@@ -66,10 +66,6 @@ class Watch(TorchFunctionMode):
         """Run a function that is watched, or something in its place."""
         raise NotImplementedError
 
-    def kind(self) -> str:
-        """What kind of call this was: one of :data:`~pyg_accel.patching.thresholds.KINDS`."""
-        return "sums"
-
     @staticmethod
     def active() -> "Watch | None":
         """Return the innermost one that is on, if one is."""

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from pyg_accel.cache import TensorCache
+from pyg_accel.memo import MEMO
 from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
-from pyg_accel.record.split import split
+from pyg_accel.record.split import DERIVED, derives_anew, split
 from pyg_accel.settings import settings
 
-__all__ = ["LayerProgram", "context_key", "record"]
+__all__ = ["LayerProgram", "record"]
 
 
 @dataclass(eq=False)
@@ -32,14 +33,15 @@ class LayerProgram:
         constants: parameters, buffers and other values that it reads, by their names in the graph.
         guard: what it depends on beside the arguments.
         signature: the arguments that it takes.
-        context: modes of torch, :func:`context_key`.
+        context: modes of torch and settings, which are compared before it runs.
         formulas: for the report.
         backends: for the report.
         shapes: of the results of what ran, :attr:`Recorder.shapes`.
-        kinds: of its propagate calls, for the limits of size.
-        width: most features of a node or an edge.
         admit: returns the tensors among the arguments of a call that it fits, else None.
+        derives: how many functions of the graph it runs once a graph.
+        derives_anew: one of them reads more than the graph, so that it runs in each call.
         unseen: calls in a row whose graphs were new.
+        sizes: from which on it is faster than PyG's own path, if that was asked.
     """
 
     graph: torch.fx.Graph
@@ -50,9 +52,8 @@ class LayerProgram:
     formulas: str = ""
     backends: str = ""
     shapes: tuple[Any, ...] = ()
-    kinds: tuple[str, ...] = ()
-    width: int = 0
     unseen: int = 0
+    sizes: Any = None
 
     def __post_init__(self) -> None:
         """Compile the arguments and the graph."""
@@ -69,6 +70,8 @@ class LayerProgram:
     def _compile(self) -> None:
         constants = _Constants(self.constants)
         self._parts = split(self.graph)
+        self.derives = sum(_remembers(node) for node in self.graph.nodes)
+        self.derives_anew = derives_anew(self.graph)
         if self._parts is None:
             self._rest = _compiled(self.graph, constants)
             return
@@ -78,28 +81,44 @@ class LayerProgram:
         self._held = tuple(value for value in held if isinstance(value, Tensor))
         places = self._parts.owners
         self._owners = itemgetter(*places, places[0]) if places else _nothing
+        self._sizes_read = _sizes_of(self._parts.sizes) if self._parts.sizes else _nothing
         self._derived: TensorCache[Any] = TensorCache(lambda: settings.graph_cache, trusting=False)
+
+    def find(self, leaves: tuple[Tensor, ...]) -> Any:
+        """Return what was derived before of the tensors of a call; None if that is to be done."""
+        if self._parts is None:
+            return ()
+        owners = self._owners(leaves) + self._held
+        return self._derived.find(owners, self._sizes_read(leaves))
+
+    def derive(self, leaves: tuple[Tensor, ...]) -> Any:
+        """Derive of the tensors of a call what :meth:`find` will return."""
+        derived = self._derive(*leaves)
+        self._derived.put(self._owners(leaves) + self._held, self._sizes_read(leaves), derived)
+        return derived
+
+    def finish(self, leaves: tuple[Tensor, ...], derived: Any) -> Any:
+        """Make a call with the tensors among its arguments and what was derived of them."""
+        return self._rest(*leaves) if self._parts is None else self._rest(*leaves, derived)
 
     def run(self, *leaves: Tensor) -> Any:
         """Make a call with the tensors among its arguments."""
-        if self._parts is None:
-            return self._rest(*leaves)
-        owners = self._owners(leaves) + self._held
-        sizes: tuple[int, ...] = ()
-        if self._parts.sizes:
-            sizes = tuple([leaves[place].size(dim) for place, dim in self._parts.sizes])
-        derived = self._derived.find(owners, sizes)
-        if derived is not None:
-            self.unseen = 0
-        else:
-            self.unseen += 1
-            derived = self._derive(*leaves)
-            self._derived.put(owners, sizes, derived)
-        return self._rest(*leaves, derived)
+        derived = self.find(leaves)
+        self.unseen = 0 if derived is not None else self.unseen + 1
+        return self.finish(leaves, self.derive(leaves) if derived is None else derived)
 
 
-def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
     return ()
+
+
+def _sizes_of(places: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int, ...]]:
+    return lambda leaves: tuple([leaves[place].size(dim) for place, dim in places])
+
+
+def _remembers(node: torch.fx.Node) -> bool:
+    """Whether a node is a function of a graph that PyG runs in each call."""
+    return DERIVED in node.meta and getattr(node.target, "__self__", None) is MEMO
 
 
 def _compiled(graph: torch.fx.Graph, constants: "_Constants") -> Callable[..., Any]:
@@ -115,23 +134,6 @@ class _Constants:
 
     def __init__(self, constants: dict[str, Any]) -> None:
         vars(self).update(constants)
-
-
-def context_key() -> tuple[Any, ...]:
-    """Return the modes of torch that a recorded call depends on."""
-    return (
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
-        torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
-        torch.autograd.forward_ad._current_level, torch._C._is_tracing(),
-        torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
-    )  # fmt: skip
-
-
-def _autocast() -> tuple[Any, ...]:
-    return tuple(
-        (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
-    )
 
 
 def record(

@@ -1,7 +1,7 @@
 """``python -m pyg_accel tune``: measures on this machine what is otherwise read from shipped files.
 
-Those were measured on other machines: size thresholds (:mod:`pyg_accel.patching.thresholds`) and,
-for GPUs, launch parameters of Triton's kernels (:mod:`pyg_accel.backends.triton.launch`).
+Those were measured on other machines: what a call costs (:mod:`pyg_accel.patching.size`) and, for
+GPUs, launch parameters of Triton's kernels (:mod:`pyg_accel.backends.triton.launch`).
 """
 
 import datetime
@@ -17,7 +17,7 @@ import pyg_accel
 from pyg_accel.machine import Device
 from pyg_accel.tuned import read_tuning, tuning_file
 from pyg_accel.tuning.launching import measure_launch
-from pyg_accel.tuning.limits import measure_thresholds
+from pyg_accel.tuning.sizes import measure_costs
 
 __all__ = ["tune"]
 
@@ -25,7 +25,7 @@ __all__ = ["tune"]
 def tune(kind: str, path: Path | None = None, *, progress: bool = True) -> dict[str, Any]:
     """Measure a device, and write what was found to the file that later processes use.
 
-    Takes about two minutes. Leave the machine alone meanwhile.
+    Takes seconds on a CPU, about a minute on a GPU. Leave the machine alone meanwhile.
 
     Args:
         kind: ``"cpu"``, with as many threads as torch uses, or ``"cuda"``, the current device.
@@ -52,7 +52,7 @@ def tune(kind: str, path: Path | None = None, *, progress: bool = True) -> dict[
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         if kind == "cuda":
             found["launch"] = measure_launch(progress=progress)
-        found["thresholds"] = measure_thresholds(kind, progress=progress)
+        found["size"] = measure_costs(kind)
         whole = Path(folder, path.name)
         whole.write_text(json.dumps(devices | {Device.of(kind).slug: found}, indent=2) + "\n")
         whole.replace(path)

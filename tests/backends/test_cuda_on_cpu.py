@@ -4,16 +4,10 @@ What they compute is that of a GPU up to the order of atomic additions; what the
 not tested here. `tests/cuda_on_cpu` stands in for CUDA.
 """
 
-import fcntl
-import os
 import shutil
-import subprocess
-from glob import glob
-from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.cpp_extension import include_paths, library_paths
 
 from pyg_accel import CBSR, Graph
 from pyg_accel.backends import get_backend
@@ -25,45 +19,16 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves are tested"),
 ]
-ROOT = Path(__file__).parents[2]
 CASES = {case.name: case for case in zoo(hub=300)}
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ALLOWED = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 SHAPES = [(1, 1), (7, 3), (33, 8), (64, 64), (100, 20), (256, 16), (256, 32), (257, 40), (600, 130)]
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    """The operators of the CUDA library for CPU tensors, compiled once for all processes."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # whose folder is in that of the run
-        folder = folder.parent
-    built = folder / "cuda_on_cpu.so"
-    with open(folder / "cuda_on_cpu.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not built.exists():
-            compile_for_cpu(built)
-    torch.ops.load_library(built)
-    return torch.ops.pyg_accel_cuda
-
-
-def compile_for_cpu(built: Path) -> None:
-    sources = [*glob(f"{ROOT}/csrc/cuda/cbsr_*.c*"), f"{ROOT}/csrc/cuda/maxk.cu",
-               f"{ROOT}/tests/cuda_on_cpu/fibers.cpp"]  # fmt: skip
-    sources = [path for path in sources if not path.endswith(".cuh")]
-    folders = [f"-I{path}" for path in (f"{ROOT}/tests/cuda_on_cpu", f"{ROOT}/csrc",
-                                        *include_paths())]  # fmt: skip
-    subprocess.check_call([
-        "g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-x", "c++", *folders, *sources,
-        "-DTORCH_TARGET_VERSION=0x020a000000000000", "-o", str(built),
-        *(f"-L{path}" for path in library_paths()), "-ltorch_cpu",
-    ])  # fmt: skip
-
-
 @pytest.fixture(autouse=True)
-def launches(library, monkeypatch):
+def launches(cuda_on_cpu, monkeypatch):
     """Launch on a processor; cut rows early."""
-    monkeypatch.setattr(cbsr, "cuda_library", lambda: library)
+    monkeypatch.setattr(cbsr, "cuda_library", lambda: cuda_on_cpu)
     monkeypatch.setattr(cbsr, "reordered", lambda weight, order, eid: weight[order.long()])
     monkeypatch.setattr(cbsr, "SPLIT", 64)
     monkeypatch.setattr(cbsr, "PIECE", 32)

@@ -13,6 +13,7 @@
 #define __global__
 #define __device__
 #define __restrict__
+#define __launch_bounds__(...)
 
 using cudaStream_t = void*;
 using cudaError_t = int;

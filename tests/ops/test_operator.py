@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.native import cpu_unavailable_reasons
 
 
 class Names(TorchDispatchMode):
@@ -57,6 +58,8 @@ def test_a_profiler_sees_the_path_that_users_run(inputs):
         observed.sum().backward()
     names = {event.key for event in seen.key_averages()}
     assert {"_Reduce", "_ReduceBackward"} <= names
+    if not cpu_unavailable_reasons():
+        assert "pyg_accel_cpu::run1" in names
     assert "pyg_accel::gspmm" not in names
     assert type(observed.grad_fn) is type(plain.grad_fn)
 

@@ -15,6 +15,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
 from pyg_accel.ops.csr import GRAPHS
+from pyg_accel.patching import compiled as compiled_calls
 from pyg_accel.settings import settings
 
 pytestmark = [pytest.mark.usefixtures("always"), pytest.mark.slow]
@@ -209,10 +210,9 @@ def test_small_graphs_are_left_to_pyg_with_the_reason(report_of):
     with pyg_accel.patched():
         compiled = torch.compile(layer, backend="aot_eager")
         torch.testing.assert_close(compiled(x, edges), layer(x, edges))
-    assert {row.reason for row in report_of()} == {
-        "small: fewer than 7000 edges",
-        "torch.compile: small: fewer than 80000 edges",
-    }
+    reasons = {row.reason for row in report_of() if row.reason}
+    (reason,) = reasons
+    assert reason.startswith("torch.compile: small: fewer than")
 
 
 def test_a_graph_break_of_pyg_makes_dynamo_read_nothing_of_ours(monkeypatch):
@@ -330,10 +330,10 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
 @pytest.mark.heavy("to-hetero")
 @pytest.mark.heavy("static")
 @pytest.mark.each
-@pytest.mark.heavy("dynamic", False)
-@pytest.mark.heavy("automatic", True)
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("sizes", ["dynamic", "static", "automatic"])
+# Without graph breaks either value of `whole` compiles the same.
+@pytest.mark.parametrize(
+    ("sizes", "whole"), [("dynamic", True), ("static", True), ("automatic", False)]
+)
 @pytest.mark.parametrize("name", AT_DEFAULTS)
 def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, whole, report_of):
     settings.always = False
@@ -341,7 +341,8 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
     dynamic = {"dynamic": True, "static": False, "automatic": None}[sizes]
     backend = "aot_eager" if dynamic else "eager"
     # Above the threshold, just below it (self-loops lead beyond), and below.
-    counts = (81_000, True), (80_000, False), (79_990, True), (300, False)
+    fewest = compiled_calls._fewest("cpu")
+    counts = (fewest + 1000, True), (fewest, False), (fewest - 10, True), (300, False)
     calls = [(training, of_edges(name, count)) for count, training in counts]
     stock = copy.deepcopy(model)
 
@@ -365,13 +366,13 @@ def test_default_settings_give_the_results_of_stock_at_any_size(name, sizes, who
             scale = max(float(t.detach().abs().max()) for t in right)
             torch.testing.assert_close(found, right, rtol=1e-4, atol=2e-5 * scale)
     reasons = {row.reason for row in report_of() if not row.formula}
-    expected_reasons = {"torch.compile: small: fewer than 80000 edges"}
+    expected_reasons = {f"torch.compile: small: fewer than {fewest} edges"}
     if name in ("eg", "gen"):  # PyG's at any size
         expected_reasons |= {"torch.compile: what is done depends on data"}
     else:
         assert any(row.formula for row in report_of())
     if name == "deep" and not whole:  # Dynamo gives some of its layers up, as those of stock PyG
-        assert reasons <= expected_reasons | {"small: fewer than 7000 edges"}
+        assert reasons <= expected_reasons
     else:
         assert reasons == expected_reasons
 
@@ -384,7 +385,7 @@ def test_sizes_on_one_side_of_the_threshold_share_a_compilation(name):
     counters.clear()
     with pyg_accel.patched():
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
-        for edges in (82_000, 90_000, 300, 79_000, 85_000, 1_000):
+        for edges in (82_000, 90_000, 300, 60_000, 85_000, 1_000):
             x, graph = torch.randn(50 + edges % 7, F), torch.randint(0, 50, (2, edges))
             torch.testing.assert_close(compiled(x, graph), model(x, graph), rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 2
@@ -437,8 +438,11 @@ def test_normalising_a_graph_that_comes_again_is_not_compiled(monkeypatch, repor
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("edges", [300, 82_000])
-@pytest.mark.parametrize("name", ["gcn", "gat", "gatv2", "transformer", "gin"])
+@pytest.mark.parametrize(
+    ("name", "edges"),
+    [("gcn", 300), ("gcn", 82_000), ("gat", 82_000), ("gatv2", 300), ("transformer", 82_000),
+     ("gin", 300)],
+)  # fmt: skip
 def test_the_default_backend_trains_models_of_two_layers(name, edges):
     # On graphs with a number of edges that depends on data Inductor fails for two of GATConv.
     settings.always = False

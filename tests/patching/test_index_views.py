@@ -1,7 +1,6 @@
 """Messages that use views of ``index`` for more than gathering, at default settings."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -162,21 +161,22 @@ def test_narrow_ids_give_what_wide_ones_give(name):
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor")
 @pytest.mark.parametrize("make", [to_torch_csc_tensor, to_torch_coo_tensor])
 def test_a_matrix_is_as_large_as_it_has_entries(make, report_of):
-    few, many = (torch.randint(0, 200, (2, e)).unique(dim=1) for e in (5_000, 40_000))
-    layer, x = GraphConv(8, 8), torch.randn(200, 8)
+    few, many = (torch.randint(0, 3_000, (2, e)).unique(dim=1) for e in (5_000, 400_000))
+    layer, x = GraphConv(64, 8), torch.randn(3_000, 64)
     with pyg_accel.patched():
-        for edge_index in (few, many):
-            adj_t = make(edge_index, size=(200, 200)).t()
+        for edge_index in (few, few, many):  # the first call shows what is computed
+            adj_t = make(edge_index, size=(3_000, 3_000)).t()
             layer(x, adj_t.coalesce() if adj_t.layout == torch.sparse_coo else adj_t)
-    by_reason: dict[str, Any] = {row.reason: row.formula for row in report_of()}
-    assert by_reason.pop("small: fewer than 7000 edges") == ""
-    assert by_reason.keys() == {""}
+    rows = report_of()
+    assert [row.calls for row in rows if row.formula] == [2]
+    assert [row.reason[:6] for row in rows if not row.formula] == ["small:"]
 
 
 def test_a_wide_matrix_of_few_entries_is_small(report_of):
     edge_index = torch.stack([torch.arange(0, 20_000, 10), torch.arange(0, 20_000, 10)])
     with pyg_accel.patched():
         adj_t = to_torch_csc_tensor(edge_index, size=(20_000, 20_000)).t()
-        GraphConv(4, 4)(torch.randn(20_000, 4), adj_t)
-    (row,) = report_of()
-    assert row.reason == "small: fewer than 7000 edges"
+        layer = GraphConv(4, 4)
+        for _ in range(2):
+            layer(torch.randn(20_000, 4), adj_t)
+    assert any(row.reason.startswith("small:") for row in report_of())

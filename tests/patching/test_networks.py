@@ -492,10 +492,3 @@ def test_differences_of_a_few_numbers_are_blocks_where_that_is_no_slower(report_
             torch.testing.assert_close(layer(*args), expected)
         (row,) = report_of()
     assert "in blocks" in row.formula
-
-
-def test_small_graphs_stay_with_pyg_at_default_settings(report_of):
-    layer, args = LAYERS["nn"][0]().double(), world(*X_E)
-    with pyg_accel.patched():
-        layer(*args)
-    assert all("small" in row.reason for row in report_of())

@@ -164,7 +164,7 @@ def test_layers_equal_pyg(name):
     with pyg_accel.patched():
         ours = step(layer, *inputs)
     backends = {row.backend for row in pyg_accel.report().rows if row.formula}
-    assert all(name == "deferred" or "triton" in name for name in backends)
+    assert all({*name.split("+")} <= {"deferred", "triton", "cuda_rows"} for name in backends)
     assert any(row.formula for row in pyg_accel.report().rows)
     assert_close(ours, theirs)
 

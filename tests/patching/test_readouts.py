@@ -14,6 +14,7 @@ from torch_geometric.nn import aggr
 
 import pyg_accel
 from pyg_accel.patching import readouts
+from pyg_accel.patching.size import fewest_edges
 from pyg_accel.settings import settings
 
 N, G, F = 90, 12, 5
@@ -174,13 +175,13 @@ def test_a_compiled_readout_is_what_it_is_in_stock():
 
 
 def test_large_readouts_are_taken_at_default_settings_and_small_ones_are_not(report_of):
-    fewest = readouts._FEWEST["cpu"]
-    x = torch.randn(fewest.known // 50 + 1, 50, requires_grad=True)
+    rows = fewest_edges("cpu", readouts._WORK, 200, new=False, gradient=True)
+    x = torch.randn(rows, 50, requires_grad=True)
     batch = torch.randint(0, 99, (x.size(0),))
     with pyg_accel.patched():
         for _ in range(3):  # new groups, and twice known ones
             pyg.global_mean_pool(x, batch).sum().backward()
-        pyg.global_max_pool(x[:2000], batch[:2000]).sum().backward()
+        pyg.global_max_pool(x[:4000], batch[:4000]).sum().backward()
         assert {(row.formula, row.calls) for row in report_of()} == {
             ("mean_j u0", 2), ("max_j u0", 1)
         }  # fmt: skip

@@ -50,7 +50,7 @@ from torch_geometric.utils import softmax
 
 import pyg_accel
 from pyg_accel import use_backend
-from pyg_accel.patching import programs, propagate
+from pyg_accel.patching import gate, programs, propagate
 from pyg_accel.patching.reasons import is_active
 from pyg_accel.settings import settings
 
@@ -76,7 +76,7 @@ X = features()
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What was done in each call of an attempt: "trace" or "plan"."""
     seen: list[str] = []
-    attempt, run = propagate._attempt, programs.run
+    attempt, run = propagate._attempt, gate.by_program
 
     def traced(*args: Any) -> Any:
         seen.append("trace")
@@ -84,13 +84,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def planned(*args: Any) -> Any:
         out = run(*args)
-        if out is not programs.NOTHING:
+        if out is not gate.NOTHING:
             seen.append("plan")
         return out
 
     with monkeypatch.context() as patch:
         patch.setattr(propagate, "_attempt", traced)
-        patch.setattr(programs, "run", planned)
+        patch.setattr(gate, "by_program", planned)
         yield seen
 
 

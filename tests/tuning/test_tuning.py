@@ -11,14 +11,14 @@ from pyg_accel import __main__ as program
 from pyg_accel.backends.cuda import sddmm
 from pyg_accel.backends.triton import launch
 from pyg_accel.machine import Device, Gpu
-from pyg_accel.patching.thresholds import KINDS, Limits, Thresholds, thresholds
+from pyg_accel.patching.size import SHIPPED, Costs, costs
 from pyg_accel.rewrite.cost.timing import Laps
 from pyg_accel.settings import Settings, settings
 from pyg_accel.tuned import tuned, tuning_file
-from pyg_accel.tuning import launching, limits, tune
-from pyg_accel.tuning.cases import layers
+from pyg_accel.tuning import launching, sizes, tune
 
 OTHER = Device("cuda", "NVIDIA L4")
+FIVE, SEVEN = ({"size": dict(zip(Costs._fields, (n, 1.0, 1.0), strict=True))} for n in (5.0, 7.0))
 
 
 @pytest.fixture
@@ -34,23 +34,23 @@ def tuning(tmp_path):
 
 
 def test_a_device_is_known_by_its_name_before_its_kind(tuning):
-    named, any_other = {"thresholds": {"min_edges": 5}}, {"thresholds": {"min_edges": 7}}
+    named, any_other = FIVE, SEVEN
     tuning({Device.of("cpu").slug: named, "cpu": any_other, OTHER.slug: named})
     assert tuned(Device.of("cpu")) == named
     assert tuned(Device("cpu", "Elbrus")) == any_other
     assert tuned(OTHER) == named
     assert tuned(Device("cuda", "NVIDIA A100")) == {}
-    assert thresholds("cpu") == Thresholds(5)
+    assert costs("cpu") == Costs(5.0, 1.0, 1.0)
 
 
 def test_a_cpu_with_another_number_of_threads_is_another_device(tuning):
-    shipped = thresholds("cpu")
-    tuning({Device.of("cpu").slug: {"thresholds": {"min_edges": 5}}})
-    assert thresholds("cpu") == Thresholds(5)
+    shipped = SHIPPED["cpu"]
+    tuning({Device.of("cpu").slug: FIVE})
+    assert costs("cpu") == Costs(5.0, 1.0, 1.0)
     before = Device.of("cpu")
     torch.set_num_threads(2)
     assert Device.of("cpu") != before
-    assert thresholds("cpu") == shipped
+    assert costs("cpu") == shipped
 
 
 def test_the_default_file_is_read_where_it_exists(tmp_path, monkeypatch):
@@ -62,36 +62,36 @@ def test_the_default_file_is_read_where_it_exists(tmp_path, monkeypatch):
 
 
 def test_the_file_can_be_named_by_the_environment(tuning, monkeypatch):
-    tuning({"cpu": {"thresholds": {"min_edges": 5}}})
+    tuning({"cpu": FIVE})
     name, settings.tuning = settings.tuning, None
     monkeypatch.setenv("PYG_ACCEL_TUNING", name)
-    assert thresholds("cpu") == Thresholds(5)
+    assert costs("cpu") == Costs(5.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"cpu": 3}'], ids=["empty", "a-list", "a-number"])
 def test_a_malformed_file_is_named(text, tuning):
     tuning(text)
     with pytest.raises(ValueError, match=r"expected tuned parameters in '.*tuning\.json'"):
-        thresholds("cpu")
+        costs("cpu")
 
 
 @pytest.mark.parametrize("text", ["", '{"cpu": 3}'], ids=["empty", "a-number"])
 def test_a_malformed_file_is_named_before_anything_is_measured(text, tuning, monkeypatch, capsys):
     tuning(text)
-    monkeypatch.setattr("pyg_accel.tuning.measure_thresholds", None)
+    monkeypatch.setattr("pyg_accel.tuning.measure_costs", None)
     assert program.main(["tune", "--device", "cpu"]) == 2
     assert str(tuning_file()) in capsys.readouterr().err
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tuning, monkeypatch):
-    before = {"cpu": {"thresholds": {"min_edges": 5}}}
+    before = {"cpu": FIVE}
     tuning(before)
 
     def measure(*args, **kwargs):
         assert json.loads(tuning_file().read_text()) == before
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pyg_accel.tuning.measure_thresholds", measure)
+    monkeypatch.setattr("pyg_accel.tuning.measure_costs", measure)
     with pytest.raises(KeyboardInterrupt):
         tune("cpu", progress=False)
     assert json.loads(tuning_file().read_text()) == before
@@ -102,7 +102,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tuning, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("pyg_accel.tuning.measure_thresholds", None)
+    monkeypatch.setattr("pyg_accel.tuning.measure_costs", None)
     settings.tuning = str(tmp_path / "tuning.json")
     tmp_path.chmod(0o500)
     assert program.main(["tune", "--device", "cpu"]) == 2
@@ -122,7 +122,7 @@ def test_the_doctor_tells_of_a_malformed_file(text, tuning, capsys, monkeypatch)
 def test_a_file_that_does_not_exist_is_named(tmp_path):
     settings.tuning = str(tmp_path / "nowhere.json")
     with pytest.raises(ValueError, match=r"expected tuned parameters in '.*nowhere\.json'"):
-        thresholds("cpu")
+        costs("cpu")
 
 
 def test_launch_parameters_of_a_device_come_before_the_shipped_ones(tuning):
@@ -144,48 +144,9 @@ def test_malformed_launch_parameters_are_named(entry, tuning):
         launch.table("NVIDIA L4")
 
 
-class Costs:
-    """Times as if: a call with acceleration pays from a number of edges on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, least: dict[str, int]) -> None:
-        self.asked: list[tuple[str, int]] = []
-
-        def ratio(series, edges: int, device: str) -> float:
-            self.asked.append((series.layer, edges))
-            return 0.5 if edges >= least.get(series.limit, 0) else 2.0
-
-        monkeypatch.setattr(limits, "_ratio", ratio)
-
-
-def test_limits_are_the_sizes_from_which_on_calls_pay(monkeypatch):
-    costs = Costs(monkeypatch, least={"training": 80_000, "new": 10**9})
-    found = limits.measure_thresholds("cpu", progress=False)
-    expected = {"inference": 1_000, "training": 80_000, "new": 1_600_000}
-    shipped = thresholds("cpu")
-    kinds = {
-        kind: expected if (elements := shipped.of(kind).elements) is None
-        else {**expected, "elements": elements} for kind in KINDS
-    }  # fmt: skip
-    assert found == {"min_edges": 1_000, "compiled": shipped.compiled, "kinds": kinds}
-    assert len(costs.asked) < 4 * len(layers(16)) * 2
-
-
-def test_where_nothing_pays_nothing_is_accelerated(monkeypatch):
-    Costs(monkeypatch, least=dict.fromkeys(Limits._fields, 10**9))
-    found = limits.measure_thresholds("cpu", progress=False)
-    assert found["min_edges"] == 1_600_000
-
-
-def test_stock_calls_are_pygs_own_while_limits_are_measured():
-    settings.tuning = "before"
-    with limits.never_by_size("cpu"):
-        assert thresholds("cpu").min_edges == 2**62
-    assert settings.tuning == "before"
-
-
-@pytest.mark.full
-def test_a_cpu_is_tuned_and_its_limits_are_used(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(limits, "SIZES", {"cpu": (200, 2_000)})
+def test_a_cpu_is_tuned_and_its_numbers_are_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sizes, "EDGES", {"cpu": 20_000})
+    monkeypatch.setattr(sizes, "LAP", 1e-3)
     file = tmp_path / "folder" / "tuning.json"
     file.parent.mkdir()
     file.write_text(json.dumps({"nvidia_l4": {"launch": {}}}))
@@ -197,9 +158,8 @@ def test_a_cpu_is_tuned_and_its_limits_are_used(tmp_path, monkeypatch, capsys):
     assert set(written) == {"nvidia_l4", Device.of("cpu").slug}
     part = written[Device.of("cpu").slug]
     assert part["measured"]["pyg_accel"] == pyg_accel.__version__
-    assert set(part["thresholds"]["kinds"]) == set(KINDS)
-    for limits_of_kind in part["thresholds"]["kinds"].values():
-        assert all(limits_of_kind[name] in (200, 2_000, 4_000) for name in Limits._fields[:-1])
+    assert costs("cpu") == Costs(**part["size"])
+    assert all(value > 0 for value in part["size"].values())
 
 
 def test_what_cannot_be_tuned_is_said(tmp_path, capsys):

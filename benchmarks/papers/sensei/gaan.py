@@ -38,8 +38,6 @@ class DotAttention(MessagePassing):
         return alpha.unsqueeze(-1) * value_j
 
 
-
-
 class GaANConv(Module):
     """The layer; gates read the node, the maximum of what its neighbours say, and their mean."""
 

@@ -78,14 +78,14 @@ def _gathers_once(spec: OpSpec) -> bool:
 
 
 def _scatter_arg(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
-    wide = widened(grad).contiguous()
-    out: Tensor = cpu_library().scatter_arg(wide, arg.contiguous(), num_cols)
+    out: Tensor = cpu_library().scatter_arg(num_cols, widened(grad), arg.contiguous())
     return out.to(grad.dtype)
 
 
 def _bind_scatter_arg(grad: Tensor, num_cols: int) -> Launch:
-    wide = grad.dtype.itemsize > 2
-    return Launch(direct(cpu_library().scatter_arg) if wide else _scatter_arg, after=(num_cols,))
+    if grad.dtype.itemsize > 2:
+        return Launch(direct(cpu_library().scatter_arg), (num_cols,), raw=True)
+    return Launch(lambda grad, arg: _scatter_arg(grad, arg, num_cols), raw=True)
 
 
 def _edge_softmax(csr: CSR, scores: Tensor, grad: Tensor | None) -> Tensor:

@@ -43,7 +43,7 @@ def bind_several(
         return lambda csr: Launch(run_several, (csr, formulas, reduces), listed=True)
     stages, launch = compile_stages(sums, stores, shapes), direct(cpu_library().stages)
     how: tuple[Any, ...] = (list(stages.sides), [], list(stages.code), stages.heads, stages.scores)
-    return lambda csr: Launch(launch, csr[:4], how, listed=True)
+    return lambda csr: Launch(launch, (*csr[:4], *how), listed=True)
 
 
 def run_several(
@@ -74,8 +74,7 @@ def split(
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
     """Compute scores, their softmax and the weighted sum in one pass over each row."""
-    function, before, after, _ = bind(csr, score, value, operands)(csr)
-    results: list[Tensor] = function(*before, operands, *after)
+    results: list[Tensor] = bind(csr, score, value, operands)(csr).bound()(operands)
     return results
 
 
@@ -90,7 +89,7 @@ def bind(
         return lambda csr: Launch(lambda t: _nothing(csr, t[0], heads, width), listed=True)
     stages, launch = compile_stages((value,), (), shapes, score), direct(cpu_library().stages)
     how: tuple[Any, ...] = (list(stages.sides), [], list(stages.code), stages.heads, stages.scores)
-    return lambda csr: Launch(launch, csr[:4], how, listed=True)
+    return lambda csr: Launch(launch, (*csr[:4], *how), listed=True)
 
 
 def _nothing(csr: CSR, like: Tensor, heads: int, width: int) -> list[Tensor]:
@@ -115,7 +114,7 @@ def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
 
 def _run(csr: CSR, stages: Stages, operands: list[Tensor], given: list[Tensor]) -> list[Tensor]:
     results: list[Tensor] = cpu_library().stages(
-        *csr[:4], operands, list(stages.sides), given, list(stages.code), stages.heads,
-        stages.scores,
+        *csr[:4], list(stages.sides), given, list(stages.code), stages.heads, stages.scores,
+        operands,
     )  # fmt: skip
     return results

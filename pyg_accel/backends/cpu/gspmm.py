@@ -1,6 +1,7 @@
 """Message formulas on the CPU: which of the library's kernels runs a formula."""
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -8,6 +9,7 @@ from pyg_accel.backends.base import Launch, winners_are_columns
 from pyg_accel.backends.cpu import attention
 from pyg_accel.backends.cpu.program import COMBINE, REDUCES, SIDES, compile_formula, sums_inside
 from pyg_accel.backends.cpu.stages import is_plain
+from pyg_accel.backends.plans import MOST_HEADS, PLANNED, Matrix, dot_launch, spmm_launch
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.formula import Binary, Formula, Operand, Unary, dot_ends, operands_of
 from pyg_accel.graph import CSR
@@ -34,24 +36,19 @@ def bind(
         return attention.bind_several([formula] * len(reduces), reduces, operands)
     codes = [REDUCES.index(reduce) for reduce in reduces]
     arg_is_col = winners_are_columns(formula, reduces)
-    simple = len(reduces) == 1 and reduces[0] in ("sum", "mean", "max", "min")
-    if simple and (product := _as_spmm(formula, shapes, full)) is not None:
-        x, weight, *how = product
-        how += [codes[0], want_arg, arg_is_col]
-        spmm = direct(library.spmm)
-        if weight is None:
-            return lambda csr: Launch(spmm, csr, (None, *how))
-        if x == 0 and operands[weight].is_contiguous():
-            return lambda csr: Launch(spmm, csr, tuple(how))
-        return lambda csr: Launch(
-            lambda *given: spmm(*csr, given[x], given[weight].contiguous(), *how)
-        )
+    planned = len(reduces) == 1 and heads <= MOST_HEADS
+    product = _as_spmm(formula, shapes, full) if planned and reduces[0] in PLANNED else None
+    if product is not None:
+        x, weight, combine, relu = product
+        return lambda csr: spmm_launch(
+            library, _matrix(library, csr), csr, reduces[0], heads, weighted=weight is not None,
+            winners=want_arg, combine=combine, relu=relu, columns=arg_is_col, swapped=x == 1,
+        )  # fmt: skip
     ends = dot_ends(formula)
-    if reduces == ["none"] and ends and shapes[ends[0]] == shapes[ends[1]] == full:
-        dot = direct(library.dot)
-        if ends[0] == 0:
-            return lambda csr: Launch(dot, csr[:4])
-        return lambda csr: Launch(lambda source, target: dot(*csr[:4], target, source))
+    if planned and reduces == ["none"] and ends and shapes[ends[0]] == shapes[ends[1]] == full:
+        return lambda csr: dot_launch(
+            library, _matrix(library, csr), csr, heads, swapped=ends[0] == 1
+        )
     if len(reduces) == 1 and is_plain(formula, reduces[0], shapes):
         return attention.bind_several([formula], reduces, operands)
     program = compile_formula(formula, shapes, width)
@@ -63,7 +60,11 @@ def bind(
         program.sum_result, like, heads, width, columns, codes, want_arg, arg_is_col,
     )  # fmt: skip
     interpret = direct(library.gspmm)
-    return lambda csr: Launch(interpret, csr[:4], program_and_sizes, listed=True)
+    return lambda csr: Launch(interpret, (*csr[:4], *program_and_sizes), listed=True)
+
+
+def _matrix(library: Any, csr: CSR) -> Matrix:
+    return Matrix.of(library, csr, (csr.sorted,), (csr.sorted,))
 
 
 def _as_spmm(

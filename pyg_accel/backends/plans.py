@@ -1,0 +1,119 @@
+"""Matrices in the tables of the native libraries, and the plans that run kernels on them.
+
+A plan is a number (csrc/plans.h): ``run1(plan, x)`` and ``run2(plan, x, weight)`` compute what it
+says in one call, of features with any strides and any shape behind their rows.
+"""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+from pyg_accel.backends.base import Launch
+from pyg_accel.facts import facts_of
+from pyg_accel.graph import CSR
+from pyg_accel.native import direct
+
+__all__ = ["MOST_HEADS", "PLANNED", "Matrix", "dot_launch", "spmm_launch"]
+
+PLANNED = ("sum", "mean", "max", "min")
+MOST_HEADS = 2**20 - 1  # for which a plan has bits
+
+
+# Matrices whose arrays are gone, and what removes them: when the next is added, because modes would
+# see operators that run wherever Python happens to free an object.
+_gone: list[tuple[Callable[[int], None], int]] = []
+_removing = Lock()
+
+
+class Matrix:
+    """A CSR matrix in the table of a library, for as long as its arrays live.
+
+    Attributes:
+        number: in the table.
+    """
+
+    __slots__ = ("_owned", "_remove", "number")
+
+    def __init__(self, library: Any, csr: CSR, how: tuple[Any, ...], owned: Any) -> None:
+        """Use :meth:`of`."""
+        with _removing:
+            while _gone:
+                remove, number = _gone.pop()
+                remove(number)
+        self.number: int = direct(library.add_matrix)(*csr[:4], *how)
+        self._remove = direct(library.remove_matrix)
+        # The library reads their memory, which assignments to `.data` would free.
+        storages = [t.untyped_storage() for t in csr[:3] if t is not None]
+        self._owned = storages, owned
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            _gone.append((self._remove, self.number))
+
+    @classmethod
+    def of(
+        cls, library: Any, csr: CSR, how: tuple[Any, ...], key: tuple[Any, ...] = (),
+        owned: Any = None,
+    ) -> "Matrix":  # fmt: skip
+        """Return that of a graph, which is stored with its ``col``.
+
+        Args:
+            library: with the table.
+            csr: the graph.
+            how: what else the library takes.
+            key: what tells ``how`` apart.
+            owned: what must live for as long.
+        """
+        derived = facts_of(csr.rowptr, csr.col, csr.num_cols).derived
+        edges = None if csr.eid is None else csr.eid.data_ptr()
+        place = "matrix", library.name, edges, *key
+        found: Matrix | None = derived.get(place)
+        if found is None:
+            found = derived[place] = cls(library, csr, how, owned)
+        return found
+
+
+def spmm_launch(
+    library: Any,
+    matrix: Matrix,
+    csr: CSR,
+    reduce: str,
+    heads: int,
+    *,
+    weighted: bool,
+    winners: bool,
+    combine: int = 0,
+    relu: bool = False,
+    columns: bool = False,
+    swapped: bool = False,
+    by_source: bool = False,
+) -> Launch:
+    """Return what reduces the rows of sources.
+
+    Args:
+        library: with the kernels.
+        matrix: in its table.
+        csr: the graph.
+        reduce: ``sum``, ``mean``, ``max`` or ``min``.
+        heads: of the weights.
+        weighted: there are weights, or features of edges.
+        winners: also return those of maxima and minima.
+        combine: how features of edges meet those of sources; see csrc/cpu/kernels.h.
+        relu: of the message.
+        columns: winners are numbered by their source.
+        swapped: weights come first.
+        by_source: weights are those of sources.
+    """
+    how = PLANNED.index(reduce) | combine << 2 | relu << 4 | columns << 5 | swapped << 6
+    name = f"run{1 + weighted}" + "_winners" * winners
+    return _launch(library, matrix, csr, name, how | by_source << 8, heads)
+
+
+def dot_launch(library: Any, matrix: Matrix, csr: CSR, heads: int, *, swapped: bool) -> Launch:
+    """Return what computes dot products [E, heads] of targets and sources, in that order."""
+    return _launch(library, matrix, csr, "run2", swapped << 6 | 1 << 7, heads)
+
+
+def _launch(library: Any, matrix: Matrix, csr: CSR, name: str, how: int, heads: int) -> Launch:
+    plan = matrix.number << 32 | max(heads, 1) << 12 | how
+    return Launch(direct(getattr(library, name)), (plan,), raw=True, owner=(csr, matrix))

@@ -1,0 +1,238 @@
+"""The gate: what every accelerated call passes, and what is said of it afterwards.
+
+A call of a layer with a program runs it (:func:`by_program`): settings and modes are one tuple that
+is compared, and whether the call is large enough is one number. Every other call of a function that
+was replaced passes :func:`enter`, with the reasons against it and what computes its result. Here
+alone calls are verified, timed and counted.
+"""
+
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._dynamo.eval_frame import skip_code
+from torch.nn import Module
+
+from pyg_accel.backends.dispatch import record_choices
+from pyg_accel.cache import Bounded, TensorRef, saved_tensors_are_hooked
+from pyg_accel.call_report import Row, record
+from pyg_accel.ops.csr import is_built_ahead
+from pyg_accel.patching import programs
+from pyg_accel.patching.reasons import forced
+from pyg_accel.patching.rng_state import random_state, restore
+from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.patching.sampling import in_force
+from pyg_accel.patching.size import Work, fewest_edges, size_reasons
+from pyg_accel.patching.verification import verify
+from pyg_accel.record.dims import Unexpected
+from pyg_accel.settings import settings
+
+__all__ = ["NOTHING", "Call", "by_program", "enter", "forget", "too_small"]
+
+NOTHING = object()
+# Graphs that layers have seen, by layer, function and graph; one that was forgotten is new again.
+_seen: Bounded[tuple[int, str, int], TensorRef] = Bounded(1024)
+
+
+def forget() -> None:
+    """Take every graph for one that was not seen before."""
+    _seen.clear()
+
+
+class Call(NamedTuple):
+    """A call of a function that was replaced.
+
+    Attributes:
+        original: the function.
+        owner: the layer that it is called with, or None if it is no method.
+        args: those behind the layer.
+        kwargs: likewise.
+    """
+
+    original: Callable[..., Any]
+    owner: Module | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def stock(self) -> Any:
+        """Make the call as PyG does."""
+        own = () if self.owner is None else (self.owner,)
+        return self.original(*own, *self.args, **self.kwargs)
+
+
+def by_program(
+    layer: Module,
+    name: str,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Make a call by a program, or as PyG does if it is too small for that.
+
+    Args:
+        layer: whose call it is.
+        name: ``"call"`` of the whole layer, ``"propagate"`` or ``"edge_updater"``.
+        original: PyG's function, of the layer and the arguments.
+        args: of the call.
+        kwargs: of the call.
+
+    Returns:
+        The result; :data:`NOTHING` if no program fits the call.
+    """
+    known = programs.of(layer, name)
+    if known is None or not known.programs or get_eval_frame_callback() is not None:
+        return NOTHING  # Dynamo would compile what runs here, after a break of its graph
+    context: tuple[Any, ...] | None = None
+    gradient = torch.is_grad_enabled()
+    for program in known.programs:
+        leaves, kind = program.admit(args, kwargs), program.sizes
+        if leaves is None or kind.gradient is not gradient:
+            continue
+        graph = leaves[kind.graph]
+        if (
+            graph.size(1) < kind.fewest_new
+            and known.changes == settings.changes
+            and in_force() is None
+            and not saved_tensors_are_hooked()  # of a call made again this was decided
+        ):  # PyG's own path is right whatever else has changed
+            if graph.size(1) < kind.fewest:
+                return _left_to_pyg(layer, original, args, kwargs, kind.small[0])
+            if _is_new((id(layer), name, id(graph)), graph):
+                return _left_to_pyg(layer, original, args, kwargs, kind.small[1])
+        context = context or programs.context()
+        if program.context != context:
+            continue
+        if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
+            return NOTHING
+        derived = program.find(leaves)
+        if not program.guard.holds():
+            continue
+        start = perf_counter()
+        try:
+            if derived is None:
+                derived = program.derive(leaves)
+            out = program.finish(leaves, derived)
+        except (Unexpected, IndexError, ValueError):
+            return NOTHING  # sizes that do not agree, which PyG explains
+        kind.row.add(perf_counter() - start)
+        return out
+    return NOTHING
+
+
+def _is_new(place: tuple[int, str, int], graph: Tensor) -> bool:
+    """Whether a graph is new to a layer; it will not be another time."""
+    known = _seen.get(place)
+    if known is not None and known.fits(graph):
+        return False
+    _seen[place] = TensorRef(graph)
+    return not is_built_ahead(graph)
+
+
+def _left_to_pyg(
+    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, row: Row | None
+) -> Any:
+    """Make a call as PyG does, and the functions inside of it too."""
+    start = perf_counter()
+    before, running.stock = running.stock, True
+    try:
+        out = original(layer, *args, **kwargs)
+    finally:
+        running.stock = before
+    if row is not None:
+        row.add(perf_counter() - start)
+    return out
+
+
+def enter(
+    call: Call,
+    name: str,
+    reasons: Iterable[str],
+    ours: Callable[[Call], tuple[Any, Iterable[str]]],
+    device: torch.device,
+    *,
+    traced: bool = False,
+    row_bytes: int = 0,
+    counts: bool = True,
+) -> Any:
+    """Make a call that has no program, ours if there is nothing against it.
+
+    Args:
+        call: the call.
+        name: for the report.
+        reasons: why it is PyG's.
+        ours: returns its result and formulas, the latter empty if it accelerated nothing. Where it
+            raises for what it cannot do or for sizes that do not agree, the call is PyG's.
+        device: of the random numbers.
+        traced: ours runs the layer's code, so that the state before is put back where it raises
+            :class:`Unrecognised`, and other errors are the user's.
+        row_bytes: bytes of the features of a node or an edge.
+        counts: the report lists the call if it is PyG's too.
+    """
+    reasons, state = list(reasons), None
+    if not reasons:
+        if traced or settings.verify:
+            with torch._C.DisableTorchFunction():
+                state = random_state(device, call.owner)
+        refused: tuple[type[Exception], ...] = (IndexError, ValueError)
+        if traced:
+            refused = (Unrecognised,)
+        start = perf_counter()
+        try:
+            with record_choices() as backends:
+                out, formulas = ours(call)
+        except refused as error:
+            reasons = [str(error)]
+            if state is not None:
+                with torch._C.DisableTorchFunction():
+                    restore(state)
+        else:
+            seconds = perf_counter() - start
+            # An optimised model compares by itself; a sample is not what PyG computes.
+            if settings.verify and in_force() is None and not forced.on:
+                assert state is not None
+                verify(call.original, call.owner, call.args, call.kwargs, out, state)
+            text = "; ".join(dict.fromkeys(formulas))
+            if not (programs.note(formulas, backends, row_bytes) and text):
+                why = "" if text else "no reduction that could be fused"
+                backend = ("+".join(backends) or "deferred") if text else "PyG"
+                record(name, text, backend, why, seconds)
+            return out
+    start = perf_counter()
+    out = call.stock()
+    if counts:
+        record(name, "", "PyG", "; ".join(reasons), perf_counter() - start)
+    return out
+
+
+def too_small(
+    owner: object, graph: Tensor, edges: int, work: Work, row_bytes: int, *, known: bool = False
+) -> list[str]:
+    """Return why a call without a program is too small.
+
+    Args:
+        owner: whose call it is: each has seen graphs of its own.
+        graph: what tells whether it is made on something new.
+        edges: of the graph.
+        work: what the call does.
+        row_bytes: bytes of the features of a node or an edge.
+        known: nothing is built for the call that is not there already.
+    """
+    if settings.always or forced.on or in_force() is not None:
+        return []
+    device, gradient = graph.device.type, torch.is_grad_enabled()
+    fewest = fewest_edges(device, work, row_bytes, new=False, gradient=gradient)
+    if reasons := size_reasons(edges, fewest):
+        return reasons
+    fewest = fewest_edges(device, work, row_bytes, new=True, gradient=gradient)
+    if known or edges >= fewest:
+        return []
+    # A checkpoint repeats what ran now, and then the graph is not new any more.
+    new = saved_tensors_are_hooked() or _is_new((id(owner), "", id(graph)), graph)
+    return size_reasons(edges, fewest, new=True) if new else []
+
+
+for _function in (by_program, _left_to_pyg):
+    skip_code(_function.__code__)  # Dynamo begins no graph here

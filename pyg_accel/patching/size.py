@@ -1,0 +1,174 @@
+"""Whether a call is large enough: what PyG's own path costs beside ours, by three numbers a device.
+
+PyG runs a function of torch for each step of a message and writes a tensor of all edges in most of
+them. A program reads the features once. It costs the host as much as a few functions, more where a
+gradient is recorded, and on a graph that was not seen before the CSR form has to be built. So each
+kind of call has a number of edges from which on it is faster, :func:`fewest_edges`.
+
+``python -m pyg_accel tune`` measures the three numbers of a machine; those shipped are of one core
+of an AMD EPYC and of an NVIDIA H100.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+
+from pyg_accel.settings import settings
+from pyg_accel.tuned import device_of_kind, tuned, tuning_file
+
+__all__ = [
+    "HOOK", "NEVER", "SHIPPED", "Costs", "Work", "costs", "fewest_edges", "size_reasons", "work_of",
+]  # fmt: skip
+
+NEVER = 2**62  # edges
+
+
+class Costs(NamedTuple):
+    """What decides how large a call must be.
+
+    Attributes:
+        launch_us: microseconds of the host per function of torch, PyG's Python included.
+        gigabytes: of tensors of messages that PyG's path writes and reads again in a second.
+        graph_us: microseconds to build the CSR form of a small graph, and to remember it.
+    """
+
+    launch_us: float
+    gigabytes: float
+    graph_us: float
+
+
+SHIPPED = {"cpu": Costs(12.0, 5.0, 100.0), "cuda": Costs(50.0, 500.0, 400.0)}
+# Functions of torch that cost the host as much as ...
+_CALL = 6  # one call of a program
+_GRADIENT = 9  # one whose gradient is computed, beyond what PyG's gradient costs
+_DERIVED = 10  # gcn_norm, or another function of a graph that a program runs once a graph
+_TRACE = 60  # a call that is traced because it has no program
+HOOK = 12  # a call of a function that was replaced, without a program
+_SOFTMAX = 8  # those of PyG's softmax
+_MESSAGES = 2  # tensors of messages without attention
+_REDUCES = {"sum": 2, "mean": 6, "max": 2, "min": 2}  # those of its reductions
+# Kernels save a quarter of what they do elsewhere where attention reads features of edges, and
+# where a network makes a matrix of every edge.
+_FEW = 0.25
+# Bytes per edge that are read and written to build a CSR form.
+_BUILD = 40
+# A compiler fuses the functions of a message: about this share of the bytes is left to be saved.
+_COMPILED = 0.2
+
+
+class Work(NamedTuple):
+    """What a call does.
+
+    Attributes:
+        functions: of torch that PyG runs for it.
+        tensors: of messages that PyG writes, at least.
+        derived: functions of the graph, such as ``gcn_norm``, that are run once a graph.
+        overhead: functions that cost the host as much as what is done outside of a program.
+    """
+
+    functions: int = 3
+    tensors: float = 1.0
+    derived: int = 0
+    overhead: int = 0
+
+
+def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) -> Work:
+    """Return what a call does.
+
+    Args:
+        formulas: as the report shows them, e.g. ``"mean_j u0"``.
+        derived: functions of the graph that are run once a graph.
+        traced: it has no program.
+    """
+    functions, tensors, blocks = 0, 1.0, False
+    for text in formulas:
+        reduce, message = text.partition("_j ")[::2]
+        count = sum(_REDUCES.get(name, 4) for name in reduce.split("+")) if message else 0
+        count += len(set(re.findall(r"[uv]\d+", text))) + text.count("(")
+        count += _SOFTMAX * text.count("softmax_j")
+        relations = re.search(r"(\d+) relations", text)
+        functions += count * int(relations[1]) if relations else count
+        tensors = max(tensors, 1.0 + ("(" in text) + ("softmax_j" in text))
+        blocks |= "network(" in text or "outer(" in text
+        if "outer(" in text or ("softmax_j" in text and re.search(r"\be\d", text)):
+            tensors, blocks = _FEW, True
+    return Work(functions, tensors, derived, _TRACE if traced or blocks else 0)
+
+
+@lru_cache(maxsize=4096)
+def _fewest(
+    costs: Costs, work: Work, row_bytes: int, new: bool, gradient: bool, compiled: bool
+) -> int:
+    passes = 2 if gradient else 1
+    saved = work.tensors * row_bytes * (_COMPILED if compiled else 1.0)
+    functions = (_GRADIENT if gradient else _CALL - work.functions) + work.overhead
+    if not new:
+        fixed = costs.launch_us * (functions - _DERIVED * work.derived)
+    else:
+        saved -= _BUILD
+        fixed = costs.launch_us * max(functions, 0)
+        # Functions of the graph are remembered, and launches of attention are bound, once a graph.
+        fixed += passes * costs.graph_us * (1 + (work.derived > 0) + (work.tensors > _MESSAGES))
+    if fixed <= 0:
+        return 0
+    per_edge = passes * saved / (1e3 * costs.gigabytes)  # microseconds
+    return ceil(fixed / per_edge) if per_edge > 0 else NEVER
+
+
+def fewest_edges(
+    device: str,
+    work: Work,
+    row_bytes: int,
+    *,
+    new: bool,
+    gradient: bool,
+    compiled: bool = False,
+) -> int:
+    """Return the number of edges from which on a call is faster than PyG's own path.
+
+    Args:
+        device: kind of device, ``"cpu"`` or ``"cuda"``; there is no limit on others.
+        work: what the call does.
+        row_bytes: bytes of the features of a node or an edge.
+        new: the graph was not seen before.
+        gradient: a gradient is recorded.
+        compiled: PyG's own path would be compiled.
+    """
+    found = None if settings.always else costs(device)
+    return 0 if found is None else _fewest(found, work, row_bytes, new, gradient, compiled)
+
+
+def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -> list[str]:
+    """Return why a call on a number of edges is PyG's; empty if it is large enough."""
+    if edges >= fewest:
+        return []
+    what = "a new graph of fewer" if new else "fewer"
+    return [f"small: {what} than {fewest} edges" if fewest < NEVER else f"small: {what} edges"]
+
+
+def costs(device: str) -> Costs | None:
+    """Return the numbers in force; None for a kind of device that nobody has measured.
+
+    Raises:
+        ValueError: naming the file, if it does not hold three positive numbers.
+    """
+    return _in_force(settings.tuning, device, torch.get_num_threads())
+
+
+@lru_cache(maxsize=16)
+def _in_force(tuning: str, kind: str, threads: int) -> Costs | None:
+    part: Any = tuned(device_of_kind(kind, threads)).get("size")
+    if part is None:
+        return SHIPPED.get(kind)
+    try:
+        found = Costs(**part)
+        if not all(isinstance(n, (int, float)) and n > 0 for n in found):
+            raise TypeError("the numbers must be positive")
+    except TypeError as error:
+        names = ", ".join(Costs._fields)
+        raise ValueError(f"expected {names} in '{tuning_file()}' ({error})") from error
+    return found

@@ -1,0 +1,87 @@
+"""The three numbers that decide how large a call must be: see :mod:`pyg_accel.patching.size`."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+
+from pyg_accel.patching import patched
+from pyg_accel.patching.size import SHIPPED, Costs, work_of
+from pyg_accel.settings import settings
+
+__all__ = ["EDGES", "measure_costs"]
+
+_nn: Any = torch_geometric.nn  # whose layers type checkers take for abstract
+TINY, FEATURES = 400, 64
+EDGES = {"cpu": 400_000, "cuda": 4_000_000}  # of a large graph
+DEGREE = 8
+ROUNDS, LAP = 7, 5e-3  # laps that are compared, and how long each is at least, in seconds
+_ATTENTION = "sum_j mul(softmax_j(sum(mul(leaky_relu(add(v0,u1),0.2),v2))),u1)"  # of GATv2Conv
+
+
+def measure_costs(device: str) -> dict[str, float]:
+    """Return the numbers of a kind of device, as a tuning file has them.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+    """
+    torch.manual_seed(0)
+    attention = _nn.GATv2Conv(FEATURES, FEATURES // 4, heads=4).to(device)
+    total = _nn.SimpleConv("sum").to(device)
+    with torch.no_grad():
+        stock, _ = _seconds(attention, TINY, device)
+        launch = stock / (work_of([_ATTENTION]).functions + 2)  # and its two linear maps
+        known, ours = _seconds(total, TINY, device)
+        _, new = _seconds(total, TINY, device, fresh=True)
+        wide, narrow = _seconds(total, EDGES[device], device)
+    saved = (wide - narrow) - (known - ours)
+    nbytes = EDGES[device] * FEATURES * 4
+    rate = nbytes / saved / 1e9 if saved > 0 else SHIPPED[device].gigabytes
+    found = Costs(1e6 * launch, rate, max(1e6 * (new - ours), 1.0))
+    return {name: round(value, 2) for name, value in found._asdict().items()}
+
+
+def _seconds(
+    layer: torch.nn.Module, edges: int, device: str, *, fresh: bool = False
+) -> tuple[float, float]:
+    """Seconds of a call of PyG's, and of one that is accelerated, side by side."""
+    nodes = max(edges // DEGREE, 2)
+    x = torch.randn(nodes, FEATURES, device=device)
+    edge_index = torch.randint(nodes, (2, edges), device=device)
+
+    def stock() -> None:
+        layer(x, edge_index)
+
+    def accelerated() -> None:
+        layer(x, edge_index.clone() if fresh else edge_index)
+
+    laps: list[tuple[float, float]] = []
+    for _ in range(ROUNDS):
+        first = _lap(stock, x)
+        settings.always = True
+        try:
+            with patched(layer):
+                for _ in range(4):
+                    accelerated()
+                laps.append((first, _lap(accelerated, x)))
+        finally:
+            settings.always = None
+    mine, ours = (median(each) for each in zip(*laps, strict=True))
+    return mine, ours
+
+
+def _lap(call: Callable[[], None], x: Tensor) -> float:
+    """Seconds of one of as many calls as a lap takes."""
+    calls, seconds = 1, 0.0
+    while seconds < LAP:
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        seconds, calls = time.perf_counter() - start, 2 * calls
+    return 2 * seconds / calls

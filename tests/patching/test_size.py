@@ -1,0 +1,308 @@
+"""How large a call must be: three numbers a device, and what the call does."""
+
+import io
+import json
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    EdgeConv,
+    GATConv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    HeteroConv,
+    RGCNConv,
+    SAGEConv,
+    SimpleConv,
+    TransformerConv,
+)
+
+import pyg_accel
+from pyg_accel.memo import MEMO
+from pyg_accel.patching import propagate
+from pyg_accel.patching.reasons import row_bytes
+from pyg_accel.patching.running import running
+from pyg_accel.patching.size import NEVER, SHIPPED, Costs, Work, costs, fewest_edges, work_of
+from pyg_accel.settings import settings
+from pyg_accel.transforms import BuildCSR
+
+E, F = 100, 10
+DEAR = {"launch_us": 1e6, "gigabytes": 1.0, "graph_us": 1.0}  # every call is too small
+NEW = {"launch_us": 1e-6, "gigabytes": 1.0, "graph_us": 1e6}  # every call on a new graph is
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    def write(part: object) -> None:
+        file = tmp_path / "size.json"
+        file.write_text(json.dumps({"cpu": {"size": part}}))
+        settings.tuning = str(file)
+
+    return write
+
+
+def outcomes(layer: torch.nn.Module, *calls: tuple) -> list[str]:
+    """The formulas or reasons of calls, one each."""
+    found = []
+    for args in calls:
+        pyg_accel.reset_report()
+        layer(*args)
+        rows = pyg_accel.report(io.StringIO()).rows
+        found.append("; ".join(row.formula or row.reason for row in rows))
+    return found
+
+
+def graph(edges: int = E, nodes: int = 20) -> torch.Tensor:
+    return torch.randint(nodes, (2, edges))
+
+
+def test_numbers_come_from_the_file_and_else_from_the_package(numbers):
+    numbers({"launch_us": 1.0, "gigabytes": 2.0, "graph_us": 3.0})
+    assert costs("cpu") == Costs(1.0, 2.0, 3.0)
+    assert costs("cuda") == SHIPPED["cuda"]
+    assert costs("abacus") is None
+    assert fewest_edges("abacus", Work(), 64, new=True, gradient=True) == 0
+
+
+@pytest.mark.parametrize(
+    "part", [5, {}, {"launch_us": 1.0}, {**DEAR, "graph_us": -1.0}, {**DEAR, "graph_us": "x"}]
+)
+def test_malformed_numbers_are_named(part, numbers):
+    numbers(part)
+    with pytest.raises(ValueError, match=r"in '.*size\.json'"):
+        costs("cpu")
+
+
+@pytest.mark.parametrize(
+    ("formula", "functions", "tensors"),
+    [("sum_j u0", 3, 1), ("mean_j u0", 7, 1), ("sum_j mul(e0,u1)", 4, 2),
+     ("mean_j mul(relu(sub(v0,u1)),2.0)", 11, 2), ("mean_j u0, 4 relations", 28, 1),
+     ("sum_j mul(softmax_j(leaky_relu(add(u0,v1),0.2)),u2)", 17, 3)],
+)  # fmt: skip
+def test_what_a_call_does_is_read_from_its_formula(formula, functions, tensors):
+    assert work_of([formula])[:2] == (functions, tensors)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("formula", ["sum_j u0", "mean_j u0", "sum_j mul(e0,u1)"])
+def test_limits_are_in_order(formula, device):
+    work = work_of([formula])
+    for gradient in (False, True):
+        known, new = (
+            fewest_edges(device, work, 256, new=new, gradient=gradient) for new in (False, True)
+        )
+        assert known < new < 10**8
+        wide = fewest_edges(device, work, 2560, new=True, gradient=gradient)
+        assert wide < new
+        remembered = work_of([formula], 1)
+        assert fewest_edges(device, remembered, 256, new=False, gradient=gradient) == 0
+    assert fewest_edges("cpu", work, 4, new=True, gradient=False) == NEVER
+
+
+@pytest.mark.parametrize(
+    ("shape", "node_dim", "width"),
+    [((30, 2, 5), -2, 10), ((2, 30, 5), -2, 10), ((30, 2, 5), 0, 10), ((30, 2, 5), 3, 10),
+     ((30, 5), -2, 5), ((30,), -2, 1), ((), -2, 1), ((0, 2, 5), 0, 0)],
+)  # fmt: skip
+def test_the_bytes_of_a_call_are_those_of_a_node_or_an_edge(shape, node_dim, width):
+    assert row_bytes({"x": torch.zeros(shape)}, node_dim) == 4 * width
+
+
+@pytest.mark.parametrize("name", ["SAGE", "GCN", "GAT"])
+def test_a_new_graph_stays_with_pyg_and_is_accelerated_when_it_comes_again(name, numbers):
+    numbers(NEW)
+    layer = {"SAGE": SAGEConv, "GCN": GCNConv, "GAT": GATConv}[name](F, F).double()
+    x, right = torch.randn(20, F, dtype=torch.float64), []
+    with pyg_accel.patched(), torch.no_grad():
+        for _ in range(2):  # recorded
+            layer(x, graph())
+        edges = graph()
+        for _ in range(3):
+            right.append(layer(x, edges))
+        changed = graph()
+        found = outcomes(layer, (x, changed), (x, changed), (x, changed))
+        assert found[0].startswith("small: a new graph") and "_j" in found[1] and "_j" in found[2]
+        changed[0, 0] = (changed[0, 0] + 1) % 20  # another graph, after a change in place
+        assert outcomes(layer, (x, changed))[0].startswith("small: a new graph")
+    for out in right:
+        torch.testing.assert_close(out, layer(x, edges))
+
+
+def test_layers_tell_by_themselves_whether_a_graph_is_new(numbers):
+    numbers(NEW)
+    first, second, x = SAGEConv(F, F), SAGEConv(F, F), torch.randn(20, F)
+    with pyg_accel.patched(), torch.no_grad():
+        for layer in (first, second):
+            for _ in range(2):
+                layer(x, graph())
+        edges = graph()
+        assert all("a new graph" in outcomes(layer, (x, edges))[0] for layer in (first, second))
+
+
+def test_a_graph_that_was_built_ahead_is_never_new(numbers):
+    numbers(NEW)
+    layer, x = SAGEConv(F, F), torch.randn(20, F)
+    with pyg_accel.patched(), torch.no_grad():
+        for _ in range(2):
+            layer(x, graph())
+        data = BuildCSR()(Data(x=x, edge_index=graph()))
+        assert outcomes(layer, (x, data.edge_index)) == ["mean_j u0"]
+
+
+def test_of_a_new_graph_that_is_left_to_pyg_nothing_is_remembered(numbers):
+    numbers(NEW)
+    layer, x = GCNConv(F, F), torch.randn(20, F)
+    with pyg_accel.patched(), torch.no_grad():
+        for _ in range(2):
+            layer(x, graph())
+        kept = len(MEMO)
+        for _ in range(5):
+            layer(x, graph())
+        assert len(MEMO) <= kept
+
+
+def test_always_ignores_sizes(numbers):
+    numbers(DEAR)
+    layer, args = SAGEConv(F, 3), (torch.randn(20, F), graph())
+    with pyg_accel.patched():
+        layer(*args)
+        assert outcomes(layer, args)[0].startswith("small: fewer than")
+        settings.always = True
+        assert outcomes(layer, args, args) == ["mean_j u0"] * 2
+
+
+class Pool(GCNConv):
+    """A layer on a small graph whose forward calls another one on a large graph."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.inner = SimpleConv("sum")
+
+    def forward(self, x, edge_index, fine):
+        return super().forward(self.inner(x.relu(), fine), edge_index)
+
+
+def test_a_layer_inside_of_a_small_one_is_judged_by_its_own_graph():
+    x, few, many = torch.randn(300, 8), graph(200, 300), graph(120_000, 300)
+    pool = Pool()
+    right = pool(x, few, many)
+    with pyg_accel.patched(), torch.no_grad():
+        for _ in range(3):
+            pool(x, graph(200, 300), many)
+        found = pool(x, few, many)
+        pyg_accel.reset_report()
+        pool(x, graph(200, 300), many)
+        assert any(row.formula for row in pyg_accel.report(io.StringIO()).rows)
+    torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_checkpoint_runs_a_call_alike_whatever_is_known_by_then(between):
+    x, few, many = torch.randn(300, 8, requires_grad=True), graph(200, 300), graph(120_000, 300)
+    pool = Pool()
+    right = torch.autograd.grad(pool(x, few, many).square().sum(), x)[0]
+    with pyg_accel.patched():
+        for _ in range(3):
+            pool(x, graph(200, 300), many)
+        out = checkpoint(pool, x, few, many, use_reentrant=False)
+        if between:
+            pool(x, many, many)
+        found = torch.autograd.grad(out.square().sum(), x)[0]
+    torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * float(right.abs().max()))
+
+
+def test_a_checkpoint_of_a_new_graph_runs_a_call_alike(numbers):
+    numbers(NEW)
+    layer, x, edges = SAGEConv(F, F), torch.randn(20, F, requires_grad=True), graph()
+    right = torch.autograd.grad(layer(x, edges).square().sum(), x)[0]
+    with pyg_accel.patched():
+        for _ in range(3):
+            layer(x, graph())
+        out = checkpoint(layer, x, edges, use_reentrant=False)
+        layer(x, graph())
+        found = torch.autograd.grad(out.square().sum(), x)[0]
+    torch.testing.assert_close(found, right)
+
+
+class _TwoRelations(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = HeteroConv({("n", r, "n"): SAGEConv(F, F) for r in "ab"})
+
+    def forward(self, x, edge_index):
+        return self.convs({"n": x}, {("n", r, "n"): edge_index for r in "ab"})["n"]
+
+
+@pytest.mark.parametrize("edges", [1_000, 12_000, 90_000])
+@pytest.mark.parametrize("name", ["SAGE", "GCN", "GINE", "GAT", "Transformer", "RGCN", "Hetero"])
+def test_a_checkpoint_runs_a_call_twice_alike(name, edges):
+    """At default settings: what the first call showed must not change the choice of the second."""
+    attributes = [torch.randn(edges, 4)] if name in ("GINE", "Transformer") else []
+    attributes = [torch.randint(3, (edges,))] if name == "RGCN" else attributes
+    layer = {
+        "SAGE": lambda: SAGEConv(F, F),
+        "GCN": lambda: GCNConv(F, F),
+        "GINE": lambda: GINEConv(torch.nn.Linear(F, F), edge_dim=4),
+        "GAT": lambda: GATConv(F, 5, heads=2),
+        "Transformer": lambda: TransformerConv(F, 5, heads=2, edge_dim=4),
+        "RGCN": lambda: RGCNConv(F, F, 3),
+        "Hetero": _TwoRelations,
+    }[name]()
+    x = torch.randn(edges // 8, F, requires_grad=True)
+    edge_index = torch.randint(edges // 8, (2, edges))
+    (expected,) = torch.autograd.grad(layer(x, edge_index, *attributes).square().sum(), x)
+    with pyg_accel.patched():
+        for _ in range(3):
+            out = checkpoint(layer, x, edge_index, *attributes, use_reentrant=False)
+            (found,) = torch.autograd.grad(out.square().sum(), x)
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * scale)
+
+
+def test_nothing_is_left_behind_by_a_small_call_that_raises(numbers):
+    numbers(DEAR)
+    layer, x = SAGEConv(F, F), torch.randn(20, F)
+    with pyg_accel.patched():
+        for _ in range(3):
+            layer(x, graph())
+        with pytest.raises((IndexError, RuntimeError)):
+            layer(x, graph() + 1000)
+        assert not running.stock
+
+
+def test_a_fallback_is_found_once_even_where_patch_goes_on_and_off(monkeypatch):
+    linear = torch.nn.Linear
+    network = torch.nn.Sequential(linear(4 * F, 32), torch.nn.BatchNorm1d(32), linear(32, 3))
+    layer, x, edges = EdgeConv(network), torch.randn(20, 2 * F), graph()
+    tried = []
+    attempt = propagate._attempt
+    monkeypatch.setattr(propagate, "_attempt", lambda *a: tried.append(1) or attempt(*a))
+    for _ in range(3):
+        with pyg_accel.patched():
+            layer(x, edges)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("name", ["GIN", "GCN", "RGCN", "Cora"])
+def test_sums_over_a_known_graph_are_accelerated_at_default_settings(name):
+    x, edges = torch.randn(1_000, 16), graph(10_000, 1_000)
+    layer, rest = {
+        "GIN": (GINConv(torch.nn.Linear(16, 16)), ()),
+        "GCN": (GCNConv(16, 16), ()),
+        "RGCN": (RGCNConv(16, 16, 4), (torch.randint(4, (10_000,)),)),
+        "Cora": (SAGEConv(1433, 8), ()),
+    }[name]
+    if name == "Cora":
+        x, edges = torch.randn(2708, 1433), graph(10_556, 2708)
+    right = layer(x, edges, *rest)
+    with pyg_accel.patched():
+        for _ in range(4):
+            layer(x, edges, *rest)
+        pyg_accel.reset_report()
+        out = layer(x, edges, *rest)
+        rows = pyg_accel.report(io.StringIO()).rows
+    assert {row.backend.partition("+")[0] for row in rows} == {"cpu"}
+    torch.testing.assert_close(out, right, rtol=1e-4, atol=1e-4)
