@@ -6,6 +6,7 @@ tensor, calls of functions that are not guarded, another mode of autograd) ends 
 leaves the call alone: :attr:`Recorder.reason` says why.
 """
 
+import gc
 import operator
 import sys
 import threading
@@ -165,7 +166,8 @@ class Recorder(TorchFunctionMode):
     def watching(self) -> Iterator[None]:
         """Record what runs inside the block."""
         self._outer, running_recorder.recorder = running_recorder.recorder, self
-        before = sys.getprofile()
+        before, collects = sys.getprofile(), gc.isenabled()
+        gc.disable()  # what is called where garbage is collected is no part of the call
         try:
             with self:
                 sys.setprofile(self._calls.see)
@@ -175,6 +177,8 @@ class Recorder(TorchFunctionMode):
                     sys.setprofile(before)
         finally:
             running_recorder.recorder = self._outer
+            if collects:
+                gc.enable()
 
     @contextmanager
     def hidden(self) -> Iterator[None]:

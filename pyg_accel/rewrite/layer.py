@@ -23,7 +23,7 @@ from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.record.program import LayerProgram
 from pyg_accel.record.recorder import ABOUT, perform
 from pyg_accel.rewrite.builder import Builder
-from pyg_accel.rewrite.halos import Halos, halos_of
+from pyg_accel.rewrite.halos import EXCHANGES, Halos, halos_of
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.nodes import Learning
@@ -92,8 +92,14 @@ class RewrittenLayer(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
+        if torch.compiler.is_compiling() and EXCHANGES:  # whose layers end the compiler's graphs
+            return self._disabled(args, kwargs)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.conv(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _disabled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._run(args, kwargs)
 
     def decide(self, *args: Any, **kwargs: Any) -> Decision:

@@ -107,7 +107,10 @@ class _Reading(Messages):
         _, self._rows, self._cols, self._target, *_ = first.args[0].args
         self._bipartite = self._rows != self._cols
         self._num_rows, self._num_cols = facts_of(first).shape[0], self._columns_of(first)
-        self._exchange = next((n for n in graph.nodes if called(n) == "exchanged"), None)
+        exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
+        self._exchange = exchanges[0] if exchanges else None
+        if not all(map(_has_known_edges, exchanges)):
+            raise NotLifted("on several ranks, edges that it derives in each call")
         if self._exchange is not None:
             self._spread = True
             self._num_cols = facts_of(features_of(self._exchange)).shape[0]
@@ -345,6 +348,15 @@ def _sums(node: fx.Node) -> bool:
     return isinstance(graph, fx.Node) and called(graph) == "graph_of" and (
         isinstance(facts_of(node), About)
     )  # fmt: skip
+
+
+def _has_known_edges(exchange: fx.Node) -> bool:
+    """Whether the halo is that of an argument, or of edges that a step of the graph registers."""
+    halo: Any = exchange.args[0]
+    edges = halo.args[0]
+    while called(edges) == "getitem":
+        edges = edges.args[0]
+    return edges.op == "placeholder" or called(edges) in ("_formula", "_derived")
 
 
 _HANDLERS: dict[str, Callable[..., Expr | None]] = {
