@@ -57,7 +57,7 @@ def call(
         args, kwargs = (), dict(list(bound.arguments.items())[2:])
     if not RUNNING.exchanged:
         if halo is not None:
-            halo = perform(halo_of, edge_index, borrows=True)
+            perform(halo_of, edge_index, borrows=True)  # by which a record knows the halo
             kwargs = _with_halos(self, original.__name__, halo, kwargs)
         elif RUNNING.wire is not None:
             refuse(type(self).__name__, edge_index)

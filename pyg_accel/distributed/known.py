@@ -21,7 +21,7 @@ from pyg_accel.errors import NotDistributable
 from pyg_accel.matrices import is_sparse_matrix
 
 __all__ = [
-    "RUNNING", "STATIC", "Following", "adopt", "halo_of", "exchanged", "refuse", "running", "stays",
+    "RUNNING", "STATIC", "Following", "adopt", "exchanged", "halo_of", "refuse", "running", "stays",
 ]  # fmt: skip
 
 _HALOS: TensorCache[Halo] = TensorCache()

@@ -261,8 +261,8 @@ def rewritten_graph(
         The associations as text, the graph, and the decisions.
     """
     places = [n for n in program.graph.nodes if n.op == "placeholder"]
-    same = frozenset(n for n, t in zip(places, leaves, strict=True)
-                     if static and _is_static(t, halos))
+    both = zip(places, leaves, strict=True)
+    same = frozenset(n for n, t in both if static and _is_static(t, halos))
     upstream, learning, values = not torch.is_grad_enabled(), Learning(), _Values(program, leaves)
     decided: dict[fx.Node, Decision] = {}
     for region in regions:

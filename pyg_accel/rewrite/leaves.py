@@ -54,7 +54,7 @@ class Leaves:
         self._dtype = torch.float32
         self._bipartite = False
         self._num_rows = self._num_cols = 0
-        self._exchanges: set[fx.Node] = set()  # features with rows of other processes
+        self._exchanges: list[fx.Node] = []  # features with rows of other processes
 
     def leaf(
         self,

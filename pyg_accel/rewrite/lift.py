@@ -107,13 +107,11 @@ class _Reading(Messages):
         _, self._rows, self._cols, self._target, *_ = first.args[0].args
         self._bipartite = self._rows != self._cols
         self._num_rows, self._num_cols = facts_of(first).shape[0], self._columns_of(first)
-        exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
-        self._exchange = exchanges[0] if exchanges else None
-        if not all(map(_has_known_edges, exchanges)):
+        self._exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
+        if not all(map(_has_known_edges, self._exchanges)):
             raise NotLifted("on several ranks, edges that it derives in each call")
-        if self._exchange is not None:
-            self._spread = True
-            self._num_cols = facts_of(features_of(self._exchange)).shape[0]
+        if self._exchanges:
+            self._num_cols = facts_of(features_of(self._exchanges[0])).shape[0]
             self._bipartite = self._num_rows != self._num_cols
         if self._bipartite and self._num_rows == self._num_cols:
             raise NotLifted("two sets of nodes of one size")
@@ -167,7 +165,7 @@ class _Reading(Messages):
                 {new: widths[old] for old, new in found.sizes.items() if old in widths}
                 | {s: n for s, n in self._widths.items() if s == "k"},
                 frozenset(n for n, e in known.items() if e.leaf.name[0] == "e"), self._sample,
-                self._exchange,
+                next(iter(self._exchanges), None),
             )  # fmt: skip
 
     def _ends(self, node: fx.Node) -> set[fx.Node]:
@@ -319,7 +317,6 @@ class _Reading(Messages):
         return Map("maxk", expr, keeps=True, multiplies=able)
 
     def _exchanged(self, node: fx.Node, halo: Any, name: Any, features: Any) -> Expr | None:
-        self._exchanges.add(node)
         return self.expr_of(features, node)
 
     def _columns_of(self, node: fx.Node) -> int:

@@ -45,7 +45,6 @@ class Messages(Leaves):
         self._target: Any = None
         self._attentions: dict[str, Attention] = {}
         self._sample: dict[str, Any] | None = None
-        self._spread = False  # other processes own some of the sources
 
     def _note(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -127,8 +126,8 @@ class Messages(Leaves):
     ) -> Expr | None:
         if term.features is None or term.features.side == "e":
             return None
-        spread = self._spread and term.features.side == "u"
-        expr = self.expr_of(operands[term.features.index], node, exchanged=spread)
+        exchanged = bool(self._exchanges) and term.features.side == "u"
+        expr = self.expr_of(operands[term.features.index], node, exchanged=exchanged)
         sides: dict[str, list[tuple[fx.Node, bool]]] = {"u": [], "v": [], "e": []}
         for operand, inverse in term.factors:
             value = operands[operand.index]
@@ -213,7 +212,7 @@ class Messages(Leaves):
     ) -> Expr | None:  # fmt: skip
         if not edge_order or not self._is_graph(graph):
             return None
-        if self._spread:
+        if self._exchanges:
             self._note(f"on several ranks {self._layer} exchanges halos before its products")
             return None
         split = {

@@ -278,7 +278,5 @@ def assumptions_of(
                 learned.add(leaf.name)
         elif learns:
             learned.add(leaf.name)
-    return Assumptions(
-        train, frozenset(learned), frozenset(same), sampled=region.sample is not None,
-        spread=region.exchange is not None,
-    )
+    sampled, spread = region.sample is not None, region.exchange is not None
+    return Assumptions(train, frozenset(learned), frozenset(same), sampled, spread)

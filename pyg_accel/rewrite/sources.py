@@ -59,9 +59,8 @@ def normalisation_of(
         return None
     call, place = item.args
     edges = graph.args[0]
-    if place != 1 or not isinstance(call, fx.Node) or (
-        called(call) not in ("borrow", "_formula")  # the second is that of a distributed model
-    ):
+    # The second is called in a distributed model.
+    if place != 1 or not isinstance(call, fx.Node) or called(call) not in ("borrow", "_formula"):
         return None
     if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0):
         return None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric import nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import pyg_accel
 from pyg_accel.rewrite.optimized import rewritten_layers
@@ -122,7 +122,7 @@ def compare(
         (conv,) = rewritten_layers(fast).values()
         conv.decisions.clear()
         received = []
-        for wanted in expected:  # the first is recorded; what is kept of the second serves the third
+        for wanted in expected:  # the first is recorded, what the second keeps serves the third
             same(run(spread, *given), wanted)
             received.append(spread.wire.traffic["halo"].received)
             spread.wire.traffic["halo"].received = 0
@@ -228,6 +228,45 @@ def steps(device: torch.device, compiled: bool) -> str:
 def test_three_steps_of_a_rewritten_model(two, compiled):
     first, second = two(steps, compiled=compiled)
     assert first and first == second
+
+
+class Shared(torch.nn.Module):
+    """One layer on the edges of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.conv = torch.nn.Linear(F, F), nn.SAGEConv(F, H)
+
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> Tensor:
+        h = torch.tanh(self.lin(x["a"]))
+        return self.conv(h, edges["a", "r", "a"]) + self.conv(h, edges["a", "s", "a"])
+
+
+def of_one_size(device: torch.device) -> tuple[list[int], int]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        data, nodes = HeteroData(), torch.arange(20)
+        data["a"].x = torch.randn(20, F)
+        data["a", "r", "a"].edge_index = torch.stack([torch.randint(20, (40,)), nodes.repeat(2)])
+        targets = torch.cat([nodes, nodes[:10]])
+        data["a", "s", "a"].edge_index = torch.stack([torch.randint(20, (30,)), targets])
+        data, model = data.to(device), Shared().to(device)
+        given = data.x_dict, data.edge_index_dict
+        fast = pyg_accel.optimize(copy.deepcopy(model), *given, train=True)
+        expected = model(*given)
+        (conv,) = rewritten_layers(fast).values()
+        conv.decisions.clear()
+        spread, share = pyg_accel.distribute(fast, data, partition={"a": (nodes >= 10).long()})
+        for _ in range(3):
+            out = spread(share.x_dict, share.edge_index_dict)
+            torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+        return [e.size(1) for e in share.edge_index_dict.values()], len(conv.decisions)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_layer_on_two_graphs_that_are_of_one_size_on_one_rank(two):
+    assert two(of_one_size) == [([20, 20], 2), ([20, 10], 2)]
 
 
 def checked(device: torch.device) -> None:
