@@ -230,6 +230,8 @@ class Messages(Leaves):
         name = f"softmax{len(self._attentions) or ''}"
         self._attentions[name] = attention
         args = tuple(self.exprs[origin] for origin in attention.origins)
-        attend = Attend(name, self._matrix(graph, []), args, facts_of(node).shape[1],
-                        folds=True)  # fmt: skip
+        # Scores of the features themselves are computed in the kernel that weighs them.
+        folds = all(o.chain for o in attention.operands if o.origin is not None)
+        heads = facts_of(node).shape[1]
+        attend = Attend(name, self._matrix(graph, []), args, heads, folds)
         return attend @ self.exprs[attention.features]

@@ -156,22 +156,6 @@ def test_arguments_of_a_new_kind_break_the_graph_and_are_right():
         torch.testing.assert_close(found, right)
 
 
-def test_a_compiled_model_sorts_a_graph_once_and_forgets_it(monkeypatch):
-    built = []
-    right = Graph._from_coo
-    monkeypatch.setattr(Graph, "_from_coo", lambda *args: (built.append(1), right(*args))[1])
-    x, edge_index = next(batches())
-    fast = optimize(nn.GCN(F, 8, 2), x, edge_index.clone(), train=True)
-    GRAPHS.clear()
-    built.clear()
-    compiled = whole(fast)
-    for _ in range(3):
-        compiled(x, edge_index).sum().backward()
-    assert len(built) == 1
-    del edge_index
-    assert len(GRAPHS) == 0
-
-
 def test_exports_and_traces_run_without_this_package():
     model, (x, edge_index) = nn.GraphSAGE(F, 8, 2).eval(), next(batches())
     x = x.detach()

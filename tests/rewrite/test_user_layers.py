@@ -406,14 +406,15 @@ def test_a_product_is_computed_before_its_operands_are_written_to():
         torch.testing.assert_close(found, conv(x, edge_index, weight))
 
 
-def test_what_is_left_to_the_layer_in_one_mode_is_rewritten_in_another():
+def test_precisions_that_meet_give_that_of_the_layer():
     conv, x, edge_index = Before(), torch.randn(N, 6), torch.randint(N, (2, E))
     layer, weight = RewrittenLayer(conv, Options()), torch.rand(E)
     with torch.autocast("cpu", torch.bfloat16):  # the weights make messages float32 again
-        found = layer(x, edge_index, weight)
-        torch.testing.assert_close(found, conv(x, edge_index, weight))
-    assert layer.reasons and not layer.decisions
-    torch.testing.assert_close(layer(x, edge_index, weight), conv(x, edge_index, weight))
+        for _ in range(2):
+            found, expected = layer(x, edge_index, weight), conv(x, edge_index, weight)
+            torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+    for _ in range(2):
+        torch.testing.assert_close(layer(x, edge_index, weight), conv(x, edge_index, weight))
     assert layer.decisions
 
 
