@@ -47,7 +47,7 @@ EXCHANGES: list[Callable[[Iterable[Any]], Halos | str | None]] = []
 
 
 def halos_of(values: Iterable[Any]) -> Halos | str | None:
-    """Return the halos for the arguments of a layer; None if no distributed model runs.
+    """Return the halos for the arguments of a layer while a model is distributed; None in others.
 
     Args:
         values: the arguments.
@@ -55,4 +55,4 @@ def halos_of(values: Iterable[Any]) -> Halos | str | None:
     Returns:
         Text where the layer has to exchange rows by itself: why.
     """
-    return EXCHANGES[0](values) if EXCHANGES else None
+    return EXCHANGES[0](values)

@@ -119,7 +119,7 @@ class RewrittenLayer(torch.nn.Module):
         return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        halos = halos_of((*args, *kwargs.values()))
+        halos = halos_of((*args, *kwargs.values())) if EXCHANGES else None
         if isinstance(halos, str):
             return self._left(halos, args, kwargs)
         if in_force() is not None and isinstance(self.conv, _MAXK):
