@@ -21,9 +21,11 @@ from pyg_accel.cache import Snapshot
 from pyg_accel.derived import find, keep
 from pyg_accel.distributed import known, norms
 from pyg_accel.distributed.halo import Halo, collect, exchange
-from pyg_accel.distributed.known import RUNNING, adopt, halo_of, refuse, with_halo
+from pyg_accel.distributed.known import RUNNING, adopt, exchanged, halo_of, refuse
 from pyg_accel.errors import NotDistributable
+from pyg_accel.memo import remembered
 from pyg_accel.patching import hetero, layers, propagate, relations
+from pyg_accel.record.recorder import perform, running_recorder
 
 __all__ = ["HOOKS", "names_read"]
 
@@ -55,6 +57,7 @@ def call(
         args, kwargs = (), dict(list(bound.arguments.items())[2:])
     if not RUNNING.exchanged:
         if halo is not None:
+            perform(halo_of, edge_index, borrows=True)  # by which a record knows the halo
             kwargs = _with_halos(self, original.__name__, halo, kwargs)
         elif RUNNING.wire is not None:
             refuse(type(self).__name__, edge_index)
@@ -78,11 +81,10 @@ def _with_halos(
         if reads != {"edge_index_j"} or not floats:
             raise NotDistributable(f"{type(self).__name__} reads {', '.join(sorted(reads))}, which "
                                    "names other nodes on every rank")  # fmt: skip
-    wholes = with_halo(halo, {name: _rows_first(pair[0], dim) for name, pair in pairs.items()})
-    changed: dict[str, Any] = {
-        name: (_rows_first(whole, dim, back=True), *pairs[name][1:])
-        for name, whole in wholes.items()
-    }
+    changed: dict[str, Any] = {}
+    for name, (source, *target) in pairs.items():
+        whole = perform(exchanged, halo, name, _rows_first(source, dim))
+        changed[name] = (_rows_first(whole, dim, back=True), *target)
     return kwargs | changed | {"size": (halo.rows, halo.targets)}
 
 
@@ -112,20 +114,31 @@ def layer(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
 def derive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for a function that derives an edge_index from another."""
     halo = halo_of(args[0]) if args else None
-    if function.__name__ in _FORMULAS:
-        if halo is not None:
-            return _formula(halo, function, *args, **kwargs)
-        if RUNNING.wire is not None:
+    formula = function.__name__ in _FORMULAS
+    if halo is None:
+        if formula and RUNNING.wire is not None:
             refuse(function.__name__, args[0])
-    result = layers.memoise(function, *args, **kwargs)
-    return result if halo is None else adopt(result, halo)
+        return layers.memoise(function, *args, **kwargs)
+    if formula:
+        return perform(_formula, function, *args, borrows=True, **kwargs)
+    if running_recorder.recorder is None:
+        return adopt(layers.memoise(function, *args, **kwargs), halo)
+    return perform(_derived, function, *args, borrows=True, **kwargs)
 
 
-def _formula(halo: Halo, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _derived(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    halo = halo_of(args[0])
+    assert halo is not None
+    return adopt(remembered(function, *args, **kwargs), halo)
+
+
+def _formula(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return the result of one of :data:`_FORMULAS`; that of tensors that stay is remembered.
 
     All ranks remember the same results, those of tensors that ``distribute()`` returned.
     """
+    halo = halo_of(args[0])
+    assert halo is not None
     bound = inspect.signature(function).bind(*args, **kwargs)
     arguments = bound.arguments | {"num_nodes": halo.own}
     tensors = [v for v in arguments.values() if isinstance(v, Tensor)]
@@ -164,7 +177,7 @@ def rgcn(
     halo = halo_of(edge_index)
     if halo is None or type(x) is not Tensor or not x.is_floating_point():
         return relations.forward(original, self, x, edge_index, edge_type)
-    whole = with_halo(halo, {"x": x})["x"]
+    whole = perform(exchanged, perform(halo_of, edge_index, borrows=True), "x", x)
     with known.running(exchanged=True):
         return relations.forward(original, self, (whole, x), edge_index, edge_type)
 

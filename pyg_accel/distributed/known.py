@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import changes_unseen, version_of
+from pyg_accel.cbsr import CBSR, trust
 from pyg_accel.derived import find, keep
 from pyg_accel.distributed.halo import Halo, exchange, turn
 from pyg_accel.distributed.wire import Wire
@@ -21,8 +22,8 @@ from pyg_accel.errors import NotDistributable
 from pyg_accel.matrices import is_sparse_matrix
 
 __all__ = [
-    "RUNNING", "Following", "adopt", "halo_of", "refuse", "running", "stays", "will_stay",
-    "with_halo",
+    "RUNNING", "Following", "adopt", "exchanged", "halo_of", "refuse", "running", "stays",
+    "will_stay",
 ]  # fmt: skip
 
 _IDS = (torch.int32, torch.int64)
@@ -107,27 +108,34 @@ def refuse(caller: str, edge_index: Any) -> None:
     )
 
 
-def with_halo(halo: Halo, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors [own, ...] with the rows of halo nodes.
+def exchanged(halo: Halo, name: str, data: Any) -> Any:
+    """Return features [own, ...] with the rows of halo nodes; of CBSR only kept values travel.
 
     Nothing travels for features that stay as they are, nor for tensors that the layer that runs has
     exchanged before.
 
+    Args:
+        halo: the plan.
+        name: of the features, for the error.
+        data: features.
+
     Raises:
         NotDistributable: for tensors without a row per source node of this rank.
     """
-    wholes: dict[int, Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.size(0) != halo.own:
-            raise NotDistributable(
-                f"a layer was called with {tensor.size(0)} rows of '{name}', but this rank owns "
-                f"{halo.own} source nodes: features of all nodes, or of some, cannot be exchanged"
-            )
-        if id(tensor) not in wholes:
-            known = _look_up(halo, tensor)
-            wholes[id(tensor)] = exchange(halo, tensor) if known is None else known
-            _remember(halo, tensor, wholes[id(tensor)])
-    return {name: wholes[id(tensor)] for name, tensor in tensors.items()}
+    if isinstance(data, CBSR):
+        columns = data.indices.view(torch.uint8)
+        values, columns = (exchange(halo, t) for t in (data.values, columns))
+        return CBSR(values, trust(columns.view(data.indices.dtype), data.width), data.width)
+    if data.size(0) != halo.own:
+        raise NotDistributable(
+            f"a layer was called with {data.size(0)} rows of '{name}', but this rank owns "
+            f"{halo.own} source nodes: features of all nodes, or of some, cannot be exchanged"
+        )
+    whole = _look_up(halo, data)
+    if whole is None:
+        whole = exchange(halo, data)
+        _remember(halo, data, whole)
+    return whole
 
 
 def _look_up(halo: Halo, tensor: Tensor) -> Tensor | None:

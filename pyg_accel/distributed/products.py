@@ -1,20 +1,25 @@
-"""Halos of MaxK layers, which multiply compressed features without a call of ``propagate``."""
+"""The halo of a call for code that multiplies features with the edges of this rank by itself."""
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pyg_accel.cbsr import CBSR, trust
-from pyg_accel.distributed.halo import Halo, exchange
-from pyg_accel.distributed.known import RUNNING, halo_of, refuse, with_halo
+from pyg_accel.distributed.halo import Halo
+from pyg_accel.distributed.known import (
+    RUNNING,
+    Following,
+    exchanged,
+    halo_of,
+    refuse,
+    running,
+    stays,
+)
 
-__all__ = ["ProductHalos", "is_running", "look"]
-
-
-def is_running() -> bool:
-    """Return whether a distributed model runs in this thread."""
-    return RUNNING.wire is not None
+__all__ = ["ProductHalos", "look", "of_call"]
 
 
 def look(edge_index: Any) -> "ProductHalos | None":
@@ -24,14 +29,31 @@ def look(edge_index: Any) -> "ProductHalos | None":
         NotDistributable: for other edges in a distributed model.
     """
     halo = halo_of(edge_index)
-    if halo is None and is_running():
+    if halo is None and RUNNING.wire is not None:
         refuse("a MaxK layer", edge_index)
     return None if halo is None else ProductHalos(halo)
 
 
+def of_call(values: Iterable[Any]) -> "ProductHalos | str | None":
+    """Return the halo of the edges among the arguments of a layer.
+
+    Sizes differ between ranks, so what is known of a call is known of its halo, which all ranks
+    agreed on: that of edges that distribute() returned.
+
+    Returns:
+        None outside of distributed models; text if there is no such halo.
+    """
+    if RUNNING.wire is None:
+        return None
+    found = [h for v in values if type(v) is Tensor and stays(v) and (h := halo_of(v)) is not None]
+    if len(found) == 1:
+        return ProductHalos(found[0])
+    return "on several ranks the edges of a rewritten layer are those that distribute() returned"
+
+
 @dataclass(frozen=True)
 class ProductHalos:
-    """The halo of one edge_index as MaxK layers ask for it.
+    """The halo of one edge_index; see :class:`pyg_accel.rewrite.halos.Halos`.
 
     Attributes:
         halo: the plan.
@@ -43,9 +65,29 @@ class ProductHalos:
     targets = property(lambda self: self.halo.targets)
 
     def whole(self, data: Any) -> Any:
-        """Return features with those of halo nodes; of CBSR only kept values travel."""
-        if not isinstance(data, CBSR):
-            return with_halo(self.halo, {"x": data})["x"]
-        columns = data.indices.view(torch.uint8)
-        values, columns = (exchange(self.halo, t) for t in (data.values, columns))
-        return CBSR(values, trust(columns.view(data.indices.dtype), data.width), data.width)
+        """Return features with those of halo nodes."""
+        return exchanged(self.halo, "x", data)
+
+    def stays(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is the same in every call."""
+        return stays(tensor)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the code of a layer run as in a distributed model inside the block."""
+        with running(layer={}), Following():
+            yield
+
+    def agree(self, reason: str, text: str) -> str:
+        """Return the first reason of any rank, or one if ranks pass different texts."""
+        every = self.halo.wire.values((reason, text))
+        different = len({text for _, text in every}) > 1
+        last = "ranks read different products in it" if different else ""
+        return next((reason for reason, _ in every if reason), last)
+
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
+        """Return the longest times of any rank."""
+        wire = self.halo.wire
+        times = torch.tensor(seconds, dtype=torch.float64, device=wire.device)
+        longest: list[float] = wire.largest(times, "set-up").tolist()
+        return longest

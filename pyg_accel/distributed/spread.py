@@ -18,7 +18,7 @@ from pyg_accel.distributed.folder import Stored
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.norms import NORMS
 from pyg_accel.distributed.partitioners import method_reasons
-from pyg_accel.distributed.products import is_running, look
+from pyg_accel.distributed.products import look, of_call
 from pyg_accel.distributed.share import cut_data, partitions, read_data
 from pyg_accel.distributed.wire import Wire, agree
 from pyg_accel.errors import DistributedError, NotDistributable
@@ -92,7 +92,7 @@ def distribute(
     result = Distributed(model, wire, types, rows, wrap)
     halos.DISTRIBUTED.add(result)
     BEYOND.append(look)
-    halos.EXCHANGES.append(is_running)
+    halos.EXCHANGES.append(of_call)
     weakref.finalize(result, _leave, OverrideHandle(HOOKS))
     return result, share
 
@@ -100,7 +100,7 @@ def distribute(
 def _leave(hooks: OverrideHandle) -> None:
     hooks.remove()
     BEYOND.remove(look)
-    halos.EXCHANGES.remove(is_running)
+    halos.EXCHANGES.remove(of_call)
 
 
 def _prepare(model: torch.nn.Module) -> None:

@@ -105,6 +105,10 @@ class Programs:
     failures: int = 0
     reason: str = ""
 
+    def give_up(self, reason: str) -> None:
+        """Drop all programs, and record no other call."""
+        self.programs, self.failures, self.reason = [], _MOST, reason
+
 
 @dataclass
 class _Seen:

@@ -6,6 +6,7 @@ tensor, calls of functions that are not guarded, another mode of autograd) ends 
 leaves the call alone: :attr:`Recorder.reason` says why.
 """
 
+import gc
 import operator
 import sys
 import threading
@@ -90,7 +91,8 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
     with torch._C.DisableTorchFunction():
         if recorder is None:
             return function(*args, **kwargs)
-        result = function(*_integers(args), **_integers(kwargs))
+        with recorder.hidden():
+            result = function(*_integers(args), **_integers(kwargs))
         recorder.take(function, args, kwargs, result, trusted=True, borrows=borrows)
     return result
 
@@ -164,7 +166,8 @@ class Recorder(TorchFunctionMode):
     def watching(self) -> Iterator[None]:
         """Record what runs inside the block."""
         self._outer, running_recorder.recorder = running_recorder.recorder, self
-        before = sys.getprofile()
+        before, collects = sys.getprofile(), gc.isenabled()
+        gc.disable()  # what is called where garbage is collected is no part of the call
         try:
             with self:
                 sys.setprofile(self._calls.see)
@@ -174,6 +177,20 @@ class Recorder(TorchFunctionMode):
                     sys.setprofile(before)
         finally:
             running_recorder.recorder = self._outer
+            if collects:
+                gc.enable()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Record nothing of what runs inside the block, which is one step."""
+        before = sys.getprofile()
+        running_recorder.recorder = None
+        sys.setprofile(None)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            running_recorder.recorder = self
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -1,18 +1,58 @@
-"""Models whose layers read rows of other processes: :mod:`pyg_accel.distributed` names them."""
+"""What a layer has to know of other processes, where they own some of the nodes it reads.
+
+:mod:`pyg_accel.distributed` answers. A product with a matrix of edges reads rows of other
+processes, which are exchanged right before it: whether X or X W travels is a matter of the tree.
+All processes have to run the same one.
+"""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-__all__ = ["DISTRIBUTED", "EXCHANGES", "exchanges_halos"]
+__all__ = ["DISTRIBUTED", "EXCHANGES", "Halos", "halos_of"]
+
+
+class Halos(Protocol):
+    """The rows of other processes that the edges of a call read.
+
+    Attributes:
+        halo: is the same for calls with the same edges.
+    """
+
+    @property
+    def halo(self) -> Any: ...  # noqa: D102
+
+    def stays(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is the same in every call."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Return a context in which the code of a layer runs as in a distributed model."""
+
+    def agree(self, reason: str, text: str) -> str:
+        """Return the first reason of any process, or one if they pass different texts."""
+
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
+        """Return the longest of the times that all processes expect."""
+
 
 # Models whose layers read rows of other processes.
 DISTRIBUTED: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
-# Tell whether such a model runs in this thread; one, while a model is distributed.
-EXCHANGES: list[Callable[[], bool]] = []
+# Return the halos for the arguments of a layer, why they cannot be known, or None if no such model
+# runs; one look-up per distributed model.
+EXCHANGES: list[Callable[[Iterable[Any]], Halos | str | None]] = []
 
 
-def exchanges_halos() -> bool:
-    """Return whether layers exchange rows with other processes, before each of their products."""
-    return any(running() for running in EXCHANGES)
+def halos_of(values: Iterable[Any]) -> Halos | str | None:
+    """Return the halos for the arguments of a layer while a model is distributed; None in others.
+
+    Args:
+        values: the arguments.
+
+    Returns:
+        Text where the layer has to exchange rows by itself: why.
+    """
+    return EXCHANGES[0](values)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -23,7 +23,7 @@ from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.record.program import LayerProgram
 from pyg_accel.record.recorder import ABOUT, perform
 from pyg_accel.rewrite.builder import Builder
-from pyg_accel.rewrite.halos import exchanges_halos
+from pyg_accel.rewrite.halos import EXCHANGES, Halos, halos_of
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.nodes import Learning
@@ -86,14 +86,20 @@ class RewrittenLayer(torch.nn.Module):
         self.options = options
         self.decisions: list[Decision] = []
         self.reasons: dict[str, int] = {}
-        self._known = Programs(changes=settings.changes)
+        self._known: weakref.WeakKeyDictionary[Any, Programs] = weakref.WeakKeyDictionary()
         self._rewritten: dict[LayerProgram, _Rewritten] = {}
         weakref.finalize(self, OverrideHandle({}).remove)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
+        if torch.compiler.is_compiling() and EXCHANGES:  # whose layers end the compiler's graphs
+            return self._disabled(args, kwargs)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.conv(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _disabled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._run(args, kwargs)
 
     def decide(self, *args: Any, **kwargs: Any) -> Decision:
@@ -102,35 +108,37 @@ class RewrittenLayer(torch.nn.Module):
         Raises:
             NotLifted: if the layer itself makes such calls.
         """
-        if find(self._known, args, kwargs) is None:
+        known = self._programs(self)
+        if find(known, args, kwargs) is None:
             self._run(args, kwargs)
-        found = find(self._known, args, kwargs)
+        found = find(known, args, kwargs)
         rewritten = None if found is None else self._rewritten.get(found[0])
         if found is None or rewritten is None or rewritten.program is None:
             raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
-        self._decide(*found, rewritten, static=rewritten.static, fresh=rewritten.fresh)
+        self._decide(*found, rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
         return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if exchanges_halos():
-            reason = f"on several ranks {type(self.conv).__name__} exchanges halos first"
-            return self._left(reason, args, kwargs)
+        halos = halos_of((*args, *kwargs.values())) if EXCHANGES else None
+        if isinstance(halos, str):
+            return self._left(halos, args, kwargs)
         if in_force() is not None and isinstance(self.conv, _MAXK):
             return self._left("sampled() does not apply to layers with MaxK", args, kwargs)
-        found = find(self._known, args, kwargs)
+        known = self._programs(self if halos is None else halos.halo)
+        found = find(known, args, kwargs)
         if found is None:
-            return self._first(args, kwargs)
+            return self._first(known, halos, args, kwargs)
         program, leaves = found
         rewritten = self._rewritten.get(program)
         if rewritten is None:  # another thread is about to read it
             return self.conv(*args, **kwargs)
-        static = bool(RUNNING.static) and _are_static(leaves)
+        static = _are_static(leaves, halos)
         if rewritten.program is not None:
-            fresh = rewritten.program.unseen > UNSEEN
-            if (static, fresh) != (rewritten.static, rewritten.fresh) or not rewritten.holds(
-                leaves
-            ):
-                self._decide(program, leaves, rewritten, static=static, fresh=fresh)
+            # On several ranks, all decide or none does, and a halo has one size.
+            fresh = halos is None and rewritten.program.unseen > UNSEEN
+            holds = halos is not None or rewritten.holds(leaves)
+            if (static, fresh) != (rewritten.static, rewritten.fresh) or not holds:
+                self._decide(program, leaves, rewritten, halos, static=static, fresh=fresh)
         if rewritten.program is None:
             return self._left(rewritten.reason, args, kwargs)
         start = perf_counter()
@@ -138,6 +146,15 @@ class RewrittenLayer(torch.nn.Module):
         text, backends = rewritten.program.formulas, rewritten.program.backends
         record(type(self.conv).__name__, text, backends, "", perf_counter() - start)
         return out
+
+    def _programs(self, owner: Any) -> Programs:
+        """The programs of the calls with a halo, or of those without one, which the layer owns."""
+        known = self._known.get(owner)
+        if known is None or known.changes != settings.changes:
+            for program in known.programs if known is not None else ():
+                self._rewritten.pop(program, None)
+            known = self._known[owner] = Programs(changes=settings.changes)
+        return known
 
     def _left(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let the layer itself make a call."""
@@ -148,39 +165,48 @@ class RewrittenLayer(torch.nn.Module):
             record(type(self.conv).__name__, "", "PyG", reason, perf_counter() - start)
         return out
 
-    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _first(
+        self, known: Programs, halos: Halos | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Make a call of a new kind, and record it."""
-        if self._known.changes != settings.changes:
-            self._known = Programs(changes=settings.changes)
-            self._rewritten.clear()
         refuse_training(self.conv)
         with forcing():
-            reason = unrecordable(self._known, self.conv, "call", args, kwargs)
+            reason = unrecordable(known, self.conv, "call", args, kwargs)
         if reason:
             return self._left(reason, args, kwargs)
-        before = [*self._known.programs]
+        before = [*known.programs]
         start = perf_counter()
-        made = recorded_call(self._known, self.conv, args, kwargs)
+        made = recorded_call(known, self.conv, args, kwargs, halos)
         program = made.program
+        rewritten = _Rewritten([])
         if program is None:
-            reason = self._known.reason
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            reason = known.reason
         else:
-            for other in before:
-                if other not in self._known.programs:
-                    self._rewritten.pop(other, None)
-            leaves = program.admit(args, kwargs)
-            assert leaves is not None
             try:
-                found = regions_of(program.graph, program.constants, type(self.conv).__name__)
-                rewritten = _Rewritten(found)
-                static = bool(RUNNING.static) and _are_static(leaves)
-                self._decide(program, leaves, rewritten, static=static, fresh=False)
+                rewritten.regions = regions_of(
+                    program.graph, program.constants, type(self.conv).__name__
+                )
             except NotLifted as why:
                 reason = str(why)
-                rewritten = _Rewritten([], reason=reason)
-                self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        if halos is not None:
+            text = "; ".join(str(region.expr) for region in rewritten.regions)
+            reason = halos.agree(reason, text)
+            if reason:  # no rank makes another attempt alone
+                known.give_up(reason)
+                program = None
+        for other in before:
+            if other not in known.programs:
+                self._rewritten.pop(other, None)
+        if program is not None:
             self._rewritten[program] = rewritten
+            rewritten.reason = reason
+            if not reason:
+                leaves = program.admit(args, kwargs)
+                assert leaves is not None
+                static = _are_static(leaves, halos)
+                self._decide(program, leaves, rewritten, halos, static=static, fresh=False)
+        if reason:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if made.formulas:  # else propagate has counted the call
             record(type(self.conv).__name__, made.formulas, made.backends, "",
                    perf_counter() - start)  # fmt: skip
@@ -191,13 +217,14 @@ class RewrittenLayer(torch.nn.Module):
         program: LayerProgram,
         leaves: tuple[Tensor, ...],
         rewritten: _Rewritten,
+        halos: Halos | None,
         *,
         static: bool,
         fresh: bool,
     ) -> None:
         """Choose an association for each region of a program, and write the program of these."""
         text, graph, decisions = rewritten_graph(
-            program, rewritten.regions, self.options, leaves, static=static, fresh=fresh
+            program, rewritten.regions, self.options, leaves, halos, static=static, fresh=fresh
         )
         rewritten.program = program.with_graph(graph, text)
         rewritten.static, rewritten.fresh = static, fresh
@@ -214,6 +241,7 @@ def rewritten_graph(
     regions: list[Region],
     options: Options,
     leaves: tuple[Tensor, ...],
+    halos: Halos | None,
     *,
     static: bool = False,
     fresh: bool = False,
@@ -225,6 +253,7 @@ def rewritten_graph(
         regions: of its graph.
         options: of ``optimize()``.
         leaves: the tensors among the arguments of the call.
+        halos: of the call; all processes decide alike.
         static: those of them that are the same in every call are known.
         fresh: every call has a graph of its own.
 
@@ -232,14 +261,18 @@ def rewritten_graph(
         The associations as text, the graph, and the decisions.
     """
     places = [n for n in program.graph.nodes if n.op == "placeholder"]
-    same = frozenset(n for n, t in zip(places, leaves, strict=True) if static and _is_static(t))
+    both = zip(places, leaves, strict=True)
+    same = frozenset(n for n, t in both if static and _is_static(t, halos))
     upstream, learning, values = not torch.is_grad_enabled(), Learning(), _Values(program, leaves)
     decided: dict[fx.Node, Decision] = {}
     for region in regions:
         given = assumptions_of(region, learning, train=options.train, static=same,
                                upstream=upstream)  # fmt: skip
         graphs = {name: values.of(node) for name, node in region.graphs.items()}
-        decided[region.root] = make_decision(region, given, options, graphs, fresh=fresh)
+        decided[region.root] = make_decision(
+            region, given, options, graphs, fresh=fresh,
+            slowest=None if halos is None else halos.slowest,
+        )  # fmt: skip
     cast = len(_precisions(program)) > 1
     builder = Builder()
     for node in program.graph.nodes:
@@ -287,14 +320,16 @@ class _Values:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _is_static(tensor: Tensor) -> bool:
-    return any(tensor is t for t in RUNNING.static)
+def _is_static(tensor: Tensor, halos: Halos | None) -> bool:
+    return any(tensor is t for t in RUNNING.static) or (halos is not None and halos.stays(tensor))
 
 
-def _are_static(leaves: tuple[Tensor, ...]) -> bool:
-    """Whether all features of a call are among the static arguments of the model."""
+def _are_static(leaves: tuple[Tensor, ...], halos: Halos | None) -> bool:
+    """Whether all features of a call are the same in every call of the model."""
+    if halos is None and not RUNNING.static:
+        return False
     features = [t for t in leaves if t.is_floating_point() and t.dim() == 2]
-    return bool(features) and all(map(_is_static, features))
+    return bool(features) and all(_is_static(t, halos) for t in features)
 
 
 @contextmanager
@@ -308,13 +343,22 @@ def forcing() -> Iterator[None]:
 
 
 def recorded_call(
-    known: Programs, conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]
+    known: Programs,
+    conv: MessagePassing,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    halos: Halos | None = None,
 ) -> Attempt:
     """Make a call of a layer, and record it."""
+
+    def make(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+        with nullcontext() if halos is None else halos.running():
+            return _forward(conv, *args, **kwargs)
+
     before = running.begin(conv)
     try:
         with forcing():
-            return attempt(known, conv, "call", _forward, args, kwargs)
+            return attempt(known, conv, "call", make, args, kwargs)
     finally:
         running.end(before)
 

@@ -8,7 +8,7 @@ from torch import fx
 
 from pyg_accel.rewrite.builder import Builder, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Sum, is_bias, leaves_of
-from pyg_accel.rewrite.nodes import facts_of
+from pyg_accel.rewrite.nodes import facts_of, features_of
 from pyg_accel.rewrite.sources import ones_like
 from pyg_accel.rewrite.tree import is_sparse
 
@@ -54,6 +54,7 @@ class Leaves:
         self._dtype = torch.float32
         self._bipartite = False
         self._num_rows = self._num_cols = 0
+        self._exchanges: list[fx.Node] = []  # features with rows of other processes
 
     def leaf(
         self,
@@ -89,14 +90,23 @@ class Leaves:
     def _emitted(self, leaf: Leaf) -> Source:
         return next(e.source for e in self._entries.values() if e.leaf is leaf)
 
-    def expr_of(self, node: Any, reader: fx.Node) -> Expr | None:
-        """Return features [N, F] as an expression that another node reads."""
-        if (about := facts_of(node)) is None:
+    def expr_of(self, node: Any, reader: fx.Node, *, exchanged: bool = False) -> Expr | None:
+        """Return features [N, F] as an expression that another node reads.
+
+        Args:
+            node: the features.
+            reader: reads them.
+            exchanged: they have the rows of other processes, which is no part of the expression.
+        """
+        if (about := facts_of(node)) is None or exchanged != (node in self._exchanges):
             return None
         if node in self.exprs:
             self._read.append((node, reader))
             if node not in self._cuts:
                 return self.exprs[node]
+        if exchanged:
+            node = features_of(node)
+            about = facts_of(node)
         if len(about.shape) != 2 or not about.dtype.is_floating_point:
             return None
         if about.shape[0] not in (self._num_rows, self._num_cols):

@@ -26,7 +26,7 @@ from pyg_accel.rewrite.ir import Expr, Leaf, Map, Product, Sum, leaves_of
 from pyg_accel.rewrite.leaves import Source
 from pyg_accel.rewrite.messages import Messages
 from pyg_accel.rewrite.naming import named
-from pyg_accel.rewrite.nodes import called, facts_of
+from pyg_accel.rewrite.nodes import called, facts_of, features_of
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["NotLifted", "Region", "regions_of"]
@@ -52,6 +52,8 @@ class Region:
         sizes: of the symbols of columns.
         ones: names of columns of ones.
         sample: arguments of :func:`~pyg_accel.ops.sampled_spmm`, if sums are over samples.
+        exchange: the first node that appends rows of other processes, if they own some of the
+            sources: what is multiplied with a matrix of edges has to get them.
     """
 
     expr: Expr
@@ -63,6 +65,7 @@ class Region:
     sizes: Mapping[str, int]
     ones: frozenset[str]
     sample: Mapping[str, Any] | None
+    exchange: fx.Node | None = None
 
 
 def regions_of(graph: fx.Graph, constants: Mapping[str, Any], layer: str) -> list[Region]:
@@ -104,6 +107,12 @@ class _Reading(Messages):
         _, self._rows, self._cols, self._target, *_ = first.args[0].args
         self._bipartite = self._rows != self._cols
         self._num_rows, self._num_cols = facts_of(first).shape[0], self._columns_of(first)
+        self._exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
+        if not all(map(_has_known_edges, self._exchanges)):
+            raise NotLifted("on several ranks, edges that it derives in each call")
+        if self._exchanges:
+            self._num_cols = facts_of(features_of(self._exchanges[0])).shape[0]
+            self._bipartite = self._num_rows != self._num_cols
         if self._bipartite and self._num_rows == self._num_cols:
             raise NotLifted("two sets of nodes of one size")
 
@@ -156,6 +165,7 @@ class _Reading(Messages):
                 {new: widths[old] for old, new in found.sizes.items() if old in widths}
                 | {s: n for s, n in self._widths.items() if s == "k"},
                 frozenset(n for n, e in known.items() if e.leaf.name[0] == "e"), self._sample,
+                next(iter(self._exchanges), None),
             )  # fmt: skip
 
     def _ends(self, node: fx.Node) -> set[fx.Node]:
@@ -306,6 +316,9 @@ class _Reading(Messages):
         able = ops.multiplies_compressed(CBSR(like[:, :k], like.to(torch.int32), about.shape[1]), 1)
         return Map("maxk", expr, keeps=True, multiplies=able)
 
+    def _exchanged(self, node: fx.Node, halo: Any, name: Any, features: Any) -> Expr | None:
+        return self.expr_of(features, node)
+
     def _columns_of(self, node: fx.Node) -> int:
         """The number of sources of a graph, by what is gathered of them."""
         size = self._cols
@@ -334,6 +347,15 @@ def _sums(node: fx.Node) -> bool:
     )  # fmt: skip
 
 
+def _has_known_edges(exchange: fx.Node) -> bool:
+    """Whether the halo is that of an argument, or of edges that a step of the graph registers."""
+    halo: Any = exchange.args[0]
+    edges = halo.args[0]
+    while called(edges) == "getitem":
+        edges = edges.args[0]
+    return edges.op == "placeholder" or called(edges) in ("_formula", "_derived")
+
+
 _HANDLERS: dict[str, Callable[..., Expr | None]] = {
     "linear": _Reading._linear, "matmul": _Reading._matmul, "mm": _Reading._matmul,
     "__matmul__": _Reading._matmul,
@@ -344,7 +366,7 @@ _HANDLERS: dict[str, Callable[..., Expr | None]] = {
     "gspmm": _Reading._gspmm, "sampled_spmm": _Reading._sampled_spmm,
     "attention": _Reading._attention, "dense_maxk": _Reading._maxk,
     "view": _Reading._view, "reshape": _Reading._view, "flatten": _Reading._flatten,
-    "mean": _Reading._mean,
+    "mean": _Reading._mean, "exchanged": _Reading._exchanged,
 }  # fmt: skip
 
 

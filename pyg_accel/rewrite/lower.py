@@ -110,6 +110,7 @@ class _Lowering:
         if isinstance(matrix, _Weighted):
             return self._weighed(node, matrix, right, data)
         graph, weight, edge_order = matrix
+        data = self._exchanged(node, data)
         if right.kind == "cbsr":
             return self._call(node, ops.cbsr_spmm, graph, data, weight, reduce=reduce,
                               edge_order=edge_order)  # fmt: skip
@@ -120,6 +121,13 @@ class _Lowering:
         if weight is None:
             return self._call(node, ops.spmm, graph, data, reduce=reduce)
         return self._call(node, _weighted_spmm, graph, data, weight, reduce, edge_order)
+
+    def _exchanged(self, node: Node, data: fx.Node) -> fx.Node:
+        """What a matrix of edges is multiplied with, with the rows of other processes."""
+        if (exchange := self._region.exchange) is None:
+            return data
+        halo, name, _ = exchange.args
+        return self._call(node, exchange.target, halo, name, data)
 
     def _weighed(self, node: Node, matrix: _Weighted, right: Tree, data: fx.Node) -> fx.Node:
         """Sum up features that attention weighs."""
@@ -197,7 +205,10 @@ class _Lowering:
         for side, item in (("v", left), ("u", right)):
             if item is not None:
                 assert isinstance(item, Leaf)
-                value = self._call(node, _column, self.value(item), edges.graph, side, item.power)
+                value = self.value(item)
+                if side == "u" and not item.number:
+                    value = self._exchanged(node, value)
+                value = self._call(node, _column, value, edges.graph, side, item.power)
                 operands.append(value)
                 leaf = f"{side}{len(operands) - 1}"
                 formula = f"mul({formula},{leaf})" if formula else leaf

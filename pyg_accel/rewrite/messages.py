@@ -126,7 +126,8 @@ class Messages(Leaves):
     ) -> Expr | None:
         if term.features is None or term.features.side == "e":
             return None
-        expr = self.expr_of(operands[term.features.index], node)
+        exchanged = bool(self._exchanges) and term.features.side == "u"
+        expr = self.expr_of(operands[term.features.index], node, exchanged=exchanged)
         sides: dict[str, list[tuple[fx.Node, bool]]] = {"u": [], "v": [], "e": []}
         for operand, inverse in term.factors:
             value = operands[operand.index]
@@ -210,6 +211,9 @@ class Messages(Leaves):
         edge_order: bool = False,
     ) -> Expr | None:  # fmt: skip
         if not edge_order or not self._is_graph(graph):
+            return None
+        if self._exchanges:
+            self._note(f"on several ranks {self._layer} exchanges halos before its products")
             return None
         split = {
             n for n, e in self.exprs.items() if len(facts_of(n).shape) == 3 and n not in self._cuts

@@ -8,7 +8,7 @@ from pyg_accel.record.edge_tensors import name_of
 from pyg_accel.record.recorder import ABOUT
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["Learning", "called", "facts_of", "lasts"]
+__all__ = ["Learning", "called", "facts_of", "features_of", "lasts"]
 
 
 def called(node: fx.Node) -> str:
@@ -21,6 +21,13 @@ def called(node: fx.Node) -> str:
 def facts_of(node: Any) -> Any:
     """Return the :class:`~pyg_accel.record.recorder.About` of a node; None if it is no tensor."""
     return node.meta.get(ABOUT) if isinstance(node, fx.Node) else None
+
+
+def features_of(exchange: fx.Node) -> fx.Node:
+    """Return the features of this process that a node sends to others."""
+    _, _, features = exchange.args
+    assert isinstance(features, fx.Node)
+    return features
 
 
 class Learning:

@@ -20,7 +20,7 @@ from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.equivalents import merge, simplify
 from pyg_accel.rewrite.ir import Expr, leaves_of
 from pyg_accel.rewrite.lift import Region
-from pyg_accel.rewrite.nodes import Learning, lasts
+from pyg_accel.rewrite.nodes import Learning, facts_of, features_of, lasts
 from pyg_accel.rewrite.prune import Associations
 from pyg_accel.rewrite.tree import Tree, is_sparse
 from pyg_accel.rewrite.tree_cost import Assumptions, Features
@@ -212,6 +212,9 @@ def make_decision(
     pruned = associations_of(region.expr, given)
     graph = next(iter(graphs.values()))
     sizes = {"N": graph.num_rows, "M": graph.num_cols, "1": 1, **region.sizes}
+    if region.exchange is not None:
+        sizes["M"] = facts_of(features_of(region.exchange)).shape[0]
+        sizes["h"] = graph.num_cols - sizes["M"]
     if region.sample is not None:
         sizes["S"] = region.sample["width"]
 
@@ -275,6 +278,5 @@ def assumptions_of(
                 learned.add(leaf.name)
         elif learns:
             learned.add(leaf.name)
-    return Assumptions(
-        train, frozenset(learned), frozenset(same), sampled=region.sample is not None
-    )
+    sampled, spread = region.sample is not None, region.exchange is not None
+    return Assumptions(train, frozenset(learned), frozenset(same), sampled, spread)

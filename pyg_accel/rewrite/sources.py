@@ -11,7 +11,6 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel import ops
 from pyg_accel.graph import Graph
-from pyg_accel.memo import remembered
 from pyg_accel.record.recorder import ABOUT
 from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.nodes import called, lasts
@@ -21,6 +20,8 @@ __all__ = [
     "inverse_roots", "normalisation_of", "ones_like",
 ]  # fmt: skip
 
+# What computes them, in a distributed model too.
+_NORMALISATIONS = ("remembered", "_formula")
 _VIEWS = ("view", "reshape", "unsqueeze")
 
 
@@ -60,7 +61,12 @@ def normalisation_of(
         return None
     call, place = item.args
     edges = graph.args[0]
-    if place != 1 or not isinstance(call, fx.Node) or call.target is not remembered:
+    # The second is called in a distributed model.
+    if (
+        place != 1
+        or not isinstance(call, fx.Node)
+        or called(call) not in ("remembered", "_formula")
+    ):
         return None
     if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0):
         return None

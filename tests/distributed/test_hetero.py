@@ -184,7 +184,8 @@ def compare(
         options = {"partition": parts} if given else {}
         with pyg_accel.patched() if patched else torch.enable_grad():
             spread, share = pyg_accel.distribute(many, graph(), **options)
-            found = run(spread, share)
+            for _ in range(3 if rewritten else 1):  # the first calls of layers are recorded
+                found = run(spread, share)
         assert found.keys() == expected.keys()
         for name, wanted in expected.items():
             if wanted is None:

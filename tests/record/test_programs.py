@@ -343,6 +343,25 @@ def test_first_call_in_a_checkpoint(like_stock: Any) -> None:
         like_stock(LAYERS[name][0](), step, step, call(), step)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_inside_of_a_record(enabled: bool) -> None:
+    """What waits for the end of other objects is called at any time, and is no part of a call."""
+    seen: list[bool] = []
+
+    class Asks(GCNConv):
+        def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
+            seen.append(gc.isenabled())
+            return super().message(x_j, edge_weight)
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pyg_accel.patched():
+            Asks(4, 4)(torch.ones(3, 4), torch.tensor([[0, 1], [1, 2]]))
+        assert seen[0] is False and gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
 def test_pairs(like_stock: Any) -> None:
     small = features(6, WIDTH)
     edges = torch.stack([graph(seed=1)[0], graph(nodes=6)[0]])
