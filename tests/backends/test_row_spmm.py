@@ -131,7 +131,9 @@ def test_rows_are_reduced(device, kind, index, dtype, weights):
             for winners in (False, True) if reduce in ("max", "min") else (False,):
                 out, *found = run(graph, edge_order, WEIGHTS[weights], operands, reduce, winners)
                 assert out.shape == right.shape and out.dtype == dtype
-                error = (out.double() - right).abs() - DTYPES[dtype] * size
+                # Rounding adds up over the entries of a row whose terms have one sign.
+                terms = 1 + graph.degree.double()[:, None, None] / 1000
+                error = (out.double() - right).abs() - DTYPES[dtype] * size * terms
                 assert not bool((error > 1e-6).any()), (width, heads, reduce, winners)
                 if winners:
                     check_winners(graph, found[0], out, x, message, eid, weights)
@@ -208,6 +210,7 @@ class TestOnGpu:
         graph = make_graph(kind, "cuda", torch.int32)
         x = torch.randn(graph.num_cols, 2, 7, device="cuda")
         weight = torch.randn(graph.num_edges, 2, device="cuda") if weights else None
+        seed = torch.randn(graph.num_rows, 2, 7, device="cuda")
         answers = []
         for name, wide in (("auto", x), ("reference", x.double())):
             leaves = [wide.clone().requires_grad_()]
@@ -215,12 +218,14 @@ class TestOnGpu:
                 leaves.append(weight.to(wide.dtype).requires_grad_())
             with use_backend(name), record_choices() as chosen:
                 out = ops.spmm(graph, *leaves, reduce=reduce, edge_order=True)
-                grads = torch.autograd.grad(out.sin().sum(), leaves)
+                grads = torch.autograd.grad(out, leaves, seed.to(out.dtype))
             assert name != "auto" or "cuda_rows" in chosen
             answers.append((out.detach(), *grads))
         for mine, right in zip(*answers, strict=True):
-            scale = right.abs().max().clamp(min=1.0)
-            assert float(((mine.double() - right).abs() / scale).max()) < 2e-5
+            assert mine.shape == right.shape
+            if right.numel():
+                scale = right.abs().max().clamp(min=1.0)
+                assert float(((mine.double() - right).abs() / scale).max()) < 2e-5
 
     def test_no_call_waits_for_the_device_and_all_can_be_captured(self):
         graph = make_graph("hub", "cuda", torch.int32)
