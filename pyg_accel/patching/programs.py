@@ -238,6 +238,8 @@ def recorded(
     kwargs: dict[str, Any],
 ) -> Any:
     """Make a call and record it, if it can be."""
+    if get_eval_frame_callback() is not None:
+        return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
     known = _layers.get(layer, _NONE).get(name)
     if known is None:
         known = _layers.setdefault(layer, {})[name] = Programs(changes=settings.changes)

@@ -208,5 +208,5 @@ def _rows(t: Tensor, node_dim: int) -> int:
 
 def device_of(edge_index: Any) -> torch.device:
     """Return where a graph is, whatever its class."""
-    device: Any = edge_index.device  # a method of SparseTensor
+    device: Any = getattr(edge_index, "device", "cpu")  # a method of SparseTensor
     return torch.device(device() if callable(device) else device)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.rewrite.halos import EXCHANGES
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
 from pyg_accel.rewrite.select import Options
@@ -101,6 +102,8 @@ def _forward(
 
     @functools.wraps(model.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and not EXCHANGES:
+            return model(*args, **kwargs)  # layers run as they are
         before = RUNNING.layers, RUNNING.static
         RUNNING.layers = layers
         RUNNING.static = fixed(args, kwargs) if static else ()

@@ -644,7 +644,7 @@ def test_all_but_these_layers_are_traced_once(name, monkeypatch):
     attempt, traced = propagate._attempt, []
 
     def counted(call):
-        traced.append(type(call.layer).__name__)
+        traced.append(type(call.owner).__name__)
         return attempt(call)
 
     monkeypatch.setattr(propagate, "_attempt", counted)

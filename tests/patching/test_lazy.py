@@ -529,7 +529,7 @@ def test_a_maximum_of_sums_over_heads_declines(report_of):
 
 def test_a_declined_message_runs_once_a_call_from_then_on(monkeypatch):
     tried, attempt = [], propagate._attempt
-    monkeypatch.setattr(propagate, "_attempt", lambda c: (tried.append(c.layer), attempt(c))[1])
+    monkeypatch.setattr(propagate, "_attempt", lambda c: (tried.append(c.owner), attempt(c))[1])
     layer = Layer(lambda i, j, e, w: (i + j).cumsum(0))
     x, edges = features(N, 40), torch.randint(0, N, (2, E))
     with pyg_accel.patched():
