@@ -31,10 +31,11 @@ from pyg_accel.record.guard import (
 )
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["ABOUT", "About", "Recorder", "perform", "quiet", "running_recorder"]
+__all__ = ["ABOUT", "WRITES", "About", "Recorder", "perform", "quiet", "running_recorder"]
 
 T = TypeVar("T")
 ABOUT = "about"  # key of the metadata of nodes: an `About`
+WRITES = "writes"  # key of the metadata of nodes: the memory that they change in place
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Functions whose result nobody reads leave no trace: what a message collects and does not use.
@@ -57,17 +58,19 @@ class About(NamedTuple):
         shape: its sizes in that call.
         dtype: its dtype.
         learns: it requires a gradient.
+        memory: what tensors that share memory have in common.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     learns: bool
+    memory: int
 
     @classmethod
     def of(cls, tensor: Tensor) -> "About":
         """Look at a tensor."""
         with torch._C.DisableTorchFunction():
-            return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+            return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, memory_of(tensor))
 
 
 class _Running(threading.local):
@@ -257,7 +260,7 @@ class Recorder(TorchFunctionMode):
         """Take a note of a function that ran; see :func:`perform`."""
         if self.reason:
             return
-        name = name_of(function)
+        name, changes = name_of(function), list[Tensor]()
         if not trusted:
             changes = changed_in_place(name, args, kwargs)
             if _is_fact(function, name):
@@ -276,6 +279,9 @@ class Recorder(TorchFunctionMode):
             node = self._node(function, name, *given)
             if borrows:
                 node.meta[DERIVED] = True
+            if changes:
+                with torch._C.DisableTorchFunction():
+                    node.meta[WRITES] = frozenset(map(memory_of, changes))
         except NotComparable as error:
             return self.stop(str(error))
         self.shapes.append(_shapes(result))

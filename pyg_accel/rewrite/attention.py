@@ -127,12 +127,19 @@ def _linear_in(node: fx.Node) -> fx.Node | None:
     if node.op != "call_function" or called(node) not in _LINEAR:
         return None
     source, *others = node.all_input_nodes
-    if source is not node.args[0] or ABOUT not in source.meta:
+    if not node.args or source is not node.args[0] or ABOUT not in source.meta:
         return None
+    if source in node.args[1:] or source in node.kwargs.values():
+        return None  # a square
     rows, shape = source.meta[ABOUT].shape[:1], node.meta[ABOUT].shape
     if shape[:1] != rows or len(shape) < 2:
         return None
     if called(node) in ("view", "reshape") and shape != source.meta[ABOUT].shape:
         return None
-    alike = all(o.op == "get_attr" and o.meta[ABOUT].shape[:-2] in ((), (1,)) for o in others)
+    alike = all(o.op == "get_attr" and _is_one_row(o.meta[ABOUT].shape, shape) for o in others)
     return source if alike else None
+
+
+def _is_one_row(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
+    """Whether a factor is the same for all rows of what it is multiplied with."""
+    return len(shape) < len(of) or (len(shape) == len(of) and shape[0] == 1)

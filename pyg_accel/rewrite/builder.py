@@ -81,4 +81,4 @@ class Builder:
 def _hashable(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(map(_hashable, value))
-    return (type(value), value)
+    return (type(value), value.hex() if isinstance(value, float) else value)

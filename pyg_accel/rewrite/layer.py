@@ -226,7 +226,9 @@ class RewrittenLayer(torch.nn.Module):
         text, graph, decisions = rewritten_graph(
             program, rewritten.regions, self.options, leaves, halos, static=static, fresh=fresh
         )
+        before = rewritten.program
         rewritten.program = program.with_graph(graph, text)
+        rewritten.program.unseen = 0 if before is None else before.unseen
         rewritten.static, rewritten.fresh = static, fresh
         rewritten.sizes = tuple(
             (place, dim, t.size(dim))

@@ -9,7 +9,7 @@ from torch import fx
 from pyg_accel.rewrite.builder import Builder, Value
 from pyg_accel.rewrite.ir import Broadcast, Expr, Leaf, Sum, is_bias, leaves_of
 from pyg_accel.rewrite.nodes import facts_of, features_of
-from pyg_accel.rewrite.sources import ones_like
+from pyg_accel.rewrite.sources import has_edges, ones_like
 from pyg_accel.rewrite.tree import is_sparse
 
 __all__ = ["Emit", "Entry", "Leaves", "Source"]
@@ -153,7 +153,7 @@ class Leaves:
         if data is not None:
             (node,) = self._emitted(data).nodes
             emit: Emit = lambda b: b.call(ones_like, node)  # noqa: E731
-            return self.leaf(("ones", rows), f"e{rows}", rows, "1", "data", emit, node)
+            return self.leaf(("ones", rows, node), f"e{rows}", rows, "1", "data", emit, node)
         matrix = next(x for x in leaves_of(like) if is_sparse(x))
         graph = next(e.graph for e in self._entries.values() if e.leaf is matrix)
         assert graph is not None
@@ -174,23 +174,37 @@ class Leaves:
         if value == 1:
             return expr
         rows = expr.rows
-        leaf = self.leaf(("number", value, rows), f"{value:.4g}", rows, rows, "diagonal",
+        leaf = self.leaf(("number", value.hex(), rows), f"{value:.4g}", rows, rows, "diagonal",
                          lambda b: value, number=True)  # fmt: skip
         return leaf @ self._movable(expr)
 
-    def _vector(self, node: fx.Node, expr: Expr, *, inverse: bool = False) -> Expr | None:
-        """Return an expression with its rows multiplied by a vector, or divided."""
+    def _vector(
+        self,
+        node: fx.Node,
+        expr: Expr,
+        *,
+        inverse: bool = False,
+        graph: fx.Node | None = None,
+        side: str = "",
+    ) -> Expr | None:
+        """Return an expression with its rows multiplied by a vector, or divided.
+
+        With a graph, by its elements at one side of the edges: those of nodes that have no edge
+        there take part in no message, whatever they are.
+        """
         about, rows = facts_of(node), expr.rows
 
         def emit(b: Builder) -> fx.Node:
             flat = b.call(torch.Tensor.reshape, node, -1)
+            if graph is not None:
+                reached = b.call(has_edges, graph, side, derived=True)
+                flat = b.call(torch.where, reached, flat, 1.0)
             return b.call(torch.Tensor.reciprocal, flat) if inverse else flat
 
-        key, size = (
-            ("vector", node, inverse, rows),
-            self._num_cols if rows == "M" else self._num_rows,
-        )
+        key: tuple[Any, ...] = ("vector", node, inverse, rows, graph, side)
+        size = self._num_cols if rows == "M" else self._num_rows
         if about.shape in ((), (1,), (1, 1)):
+            key, graph = key[:4], None
             return self.leaf(key, "c", rows, rows, "diagonal", emit, node, number=True) @ (
                 self._movable(expr)
             )

@@ -97,7 +97,7 @@ class _Reading(Messages):
     def __init__(
         self, graph: fx.Graph, constants: Mapping[str, Any], layer: str, cuts: frozenset[fx.Node]
     ) -> None:
-        super().__init__(constants, layer, cuts)
+        super().__init__(constants, layer, cuts, Changes(graph))
         self.readers: dict[fx.Node, set[fx.Node]] = defaultdict(set)
         self._graph = graph
         self._maps: dict[str, Callable[..., Any]] = {}
@@ -118,10 +118,9 @@ class _Reading(Messages):
 
     def read(self) -> None:
         """Read the nodes in order."""
-        changes = Changes(self._graph)
         for node in self._graph.nodes:
             handler = _HANDLERS.get(called(node)) if node.op[:4] == "call" else None
-            if handler is None or changes.follow(node):
+            if handler is None or self._changes.follow(node):
                 continue
             self._read.clear()
             # An argument that a handler does not know changes what the function does.
@@ -182,6 +181,8 @@ class _Reading(Messages):
         if about is None or len(about.shape) != 2:
             return None
         if weight in self.exprs or (expr := self.expr_of(input, node)) is None:
+            return None
+        if len(facts_of(input).shape) != 2:
             return None
         inner, outer = about.shape[::-1] if transposed else about.shape
         if inner != facts_of(input).shape[1]:

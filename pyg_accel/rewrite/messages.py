@@ -10,6 +10,7 @@ from torch import fx
 from pyg_accel.formula import Binary, Formula, Operand, operands_of
 from pyg_accel.rewrite.attention import Attention, read_attention
 from pyg_accel.rewrite.builder import Builder, Edges
+from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.ir import Attend, Broadcast, Expr, Leaf
 from pyg_accel.rewrite.leaves import Leaves
 from pyg_accel.rewrite.nodes import facts_of
@@ -21,6 +22,7 @@ from pyg_accel.rewrite.sources import (
     inverse_counts,
     inverse_roots,
     normalisation_of,
+    views_of,
 )
 from pyg_accel.rewrite.terms import MOST, Term, terms_of
 
@@ -36,8 +38,15 @@ class Messages(Leaves):
         reason: the first reason why a sum of messages is no product.
     """
 
-    def __init__(self, constants: Mapping[str, Any], layer: str, cuts: frozenset[fx.Node]) -> None:
+    def __init__(
+        self,
+        constants: Mapping[str, Any],
+        layer: str,
+        cuts: frozenset[fx.Node],
+        changes: Changes,
+    ) -> None:
         super().__init__(cuts)
+        self._changes = changes
         self.reason = ""
         self._constants, self._layer = constants, layer
         self._rows: Any = None
@@ -139,14 +148,16 @@ class Messages(Leaves):
         if term.features.side == "v":
             return None if mean else self._targets(graph, term, expr, sides)
         out: Expr | None = self._movable(expr)
+        if any(self._changes.follow(n) for value, _ in sides["e"] for n in views_of(value)):
+            return None
         for vector, inverse in sides["u"]:
-            out = None if out is None else self._vector(vector, out, inverse=inverse)
+            out = out and self._vector(vector, out, inverse=inverse, graph=graph, side="u")
         if out is None or expr.rows != ("M" if self._bipartite else "N"):
             return None
         weights = sides["e"]
         normalised = None
         if len(weights) == 1 and not weights[0][1] and not mean:
-            normalised = normalisation_of(weights[0][0], graph, self._constants)
+            normalised = normalisation_of(weights[0][0], graph, self._constants, self._changes)
         if normalised is not None:
             out = self._normalised(graph, normalised, out)
         else:
@@ -159,7 +170,7 @@ class Messages(Leaves):
                                   graph, mean_of=matrix.name)  # fmt: skip
                 out = Broadcast(count, out)
         for vector, inverse in sides["v"]:
-            out = None if out is None else self._vector(vector, out, inverse=inverse)
+            out = out and self._vector(vector, out, inverse=inverse, graph=graph, side="v")
         return None if out is None else self._number(term.number, out)
 
     def _normalised(self, graph: fx.Node, norm: Normalisation, expr: Expr) -> Expr:

@@ -64,7 +64,9 @@ def named(expr: Expr, order: Sequence[Leaf], same: Mapping[str, str]) -> Named:
         if base == "W":
             names[leaf.name] = f"W{number}" if len(weights) > 2 else "WV"[number]
         else:
-            names[leaf.name] = f"{base}{number or ''}"
+            while (wanted := f"{base}{number or ''}") in names.values():
+                number += 1
+            names[leaf.name], counts[base] = wanted, number + 1
 
     def renamed(leaf: Leaf) -> Leaf:
         rows, cols = symbols[root(leaf.rows)], symbols[root(leaf.cols)]

@@ -13,11 +13,13 @@ from pyg_accel import ops
 from pyg_accel.graph import Graph
 from pyg_accel.record.recorder import ABOUT
 from pyg_accel.rewrite.builder import Builder, Edges
+from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.nodes import called, lasts
 
 __all__ = [
-    "Normalisation", "base_of", "degrees", "edges_of", "in_order_of", "inverse_counts",
+    "Normalisation", "base_of", "degrees", "edges_of", "has_edges", "in_order_of", "inverse_counts",
     "inverse_roots", "normalisation_of", "ones_like",
+    "views_of",
 ]  # fmt: skip
 
 # What computes them, in a distributed model too.
@@ -53,9 +55,16 @@ class Normalisation(NamedTuple):
 
 
 def normalisation_of(
-    weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any]
+    weight: fx.Node, graph: fx.Node, constants: Mapping[str, Any], changes: Changes
 ) -> Normalisation | None:
-    """Return the normalisation that edge weights and the edges of a graph come from, if one is."""
+    """Return the normalisation that edge weights and the edges of a graph come from, if one is.
+
+    Args:
+        weight: [E] or [E, 1].
+        graph: of the edges.
+        constants: of the program.
+        changes: in place.
+    """
     item = base_of(weight)
     if item.op != "call_function" or called(item) != "getitem":
         return None
@@ -68,7 +77,7 @@ def normalisation_of(
         or called(call) not in ("remembered", "_formula")
     ):
         return None
-    if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0):
+    if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0) or changes.follow(call):
         return None
     function = call.args[0]
     norm: Any = constants[str(function.target)] if isinstance(function, fx.Node) else function
@@ -80,6 +89,8 @@ def normalisation_of(
     named = given.arguments
     if (own := named["edge_weight"]) is not None and own.meta[ABOUT].learns:
         return None
+    if (named["flow"] == "source_to_target") != (graph.args[3] == 1):
+        return None
     return Normalisation(
         named["edge_index"], own, named["num_nodes"], 2.0 if named["improved"] else 1.0,
         named["add_self_loops"],
@@ -88,12 +99,20 @@ def normalisation_of(
 
 def base_of(node: fx.Node) -> fx.Node:
     """Return what a view [E, 1] of edge weights looks at."""
+    return views_of(node)[-1]
+
+
+def views_of(node: fx.Node) -> list[fx.Node]:
+    """Return a view [E, 1] of edge weights, and what it looks at, one by one."""
+    views = [node]
     while node.op == "call_function" and called(node) in _VIEWS:
-        shape = node.args[0].meta[ABOUT].shape  # type: ignore[union-attr]
+        source: Any = node.args[0]
+        shape = source.meta[ABOUT].shape
         if [n for n in shape if n != 1] != [n for n in node.meta[ABOUT].shape if n != 1]:
             break
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+        node = source
+        views.append(node)
+    return views
 
 
 def edges_of(
@@ -158,6 +177,13 @@ def inverse_roots(graph: Graph, weight: Tensor | None, dtype: torch.dtype) -> Te
     """Return ``degree ** -1/2``, 0 where that is infinite."""
     root = degrees(graph, weight, False, dtype).pow(-0.5)
     return root.masked_fill(root == float("inf"), 0)
+
+
+def has_edges(graph: Graph, side: str) -> Tensor:
+    """Return which targets (``"v"``) or sources (``"u"``) of a graph have edges."""
+    if side == "v":
+        return graph.degree > 0
+    return torch.bincount(graph.col, minlength=graph.num_cols) > 0
 
 
 def ones_like(like: Any, dtype: torch.dtype | None = None) -> Tensor:

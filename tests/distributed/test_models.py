@@ -152,7 +152,7 @@ def at_defaults(device: torch.device, model: str, uneven: bool) -> bool:
     many = copy.deepcopy(alone)
     whole = data.clone().to(device)
     expected = alone(whole.x, whole.edge_index)
-    parts = (torch.arange(nodes) % 50 == 7).long() if uneven else "community"
+    parts = (torch.arange(nodes) % 500 == 7).long() if uneven else "community"
     pyg_accel.reset_report()
     with pyg_accel.patched():
         spread, share = pyg_accel.distribute(many, data, partition=parts)
