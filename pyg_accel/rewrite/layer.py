@@ -92,9 +92,9 @@ class RewrittenLayer(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
-        if torch.compiler.is_compiling() and EXCHANGES:  # whose layers end the compiler's graphs
-            return self._disabled(args, kwargs)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling():  # layers that exchange halos end the compiler's graphs
+            return self._disabled(args, kwargs) if EXCHANGES else self.conv(*args, **kwargs)
+        if torch._C._is_tracing():
             return self.conv(*args, **kwargs)
         return self._run(args, kwargs)
 

@@ -148,7 +148,7 @@ class Messages(Leaves):
         if term.features.side == "v":
             return None if mean else self._targets(graph, term, expr, sides)
         out: Expr | None = self._movable(expr)
-        if any(self._changes.follow(n) for value, _ in sides["e"] for n in views_of(value)):
+        if any(self._is_old_copy(value) for value, _ in sides["e"]):
             return None
         for vector, inverse in sides["u"]:
             out = out and self._vector(vector, out, inverse=inverse, graph=graph, side="u")
@@ -172,6 +172,13 @@ class Messages(Leaves):
         for vector, inverse in sides["v"]:
             out = out and self._vector(vector, out, inverse=inverse, graph=graph, side="v")
         return None if out is None else self._number(term.number, out)
+
+    def _is_old_copy(self, weights: fx.Node) -> bool:
+        """Whether weights [E, 1] are a copy of others that were changed since."""
+        return any(
+            facts_of(view).memory != facts_of(base).memory and self._changes.follow(view)
+            for view, base in pairwise(views_of(weights))
+        )
 
     def _normalised(self, graph: fx.Node, norm: Normalisation, expr: Expr) -> Expr:
         """Multiply with GCN's normalised adjacency: both sides are divided by roots of degrees."""
