@@ -193,7 +193,7 @@ def test_a_matrix_becomes_a_graph_once_and_is_not_kept_alive(name, matrix, monke
     adj = MATRICES[matrix](None)
     layer = LAYERS[name]().double()
     owner = adj if isinstance(adj, Tensor) else adj.storage.col()
-    alive = weakref.ref(owner)
+    alive, before = weakref.ref(owner), len(derived.values())
     with pyg_accel.patched():
         for _ in range(3):
             layer(features(), adj)
@@ -201,7 +201,7 @@ def test_a_matrix_becomes_a_graph_once_and_is_not_kept_alive(name, matrix, monke
         del adj, owner
         gc.collect()
         assert alive() is None
-        assert not derived.values()
+        assert len(derived.values()) <= before
 
 
 @pytest.mark.parametrize("model", [GCN, GraphSAGE], ids=["gcn", "sage"])
