@@ -43,11 +43,13 @@ def naming(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
     """Name the arguments that are no tensors where a call of a function fails."""
+    failed = True
     try:
         yield
-    except Exception:
-        check_arguments({**dict(zip(names_of(function), args, strict=False)), **kwargs})
-        raise
+        failed = False
+    finally:
+        if failed:
+            check_arguments({**dict(zip(names_of(function), args, strict=False)), **kwargs})
 
 
 def _is_text(value: Any) -> bool:

@@ -13,7 +13,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
 from pyg_accel.formula import Operand
+from pyg_accel.record.about import ABOUT, WRITES, About
 from pyg_accel.record.calls import Calls
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
@@ -31,11 +32,9 @@ from pyg_accel.record.guard import (
 )
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["ABOUT", "WRITES", "About", "Recorder", "perform", "quiet", "running_recorder"]
+__all__ = ["Recorder", "perform", "quiet", "running_recorder"]
 
 T = TypeVar("T")
-ABOUT = "about"  # key of the metadata of nodes: an `About`
-WRITES = "writes"  # key of the metadata of nodes: the memory that they change in place
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 # Functions whose result nobody reads leave no trace: what a message collects and does not use.
@@ -46,31 +45,8 @@ _WITHOUT_EFFECT = frozenset({
 _ASKED = frozenset({
     "requires_grad", "is_contiguous", "stride", "storage_offset", "__repr__", "__format__",
 })  # fmt: skip
-# What this package asks of tensors, to know them again.
 _IDENTITY = frozenset({"_version", "untyped_storage", "_base", "data_ptr", "is_inference"})
 _SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # type: ignore[attr-defined]
-
-
-class About(NamedTuple):
-    """What is known of a tensor of a recorded call.
-
-    Attributes:
-        shape: its sizes in that call.
-        dtype: its dtype.
-        learns: it requires a gradient.
-        memory: what tensors that share memory have in common.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    learns: bool
-    memory: int
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "About":
-        """Look at a tensor."""
-        with torch._C.DisableTorchFunction():
-            return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, memory_of(tensor))
 
 
 class _Running(threading.local):

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from pyg_accel.formula import Binary, Formula, Operand, map_operands, operands_of, parse
-from pyg_accel.record.recorder import ABOUT
+from pyg_accel.record.about import ABOUT
 from pyg_accel.rewrite.nodes import called
 
 __all__ = ["Attention", "ScoreOperand", "read_attention"]

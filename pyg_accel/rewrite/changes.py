@@ -2,7 +2,7 @@
 
 from torch import fx
 
-from pyg_accel.record.recorder import WRITES
+from pyg_accel.record.about import WRITES
 from pyg_accel.rewrite.nodes import facts_of
 
 __all__ = ["Changes"]

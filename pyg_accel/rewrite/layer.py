@@ -20,8 +20,9 @@ from pyg_accel.patching.api import OverrideHandle
 from pyg_accel.patching.programs import Attempt, Programs, attempt, find, unrecordable
 from pyg_accel.patching.reasons import forced, is_active
 from pyg_accel.patching.sampling import in_force, refuse_training
+from pyg_accel.record.about import ABOUT
 from pyg_accel.record.program import LayerProgram
-from pyg_accel.record.recorder import ABOUT, perform
+from pyg_accel.record.recorder import perform
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.halos import EXCHANGES, Halos, halos_of
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of

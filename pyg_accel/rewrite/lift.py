@@ -18,7 +18,7 @@ from torch import fx
 
 from pyg_accel import ops
 from pyg_accel.cbsr import CBSR
-from pyg_accel.record.recorder import About
+from pyg_accel.record.about import About
 from pyg_accel.rewrite.attention import Attention
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.changes import Changes
@@ -163,7 +163,7 @@ class _Reading(Messages):
                 self._attentions, self._maps,
                 {new: widths[old] for old, new in found.sizes.items() if old in widths}
                 | {s: n for s, n in self._widths.items() if s == "k"},
-                frozenset(n for n, e in known.items() if e.leaf.name[0] == "e"), self._sample,
+                frozenset(n for n, e in known.items() if e.leaf.name[0] == "e"), self._sampling,
                 next(iter(self._exchanges), None),
             )  # fmt: skip
 

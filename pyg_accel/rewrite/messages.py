@@ -53,7 +53,7 @@ class Messages(Leaves):
         self._cols: Any = None
         self._target: Any = None
         self._attentions: dict[str, Attention] = {}
-        self._sample: dict[str, Any] | None = None
+        self._sampling: dict[str, Any] | None = None
 
     def _note(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -79,12 +79,12 @@ class Messages(Leaves):
         edge_order: bool = False, **sample: Any,
     ) -> Expr | None:  # fmt: skip
         """A sum over a sample of each row; all of them are over the same."""
-        if not edge_order or not self._is_graph(graph) or self._sample not in (None, sample):
+        if not edge_order or not self._is_graph(graph) or self._sampling not in (None, sample):
             return None
         if weight is not None and len(facts_of(weight).shape) != 1:
             self._note("attention over samples of the edges")
             return None
-        self._sample = sample
+        self._sampling = sample
         source = Operand("u", 0)
         formula: Formula = source if weight is None else Binary("mul", source, Operand("e", 1))
         operands = [x] if weight is None else [x, weight]
@@ -201,7 +201,7 @@ class Messages(Leaves):
         self, graph: fx.Node, term: Term, expr: Expr, sides: dict[str, list[tuple[fx.Node, bool]]]
     ) -> Expr | None:
         """Features of the targets, once for each edge of theirs."""
-        if sides["u"] or sides["v"] or expr.rows != "N" or self._sample is not None:
+        if sides["u"] or sides["v"] or expr.rows != "N" or self._sampling is not None:
             return None
         matrix, dtype = self._matrix(graph, sides["e"]), self._dtype
         source = self._emitted(matrix)

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import fx
 
+from pyg_accel.record.about import ABOUT
 from pyg_accel.record.edge_tensors import name_of
-from pyg_accel.record.recorder import ABOUT
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["Learning", "called", "facts_of", "features_of", "lasts"]

@@ -11,7 +11,7 @@ from torch_geometric.utils import add_remaining_self_loops
 
 from pyg_accel import ops
 from pyg_accel.graph import Graph
-from pyg_accel.record.recorder import ABOUT
+from pyg_accel.record.about import ABOUT
 from pyg_accel.rewrite.builder import Builder, Edges
 from pyg_accel.rewrite.changes import Changes
 from pyg_accel.rewrite.nodes import called, lasts
