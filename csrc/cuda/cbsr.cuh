@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "cuda/cbsr.h"
+#include "cuda/rounded.cuh"
 #include "cuda/warp.cuh"
 
 namespace pyg_accel {
@@ -60,16 +61,6 @@ __device__ inline uint32_t bits_of(T x) {
 template <typename T>
 __device__ inline float float_of(uint32_t bits) {
   return static_cast<float>(value_of<T>(bits));
-}
-
-template <typename T>
-__device__ inline T rounded(float x) {
-  if constexpr (std::is_same_v<T, __half>)
-    return __float2half(x);
-  else if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    return __float2bfloat16(x);
-  else
-    return x;
 }
 
 template <typename T>

@@ -9,6 +9,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "cuda/rounded.cuh"
 #include "cuda/row_spmm.h"
 #include "cuda/warp.cuh"
 
@@ -22,16 +23,6 @@ template <typename T, int kVector>
 struct alignas(kVector * sizeof(T)) Vector {
   T at[kVector];
 };
-
-template <typename T>
-__device__ inline T round_to(float x) {
-  if constexpr (std::is_same_v<T, __half>)
-    return __float2half(x);
-  else if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    return __float2bfloat16(x);
-  else
-    return x;
-}
 
 // A sum, or the largest of a column so far and the entry that it is of.
 template <typename Index, RowReduce kReduce>
@@ -90,7 +81,7 @@ __device__ inline void store_row(const RowSpmmArgs& a,
       value = a.mean && degree > 1 ? value / static_cast<float>(degree) : value;
     else
       value = degree == 0 ? 0.f : a.smallest ? -value : value;
-    out.at[i] = round_to<T>(value);
+    out.at[i] = rounded<T>(value);
     if constexpr (kReduce == RowReduce::kWinners) {
       const Index at = columns[i].at;
       winner.at[i] = at < 0 || !a.winner_of ? at : static_cast<const Index*>(a.winner_of)[at];
