@@ -1,6 +1,7 @@
 """A call, taken apart: its arguments, the modes in force, and the modules that take part."""
 
 import copy
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
@@ -48,7 +49,7 @@ def naming(
         yield
         failed = False
     finally:
-        if failed:
+        if failed and isinstance(sys.exc_info()[1], Exception):  # an interrupt stays one
             check_arguments({**dict(zip(names_of(function), args, strict=False)), **kwargs})
 
 
