@@ -12,10 +12,10 @@ from pyg_accel.derived import derived, find, keep
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.operator import define
 
-__all__ = ["CompiledGraph", "graph_of", "is_built_ahead", "keep_graph", "looped_graph_of"]
+__all__ = ["CompiledGraph", "graph_of", "is_built_ahead", "keep_graph"]
 
 _AHEAD = "built ahead"  # key of graphs that were built before anything asked for them
-_ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target, bool loops=False"
+_ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target"
 
 
 def graph_of(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> Graph:
@@ -47,37 +47,10 @@ def is_built_ahead(edge_index: Tensor) -> bool:
     return find((edge_index,), _AHEAD) is not None
 
 
-def looped_graph_of(edge_index: Tensor, num_nodes: int, target: int) -> Graph:
-    """Return a graph with one self-loop at every node, from the cache if it can.
-
-    The number of existing loops is unknown without reading the edges. So that there are always
-    E + N entries, they become those of a row of their own behind the others, and all N are added.
-
-    Args:
-        edge_index: [2, E].
-        num_nodes: N.
-        target: row of edge_index that holds the target nodes.
-
-    Returns:
-        N + 1 rows; ``perm`` refers to the edges of edge_index followed by a loop a node.
-    """
-
-    def make() -> Graph:
-        rows, cols = edge_index[target], edge_index[1 - target]
-        ids = torch.arange(num_nodes, dtype=rows.dtype, device=rows.device)
-        rows = torch.cat([torch.where(rows == cols, num_nodes, rows), ids])
-        edges = torch.stack([torch.cat([cols, ids]), rows])
-        return Graph.from_edge_index(edges, (num_nodes, num_nodes + 1))
-
-    return derived((edge_index,), ("looped, with a row for loops", target, num_nodes), make)
-
-
 class CompiledGraph(Graph):
     """The graph of an edge_index that is known by its shape only, while a compiler looks."""
 
-    def __init__(
-        self, edge_index: Tensor, num_rows: int, num_cols: int, target: int, *, loops: bool = False
-    ) -> None:
+    def __init__(self, edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> None:
         """Put the operator into the compiled graph.
 
         Args:
@@ -85,9 +58,8 @@ class CompiledGraph(Graph):
             num_rows: number of target nodes.
             num_cols: number of source nodes.
             target: row of edge_index that holds the target nodes.
-            loops: with a self-loop at every node and a row more, see :func:`looped_graph_of`.
         """
-        self._args = (edge_index, num_rows, num_cols, target, loops)
+        self._args = (edge_index, num_rows, num_cols, target)
         rowptr, col, perm = torch.ops.pyg_accel.csr(*self._args)
         self._hold(rowptr, col, perm, num_cols, sorted=True)
 
@@ -109,46 +81,33 @@ def _narrow(csr: CSR) -> tuple[Tensor, Tensor, Tensor]:
     return csr.rowptr.clone(), csr.col.clone(), eid.to(torch.int32, copy=True)
 
 
-def _graph(edge_index: Tensor, num_rows: int, num_cols: int, target: int, *, loops: bool) -> Graph:
-    if loops:
-        return looped_graph_of(edge_index, num_rows, target)
-    return graph_of(edge_index, num_rows, num_cols, target)
-
-
 def _csr(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    graph = _graph(edge_index, num_rows, num_cols, target, loops=loops)
-    return _narrow(graph.csr(edge_order=True))
+    return _narrow(graph_of(edge_index, num_rows, num_cols, target).csr(edge_order=True))
 
 
 def _csr_transposed(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False,
-    edge_order: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    graph = _graph(edge_index, num_rows, num_cols, target, loops=loops)
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int, edge_order: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    graph = graph_of(edge_index, num_rows, num_cols, target)
     return _narrow(graph.transposed(edge_order=edge_order))
 
 
 def _fake(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(edge_index, num_rows + int(loops), _entries(edge_index, num_rows, loops=loops))
+    return _empty(edge_index, num_rows)
 
 
 def _fake_transposed(
-    edge_index: Tensor, num_rows: int, num_cols: int, target: int, loops: bool = False,
-    edge_order: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _empty(edge_index, num_cols, _entries(edge_index, num_rows, loops=loops))
+    edge_index: Tensor, num_rows: int, num_cols: int, target: int, edge_order: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty(edge_index, num_cols)
 
 
-def _entries(edge_index: Tensor, num_rows: int, *, loops: bool) -> int:
-    # torch 2.11 multiplies no bool by a symbolic number.
-    return edge_index.size(1) + num_rows if loops else edge_index.size(1)
-
-
-def _empty(like: Tensor, rows: int, entries: int) -> tuple[Tensor, Tensor, Tensor]:
+def _empty(like: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    entries = like.size(1)
     sizes = (rows + 1, entries, entries)
     rowptr, col, eid = (like.new_empty(n, dtype=torch.int32) for n in sizes)
     return rowptr, col, eid

@@ -290,13 +290,10 @@ def rewritten_graph(
 
 def _precisions(program: LayerProgram) -> set[torch.dtype]:
     """The precisions that meet in a call: the order of products may change that of the result."""
-    given = [n.meta[ABOUT].dtype for n in program.graph.nodes
-             if n.op in ("placeholder", "get_attr") and ABOUT in n.meta]  # fmt: skip
-    made = [region_dtype for region_dtype in given if region_dtype.is_floating_point]
-    if torch._C._is_any_autocast_enabled():
-        made += [torch.get_autocast_dtype(d) for d in ("cpu", "cuda")
-                 if torch.is_autocast_enabled(d)]  # fmt: skip
-    return set(made)
+    given = {n.meta[ABOUT].dtype for n in program.graph.nodes
+             if n.op in ("placeholder", "get_attr") and ABOUT in n.meta}  # fmt: skip
+    cast = {torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
+    return {dtype for dtype in given if dtype.is_floating_point} | cast
 
 
 class _Values:

@@ -145,12 +145,10 @@ CALLS = {
     "csr": {
         "edges": lambda: (EDGES, 5, 4, 1),
         "turned": lambda: (EDGES, 4, 5, 0),
-        "loops": lambda: (EDGES, 4, 4, 1, True),
     },
     "csr_transposed": {
         "edges": lambda: (EDGES, 5, 4, 1),
         "turned": lambda: (EDGES, 4, 5, 0),
-        "loops": lambda: (EDGES, 4, 4, 1, True, False),
     },
 }
 

@@ -6,7 +6,6 @@ from torch import Tensor
 from torch_geometric import nn
 
 from pyg_accel import layers, optimize
-from pyg_accel.ops.csr import looped_graph_of
 
 pytestmark = pytest.mark.slow
 F = 6
@@ -164,18 +163,3 @@ def test_exports_and_traces_run_without_this_package():
     assert not any("pyg_accel" in str(node.target) for node in exported.graph.nodes)
     for run in (exported.module(), torch.jit.trace(fast, (x, edge_index))):
         torch.testing.assert_close(run(x, edge_index), model(x, edge_index))
-
-
-@pytest.mark.parametrize("target", [0, 1])
-def test_loops_that_are_there_get_a_row_of_their_own(target):
-    edges = torch.tensor([[0, 1, 1, 2, 2], [1, 1, 0, 2, 2]])
-    graph = looped_graph_of(edges, 4, target)
-    assert graph.num_rows == 5
-    assert graph.num_edges == 5 + 4
-    dense = torch.zeros(5, 4)
-    rows = torch.arange(5).repeat_interleave(graph.degree.long())
-    dense.index_put_((rows, graph.col.long()), torch.ones(9), accumulate=True)
-    expected = torch.eye(4)
-    expected[1, 0] = expected[0, 1] = 1
-    assert torch.equal(dense[:4], expected)
-    assert dense[4].tolist() == [0, 1, 2, 0]
