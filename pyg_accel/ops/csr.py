@@ -60,7 +60,7 @@ class CompiledGraph(Graph):
             target: row of edge_index that holds the target nodes.
         """
         self._args = (edge_index, num_rows, num_cols, target)
-        rowptr, col, perm = torch.ops.pyg_accel.csr(*self._args)
+        rowptr, col, perm = torch.ops.pyg_accel.coo_to_csr(*self._args)
         self._hold(rowptr, col, perm, num_cols, sorted=True)
 
     @property
@@ -70,7 +70,7 @@ class CompiledGraph(Graph):
 
     def transposed(self, *, edge_order: bool = False) -> CSR:
         """Return the arrays of the transposed graph."""
-        rowptr, col, eid = torch.ops.pyg_accel.csr_transposed(*self._args, edge_order)
+        rowptr, col, eid = torch.ops.pyg_accel.coo_to_csc(*self._args, edge_order)
         return CSR(rowptr, col, eid, self.num_rows, True)
 
 
@@ -113,8 +113,8 @@ def _empty(like: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     return rowptr, col, eid
 
 
-define(f"csr({_ARGS}) -> (Tensor, Tensor, Tensor)", _csr, _fake)
+define(f"coo_to_csr({_ARGS}) -> (Tensor, Tensor, Tensor)", _csr, _fake)
 define(
-    f"csr_transposed({_ARGS}, bool edge_order=True) -> (Tensor, Tensor, Tensor)",
+    f"coo_to_csc({_ARGS}, bool edge_order=True) -> (Tensor, Tensor, Tensor)",
     _csr_transposed, _fake_transposed,
 )  # fmt: skip

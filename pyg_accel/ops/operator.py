@@ -43,6 +43,9 @@ def define(
 ) -> None:
     """Register an operator.
 
+    An operator whose arguments change takes another name: inductor's cache on disk looks graphs up
+    by the names of their operators, and code that it wrote for an older release would be run.
+
     Args:
         schema: name, arguments and results, as ``torch.library`` writes them.
         run: computes the results.

@@ -26,19 +26,19 @@ def test_the_arrays_give_back_the_edges(case, target):
 
 def test_the_graph_is_built_once_for_both_directions_and_cannot_be_changed(stored_graphs):
     edges, before = torch.randint(0, 9, (2, 30)), stored_graphs()
-    first = torch.ops.pyg_accel.csr(edges, 9, 9, 1)
+    first = torch.ops.pyg_accel.coo_to_csr(edges, 9, 9, 1)
     expected = [t.clone() for t in first]
-    torch.ops.pyg_accel.csr_transposed(edges, 9, 9, 1)
+    torch.ops.pyg_accel.coo_to_csc(edges, 9, 9, 1)
     for t in first:
         t.zero_()
-    again = torch.ops.pyg_accel.csr(edges, 9, 9, 1)
+    again = torch.ops.pyg_accel.coo_to_csr(edges, 9, 9, 1)
     assert stored_graphs() == before + 1
     assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
 
 
 def test_ids_beyond_the_sizes_are_refused():
     with pytest.raises(IndexError, match="outside of"):
-        torch.ops.pyg_accel.csr(torch.tensor([[0], [7]]), 3, 3, 1)
+        torch.ops.pyg_accel.coo_to_csr(torch.tensor([[0], [7]]), 3, 3, 1)
 
 
 def test_a_graph_and_its_products_can_be_traced_with_symbolic_sizes():

@@ -142,11 +142,11 @@ CALLS = {
             ["sum", "none"],
         ),
     },
-    "csr": {
+    "coo_to_csr": {
         "edges": lambda: (EDGES, 5, 4, 1),
         "turned": lambda: (EDGES, 4, 5, 0),
     },
-    "csr_transposed": {
+    "coo_to_csc": {
         "edges": lambda: (EDGES, 5, 4, 1),
         "turned": lambda: (EDGES, 4, 5, 0),
     },
