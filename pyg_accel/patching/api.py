@@ -12,6 +12,7 @@ from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import (
     hetero,
     layers,
+    loaders,
     ordered,
     overrides,
     programs,
@@ -36,6 +37,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "remember": propagate._pyg_accel_read,
     "relations": relations.forward,
     "hetero": hetero.forward,
+    "sampler": loaders.construct,
+    "sample": loaders.sample,
     "scatter": readouts.scatter,
     "segment": readouts.segment,
     "to_dense_batch": ordered.to_dense_batch,

@@ -19,6 +19,8 @@ whoever imported a function before reaches the hook as well. These functions are
 * while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
   HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
+* ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, and its
+  ``__init__``.
 
 Two methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and
 its hooks, for only inside of it results are remembered; and the one that compilers ask.
@@ -37,6 +39,7 @@ from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
+from torch_geometric.sampler import NeighborSampler
 
 from pyg_accel.patching.running import running
 
@@ -86,6 +89,8 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (QuantileAggregation, "forward", "quantile", True),
     (RGCNConv, "forward", "relations", False),
     (HeteroConv, "forward", "hetero", True),
+    (NeighborSampler, "__init__", "sampler", True),
+    (NeighborSampler, "_sample", "sample", True),
 )
 
 # The methods that MessagePassing gets, and their hooks.
