@@ -416,7 +416,7 @@ std::tuple<std::vector<Tensor>, Tensor, std::string> neighbor_sample(
           fault = "expected 'seed' to hold ids of nodes that exist";
           return;
         }
-        sampler.types.back().positions.append(static_cast<I>(ids[i]), batch++);
+        sampler.types.back().positions.append(static_cast<I>(ids[i]), disjoint ? batch++ : 0);
       }
     }
     for (size_t i = 0; i < num_relations; ++i) {

@@ -186,10 +186,13 @@ def _run(
     nodes = {kind: (next(each), next(each)) for kind in types}
     first, *hops = _hops(counts.tolist(), len(types), len(relations))
     return _Sampled(
-        *({k: found[i] for k, found in edges.items()} for i in range(3)),
-        *({kind: nodes[kind][i] for kind in graph.num_nodes} for i in range(2)),
-        {kind: [first[1][i], *(h[1][i] for h in hops)] for i, kind in enumerate(types)},
-        {k: [h[0][i] for h in hops] for i, k in enumerate(relations)},
+        {k: row for k, (row, _, _) in edges.items()},
+        {k: col for k, (_, col, _) in edges.items()},
+        {k: edge for k, (_, _, edge) in edges.items()},
+        {kind: nodes[kind][0] for kind in graph.num_nodes},
+        {kind: nodes[kind][1] for kind in graph.num_nodes},
+        {kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)},
+        {k: [counted[i] for counted, _ in hops] for i, k in enumerate(relations)},
     )
 
 

@@ -1,4 +1,4 @@
-"""PyG's own tests of its layers, aggregations and models, stock and under ``patch()``.
+"""PyG's own tests of its layers, aggregations, models and loaders, stock and under ``patch()``.
 
 ``PYG_SRC`` names a checkout of PyG at the installed version. What passes stock must pass patched.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = ("test/nn/conv", "test/nn/aggr", "test/nn/models")
+FOLDERS = ("test/nn/conv", "test/nn/aggr", "test/nn/models", "test/loader", "test/sampler")
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
