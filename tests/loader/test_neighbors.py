@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chi2, chisquare
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NeighborSampler
@@ -112,10 +112,10 @@ def test_int32_graphs_give_int32_results():
 
 def test_all_neighbours_are_those_of_torch_sparse():
     pytest.importorskip("torch_sparse")
-    sampler = NeighborSampler(random_data(), [-1, -1])
-    seeds = torch.randperm(N)[:9]
+    data, seeds = random_data(), torch.randperm(N)[:9]
     for induced in (False, True):
-        sampler.subgraph_type = "induced" if induced else "directional"
+        kind = "induced" if induced else "directional"
+        sampler = NeighborSampler(data, [-1, -1], subgraph_type=kind)
         out = sampler._sample(seeds)
         node, row, col, edge = torch.ops.torch_sparse.neighbor_sample(
             sampler.colptr, sampler.row, seeds, [-1, -1], False, not induced
@@ -230,8 +230,6 @@ def test_edges_and_pairs_are_drawn_uniformly(degree: int, k: int):
 
 
 def chi_square_limit(freedom: int) -> float:
-    from scipy.stats import chi2
-
     return float(chi2.ppf(0.999, freedom))
 
 
