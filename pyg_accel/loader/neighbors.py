@@ -207,8 +207,8 @@ _WEIGHTS = (torch.float32, torch.float64)
 
 
 def _checked_seed(ids: Tensor) -> Tensor:
-    if ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8,
-                                           torch.uint8):  # fmt: skip
+    integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    if ids.dim() != 1 or not (integers or ids.numel() == 0):
         raise ValueError(f"expected 'seed' to be a vector of integers (got {_shown(ids)})")
     return _on_cpu(ids.to(torch.int64))
 
