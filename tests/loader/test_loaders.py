@@ -162,8 +162,10 @@ def test_an_index_may_be_a_mask_and_data_a_sparse_matrix(data: Data):
 
 @pytest.mark.full
 def test_workers_that_are_not_forked_patch_when_they_begin(data: Data):
-    loader = NeighborLoader(data, [3], batch_size=100, num_workers=1,
-                            multiprocessing_context="spawn", worker_init_fn=patch_worker)  # fmt: skip
+    loader = NeighborLoader(
+        data, [3], batch_size=100, num_workers=1, multiprocessing_context="spawn",
+        worker_init_fn=patch_worker,
+    )  # fmt: skip
     for batch in loader:
         assert_of(data, batch)
 
