@@ -120,9 +120,9 @@ def main() -> None:
     options = results.parser(
         __doc__, quick="one named graph, few widths", minutes=60.0
     ).parse_args()
-    costs = results.Rows("kernels/rows_host", options, "cuda")
+    costs = results.Rows("kernels/gpu_rows_host", options, "cuda")
     costs.add(host(), show=True)
-    rows = results.Rows("kernels/rows", options, "cuda")
+    rows = results.Rows("kernels/gpu_rows", options, "cuda")
     deadline = time.monotonic() + 60 * options.minutes
     for name in results.each([*SIZES, *(NAMES[:1] if options.quick else NAMES)], unit="graph"):
         for row in kernels(graph_of(name), options.quick):
