@@ -1,6 +1,6 @@
 """What patch() does with every layer in every mode: formula, backend, and how the call runs.
 
-    python -m benchmarks.layer_modes
+    python -m benchmarks.layers.modes
 
 writes tests/layer_modes.csv, a row per layer, option and mode, which tests/test_layer_modes.py
 compares with what happens: a row may improve, and never lose. Sizes do not matter (``always``); the

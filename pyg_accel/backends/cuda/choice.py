@@ -3,7 +3,7 @@
 A window of more rows shares more of what it fetches and multiplies more zeros. Tensor Cores pay for
 every column of a tile and for every entry that is written into it, CUDA cores for every entry; both
 prices, as parts of what CUDA cores alone would take, are in ``choice.json``, which
-``python -m benchmarks.tc_sweep --fit`` writes.
+``python -m benchmarks.kernels.tensor_cores --fit`` writes.
 """
 
 import json
