@@ -12,6 +12,7 @@ graph is small and on the CPU. Columns:
 - ``formula``, ``backend``, ``reason``: those of ``report()``; of a call that fails what it raises.
 """
 
+import argparse
 import contextlib
 import csv
 import dataclasses
@@ -137,6 +138,7 @@ def recorded() -> dict[tuple[str, str, str], Row]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     settings.always, settings.tuning = True, ""
     torch.set_num_threads(1)
     with pyg_accel.patched():
