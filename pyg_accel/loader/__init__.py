@@ -1,0 +1,1 @@
+"""Batches: neighbour sampling, and the collation of many small graphs."""

@@ -1,0 +1,132 @@
+"""Graphs of an ``InMemoryDataset`` by their numbers, which become a batch without being separated.
+
+The dataset holds all graphs as one: an attribute of a batch is one ``index_select`` of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, Dataset, InMemoryDataset
+from torch_geometric.data.storage import N_KEYS
+from torch_geometric.utils import cumsum
+
+from pyg_accel.loader.collate import (
+    STOCK_CAT_DIM,
+    STOCK_INC,
+    are_dense,
+    batch_of,
+    is_shifted,
+    shared_like,
+    shifted,
+)
+
+__all__ = ["Selected", "select"]
+
+
+class Selected(Sequence[Any]):
+    """Items of a dataset, each made when it is asked for."""
+
+    def __init__(self, dataset: InMemoryDataset, index: Sequence[int], counted: str) -> None:
+        """Note them; use :func:`select`.
+
+        Args:
+            dataset: holds the graphs.
+            index: their numbers among the items of the dataset.
+            counted: attribute that has a row per node.
+        """
+        self._dataset, self._index, self._counted = dataset, index, counted
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._index)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return one of them, or some as a list."""
+        if isinstance(at, slice):
+            return [self._dataset[i] for i in self._index[at]]
+        return self._dataset[self._index[at]]
+
+    def collate(
+        self,
+        cls: type,
+        add_batch: bool = True,
+        follow_batch: Iterable[str] | None = None,
+        exclude_keys: Iterable[str] | None = None,
+    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Collate all of them; see :func:`~pyg_accel.loader.collate.collate`."""
+        data: Any = self._dataset._data
+        where: dict[str, Tensor] = self._dataset.slices  # type: ignore[assignment]
+        numbers = self._dataset.indices()
+        index = torch.tensor([numbers[i] for i in self._index])
+        out: Any = cls(_base_cls=type(data))
+        followed, excluded = set(follow_batch or ()), set(exclude_keys or ())
+        device: torch.device | None = None
+        all_slices: dict[str, Any] = {}
+        all_incs: dict[str, Any] = {}
+        nodes = cumsum(_sizes(where[self._counted], index))
+        for name in (name for name in where if name in data and name not in excluded):
+            value, sizes = data[name], _sizes(where[name], index)
+            slices = cumsum(sizes)
+            if not isinstance(value, Tensor):
+                out[name] = [value[i] for i in index.tolist()]
+                all_slices[name], all_incs[name] = slices, None
+            else:
+                device = value.device if value.is_cuda else device
+                dim = data.__cat_dim__(name, value)
+                incs = nodes[:-1] if is_shifted(name) else torch.zeros_like(sizes)
+                rows = _rows(where[name][index], sizes, slices, value.device)
+                shared = shared_like(value, dim, int(slices[-1]))
+                joined = torch.index_select(value, dim, rows, out=shared)
+                out[name] = shifted(joined, incs, sizes, dim) if is_shifted(name) else joined
+                all_slices[name], all_incs[name] = slices, incs
+            if name in followed:
+                out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(slices, device)
+        if add_batch:
+            out.batch, out.ptr = batch_of(nodes, device)
+        return out, all_slices, all_incs
+
+
+def select(dataset: InMemoryDataset, index: Sequence[int]) -> Sequence[Any]:
+    """Return items of a dataset: as a list, where they cannot be collated without being made."""
+    counted = _counted(dataset)
+    if not counted or not index:
+        return [dataset[i] for i in index]
+    return Selected(dataset, index, counted)
+
+
+def _counted(dataset: InMemoryDataset) -> str:
+    """The attribute that has a row per node, if the items are what the dataset's tensors say."""
+    cls, data, where = type(dataset), dataset._data, dataset.slices
+    stock = cls.get is InMemoryDataset.get and cls.__getitem__ is Dataset.__getitem__
+    if not stock or dataset.transform is not None or type(data) is not Data or not where:
+        return ""
+    store = data._store
+    if type(data).__inc__ not in STOCK_INC or type(data).__cat_dim__ not in STOCK_CAT_DIM:
+        return ""
+    names = [name for name in where if name in store._mapping]
+    if len(names) < len(store._mapping) or "ptr" in names or "_num_nodes" in vars(store):
+        return ""
+    for name in names:
+        value = store._mapping[name]
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            continue
+        known = are_dense([value]) and value.dim() > 0 and "batch" not in name
+        if not known or where[name].dim() != 1 or (is_shifted(name) and value.dtype != torch.long):
+            return ""
+    return next((name for name in names if name in N_KEYS), "")
+
+
+def _sizes(where: Tensor, index: Tensor) -> Tensor:
+    """How long the parts of the graphs are: [B]."""
+    return where[index + 1] - where[index]
+
+
+def _rows(begin: Tensor, sizes: Tensor, slices: Tensor, device: torch.device) -> Tensor:
+    """The rows of parts of a tensor, one part behind the other."""
+    offset = (begin - slices[:-1]).to(device)
+    total = int(slices[-1])
+    return torch.arange(total, device=device).add_(
+        offset.repeat_interleave(sizes.to(device), output_size=total)
+    )
