@@ -26,7 +26,6 @@ __all__ = [
     "collate",
     "is_shifted",
     "shared_like",
-    "shifted",
 ]
 
 STOCK_INC = (Data.__inc__, HeteroData.__inc__)
@@ -90,7 +89,7 @@ class _Group:
             return joined, slices, None
         incs = self.increments(name, values)
         if incs.dim() > 1 or int(incs[-1]) != 0:
-            joined = shifted(joined, incs, sizes, dim or 0)
+            joined = _shifted(joined, incs, sizes, dim or 0)
         return joined, slices, incs
 
 
@@ -184,7 +183,7 @@ def shared_like(like: Tensor, dim: int, size: int) -> Tensor | None:
     return like.new(storage).resize_(shape)
 
 
-def shifted(value: Tensor, incs: Tensor, sizes: Tensor, dim: int) -> Tensor:
+def _shifted(value: Tensor, incs: Tensor, sizes: Tensor, dim: int) -> Tensor:
     """Add a number per graph, or with [B, 2, 1] one per graph and row, in place.
 
     Args:

@@ -19,10 +19,9 @@ from pyg_accel.loader.collate import (
     batch_of,
     is_shifted,
     shared_like,
-    shifted,
 )
 
-__all__ = ["Selected", "select"]
+__all__ = ["Selected", "is_selectable", "select"]
 
 
 class Selected(Sequence[Any]):
@@ -65,27 +64,68 @@ class Selected(Sequence[Any]):
         device: torch.device | None = None
         all_slices: dict[str, Any] = {}
         all_incs: dict[str, Any] = {}
-        nodes = cumsum(_sizes(where[self._counted], index))
+        parts = _Parts(index)
+        nodes = parts.of(where[self._counted], None).slices
         for name in (name for name in where if name in data and name not in excluded):
-            value, sizes = data[name], _sizes(where[name], index)
-            slices = cumsum(sizes)
-            if not isinstance(value, Tensor):
-                out[name] = [value[i] for i in index.tolist()]
-                all_slices[name], all_incs[name] = slices, None
-            else:
+            value = data[name]
+            if isinstance(value, Tensor):
+                part = parts.of(where[name], value.device)
                 device = value.device if value.is_cuda else device
-                dim = data.__cat_dim__(name, value)
-                incs = nodes[:-1] if is_shifted(name) else torch.zeros_like(sizes)
-                rows = _rows(where[name][index], sizes, slices, value.device)
-                shared = shared_like(value, dim, int(slices[-1]))
-                joined = torch.index_select(value, dim, rows, out=shared)
-                out[name] = shifted(joined, incs, sizes, dim) if is_shifted(name) else joined
-                all_slices[name], all_incs[name] = slices, incs
+                dim, incs = data.__cat_dim__(name, value), torch.zeros_like(nodes[:-1])
+                shared = shared_like(value, dim, part.rows.numel())
+                out[name] = torch.index_select(value, dim, part.rows, out=shared)
+                if is_shifted(name):
+                    incs = nodes[:-1].clone()
+                    out[name] += incs.to(value.device)[part.graph]
+                all_incs[name] = incs
+            else:
+                part = parts.of(where[name], None)
+                out[name], all_incs[name] = [value[i] for i in index.tolist()], None
+            all_slices[name] = part.slices.clone()
             if name in followed:
-                out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(slices, device)
+                out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(part.slices, device)
         if add_batch:
             out.batch, out.ptr = batch_of(nodes, device)
         return out, all_slices, all_incs
+
+
+class _Part:
+    """The rows that some graphs have of attributes whose slices are the same.
+
+    Attributes:
+        begin: [B], where each graph begins in the dataset.
+        slices: [B + 1], where it begins in the batch.
+        rows: of the dataset, in the order of the batch.
+        graph: of the batch, by row.
+    """
+
+    def __init__(self, begin: Tensor, sizes: Tensor, device: torch.device | None) -> None:
+        self.begin, self.slices, self.device = begin, cumsum(sizes), device
+        if device is not None:
+            total = int(self.slices[-1])
+            offset, sizes = (begin - self.slices[:-1]).to(device), sizes.to(device)
+            graph = torch.arange(sizes.numel(), device=device)
+            self.graph = graph.repeat_interleave(sizes, output_size=total)
+            self.rows = offset[self.graph].add_(torch.arange(total, device=device))
+
+
+class _Parts:
+    """Makes each part once: attributes of nodes have equal slices, and those of edges."""
+
+    def __init__(self, index: Tensor) -> None:
+        self._index, self._next = index, index + 1
+        self._known: list[_Part] = []
+
+    def of(self, where: Tensor, device: torch.device | None) -> _Part:
+        """Return the part of attributes with these slices, which lie on a device."""
+        begin, end = where[self._index], where[self._next]
+        sizes = end - begin
+        for part in self._known:
+            same = part.device == device and torch.equal(part.begin, begin)
+            if same and torch.equal(part.slices.diff(), sizes):
+                return part
+        self._known.append(_Part(begin, sizes, device))
+        return self._known[-1]
 
 
 def select(dataset: InMemoryDataset, index: Sequence[int]) -> Sequence[Any]:
@@ -94,6 +134,11 @@ def select(dataset: InMemoryDataset, index: Sequence[int]) -> Sequence[Any]:
     if not counted or not index:
         return [dataset[i] for i in index]
     return Selected(dataset, index, counted)
+
+
+def is_selectable(dataset: InMemoryDataset) -> bool:
+    """Whether :func:`select` makes no items of a dataset."""
+    return bool(_counted(dataset))
 
 
 def _counted(dataset: InMemoryDataset) -> str:
@@ -116,17 +161,3 @@ def _counted(dataset: InMemoryDataset) -> str:
         if not known or where[name].dim() != 1 or (is_shifted(name) and value.dtype != torch.long):
             return ""
     return next((name for name in names if name in N_KEYS), "")
-
-
-def _sizes(where: Tensor, index: Tensor) -> Tensor:
-    """How long the parts of the graphs are: [B]."""
-    return where[index + 1] - where[index]
-
-
-def _rows(begin: Tensor, sizes: Tensor, slices: Tensor, device: torch.device) -> Tensor:
-    """The rows of parts of a tensor, one part behind the other."""
-    offset = (begin - slices[:-1]).to(device)
-    total = int(slices[-1])
-    return torch.arange(total, device=device).add_(
-        offset.repeat_interleave(sizes.to(device), output_size=total)
-    )

@@ -13,6 +13,7 @@ from torch_geometric.data.separate import separate as stock_separate
 from torch_geometric.loader import DataLoader
 
 import pyg_accel
+from pyg_accel import loader
 from pyg_accel.loader import selected
 
 
@@ -186,9 +187,9 @@ def test_parts_of_a_dataset_give_the_batches_of_pyg(which):
     runs = []
     for patched in (False, True):
         torch.manual_seed(3)
-        loader = DataLoader(part, batch_size=3, shuffle=which == "shuffled")
+        batches = DataLoader(part, batch_size=3, shuffle=which == "shuffled")
         with pyg_accel.patched() if patched else torch.no_grad():
-            runs.append([parts(batch) for batch in loader])
+            runs.append([parts(batch) for batch in batches])
     assert_same(*runs)
 
 
@@ -205,10 +206,10 @@ def test_workers_give_the_batches_of_pyg():
 def test_a_collate_function_of_the_user_gets_the_items():
     dataset = Items([molecule() for _ in range(6)])
     with pyg_accel.patched():
-        loader = torch.utils.data.DataLoader(
+        batches = torch.utils.data.DataLoader(
             dataset, batch_size=3, collate_fn=lambda items: [item.num_nodes for item in items]
         )
-        assert [n for batch in loader for n in batch] == [item.num_nodes for item in dataset]
+        assert [n for batch in batches for n in batch] == [item.num_nodes for item in dataset]
 
 
 def test_graphs_of_a_batch_can_be_had_again():
@@ -257,3 +258,78 @@ def test_bad_items_raise_what_pyg_raises(bad):
             Batch.from_data_list(items)
         errors.append((info.type, str(info.value)))
     assert errors[0] == errors[1]
+
+
+DATASETS = {
+    "in memory": lambda: Items([molecule(smiles="C") for _ in range(10)]),
+    "a list": lambda: [molecule() for _ in range(10)],
+    "a subset": lambda: Subset(Items([molecule() for _ in range(10)]), [9, 0, 0, 4]),
+    "a part": lambda: Items([molecule() for _ in range(10)])[3:8],
+    "typed": lambda: [hetero() for _ in range(10)],
+    "transformed": lambda: Items([molecule() for _ in range(10)], transform=lambda d: d.clone()),
+}
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+@pytest.mark.parametrize("name", DATASETS)
+def test_batches_are_those_of_pyg(name, device):
+    dataset = DATASETS[name]()
+    options = {"batch_size": 4, "follow_batch": ["x"], "exclude_keys": ["y"]}
+    theirs = [parts(batch) for batch in DataLoader(dataset, **options)]
+    batches = loader.DataLoader(dataset, device=device, **options)
+    assert len(batches) == len(theirs)
+    for _ in range(2):
+        assert_same([parts(batch) for batch in batches], theirs)
+
+
+def test_it_shuffles_as_torch_does():
+    dataset, runs = DATASETS["in memory"](), []
+    for cls in (DataLoader, loader.DataLoader):
+        torch.manual_seed(1)
+        runs.append([parts(batch) for batch in cls(dataset, batch_size=3, shuffle=True)])
+    assert_same(*runs)
+
+
+def test_batches_are_on_the_device():
+    """The meta device has no data, so its batches tell where they were made."""
+    data = Items([Data(x=torch.randn(3, 2)) for _ in range(4)])
+    batches = loader.DataLoader(data, batch_size=2)
+    assert next(iter(batches)).x.device.type == "cpu"
+    typed = loader.DataLoader([hetero()], device="meta")
+    assert next(iter(typed))["user"].x.device.type == "meta"
+
+
+def test_the_dataset_stays_where_it_is():
+    data = Items([molecule() for _ in range(4)])
+    before = data._data.x
+    next(iter(loader.DataLoader(data, batch_size=2, device="cpu")))
+    assert data._data.x is before
+
+
+@pytest.mark.parametrize("option", [{"num_workers": 2}, {"pin_memory": True}])
+def test_what_a_gpu_cannot_use_is_refused(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        loader.DataLoader([molecule()], device="cuda", **option)
+
+
+def test_workers_and_patch_make_the_same_batches():
+    dataset = DATASETS["in memory"]()
+    theirs = [parts(batch) for batch in DataLoader(dataset, batch_size=4)]
+    with pyg_accel.patched():
+        assert_same(
+            [parts(b) for b in loader.DataLoader(dataset, batch_size=4, num_workers=1)], theirs
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", DATASETS)
+def test_batches_on_a_gpu_are_those_of_pyg(name):
+    dataset = DATASETS[name]()
+    theirs = [batch.to("cuda") for batch in DataLoader(dataset, batch_size=4)]
+    ours = [*loader.DataLoader(dataset, batch_size=4, device="cuda")]
+    assert_same([batch.to_dict() for batch in ours], [batch.to_dict() for batch in theirs])
+
+
+def test_an_empty_dataset_has_no_batches():
+    assert [*loader.DataLoader([], batch_size=2)] == [*DataLoader([], batch_size=2)] == []
