@@ -3,7 +3,7 @@
 The dataset holds all graphs as one: an attribute of a batch is one ``index_select`` of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Selected(Sequence[Any]):
             counted: attribute that has a row per node.
         """
         self._dataset, self._index, self._counted = dataset, index, counted
+        self._made: list[Any] | None = None  # once someone has asked for all of them
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -43,9 +44,15 @@ class Selected(Sequence[Any]):
 
     def __getitem__(self, at: Any) -> Any:
         """Return one of them, or some as a list."""
-        if isinstance(at, slice):
-            return [self._dataset[i] for i in self._index[at]]
+        if isinstance(at, slice) or self._made is not None:
+            return [*self][at]
         return self._dataset[self._index[at]]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return all of them, the same ones each time."""
+        if self._made is None:
+            self._made = [self._dataset[i] for i in self._index]
+        return iter(self._made)
 
     def collate(
         self,
