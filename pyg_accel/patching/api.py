@@ -12,6 +12,7 @@ from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import (
     hetero,
     layers,
+    loading,
     ordered,
     overrides,
     programs,
@@ -39,6 +40,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "segment": readouts.segment,
     "to_dense_batch": ordered.to_dense_batch,
     "quantile": ordered.quantile,
+    "collate": loading.collate,
+    "getitems": loading.getitems,
 }
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
