@@ -210,15 +210,12 @@ def _value_of(known: dict[str, Any], path: str, script: str) -> Any:
 
 def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
     """Run a suite of the checkout's ``benchmarks`` folder; other arguments are passed on to it."""
-    name = {
-        ("kernels", "cpu"): "benchmarks.kernels.cpu", ("kernels", "cuda"): "benchmarks.kernels.gpu",
-        ("epochs", "cpu"): "benchmarks.epochs.cpu", ("epochs", "cuda"): "benchmarks.epochs.gpu",
-        ("batches", "cuda"): "benchmarks.epochs.batches",
-    }.get((suite, device))  # fmt: skip
+    name = f"benchmarks.{suite}.{'gpu' if device == 'cuda' else 'cpu'}"
+    name = name.replace("batches.gpu", "epochs.batches")
     if find_spec("benchmarks") is None:
         print("python -m pyg_accel bench: run it in a checkout of pyg_accel", file=sys.stderr)
         return 2
-    if name is None:
+    if name == "benchmarks.batches.cpu":
         print(f"python -m pyg_accel bench: no suite '{suite}' for {device}", file=sys.stderr)
         return 2
     import_module(name).main(args)

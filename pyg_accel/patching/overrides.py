@@ -44,7 +44,7 @@ from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 from pyg_accel.patching.running import running
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "is_rendered",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_rendered",
     "rendering_reason", "template", "uninstall",
 ]  # fmt: skip
 
@@ -294,15 +294,6 @@ def rendering_reason(module: MessagePassing) -> str:
         advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
         _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])
     return _not_rendered[cls]
-
-
-def is_hooked(module: MessagePassing) -> bool:
-    """Return whether :func:`hook_reasons` has any; it is asked in every call."""
-    own = vars(module)
-    for name in HOOK_DICTS:
-        if own[name]:
-            return True
-    return bool(own["_explain"]) or own["_decomposed_layers"] > 1
 
 
 def hook_reasons(module: MessagePassing) -> list[str]:
