@@ -342,7 +342,7 @@ class Engine:
         if kind.closed or not account.affords:
             raise Uncapturable(kind.closed or _UNPAID)
         assert self._memory is not None
-        layout = padding.fixed_layout(arguments)
+        layout = padding.fixed_layout(arguments, call.sizes, None if ids in held else ids)
         try:
             if changes:
                 taken = {n for p in call.state.parameters for n in p.shape}

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from pyg_accel.cache import version_of
 from pyg_accel.cuda_graphs.call import Arguments, Modes, State, Uncapturable, flatten, replaced
@@ -73,7 +74,9 @@ class Entry:
             counts = torch.zeros(len(layout.bucket), dtype=torch.long, device=device)
             self._counts = dict(zip(layout.bucket, counts, strict=True))
             self._poison = torch.ones((), device=device)
-        self._known = known_largest([tensor for _, tensor, _, _ in self._held])
+        pairs = zip(self._static, layout.roles, strict=True)
+        graphs = [(t, layout.numbers["graphs"] - 1) for t, r in pairs if r == ("fixed", "graphs")]
+        self._known = known_largest([tensor for _, tensor, _, _ in self._held], graphs)
         self._given = [p for p, t in enumerate(tensors) if t.requires_grad and modes.grad]
         self.parameters = [p for p in state.parameters
                            if p.requires_grad and modes.grad and differentiable]  # fmt: skip
@@ -150,6 +153,9 @@ class Entry:
 
     def compute(self) -> list[Tensor]:
         """Run the function on the tensors in place: what is recorded."""
+        # What was derived of them in an earlier run, such as a CSR matrix, does not hold in this
+        # one: a capture that read it would read it again in replays on other data.
+        increment_version([self._static[place] for place in self._copied])
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.modes.grad))
             for module, name, parameter, own in self._own:

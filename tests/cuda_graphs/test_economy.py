@@ -5,6 +5,7 @@ what a test says.
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -93,6 +94,12 @@ def integers() -> Iterator[tuple[Any, ...]]:
         yield (*graph(20), 7 * i)
 
 
+def counted() -> Iterator[tuple[Any, ...]]:
+    """Twelve sizes in turn, each with an integer of its own."""
+    for i in count():
+        yield (*graph(20 + i % 12), 7 * (i % 12))
+
+
 def four_times() -> Iterator[tuple[Any, ...]]:
     """Each size as often as it takes to be captured, and never again."""
     for i in count():
@@ -127,7 +134,7 @@ def odd() -> Iterator[tuple[Any, ...]]:
 
 PATTERNS = {
     f"{make.__name__}, {dynamic}": (make, dynamic)
-    for make in (rotation, constants, integers, four_times, rare, growing, wide, odd)
+    for make in (rotation, constants, integers, counted, four_times, rare, growing, wide, odd)
     for dynamic in (None, False, True)
 }
 
@@ -150,18 +157,34 @@ def test_no_pattern_takes_much_longer_than_eager_calls(pattern, replay, clock):
     assert worst <= 20  # calls, at any time: some captures of the free calls are compared later
 
 
-def test_captures_that_pay_go_on_being_made(clock, reasons):
+@pytest.mark.parametrize("pattern", [rotation, counted])
+def test_captures_that_pay_go_on_being_made(pattern, clock, replays, reasons):
     """Of twelve sizes in turn eight are captured in the end, and no longer make room."""
     fast = pyg_accel.graphed(Slow(clock), dynamic=False)
     with torch.no_grad():
-        for _, args in zip(range(2000), rotation(), strict=False):
+        for _, args in zip(range(2000), pattern(), strict=False):
             fast(*args)
         assert len(fast.captures) == 8
-        before, made = clock.now, clock.captures
-        for _, args in zip(range(240), rotation(), strict=False):
+        before, made, replayed = clock.now, clock.captures, replays()
+        for _, args in zip(range(240), pattern(), strict=False):
             fast(*args)
     assert clock.captures == made and clock.now - before < 0.6 * 240
-    assert any(r.startswith(f"recaptured too often: {made} captures") for r in reasons())
+    assert replays() == replayed + 8 * 20
+    assert any(re.fullmatch(f"recaptured too often: {made} captures, [0-9]+ replays", r)
+               for r in reasons())  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", [2, 5, 8])
+def test_shapes_in_rotation_that_fit_are_each_captured_once(shapes, clock, replays):
+    fast = pyg_accel.graphed(Slow(clock), dynamic=False)
+    with torch.no_grad():
+        for i in range(1500):
+            fast(*graph(20 + i % shapes))
+        assert len(fast.captures) == clock.captures == shapes
+        before = replays()
+        for i in range(10 * shapes):
+            fast(*graph(20 + i % shapes))
+    assert replays() == before + 10 * shapes and clock.captures == shapes
 
 
 def test_what_is_slower_than_eager_calls_is_not_replayed(clock, replays, reasons):
