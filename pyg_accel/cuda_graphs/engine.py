@@ -13,7 +13,7 @@ from pyg_accel.cache import TensorRef
 from pyg_accel.call_report import record
 from pyg_accel.cuda_graphs import ledger, padding
 from pyg_accel.cuda_graphs.call import Arguments, Checkpoint, Modes, State, Subject, Uncapturable
-from pyg_accel.cuda_graphs.capture import Captured, Memory, Uncaptured
+from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.trial import examine
 
@@ -117,7 +117,7 @@ class Engine:
         roles: what arguments are, by name, where names and sizes do not tell.
     """
 
-    recorder: type[Uncaptured] = Captured  # tests put `Uncaptured` here
+    recorder: type[Captured] = Captured  # tests put others here
 
     def __init__(
         self, subject: Subject, positional: Sequence[str], *, differentiable: bool,
@@ -292,7 +292,7 @@ class Engine:
         if kind is not None:
             kind.entries.remove(entry)
 
-    def _examine(self, call: _Call, entry: Entry, recorder: type[Uncaptured] | None) -> None:
+    def _examine(self, call: _Call, entry: Entry, recorder: type[Captured] | None) -> None:
         """Record a call, or compare a recording once more, on other data than it was made with."""
         account, start = call.state.ledger, ledger.clock()
         try:

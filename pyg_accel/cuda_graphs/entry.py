@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 
 from pyg_accel.cache import version_of
 from pyg_accel.cuda_graphs.call import Arguments, Modes, State, Uncapturable, flatten, replaced
-from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, Replay, Uncaptured
+from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, Replay
 from pyg_accel.cuda_graphs.functions import CONSTANTS, known_largest
 from pyg_accel.cuda_graphs.masking import masked
 from pyg_accel.cuda_graphs.padding import Layout, Padding, Part, Sizes
@@ -64,7 +64,7 @@ class Entry:
     ) -> None:  # fmt: skip
         """Allocate the tensors that stay in place."""
         self.layout, self.memory, self.modes = layout, memory, modes
-        self._call, self._modules, self._arguments = call, state.modules, arguments
+        self._call, self._modules = call, state.modules
         tensors, device = arguments.tensors, memory.device
         self._held = [(place, t, version_of(t), t.data_ptr()) for place, t in enumerate(tensors)
                       if place in held]  # fmt: skip
@@ -76,6 +76,7 @@ class Entry:
             self._poison = torch.ones((), device=device)
         pairs = zip(self._static, layout.roles, strict=True)
         graphs = [(t, layout.numbers["graphs"] - 1) for t, r in pairs if r == ("fixed", "graphs")]
+        self._arguments = arguments.over(self._static)
         self._known = known_largest([tensor for _, tensor, _, _ in self._held], graphs)
         self._given = [p for p, t in enumerate(tensors) if t.requires_grad and modes.grad]
         self.parameters = [p for p in state.parameters
@@ -86,7 +87,7 @@ class Entry:
         self._own = [(module, name, p, own[p]) for module in state.modules
                      for name, p in module._parameters.items() if p in own]  # fmt: skip
         self.inputs = [*(self._static[place] for place in self._given), *own.values()]
-        self.recording: Uncaptured
+        self.recording: Captured
         self.differentiable: list[bool] = []
         self._crops: list[str | None] = []
         self._template: Any = None
@@ -109,7 +110,7 @@ class Entry:
     @property
     def saves(self) -> float:
         """Seconds that a replay saves; negative if it takes longer than an eager call."""
-        return self.eager - self.replayed if self.recording.timed else 0.0
+        return self.eager - self.replayed if self.recording.repeats else 0.0
 
     def _place(self, place: int, tensor: Tensor, held: bool) -> Tensor:
         if held:
@@ -238,9 +239,3 @@ class Entry:
             outs = self.take(self.recording.forward())
         self.replays += 1
         return replaced(self._template, iter(outs))
-
-    def settle(self) -> None:
-        """Count a comparison; after the last one, let go of the arguments that it was made with."""
-        self.unverified -= 1
-        if not self.unverified and isinstance(self.recording, Captured):
-            del self._arguments

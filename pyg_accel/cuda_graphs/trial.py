@@ -37,7 +37,7 @@ from torch import Tensor
 
 from pyg_accel.cuda_graphs import call
 from pyg_accel.cuda_graphs.call import Arguments, Subject, Uncapturable, flatten
-from pyg_accel.cuda_graphs.capture import Captured, Grads, Uncaptured, gradients
+from pyg_accel.cuda_graphs.capture import Captured, Grads, gradients
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.functions import NOT_RANDOM, Functions
 from pyg_accel.cuda_graphs.masking import parts_taken
@@ -249,7 +249,7 @@ class _Trial:
 
 def examine(
     subject: Subject, entry: Entry, arguments: Arguments, sizes: Sizes,
-    recorder: type[Uncaptured] | None = None,
+    recorder: type[Captured] | None = None,
 ) -> None:  # fmt: skip
     """Compare a recording with eager calls on the same arguments, as if nothing had happened.
 
@@ -276,7 +276,7 @@ def examine(
         trial.saved.restore()
         subject.prepare()
         entry.recording = recorder(entry.compute, entry.inputs, entry.memory)
-        entry.left = subject.recorded() if isinstance(entry.recording, Captured) else None
+        entry.left = subject.recorded() if recorder.repeats else None
         trial.saved.restore()
 
     # A graph that is held is the graph of every replay: its long rows are worth knowing.
@@ -293,7 +293,7 @@ def examine(
         trial.saved.restore()
         entry.full_precision = False
         entry.poison(False)
-    entry.settle()
+    entry.unverified -= 1
 
 
 def _first_cause(error: BaseException) -> str:

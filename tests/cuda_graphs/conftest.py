@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from pyg_accel import machine
-from pyg_accel.cuda_graphs.capture import Grads, Memory, Uncaptured, gradients
+from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, gradients
 from pyg_accel.cuda_graphs.engine import Engine
 
 _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",
@@ -27,8 +27,9 @@ def _waits(func: Any, args: Sequence[Any]) -> bool:
     name = func._schema.name.partition("::")[2]
     if name == "repeat_interleave":
         return func._overloadname == "Tensor" and args[-1] is None
-    if name == "index":
-        return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+    if name.startswith(("index", "_index_put", "_unsafe_index")) and isinstance(args[1], list):
+        by_mask = any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+        return by_mask and not (len(args) > 2 and args[2].numel() == 1)  # that is masked_fill
     return name in _WAITS
 
 
@@ -69,8 +70,28 @@ def _capture() -> Iterator[Tape]:
         yield tape
 
 
-class Taped(Uncaptured):
+class Rerun(Captured):
+    """Runs the function itself each time."""
+
+    repeats = False
+
+    def __init__(self, function: Callable[[], list[Tensor]], inputs: Any, memory: Memory) -> None:
+        self._function, self._inputs = function, inputs
+        self._outs, self._grads = [], []
+
+    def forward(self) -> Sequence[Tensor]:
+        self._outs = self._function()
+        self._grads = [torch.zeros_like(out) if out.requires_grad else None for out in self._outs]
+        return [out.detach() for out in self._outs]
+
+    def backward(self) -> Grads:
+        return gradients(self._outs, self._inputs, self._grads)
+
+
+class Taped(Captured):
     """Two tapes: one of the function, one of its gradients."""
+
+    repeats = False  # in less time
 
     def __init__(self, function: Callable[[], list[Tensor]], inputs: Any, memory: Memory) -> None:
         with machine.as_captured():
@@ -96,6 +117,12 @@ class Taped(Uncaptured):
 @pytest.fixture
 def taped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "recorder", Taped)
+
+
+@pytest.fixture
+def rerun(monkeypatch: pytest.MonkeyPatch) -> type[Captured]:
+    monkeypatch.setattr(Engine, "recorder", Rerun)
+    return Rerun
 
 
 @pytest.fixture

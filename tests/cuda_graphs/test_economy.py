@@ -20,7 +20,7 @@ from torch_geometric.nn import GATConv, SAGEConv, global_mean_pool
 import pyg_accel
 from pyg_accel import machine
 from pyg_accel.cuda_graphs import ledger
-from pyg_accel.cuda_graphs.capture import Memory, Uncaptured
+from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.settings import settings
 
@@ -34,11 +34,11 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch, rerun: type[Captured]) -> Clock:
     clock = Clock()
 
-    class Simulated(Uncaptured):
-        timed = True
+    class Simulated(rerun):
+        repeats = True
 
         def __init__(self, function: Callable[[], list[Tensor]], inputs: Any, memory: Memory):
             super().__init__(function, inputs, memory)
@@ -289,8 +289,8 @@ def sampled(calls: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "recorder", Uncaptured)
+def uncaptured(clock: Clock, rerun: type[Captured], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "recorder", rerun)
 
 
 @pytest.mark.parametrize("take", TAKES)

@@ -36,16 +36,13 @@ from torch_geometric.nn import (
 )
 
 import pyg_accel
-from pyg_accel.cuda_graphs.capture import Uncaptured
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.functions import CONSTANTS, Functions
 
 Inputs = dict[str, Tensor]
 
 
-@pytest.fixture(autouse=True)
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "recorder", Uncaptured)
+pytestmark = pytest.mark.usefixtures("rerun")
 
 
 def batch_of(graphs: int, seed: int, dtype: torch.dtype = torch.float64) -> Inputs:
