@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from pyg_accel.cache import version_of
+from pyg_accel.cache import TensorRef
 from pyg_accel.cuda_graphs.call import Arguments, Modes, State, Uncapturable, flatten, replaced
 from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, Replay
 from pyg_accel.cuda_graphs.functions import CONSTANTS, known_largest
@@ -27,13 +27,12 @@ def _of_any_size() -> Iterator[None]:
 
     No choice that holds until settings change depends on it, so it is no change of settings.
     """
-    before = dict(settings.assigned)
-    settings.assigned["always"] = True
+    before = settings.assigned
+    settings.assigned = before | {"always": True}
     try:
         yield
     finally:
-        settings.assigned.clear()
-        settings.assigned.update(before)
+        settings.assigned = before
 
 
 class Entry:
@@ -66,8 +65,7 @@ class Entry:
         self.layout, self.memory, self.modes = layout, memory, modes
         self._call, self._modules = call, state.modules
         tensors, device = arguments.tensors, memory.device
-        self._held = [(place, t, version_of(t), t.data_ptr()) for place, t in enumerate(tensors)
-                      if place in held]  # fmt: skip
+        self._held = {place: TensorRef(tensors[place]) for place in held}
         self._copied = [place for place in range(len(tensors)) if place not in held]
         with torch.inference_mode(False):
             self._static = [self._place(p, t, p in held) for p, t in enumerate(tensors)]
@@ -77,7 +75,7 @@ class Entry:
         pairs = zip(self._static, layout.roles, strict=True)
         graphs = [(t, layout.numbers["graphs"] - 1) for t, r in pairs if r == ("fixed", "graphs")]
         self._arguments = arguments.over(self._static)
-        self._known = known_largest([tensor for _, tensor, _, _ in self._held], graphs)
+        self._known = known_largest([tensors[place] for place in held], graphs)
         self._given = [p for p, t in enumerate(tensors) if t.requires_grad and modes.grad]
         self.parameters = [p for p in state.parameters
                            if p.requires_grad and modes.grad and differentiable]  # fmt: skip
@@ -120,16 +118,11 @@ class Entry:
 
     def takes(self, arguments: Arguments, sizes: Sizes, slack: float | None) -> bool:
         """Whether arguments are those that are held, as they were, and others can be copied."""
-        shapes = [t.shape for t in arguments.tensors]
+        tensors = arguments.tensors
         return (
-            self.layout.takes(shapes, sizes, slack)
+            self.layout.takes([t.shape for t in tensors], sizes, slack)
             and all(sizes[number] <= sizes[axis] for number, axis in self.cuts)
-            and all(
-                arguments.tensors[place] is tensor
-                and version_of(tensor) == version
-                and tensor.data_ptr() == address
-                for place, tensor, version, address in self._held
-            )
+            and all(known.fits(tensors[place]) for place, known in self._held.items())
         )
 
     @property
@@ -150,7 +143,10 @@ class Entry:
 
     def _part(self, place: int, padded: Tensor) -> Tensor:
         """Return the real part of a padded argument, or of its gradient."""
-        return self.layout.part(place, padded, self._shapes[place])
+        role = self.layout.roles[place]
+        if role.kind == "fixed":
+            return padded
+        return padded.narrow(role.dim, 0, self._shapes[place][role.dim])
 
     def compute(self) -> list[Tensor]:
         """Run the function on the tensors in place: what is recorded."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pyg_accel.cuda_graphs.call import Subject, names_of, naming
-from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.cuda_graphs.engine import Engine, HasCaptures
 from pyg_accel.wrapper import ModelWrapper
 
 __all__ = ["Graphed", "graphed"]
@@ -49,7 +49,7 @@ def graphed(
     return Graphed(model, dynamic=dynamic, max_captures=max_captures, roles=dict(roles or {}))
 
 
-class Graphed(ModelWrapper):
+class Graphed(HasCaptures, ModelWrapper):
     """A model, and the captures of its calls; made by :func:`graphed`."""
 
     _own = frozenset(("_options", "_engine"))
@@ -72,16 +72,6 @@ class Graphed(ModelWrapper):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Graphed":
         return graphed(copy.deepcopy(self._original, memo), **self._options)
-
-    @property
-    def captures(self) -> list[str]:
-        """What has been captured and is still kept."""
-        found: list[str] = vars(self)["_engine"].captures
-        return found
-
-    def release(self) -> None:
-        """Free all captures; calls that come again are captured again."""
-        vars(self)["_engine"].release()
 
 
 def _again(model: torch.nn.Module, options: Mapping[str, Any]) -> Graphed:

@@ -244,11 +244,6 @@ class Layout:
                if sizes[n] in rows or (dim, 0, sizes[n]) in taken}  # fmt: skip
         return cut.union(taken)
 
-    def part(self, place: int, padded: Tensor, shape: torch.Size) -> Tensor:
-        """Return that part of a padded argument, of this shape without, which is not padding."""
-        role = self.roles[place]
-        return padded if role.kind == "fixed" else padded.narrow(role.dim, 0, shape[role.dim])
-
 
 def layout_of(
     arguments: Arguments, places: Sizes, seen: Sequence[Seen],

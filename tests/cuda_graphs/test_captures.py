@@ -386,6 +386,18 @@ def test_batches_of_one_size_with_other_numbers_of_graphs(report_of):
     assert len(fast.captures) == 3 and replays(report_of) == 24 - 9, why(report_of)
 
 
+def test_views_of_the_same_graph_are_that_graph(report_of):
+    """A capture that holds a graph takes every view of all of it, and no other part."""
+    eager, fast = twins(SAGEConv(8, 4))
+    x, edge_index = torch.randn(40, 8, device=DEVICE), torch.randint(40, (2, 200), device=DEVICE)
+    for step in range(12):
+        edges = edge_index[:, 100:] if step == 9 else edge_index[:]
+        close(fast(x + step, edges), eager(x + step, edges))
+        with torch.no_grad():
+            close(fast(x.view_as(x), edges), eager(x, edges))
+    assert len(fast.captures) == 2 and replays(report_of) == 2 * (12 - 4), why(report_of)
+
+
 @needs_gpu
 def test_dropout_draws_new_numbers_in_each_replay():
     fast = pyg_accel.graphed(Sequential(Linear(8, 64), torch.nn.Dropout(0.5)).to(DEVICE))
