@@ -225,10 +225,7 @@ class Engine:
         modes = Modes.now(device.type)
         tensors = tuple((t.dtype, t.dim(), t.requires_grad) for t in arguments.tensors)
         key = state, self._subject.key(), modes, arguments.form, tensors
-        try:
-            kind = self._kinds.get(key)
-        except TypeError:
-            raise Uncapturable("an argument that cannot be told apart from others") from None
+        kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = Kind(arguments, self._roles)
         self._kinds.move_to_end(key)

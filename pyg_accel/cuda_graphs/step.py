@@ -131,8 +131,8 @@ class _Step(Subject):
 
     def key(self) -> Any:
         settings = tuple(
-            tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in group.items()
-                  if k != "params")
+            tuple((k, id(v) if isinstance(v, Tensor) else tuple(v) if type(v) is list else v)
+                  for k, v in group.items() if k not in ("params", "param_names"))
             for _, group in self._groups
         )  # fmt: skip
         self._settings[settings] = None

@@ -735,6 +735,30 @@ def test_settings_of_an_optimizer_are_part_of_the_kind(batches, replays, reasons
     assert not reasons() and replays() >= 15
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_optimizers_whose_settings_have_lists(named, replays, reasons):
+    """As those of named parameters do, and betas that come from a file of settings."""
+    model = Linear(3, 3)
+    optimizers = [
+        torch.optim.AdamW(model.named_parameters() if named else model.parameters(), amsgrad=True),
+        torch.optim.SGD([{"params": [model.weight], "tags": ["a", "b"]}], lr=0.1, momentum=0.5),
+    ]
+    optimizers[0].param_groups[0]["betas"] = [0.8, 0.9]
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss
+
+    fast = pyg_accel.graphed_step(step)
+    losses = [float(fast(torch.ones(4, 3))) for _ in range(8)]
+    assert losses[-1] < losses[0] and not reasons() and replays() > 0
+
+
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
