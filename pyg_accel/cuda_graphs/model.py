@@ -26,7 +26,8 @@ def graphed(
     normalisation, pooling and results. Captures are made while they pay for themselves: after the
     first 30 calls, any pattern of sizes takes at most 1.05 times as long as eager calls. What
     cannot be captured runs eagerly, and :func:`pyg_accel.report` says why; so does everything
-    without a CUDA device.
+    without a CUDA device. Calls that stay eager may be faster with backward passes in the calling
+    thread: :class:`torch.autograd.set_multithreading_enabled`.
 
     Args:
         model: any module; it is not changed, and its parameters are shared.

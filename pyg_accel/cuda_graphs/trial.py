@@ -47,6 +47,10 @@ from pyg_accel.facts import expect_to_stay
 
 __all__ = ["examine"]
 
+# What a model may raise when it is called with padding, or captured. Eager execution tells whether
+# it is the user's own mistake.
+_FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError,
+             ArithmeticError, OSError)  # fmt: skip
 _HERE = str(Path(__file__).parent)
 
 
@@ -281,7 +285,7 @@ def examine(
         entry.lent = entry.lent or lent
     except (torch.OutOfMemoryError, Uncapturable):
         raise
-    except Exception as error:  # eager execution tells whether it is the user's own mistake
+    except _FAILURES as error:
         raise Uncapturable(_first_cause(error)) from error
     finally:
         trial.saved.restore()
