@@ -163,6 +163,7 @@ def test_relations_whose_edges_change_are_those_of_eager(kind, patched, report_o
         assert replays(report_of) == 7 and not why(report_of)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("kind", ["SAGE", "GIN", "GAT"])
 def test_what_is_known_of_a_graph_does_not_hold_for_another_of_its_size(kind, mode, report_of):
@@ -198,6 +199,7 @@ def test_what_is_known_of_a_graph_does_not_hold_for_another_of_its_size(kind, mo
     assert replays(report_of) >= 6, why(report_of)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("patched", [False, True], ids=["stock", "patched"])
 @pytest.mark.parametrize("kind", ["GIN", "GINE", "SAGE", "GCN", "GAT", "GATv2", "Cheb", "PDN"])
 def test_training_on_batches_of_changing_size_is_that_of_eager(kind, patched, report_of):
