@@ -65,7 +65,7 @@ class Entry:
         self.layout, self.memory, self.modes = layout, memory, modes
         self._call, self._modules = call, state.modules
         tensors, device = arguments.tensors, memory.device
-        self._held = {place: TensorRef(tensors[place]) for place in held}
+        self._held = [(p, TensorRef(tensors[p]), tensors[p].data_ptr()) for p in held]
         self._copied = [place for place in range(len(tensors)) if place not in held]
         with torch.inference_mode(False):
             self._static = [self._place(p, t, p in held) for p, t in enumerate(tensors)]
@@ -122,7 +122,7 @@ class Entry:
         return (
             self.layout.takes([t.shape for t in tensors], sizes, slack)
             and all(sizes[number] <= sizes[axis] for number, axis in self.cuts)
-            and all(known.fits(tensors[place]) for place, known in self._held.items())
+            and all(r.fits(tensors[p]) and tensors[p].data_ptr() == a for p, r, a in self._held)
         )
 
     @property
