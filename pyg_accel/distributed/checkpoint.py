@@ -14,25 +14,7 @@ import torch
 from pyg_accel.distributed.wire import agree, world
 from pyg_accel.errors import FolderError
 
-__all__ = ["load_checkpoint", "read_tensors", "save_checkpoint", "write_tensors"]
-
-
-def write_tensors(path: Path, state: dict[str, Any]) -> None:
-    """Write a file of tensors and plain values, and wait until it is on the disk."""
-    with path.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_tensors(path: str | Path, **options: Any) -> dict[str, Any]:
-    """Read a file of tensors and plain values; raise a FolderError for others and damaged ones."""
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, **options)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FolderError(f"{path} is no file of tensors, or damaged: {text}") from error
-    return state
+__all__ = ["load_checkpoint", "save_checkpoint"]
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
@@ -53,7 +35,10 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
     def write() -> dict[str, str]:
         if wire.rank == 0:
             try:
-                write_tensors(beside, state)
+                with beside.open("wb") as file:
+                    torch.save(state, file)
+                    file.flush()
+                    os.fsync(file.fileno())
                 os.replace(beside, path)
             except (OSError, RuntimeError) as error:  # torch raises either when the disk is full
                 raise FolderError(f"the checkpoint {path} could not be written: {error}") from error
@@ -75,7 +60,11 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
     state: dict[str, Any] = {}
 
     def read() -> dict[str, str]:
-        state.update(read_tensors(path, map_location=map_location))
+        try:
+            state.update(torch.load(path, map_location=map_location, weights_only=True))
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise FolderError(f"{path} is no checkpoint, or damaged: {text}") from error
         return {"size of the checkpoint": str(os.path.getsize(path))}
 
     agree(world(), read)

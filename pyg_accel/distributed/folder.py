@@ -1,8 +1,8 @@
 """A graph in a folder, of which every rank reads its own part.
 
-The folder has ``meta.json`` and a file of tensors as :func:`torch.save` writes it, which is mapped
-into memory; no code in it is run. Nodes are in the order that is cut and edges are sorted by
-target, so the part of a rank is a range of every tensor, for any number of ranks.
+The folder has ``meta.json`` and numpy arrays, which are read as memory maps; no pickle is written
+or read. Nodes are in the order that is cut and edges are sorted by target, so the part of a rank is
+a range of every array, for any number of ranks.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_accel.distributed import partition as parts
-from pyg_accel.distributed.checkpoint import read_tensors, write_tensors
 from pyg_accel.distributed.partition import ONE, Partition, Types, edge_stores, store_of
 from pyg_accel.distributed.partitioners import PARTITIONERS, method_reasons
 from pyg_accel.distributed.suitability import data_reasons
@@ -26,9 +26,9 @@ from pyg_accel.errors import FolderError, NotDistributable
 
 __all__ = ["Stored", "holds_ids", "load", "save"]
 
-FORMAT, VERSION = "pyg_accel graph", 3
-_TENSORS = "tensors.pt"
+FORMAT, VERSION = "pyg_accel graph", 2
 _ORDER, _ROWPTR, _COL = "order", "rowptr", "col"
+_WITHOUT_NUMPY = {torch.bfloat16: torch.int16}  # dtypes that are stored as others
 
 
 def save(
@@ -80,7 +80,7 @@ def save(
 def _write(data: Data | HeteroData, folder: Path, method: str | Tensor) -> None:
     edges, sizes = parts.joined(data)
     size = sum(sizes.values())
-    order = parts.partition(edges, size, 1, method).order.cpu().clone()
+    order = parts.partition(edges, size, 1, method).order.cpu()
     types = parts.by_type(Partition(order, torch.tensor([0, size])), sizes)
     arrays = {_ORDER: order}
     orders: dict[Any, Tensor] = {key: part.order for key, part in types.items()}
@@ -106,18 +106,30 @@ def _write(data: Data | HeteroData, folder: Path, method: str | Tensor) -> None:
                                        "tensors")  # fmt: skip
             if role != "graph" and data.__cat_dim__(name, value) != 0:
                 raise NotDistributable(f"'{name}' does not have {role}s in its first dimension")
-            whole = value.detach().cpu()  # of a view, torch would store all of its memory
-            rows = whole.clone() if role == "graph" else whole[orders[keys[role]]]
-            arrays[f"{place}-{name}"] = rows
+            rows = slice(None) if role == "graph" else orders[keys[role]]
+            arrays[f"{place}-{name}"] = value.cpu()[rows] if value.dim() else value.cpu()
             attributes.append([place, name, role])
-    path = folder / _TENSORS
-    write_tensors(path, arrays)
     meta: dict[str, Any] = {
         "format": FORMAT, "version": VERSION, "nodes": list(sizes.items()),
         "edges": [[*key, orders[key].numel()] for key in edge_stores(data)],
-        "attributes": attributes, "bytes": path.stat().st_size, "sha256": _sha256(path),
+        "attributes": attributes,
+        "arrays": {name: _saved(folder / f"{name}.npy", tensor) for name, tensor in arrays.items()},
     }  # fmt: skip
     (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def _saved(path: Path, tensor: Tensor) -> dict[str, Any]:
+    """Write an array and return its entry in ``meta.json``."""
+    stored = tensor.detach().contiguous()
+    with path.open("wb") as file:
+        stored = stored.view(_WITHOUT_NUMPY.get(stored.dtype, stored.dtype))
+        np.save(file, stored.numpy(), allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    return {
+        "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."),
+        "bytes": path.stat().st_size, "sha256": _sha256(path),
+    }  # fmt: skip
 
 
 def _of(name: str, key: Any, number: int) -> str:
@@ -148,11 +160,11 @@ def _sha256(path: Path) -> str:
 
 
 class Stored:
-    """A folder that :func:`save` created, with all tensors of the sizes in ``meta.json``.
+    """A folder that :func:`save` created, with all arrays of the sizes in ``meta.json``.
 
     Args:
         folder: the folder.
-        verify: also compare the checksum of the tensors, which reads them all.
+        verify: also compare the checksum of every file, which reads them all.
 
     Raises:
         FolderError: for any other folder.
@@ -181,25 +193,19 @@ class Stored:
         self.nodes = {key: int(n) for key, n in meta["nodes"]}
         self.edges = {(a, name, b): int(n) for a, name, b, n in meta["edges"]}
         self.attributes: list[list[str]] = meta["attributes"]
-        path = self.folder / _TENSORS
-        if not path.is_file():
-            raise FolderError(f"{self.folder} lacks {path.name}")
-        if path.stat().st_size != meta["bytes"]:
-            raise FolderError(f"{path} has {path.stat().st_size} bytes, not {meta['bytes']}: "
-                              "it is cut off, or of another graph")  # fmt: skip
-        if verify and _sha256(path) != meta["sha256"]:
-            raise FolderError(f"{path} is damaged: its checksum differs")
-        self.arrays: dict[str, Tensor] = read_tensors(path, mmap=True)
+        self.arrays = dict(meta["arrays"])
+        for name, entry in self.arrays.items():
+            self._look(name, entry, verify)
         shapes = {_ORDER: [sum(self.nodes.values())]}
         for i, (key, n) in enumerate(self.edges.items()):
             shapes |= {_of(_ROWPTR, key, i): [self.nodes[key[2]] + 1], _of(_COL, key, i): [n]}
         places, sizes = _places(self._empty()), {"node": self.nodes, "edge": self.edges}
         for place, name, role in self.attributes:
-            shape = list(self.arrays[f"{place}-{name}"].shape)
+            shape = self.arrays[f"{place}-{name}"]["shape"]
             rows = [] if role == "graph" else [sizes[role][places[place][1][role]]]
             shapes[f"{place}-{name}"] = rows + shape[len(rows) :]
-        if any(list(self.arrays[name].shape) != shape for name, shape in shapes.items()):
-            raise FolderError(f"{self.folder} is damaged: its tensors do not fit one another")
+        if any(self.arrays[name]["shape"] != shape for name, shape in shapes.items()):
+            raise FolderError(f"{self.folder} is damaged: its arrays do not fit one another")
 
     def _empty(self) -> Data | HeteroData:
         """Return a data set of these types, without attributes."""
@@ -210,15 +216,45 @@ class Stored:
             store_of(data, key).edge_index = None
         return data
 
+    def _look(self, name: str, entry: Mapping[str, Any], verify: bool) -> None:
+        path = self.folder / f"{name}.npy"
+        if Path(name).name != name or not path.is_file():
+            raise FolderError(f"{self.folder} lacks {path.name}")
+        if path.stat().st_size != entry["bytes"]:
+            raise FolderError(f"{path} has {path.stat().st_size} bytes, not {entry['bytes']}: "
+                              "it is cut off, or of another graph")  # fmt: skip
+        array = self._map(name)
+        dtype = getattr(torch, entry["dtype"])
+        expected = str(_WITHOUT_NUMPY.get(dtype, dtype)).removeprefix("torch.")
+        if list(array.shape) != entry["shape"] or expected != str(array.dtype):
+            raise FolderError(f"{path} holds {array.dtype} {list(array.shape)}, not "
+                              f"{entry['dtype']} {entry['shape']}")  # fmt: skip
+        if verify and _sha256(path) != entry["sha256"]:
+            raise FolderError(f"{path} is damaged: its checksum differs")
+
+    def _map(self, name: str) -> Any:
+        path = self.folder / f"{name}.npy"
+        try:  # "c", copy on write: torch warns about memory that cannot be written
+            return np.load(path, mmap_mode="c", allow_pickle=False)
+        except ValueError as error:
+            raise FolderError(f"{path} is no array of numpy: {error}") from error
+
+    def array(self, name: str) -> Tensor:
+        """Return an array as a tensor on the file; only what is read of it is loaded."""
+        array, dtype = self._map(name), getattr(torch, self.arrays[name]["dtype"])
+        if not array.size:  # has no memory to map
+            return torch.empty(array.shape, dtype=dtype)
+        return torch.from_numpy(array).view(dtype)
+
     def partitions(self, ranks: int) -> Types:
         """Return the partition of each node type, for any number of ranks."""
-        order = self.arrays[_ORDER]
+        order = self.array(_ORDER)
         work = torch.zeros(order.numel(), dtype=torch.int64)  # edges into the node at every place
         first = parts.begins(self.nodes)
         for i, key in enumerate(self.edges):
             low = first[key[2]]
             mine = (order >= low) & (order < low + self.nodes[key[2]])
-            work[mine] += self.arrays[_of(_ROWPTR, key, i)].diff()
+            work[mine] += self.array(_of(_ROWPTR, key, i)).diff()
         return parts.by_type(Partition(order, parts.cut(work, ranks)), self.nodes)
 
     def part(
@@ -241,13 +277,13 @@ class Stored:
         ranges = {key: slice(*p.cuts[rank : rank + 2].tolist()) for key, p in types.items()}
         for i, key in enumerate(self.edges):
             rows = ranges[key[2]]
-            ptr = self.arrays[_of(_ROWPTR, key, i)][rows.start : rows.stop + 1]
+            ptr = self.array(_of(_ROWPTR, key, i))[rows.start : rows.stop + 1]
             ranges[key] = slice(int(ptr[0]), int(ptr[-1]))
             targets = torch.repeat_interleave(torch.arange(rows.stop - rows.start), ptr.diff())
-            edges[key] = self.arrays[_of(_COL, key, i)][ranges[key]].clone(), targets
+            edges[key] = self.array(_of(_COL, key, i))[ranges[key]].clone(), targets
         places = _places(data)
         for place, name, role in self.attributes:
-            stored, (store, keys) = self.arrays[f"{place}-{name}"], places[place]
+            stored, (store, keys) = self.array(f"{place}-{name}"), places[place]
             if role == "node" and whole(name):
                 store[name] = torch.empty_like(stored)
                 store[name][types[keys[role]].order] = stored
@@ -261,7 +297,7 @@ def load(folder: str | Path, *, verify: bool = False) -> Data | HeteroData:
 
     Args:
         folder: that :func:`save` created.
-        verify: also compare the checksum of the tensors.
+        verify: also compare the checksum of every file.
 
     Raises:
         FolderError: for any other folder, and for damaged or truncated files.
