@@ -1,5 +1,5 @@
-"""Mini-batches: the neighbour sampler that ``patch()`` gives to PyG's loaders."""
+"""Batches: neighbour sampling, and the collation of many small graphs."""
 
-from pyg_accel.loader.neighbors import sample
+from pyg_accel.loader.dataloader import DataLoader
 
-__all__ = ["sample"]
+__all__ = ["DataLoader"]

@@ -1,4 +1,4 @@
-"""Samplers as users have them after one ``pip install``: without pyg-lib and torch-sparse."""
+"""What the tests of samplers share."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,9 @@ import torch_geometric.typing
 import pyg_accel
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def patched_without_other_samplers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Switch patch() on where PyG has been installed by itself."""
     monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SPARSE", False)
     monkeypatch.setattr(torch_geometric.typing, "WITH_PYG_LIB", False)
     torch.manual_seed(12345)

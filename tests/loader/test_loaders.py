@@ -12,6 +12,7 @@ from torch_geometric.nn.models import GraphSAGE
 
 import pyg_accel
 
+pytestmark = pytest.mark.usefixtures("patched_without_other_samplers")
 N, E = 200, 1600
 
 

@@ -13,6 +13,7 @@ from torch_geometric.sampler import NeighborSampler
 
 import pyg_accel
 
+pytestmark = pytest.mark.usefixtures("patched_without_other_samplers")
 DRAWS = 100_000
 N, E = 60, 400
 
