@@ -18,6 +18,8 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import named, record_choices
@@ -231,9 +233,9 @@ def context() -> tuple[Any, ...]:
     """Return all that a recorded call depends on beside its arguments and what its code reads."""
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
-        torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
-        torch.autograd.forward_ad._current_level,
+        torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack() and _modes(), torch.autograd.forward_ad._current_level,
+        torch._C._functorch.peek_interpreter_stack() is None,
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
         in_force(), named.get(), settings.changes, *_variables(),
     )  # fmt: skip
@@ -243,6 +245,12 @@ def _autocast() -> tuple[Any, ...]:
     return tuple(
         (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
     )
+
+
+def _modes() -> tuple[Any, ...]:
+    """The modes of torch that see functions: those that set a default device by their device."""
+    modes = _get_current_function_mode_stack()
+    return tuple(mode.device if type(mode) is DeviceContext else mode for mode in modes)
 
 
 def is_graph(value: Any) -> bool:
@@ -383,7 +391,8 @@ def _unrecordable(
         return "; ".join(reasons)
     if name == "call" and has_hooks(layer):
         return "; ".join(f"a {kind}" for table, kind in _HOOKS.items() if vars(layer)[table])
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    others = any(not isinstance(mode, torch.device) for mode in _modes())
+    if others or torch._C._len_torch_dispatch_stack():
         return "inside a mode of torch"
     if saved_tensors_are_hooked():
         return "saved-tensor hooks are active"
