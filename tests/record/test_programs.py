@@ -1742,3 +1742,39 @@ def test_calls_under_a_default_device_have_programs_of_their_own(like_stock: Any
     steps = on("cpu"), on("cpu"), by_default, on("meta"), on("meta"), call(), call(), on("cpu")
     seen = like_stock(Positions(), *steps)
     assert seen == ["trace", "plan", "plan", "trace", "plan", "trace", "plan", "plan"]
+
+
+class InPlace(MessagePassing):
+    """Attention whose result is changed in place."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__(aggr="sum", node_dim=0)
+        self.lin = torch.nn.Linear(WIDTH, 6)
+        self.score = torch.nn.Parameter(features(1, 2, 3))
+        self.change = change
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = self.propagate(edge_index, x=self.lin(x).view(-1, 2, 3))
+        self.change(out)
+        return out
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
+        score = ((x_i + x_j).relu() * self.score).sum(-1)
+        return x_j * softmax(score, index).unsqueeze(-1)
+
+
+CHANGES = {
+    "a number": lambda out: out.add_(1),
+    "a product": lambda out: out.mul_(2.0),
+    "an activation": lambda out: torch.relu_(out),
+    "a view": lambda out: out.view(-1, 6).mul_(3.0),
+    "rows": lambda out: out[:3].zero_(),
+    "an assignment": lambda out: out.__setitem__((slice(None), 0), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_attention_returns_may_be_changed_in_place(name: str, like_stock: Any) -> None:
+    step = call(X.clone().requires_grad_(), EDGES)
+    seen = like_stock(InPlace(CHANGES[name]), step, step, call(X, graph(seed=1)))
+    assert seen == ["trace", "plan", "trace"]
