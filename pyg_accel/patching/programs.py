@@ -38,7 +38,7 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
-from pyg_accel.record.guard import NotComparable
+from pyg_accel.record.guard import NotComparable, is_library, module_of
 from pyg_accel.record.program import LayerProgram, record
 from pyg_accel.record.signature import Signature
 from pyg_accel.settings import settings, variables
@@ -316,14 +316,14 @@ def attempt(
         alike = next((program for program in same if program.guard.holds()), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
-            alike = alike if signature.dynamic else None
+            alike = alike if signature.dynamic or alike.exact else None
+        exact = alike is None and not is_library(module_of(type(layer)))
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
         try:
             with record_choices() as backends:
-                shapes = None if alike is None else alike.shapes
                 out, recorder, guard = record(
-                    layer, _ENTRIES[name], make, args, kwargs, signature, shapes
+                    layer, _ENTRIES[name], make, args, kwargs, signature, exact=exact
                 )
         finally:
             _running.seen = before
@@ -342,7 +342,7 @@ def attempt(
         return made
     program = LayerProgram(
         recorder.graph, recorder.constants, guard, signature, now,
-        seen.text(), "+".join(seen.backends | backends) or "deferred", tuple(recorder.shapes),
+        seen.text(), "+".join(seen.backends | backends) or "deferred", recorder.exact,
     )  # fmt: skip
     program.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
     known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]

@@ -39,10 +39,10 @@ class LayerProgram:
         context: modes of torch and settings, which are compared before it runs.
         formulas: for the report.
         backends: for the report.
-        shapes: of the results of what ran, :attr:`Recorder.shapes`.
         admit: returns the tensors among the arguments of a call that it fits, else None.
         derives: how many functions of the graph it runs once a graph.
         derives_anew: one of them reads more than the graph, so that it runs in each call.
+        exact: it expects the sizes of what its calls select that it was recorded with.
         unseen: calls in a row whose graphs were new.
         sizes: from which on it is faster than PyG's own path, if that was asked.
     """
@@ -54,7 +54,7 @@ class LayerProgram:
     context: tuple[Any, ...]
     formulas: str = ""
     backends: str = ""
-    shapes: tuple[Any, ...] = ()
+    exact: bool = False
     unseen: int = 0
     sizes: Any = None
 
@@ -193,7 +193,8 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     signature: Signature,
-    before: tuple[Any, ...] | None = None,
+    *,
+    exact: bool = False,
 ) -> tuple[Any, Recorder, Guard]:
     """Make a call and record it.
 
@@ -204,7 +205,7 @@ def record(
         args: of the call.
         kwargs: of the call.
         signature: of the arguments.
-        before: shapes of a call that had other sizes.
+        exact: of :class:`~pyg_accel.record.sizes.Sizes`.
 
     Returns:
         The result, what was seen and the guard.
@@ -213,7 +214,7 @@ def record(
         NotComparable: if the call cannot be recorded; then it was not made.
     """
     guard = Guard(layer, [getattr(type(layer), name) for name in entries])
-    recorder = Recorder(guard, signature.leaves(args, kwargs), signature.shapes, before)
+    recorder = Recorder(guard, signature.leaves(args, kwargs), signature.shapes, exact=exact)
     with recorder.watching():
         out = function(layer, *args, **kwargs)
     recorder.finish(out)
