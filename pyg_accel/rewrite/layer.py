@@ -21,6 +21,7 @@ from pyg_accel.patching.programs import Attempt, Programs, attempt, find
 from pyg_accel.patching.reasons import forced, is_active
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.record.about import ABOUT
+from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.program import LayerProgram
 from pyg_accel.record.recorder import perform
 from pyg_accel.rewrite.builder import Builder
@@ -143,7 +144,12 @@ class RewrittenLayer(torch.nn.Module):
         if rewritten.program is None:
             return self._left(rewritten.reason, args, kwargs)
         start = perf_counter()
-        out = rewritten.program.run(*leaves)
+        try:
+            out = rewritten.program.run(*leaves)
+        except Unexpected as error:
+            if halos is None:
+                return self._first(known, halos, args, kwargs)
+            return self._left(f"sizes of another kind: {error}", args, kwargs)  # on this rank alone
         text, backends = rewritten.program.formulas, rewritten.program.backends
         record(type(self.conv).__name__, text, backends, "", perf_counter() - start)
         return out

@@ -161,3 +161,28 @@ def test_layers_of_pyg_have_programs_for_any_number_of_self_loops(
     with programs_that_ran(monkeypatch) as seen:
         same(model, calls, train=True)
     assert seen.count(True) == 3
+
+
+class Model(torch.nn.Module):
+    """A model of one layer."""
+
+    def __init__(self, conv: torch.nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("name", ["an integer", "a branch", "a branch at 0", "a mask"])
+def test_layers_of_an_optimized_model_compute_sizes_too(name: str) -> None:
+    graph = inputs(NODES, EDGES, WIDTH, "cpu")
+    graphs = [with_loops(graph, count) for count in (0, 0, 7, 3, EDGES, 0)]
+    calls = [(g.x, g.edge_index) for g in graphs]
+    model = Model(Derives(DERIVE[name]))
+    expected = [outcome(model, args, train=False) for args in calls]
+    fast = pyg_accel.optimize(model.eval(), *calls[0])
+    for args, (right,) in zip(calls, expected, strict=True):
+        scale = float(right.abs().max())
+        torch.testing.assert_close(outcome(fast, args, train=False)[0], right, rtol=0,
+                                   atol=1e-3 * scale)  # fmt: skip
