@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.derived import find, keep
-from pyg_accel.ops.csr import graph_of
+from pyg_accel.ops.csr import graph_of, idle_rows_of
 from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.recorder import Recorder
@@ -139,7 +139,7 @@ def _sizes_of(places: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int, .
 
 def _remembers(node: torch.fx.Node) -> bool:
     """Whether a node is a function of a graph that PyG runs in each call."""
-    return DERIVED in node.meta and node.target is not graph_of
+    return DERIVED in node.meta and node.target not in (graph_of, idle_rows_of)
 
 
 def _is_size(node: torch.fx.Node) -> bool:

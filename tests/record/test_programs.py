@@ -1778,3 +1778,72 @@ def test_what_attention_returns_may_be_changed_in_place(name: str, like_stock: A
     step = call(X.clone().requires_grad_(), EDGES)
     seen = like_stock(InPlace(CHANGES[name]), step, step, call(X, graph(seed=1)))
     assert seen == ["trace", "plan", "trace"]
+
+
+IDLE_MESSAGES: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "a product": lambda layer, x, d: x * d,
+    "a product from the left": lambda layer, x, d: d * x * 2,
+    "a product of a parameter": lambda layer, x, d: layer.scale * d + x,
+    "a product of views": lambda layer, x, d: (x.view(-1, 2, 4) * d.view(-1, 1, 1)).flatten(1),
+    "a linear layer": lambda layer, x, d: layer.lin(x * d),
+    "a linear layer of a sum": lambda layer, x, d: layer.lin((x + d).relu()),
+    "a linear layer of a concatenation": lambda layer, x, d: layer.joint(torch.cat([x, d], -1)),
+    "a matrix product": lambda layer, x, d: (x + d) @ layer.lin.weight,
+    "a norm": lambda layer, x, d: F.layer_norm(x + d, (WIDTH,), layer.scale),
+    "a square": lambda layer, x, d: (x + d).square(),
+    "a power": lambda layer, x, d: (x + d) ** 3,
+    "sigmoid": lambda layer, x, d: (x + d).sigmoid(),
+    "tanh": lambda layer, x, d: torch.tanh(x - d),
+    "silu": lambda layer, x, d: F.silu(x + d),
+    "gelu": lambda layer, x, d: F.gelu(d + x),
+    "elu": lambda layer, x, d: F.elu(x + d),
+    "softplus": lambda layer, x, d: F.softplus(x + d),
+    "lerp": lambda layer, x, d: torch.lerp(x, layer.scale * d, 0.5),
+    "relu": lambda layer, x, d: (x + d).relu(),
+    "minimum": lambda layer, x, d: torch.minimum(x, d),
+}
+
+
+class OfIdleNodes(MessagePassing):
+    """A layer whose message reads something that is no number at nodes that send none."""
+
+    def __init__(self, kind: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(aggr="sum")
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+        self.lin = torch.nn.Linear(WIDTH, WIDTH)
+        self.joint = torch.nn.Linear(WIDTH + 1, 3)
+        self.scale = torch.nn.Parameter(features(WIDTH))
+        self.kind = kind
+
+    def forward(self, x: Tensor, d: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.first(x), d=d)
+
+    def message(self, x_j: Tensor, d_j: Tensor) -> Tensor:
+        return self.kind(self, x_j, d_j)
+
+
+@pytest.mark.parametrize("name", IDLE_MESSAGES)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_idle_nodes_have_reaches_no_gradient(name: str, bad: float, like_stock: Any) -> None:
+    """PyG gathers no features of nodes that send no message."""
+    d = features(N, 1, seed=5).abs()
+    d[[2, 7]] = bad
+    idle = EDGES.clone()
+    idle[0][(idle[0] == 2) | (idle[0] == 7)] = 3
+    other = idle.clone()
+    other[0] = torch.arange(E) % 2  # more nodes send nothing
+    more = d.clone()
+    more[4] = bad
+
+    def step(graph: Tensor, d: Tensor) -> Step:
+        def run(layer: Any) -> Any:
+            x = X.clone().requires_grad_()
+            out = layer(x, d, graph)
+            return out, *torch.autograd.grad(out.square().sum(), [x], retain_graph=True)
+
+        return run
+
+    busy = step(EDGES, torch.ones(N, 1))
+    seen = like_stock(OfIdleNodes(IDLE_MESSAGES[name]), busy, step(idle, d), step(idle, d),
+                      step(other, more), busy)  # fmt: skip
+    assert seen.count("plan") >= 3 or name in ("a norm", "lerp")  # these are traced in each call

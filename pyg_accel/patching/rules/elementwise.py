@@ -113,7 +113,7 @@ def _power_of_all(func: Callable[..., Any], args: Args, exponent: Tensor) -> Laz
     )
     if not shared or len(args) != 2 or name_of(func).endswith("_"):
         raise Declined
-    result: LazyTensor = hoist(func, without_idle_rows(lazy), (exponent,), {})
+    result: LazyTensor = hoist(func, lazy, (exponent,), {})
     return result
 
 
@@ -301,6 +301,12 @@ def _combine_on_nodes(
         return None
     if op == "div" and isinstance(b, LazyTensor) and is_of_nodes(b):  # steep
         return None
+    if op == "mul" and len(lazies) == 2 and trace.records_gradients:
+        # What one is multiplied by is its derivative.
+        wanted = [first_operand(t).requires_grad for t in lazies]
+        a, b = (without_idle_rows(t) if other else t
+                for t, other in zip(lazies, reversed(wanted), strict=True))  # fmt: skip
+        operands = [t.formula for t in (a, b) if isinstance(t.formula, Operand)]
     ranks = {trace.operands[o.index].dim() for o in operands}
     if len(ranks) > 1:
         return None
