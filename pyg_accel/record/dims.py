@@ -49,6 +49,7 @@ class Dim(int):
         return Dim.of(result, node, -_MOST)
 
     def __hash__(self) -> int:
+        self._computed(operator.eq, self, int.__int__(self))  # a dictionary may have it as a key
         return int.__hash__(self)
 
 

@@ -31,7 +31,7 @@ from pyg_accel.record.guard import (
     is_package_file,
 )
 from pyg_accel.record.signature import LEAST
-from pyg_accel.record.sizes import Sizes, asks_for_size
+from pyg_accel.record.sizes import Sizes, asks_for_size, rounds
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["Recorder", "perform", "quiet", "running_recorder"]
@@ -314,6 +314,8 @@ class Recorder(TorchFunctionMode):
     def finish(self, out: Any) -> None:
         """Record what the call returns, and let go of the tensors of the call."""
         self._record_result(out)
+        if self._sizes.read and not self.exact and any(map(rounds, self.ran)):
+            self.stop("what it does depends on sizes")
         self._values.clear()
         self._borrowed.clear()
         self._sizes.clear()

@@ -4,9 +4,13 @@ These are sizes of arguments that may be any, the number of edges that a functio
 leaves or a mask selects, and what follows from them.
 """
 
+import dis
 import operator
+import sys
 from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
 from math import prod
+from types import CodeType
 from typing import Any
 
 import torch
@@ -15,8 +19,9 @@ from torch import Tensor, fx
 from pyg_accel.graph import Graph
 from pyg_accel.record.dims import Dim, expect
 from pyg_accel.record.edge_tensors import EdgeTensor, name_of
+from pyg_accel.record.guard import is_library_file
 
-__all__ = ["Sizes", "asks_for_size"]
+__all__ = ["Sizes", "asks_for_size", "rounds"]
 
 _SHAPE = (Tensor.size, Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NUMBERS = ("numel", "nelement", "__len__")
@@ -25,6 +30,8 @@ _SELECT = frozenset({
     "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim",
     "bincount", "one_hot", "repeat_interleave",
 })  # fmt: skip
+
+_ROUNDS = frozenset({"int", "round", "ceil", "floor", "trunc", "float", "math", "divmod", "bool"})
 
 
 def asks_for_size(function: Callable[..., Any]) -> bool:
@@ -41,10 +48,11 @@ class Sizes:
 
     Attributes:
         expected: there are such sizes.
+        read: other sizes were asked for by code that is no library's.
     """
 
     def __init__(self, *, exact: bool) -> None:
-        self._exact, self.expected = exact, False
+        self._exact, self.expected, self.read = exact, False, False
         self._known: dict[int, dict[int, Dim]] = {}  # of tensors by identity, by dimension
 
     def clear(self) -> None:
@@ -64,19 +72,24 @@ class Sizes:
         """Return what a function says of the size of a tensor, as integers that are computed."""
         with torch._C.DisableTorchFunction():
             result, tensor = function(*args, **kwargs), args[0]
-        known, rank = self._of(tensor), len(_shape(tensor))
+        known, rank, name = self._of(tensor), len(_shape(tensor)), name_of(function)
         sizes: list[int] = [known.get(dim, size) for dim, size in enumerate(_shape(tensor))]
         if function in _SHAPE and isinstance(result, int):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
             sizes = sizes[dim % rank : dim % rank + 1]
         for size in sizes:
-            if self._exact and isinstance(size, Dim):
+            caller = sys._getframe(2).f_code.co_filename
+            # It is torch's own code that asks for the length, of which no size can be computed.
+            if not isinstance(size, Dim) or (name != "__len__" and is_library_file(caller)):
+                continue
+            self.read = True
+            if self._exact:
                 self.expected = True
                 same = size.node.graph.call_function(operator.eq, (size.node, int(size)))
                 same.graph.call_function(expect, (same, True))
         if function in _SHAPE:
             return sizes[0] if isinstance(result, int) else torch.Size(sizes)
-        return result if name_of(function) == "__len__" else prod(sizes)
+        return result if name == "__len__" else prod(sizes)
 
     def _of(self, tensor: Tensor) -> dict[int, int]:
         if isinstance(tensor, EdgeTensor):
@@ -115,6 +128,16 @@ class Sizes:
         if varying:
             dims = [d for d, size in enumerate(shape) if size in varying or size not in fixed]
             self.vary(result, node, dims)
+
+
+@lru_cache(maxsize=1024)
+def rounds(code: CodeType) -> bool:
+    """Return whether code may make the same of sizes that differ: it rounds, or compares floats."""
+    if is_library_file(code.co_filename):
+        return False
+    compares = any(step.opname == "COMPARE_OP" for step in dis.get_instructions(code))
+    has_floats = any(isinstance(constant, float) for constant in code.co_consts)
+    return (compares and has_floats) or not _ROUNDS.isdisjoint(code.co_names)
 
 
 def _selected(name: str, args: Any, kwargs: Any, rank: int) -> range:

@@ -1,6 +1,7 @@
 """Sizes that a call tells only while it runs: of edges that it derives of its graph, or selects."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -186,3 +187,33 @@ def test_layers_of_an_optimized_model_compute_sizes_too(name: str) -> None:
         scale = float(right.abs().max())
         torch.testing.assert_close(outcome(fast, args, train=False)[0], right, rtol=0,
                                    atol=1e-3 * scale)  # fmt: skip
+
+
+class Rounds(MessagePassing):
+    """A layer that makes the same number of different sizes."""
+
+    def __init__(self, number: Callable[[Any, int], Any]) -> None:
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(WIDTH, 4)
+        self.number, self.ratio, self.table = number, 0.1, {14: 3.0}
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x)) * self.number(self, x.size(0))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+ROUNDS: dict[str, Callable[[Any, int], Any]] = {
+    "int": lambda layer, n: int(layer.ratio * n),
+    "ceil": lambda layer, n: math.ceil(n / 10),
+    "round": lambda layer, n: round(n * 0.1),
+    "a table": lambda layer, n: layer.table.get(n, 1.0),
+    "a branch": lambda layer, n: 2.0 if layer.ratio * n > 1.35 else 3.0,
+}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_sizes_of_which_the_same_number_is_made(name: str) -> None:
+    calls = [(torch.randn(n, WIDTH), torch.randint(11, (2, 20))) for n in (11, 12, 13, 14, 30, 11)]
+    same(Rounds(ROUNDS[name]), calls, train=False)

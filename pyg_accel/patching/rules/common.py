@@ -9,6 +9,7 @@ from torch import Tensor
 from pyg_accel.formula import Formula, Operand, map_operands
 from pyg_accel.ops.csr import IdleRows, idle_rows_of
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
+from pyg_accel.patching.reasons import forced
 from pyg_accel.record.edge_tensors import DeferredOperand, name_of, plain_shape
 from pyg_accel.record.recorder import perform
 
@@ -104,7 +105,8 @@ def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
     The gradients of these rows are 0. Times a derivative that is infinite they would not be.
     """
     trace, given = lazy.tracer, first_operand(lazy)
-    if not is_of_nodes(lazy) or isinstance(given, DeferredOperand):
+    # Products of whole matrices, which optimize() chooses, read all rows whatever is done here.
+    if not is_of_nodes(lazy) or isinstance(given, DeferredOperand) or forced.on:
         return lazy
     assert isinstance(lazy.formula, Operand)
     side = lazy.formula.side
