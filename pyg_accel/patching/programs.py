@@ -7,6 +7,7 @@ in everything else.
 """
 
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -276,14 +277,12 @@ def attempt(
     try:
         signature = Signature(args, kwargs)
         now = context()
-        same = [program for program in known.programs if program.context == now]
-        same = [program for program in same if program.signature.is_like(signature)]
+        same = [p for p in known.programs if p.context == now and p.signature.is_like(signature)]
         alike = next((program for program in same if program.guard.holds()), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic else None
-        before, _running.seen = _running.seen, _Seen()
-        seen = _running.seen
+        before, _running.seen = _running.seen, (seen := _Seen())
         try:
             with record_choices() as backends:
                 shapes = None if alike is None else alike.shapes
@@ -362,6 +361,8 @@ def unrecordable(
         return "saved-tensor hooks are active"
     if (settings.verify and not forced.on) or torch_records():
         return "calls that are verified, or that torch records"
+    if not (sys.getprofile() is None or callable(sys.getprofile())):
+        return "under a profiler in C, which Python cannot switch on again after a record"
     if reasons := transform_reasons():
         return "; ".join(reasons)
     if not any(map(is_graph, (*args, *kwargs.values()))):
