@@ -6,6 +6,7 @@ once more, with sizes that are computed in each call, and serves for all sizes i
 in everything else.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -311,8 +312,7 @@ def attempt(
     try:
         signature = Signature(args, kwargs)
         now = context()
-        same = [program for program in known.programs if program.context == now]
-        same = [program for program in same if program.signature.is_like(signature)]
+        same = [p for p in known.programs if p.context == now and p.signature.is_like(signature)]
         alike = next((program for program in same if program.guard.holds()), None)
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
@@ -398,6 +398,8 @@ def _unrecordable(
         return "saved-tensor hooks are active"
     if (settings.verify and not forced.on) or torch_records():
         return "calls that are verified, or that torch records"
+    if not (sys.getprofile() is None or callable(sys.getprofile())):
+        return "under a profiler in C, which Python cannot switch on again after a record"
     if reasons := transform_reasons():
         return "; ".join(reasons)
     if not any(map(is_graph, (*args, *kwargs.values()))):

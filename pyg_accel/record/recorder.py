@@ -119,7 +119,6 @@ class Recorder(TorchFunctionMode):
         self._quiet = 0
         self._sizes = Sizes(exact=exact)
         self._modes = _modes()
-        self._outer: Recorder | None = None
         for number, tensor in enumerate(inputs):
             if id(tensor) in guard.tensors:
                 self.stop("an argument that is an attribute of the layer too")
@@ -144,7 +143,7 @@ class Recorder(TorchFunctionMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Record what runs inside the block."""
-        self._outer, running_recorder.recorder = running_recorder.recorder, self
+        outer, running_recorder.recorder = running_recorder.recorder, self
         before, collects = sys.getprofile(), gc.isenabled()
         gc.disable()  # what is called where garbage is collected is no part of the call
         try:
@@ -155,7 +154,7 @@ class Recorder(TorchFunctionMode):
                 finally:
                     sys.setprofile(before)
         finally:
-            running_recorder.recorder = self._outer
+            running_recorder.recorder = outer
             if collects:
                 gc.enable()
 
