@@ -38,7 +38,6 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "hetero": hetero.forward,
     "scatter": readouts.scatter,
     "segment": readouts.segment,
-    "to_dense_batch": ordered.to_dense_batch,
     "quantile": ordered.quantile,
 }
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.

@@ -14,7 +14,7 @@ whoever imported a function before reaches the hook as well. These functions are
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
   see :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
-* ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
+* ``scatter`` and ``segment``, by which readouts reduce rows over groups.
 * ``QuantileAggregation.forward``, which sorts.
 * while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
   HANConv.
@@ -64,7 +64,6 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.utils.spmm": "spmm",
     "torch_geometric.utils.scatter": "scatter",
     "torch_geometric.utils.segment": "segment",
-    "torch_geometric.utils.to_dense_batch": "to_dense_batch",
     "torch_geometric.utils.degree": "degree",  # from here on while a model is distributed
     "torch_geometric.nn.conv.han_conv.group": "group",
     "torch_geometric.nn.global_add_pool": "pool",
