@@ -31,7 +31,7 @@ MOST_CODE_LINES = 36_357
 FLOORS = [
     {"errors", "settings", "formula", "functions", "syntax", "native", "graph", "cbsr", "checks",
      "large_pages", "memo", "matrices", "call_report", "cache", "derived", "tiles", "column_reuse",
-     "facts", "machine", "tuned", "wrapper"},
+     "facts", "machine", "module_state", "tuned", "wrapper"},
     {"backends"},
     {"ops", "testing"},
     {"record"},
@@ -47,7 +47,6 @@ PUBLIC_NAMES_FROM = FLOOR_OF["ops"]  # the first floor whose rooms may use names
 PRIVATES_IN_USE = {
     "settings.py": {"_data"},  # of os.environ
     "cuda_graphs/padding.py": {"_index"},  # the end of argument names, such as edge_index
-    "layers/recorded.py": {"_model"},  # of its own
     "layers/pairs.py": {"_children"},  # Sequential shows the calls it makes nowhere else
     "memo.py": {"_value"},  # of torch_sparse's storage, beside which PyG has one of that name
 }

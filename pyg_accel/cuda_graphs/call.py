@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from pyg_accel.checks import check_arguments
 from pyg_accel.cuda_graphs.ledger import Ledger
-from pyg_accel.patching.rng_state import random_state, restore
+from pyg_accel.module_state import ModuleState
 
 __all__ = ["Arguments", "Checkpoint", "Modes", "State", "Subject", "Uncapturable", "flatten",
            "names_of", "naming", "replaced"]  # fmt: skip
@@ -298,14 +298,13 @@ class Checkpoint:
 
     def __init__(self, subject: Subject, device: torch.device) -> None:
         """Copy everything."""
-        self._states = [random_state(device, root) for root in subject.roots]
+        self._state = ModuleState(subject.modules, device)
         self._tensors = [(t, t.detach().clone()) for t in subject.tensors()]
         self._grads = [(p, p.grad) for p in subject.of_modules("_parameters")]
 
     def restore(self) -> None:
         """Put everything back."""
-        for state in self._states:
-            restore(state)
+        self._state.restore()
         for parameter, grad in self._grads:
             if parameter.grad is not grad:
                 parameter.grad = grad

@@ -15,9 +15,10 @@ from torch.nn import Dropout, Identity, Module
 from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing, Sequential
 
-from pyg_accel.layers.reading import CONSTANT, FAILURES, LeftOut, Reader, as_it_was
+from pyg_accel.layers.reading import FAILURES, LeftOut, Reader
 from pyg_accel.layers.recorded import Recorded
 from pyg_accel.layers.swaps import Swap, swap, why_not
+from pyg_accel.module_state import CONSTANT, as_it_was
 
 __all__ = ["swap_pairs"]
 
@@ -40,7 +41,8 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
         leaves: ids of modules that have been dealt with.
 
     Returns:
-        A GraphModule, or the model itself if nothing was swapped; and what became of its layers.
+        A module that runs the graph, or the model itself if nothing was swapped; and what became of
+        its layers.
     """
     convs = {
         name: m
@@ -82,7 +84,7 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
     if not any(s.swapped for s in swaps):
         return model, swaps
     graph.lint()
-    return Recorded(model, graph, type(model).__name__), swaps
+    return Recorded(model, graph), swaps
 
 
 class _Tracer(Reader):

@@ -1,8 +1,9 @@
 """What the code of a message may do that an attempt which fails cannot take back.
 
-A message that turns out to be no formula runs again, in PyG's own path. What is put back before is
-listed in :mod:`.rng_state`; numbers of NumPy and Python, generators of the user and objects outside
-of the layer are not. So a message may be attempted only if its code reads nothing but torch, PyG,
+A message that turns out to be no formula runs again, in PyG's own path. What a
+:class:`~pyg_accel.module_state.ModuleState` holds is put back before; numbers of NumPy and Python,
+generators of the user and objects outside of the layer
+are not. So a message may be attempted only if its code reads nothing but torch, PyG,
 its layer, numbers, and functions of which the same is true. Nor may it ask a tensor which object it
 is: messages are of another class while they are recorded.
 """
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.patching.reasons import modules_in
+from pyg_accel.module_state import modules_in
 
 __all__ = ["effect_reasons", "tensors_outside"]
 

@@ -41,8 +41,8 @@ from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 from pyg_accel.patching.running import running
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "is_rendered",
-    "rendering_reason", "template", "uninstall",
+    "Hooks", "hook_reasons", "install", "installed", "is_rendered", "rendering_reason", "template",
+    "uninstall",
 ]  # fmt: skip
 
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -70,7 +70,7 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.nn.global_mean_pool": "pool",
     "torch_geometric.nn.global_max_pool": "pool",
 }
-HOOK_DICTS = (
+_HOOK_DICTS = (
     "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
     "_message_forward_pre_hooks", "_message_forward_hooks",
     "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
@@ -287,20 +287,11 @@ def rendering_reason(module: MessagePassing) -> str:
     return _not_rendered[cls]
 
 
-def is_hooked(module: MessagePassing) -> bool:
-    """Return whether :func:`hook_reasons` has any; it is asked in every call."""
-    own = vars(module)
-    for name in HOOK_DICTS:
-        if own[name]:
-            return True
-    return bool(own["_explain"]) or own["_decomposed_layers"] > 1
-
-
 def hook_reasons(module: MessagePassing) -> list[str]:
     """Return why PyG's own path must be taken, whatever the message is."""
     reasons = [
         f"a {name.strip('_').removesuffix('s').replace('_', ' ')}"
-        for name in HOOK_DICTS
+        for name in _HOOK_DICTS
         if getattr(module, name, None)
     ]
     if module.explain:

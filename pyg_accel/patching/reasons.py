@@ -27,6 +27,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import tensors_in
+from pyg_accel.module_state import modules_in
 from pyg_accel.patching.overrides import hook_reasons
 from pyg_accel.record.edge_tensors import EdgeTensor
 
@@ -42,7 +43,6 @@ __all__ = [
     "is_watched",
     "layer_reasons",
     "marked",
-    "modules_in",
     "row_bytes",
     "subclass_reasons",
     "switch",
@@ -143,14 +143,6 @@ def has_hooks(module: torch.nn.Module) -> bool:
         or own["_backward_hooks"]
         or own["_backward_pre_hooks"]
     )
-
-
-def modules_in(*modules: torch.nn.Module | None) -> list[torch.nn.Module]:
-    """Return modules and those inside them; quicker than ``modules()``, and one may come twice."""
-    found = [module for module in modules if module is not None]
-    for module in found:  # as it grows
-        found += [child for child in module._modules.values() if child is not None]
-    return found
 
 
 def transform_reasons() -> list[str]:
