@@ -15,6 +15,7 @@ from torch.nn import Dropout, Identity, Module
 from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing, Sequential
 
+from pyg_accel.hooks import has_hooks
 from pyg_accel.layers.reading import FAILURES, LeftOut, Reader
 from pyg_accel.layers.recorded import Recorded
 from pyg_accel.layers.swaps import Swap, swap, why_not
@@ -25,7 +26,6 @@ __all__ = ["swap_pairs"]
 _RELUS = {F.relu, torch.relu, torch.relu_, F.relu_}
 _IN_PLACE = {torch.relu_, F.relu_, "relu_"}
 _PASSES = (Dropout, Identity)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Unreadable(Exception):
@@ -143,7 +143,7 @@ def _read(
         model.train(mode)
         tracer = _Tracer(leaves)
         for module in modules:
-            if not tracer.is_leaf_module(module, "") and any(vars(module)[h] for h in _HOOKS):
+            if not tracer.is_leaf_module(module, "") and has_hooks(module):
                 raise LeftOut(f"a hook on {type(module).__name__} would not be run")
         with as_it_was(modules) as state:
             graph = tracer.trace(model, without)

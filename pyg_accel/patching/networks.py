@@ -15,12 +15,12 @@ from torch import Tensor
 
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, operands_of
+from pyg_accel.hooks import has_hooks
 from pyg_accel.module_state import modules_in
 from pyg_accel.ops.blocked import at_once, in_blocks
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
-from pyg_accel.patching.reasons import has_hooks
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape

@@ -41,7 +41,7 @@ from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 from pyg_accel.patching.running import running
 
 __all__ = [
-    "Hooks", "hook_reasons", "install", "installed", "is_rendered", "rendering_reason", "template",
+    "Hooks", "install", "installed", "is_rendered", "rendering_reason", "template",
     "uninstall",
 ]  # fmt: skip
 
@@ -70,13 +70,6 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.nn.global_mean_pool": "pool",
     "torch_geometric.nn.global_max_pool": "pool",
 }
-_HOOK_DICTS = (
-    "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
-    "_message_forward_pre_hooks", "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
-    "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
-)  # fmt: skip
 # The hook of each method, and whether it is asked inside of a layer's call that is PyG's.
 _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (MessagePassing, "_set_jittable_templates", "render", True),
@@ -285,17 +278,3 @@ def rendering_reason(module: MessagePassing) -> str:
         advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
         _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])
     return _not_rendered[cls]
-
-
-def hook_reasons(module: MessagePassing) -> list[str]:
-    """Return why PyG's own path must be taken, whatever the message is."""
-    reasons = [
-        f"a {name.strip('_').removesuffix('s').replace('_', ' ')}"
-        for name in _HOOK_DICTS
-        if getattr(module, name, None)
-    ]
-    if module.explain:
-        reasons.append("an explainer is active")
-    if module.decomposed_layers > 1:
-        reasons.append("decomposed_layers > 1")
-    return reasons

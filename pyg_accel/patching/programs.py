@@ -25,10 +25,10 @@ from pyg_accel.backends.dispatch import named, record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
-from pyg_accel.patching.overrides import hook_reasons, is_rendered
+from pyg_accel.hooks import hook_reasons, hooks_in
+from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.reasons import (
     forced,
-    has_hooks,
     is_active,
     torch_records,
     transform_reasons,
@@ -56,12 +56,6 @@ _ENTRIES = {
     "edge_updater": ("edge_update",),
 }
 _METHODS = {"forward", "propagate", "edge_updater"}.union(*_ENTRIES.values())
-_HOOKS = {
-    "_forward_hooks": "forward hook",
-    "_forward_pre_hooks": "forward pre-hook",
-    "_backward_hooks": "backward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-}
 _SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
           operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
@@ -352,10 +346,8 @@ def unrecordable(
            and not is_rendered(value)]  # fmt: skip
     if own:
         return f"{', '.join(own)} set on the instance"
-    if reasons := hook_reasons(layer):
+    if reasons := hook_reasons(layer) or (hooks_in(layer) if name == "call" else []):
         return "; ".join(reasons)
-    if name == "call" and has_hooks(layer):
-        return "; ".join(f"a {kind}" for table, kind in _HOOKS.items() if vars(layer)[table])
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return "inside a mode of torch"
     if saved_tensors_are_hooked():

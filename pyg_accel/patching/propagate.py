@@ -13,6 +13,7 @@ from pyg_accel import derived
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record
+from pyg_accel.hooks import hook_reasons
 from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.memo import changed, tensors_in
 from pyg_accel.module_state import ModuleState, modules_in, tensors_of
@@ -29,7 +30,7 @@ from pyg_accel.patching.kept import (
     written,
 )
 from pyg_accel.patching.networks import hooked_inside
-from pyg_accel.patching.overrides import hook_reasons, rendering_reason, template
+from pyg_accel.patching.overrides import rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
     call_reasons,
