@@ -12,10 +12,11 @@ The call that a lazy tensor belongs to is a :class:`Tracer`. Its subclass
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import Parameter
 from typing_extensions import Self
 
@@ -175,6 +176,13 @@ class Tracer(Watch):
         self.writes_weights = False
         self.source: Any = None
         self.read: list[Formula] = []
+
+    @cached_property
+    def networks(self) -> fx.Graph:
+        """The functions that networks on edges consist of; its first input is a block of edges."""
+        graph = fx.Graph()
+        graph.placeholder("block")
+        return graph
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
