@@ -12,6 +12,7 @@ from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import (
     hetero,
     layers,
+    loading,
     ordered,
     overrides,
     programs,
@@ -20,7 +21,6 @@ from pyg_accel.patching import (
     reasons,
     relations,
 )
-from pyg_accel.patching.reasons import marked
 from pyg_accel.patching.reductions import aggregate
 
 __all__ = ["OverrideHandle", "PatchHandle", "patch", "patched", "unpatch"]
@@ -39,6 +39,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "scatter": readouts.scatter,
     "segment": readouts.segment,
     "quantile": ordered.quantile,
+    "collate": loading.collate,
+    "getitems": loading.getitems,
 }
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
@@ -101,12 +103,7 @@ class PatchHandle(OverrideHandle):
         super().__init__({})
 
     def _switch(self, by: int) -> None:
-        if self._modules is None:
-            reasons.switch(by)
-        for module in self._modules or ():
-            marked[module] = marked.get(module, 0) + by
-            if marked[module] <= 0:
-                del marked[module]
+        reasons.switch(self._modules, by)
         if by < 0:
             programs.forget_unpatched()
             if not any(isinstance(handle, PatchHandle) for handle in _handles):
