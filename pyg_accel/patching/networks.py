@@ -52,13 +52,6 @@ class Network(DeferredOperand):
     node: fx.Node
     call: Tracer
 
-    @staticmethod
-    def __new__(cls, trace: Tracer, node: fx.Node, shape: Sequence[int], dtype: torch.dtype) -> Any:
-        """Put it off."""
-        made = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
-        made.node, made.call = node, trace
-        return made
-
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
         operand = Operand("e", 0)
@@ -100,7 +93,8 @@ def leaf(trace: Tracer, node: fx.Node, shape: Sequence[int], dtype: torch.dtype)
     """Return a lazy tensor that a node makes; raise where this call must not have one."""
     for reason in reasons_against(trace):
         raise Unrecognised(reason, permanent=False)
-    return trace.leaf("e", Network(trace, node, shape, dtype), shape, 0)
+    network = Network(shape, dtype, trace.device, node=node, call=trace)
+    return trace.leaf("e", network, shape, 0)
 
 
 def reasons_against(trace: Tracer) -> list[str]:

@@ -141,7 +141,7 @@ class Trace(Tracer):
                             [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
         self.formulas.append(source.text())
         self.source = source
-        weights = source.written() if self.writes_weights else Weights(source)
+        weights = source.written() if self.writes_weights else Weights.of(source)
         return self.leaf("e", weights, shape, 0)
 
     def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:
