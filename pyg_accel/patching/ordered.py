@@ -21,9 +21,9 @@ from pyg_accel.ops.groups import groups_of
 from pyg_accel.ops.ordered_groups import taken_at
 from pyg_accel.patching import gate
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
-from pyg_accel.patching.reasons import data_reasons, is_active, torch_records, transform_reasons
+from pyg_accel.patching.readouts import are_rows
+from pyg_accel.patching.reasons import data_reasons, is_active, transform_reasons
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.patching.watch import Watch
 from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.record.recorder import quiet
 from pyg_accel.settings import settings
@@ -148,17 +148,10 @@ def _is_taken(x: Any, index: Any, dim: int) -> bool:
         return False
     return (
         type(x) in _TENSORS
-        and type(index) is Tensor
-        and x.dim() > 0
-        and dim in (0, -x.dim())
-        and x.is_floating_point()
-        and x.layout is torch.strided
-        and x.device.type == index.device.type == "cpu"
-        and index.dtype in (torch.int32, torch.int64)
+        and are_rows(x, index, dim)
+        and x.device.type == "cpu"
         and index.shape == x.shape[:1]
         and (settings.always or x.numel() >= _FEWEST)
-        and not torch_records()
-        and Watch.active() is None
         and not data_reasons(x)
         and not transform_reasons()
     )
