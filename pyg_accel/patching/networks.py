@@ -55,7 +55,7 @@ class Network(DeferredOperand):
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
         operand = Operand("e", 0)
-        outs, _ = _run(self.call, operand, [self], (), self.call.rows_of_side("v"), of_edges=True)
+        outs, _ = _run(self.call, operand, [self], (), self.call.num_targets(), of_edges=True)
         return outs[0]
 
     def differentiable(self) -> bool:
