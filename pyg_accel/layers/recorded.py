@@ -1,4 +1,4 @@
-"""A model whose forward is a graph of calls, and that is the model in all other respects."""
+"""A torch.fx graph of a model's calls, with the interface of the model."""
 
 from functools import partial
 from typing import Any

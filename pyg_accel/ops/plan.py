@@ -1,6 +1,6 @@
 """How eager calls run: one node of autograd, one plan, one launch each way.
 
-A plan has what depends on the kind of a call alone: layout, kernel, what is kept for the gradient.
+A plan has what depends on the kind of a call alone: layout, kernel, what is saved for the gradient.
 It is made at the first call of its kind and stays with the graph. A later call looks at shapes,
 dtypes and flags of its operands, looks up its plan, and launches. Calls that something observes
 (a compiler, a mode, a function transform) go through the registered operators instead.

@@ -42,7 +42,7 @@ def associations(
         several expressions, those of the last.
 
     Raises:
-        NotLifted: with the reason, for a layer that is left as it is.
+        NotLifted: with the reason, for a layer that is not rewritten.
     """
     if not example_inputs and not example_kwargs:
         example_inputs = _examples(conv)

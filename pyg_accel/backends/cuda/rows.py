@@ -2,7 +2,7 @@
 
 The kernels divide rows and columns as those of Triton do, by the same table
 (:mod:`pyg_accel.backends.triton.launch`), and a call is one call of C++, where Triton's launches
-are Python. What the table knows nothing of is left to Triton.
+are Python. Calls that the table has no entry for run on Triton.
 """
 
 from collections.abc import Callable
