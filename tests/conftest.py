@@ -192,7 +192,7 @@ def clean_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if overrides.installed():
         gc.collect()  # optimised models take their overrides with them
     left = overrides.installed()
-    for handle in [*api._hook_handles]:  # of a model that a failure holds: not the next test's
+    for handle in [*api._handles]:  # of a model that a failure holds: not the next test's
         handle.remove()
     assert not left
     assert not reasons.is_active()

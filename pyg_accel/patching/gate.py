@@ -21,9 +21,9 @@ from torch.nn import Module
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, record
+from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.patching import programs
 from pyg_accel.patching.reasons import forced
-from pyg_accel.patching.rng_state import random_state, restore
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import Work, fewest_edges, size_reasons
@@ -143,7 +143,7 @@ def enter(
     if not reasons:
         if traced or settings.verify:
             with torch._C.DisableTorchFunction():
-                state = random_state(device, call.owner)
+                state = ModuleState(modules_in(call.owner), device)
         refused: tuple[type[Exception], ...] = (IndexError, ValueError)
         if traced:
             refused = (Unrecognised,)
@@ -155,7 +155,7 @@ def enter(
             reasons = [str(error)]
             if state is not None:
                 with torch._C.DisableTorchFunction():
-                    restore(state)
+                    state.restore()
         else:
             seconds = perf_counter() - start
             # An optimised model compares by itself; a sample is not what PyG computes.

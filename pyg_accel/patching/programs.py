@@ -28,18 +28,19 @@ from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
 from pyg_accel.derived import is_new
+from pyg_accel.hooks import hook_reasons, hooks_in
 from pyg_accel.ops.csr import is_built_ahead
-from pyg_accel.patching.overrides import hook_reasons, is_rendered
+from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.reasons import (
     forced,
-    has_hooks,
     is_active,
     torch_records,
     transform_reasons,
 )
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
-from pyg_accel.record.guard import NotComparable, is_library, module_of
+from pyg_accel.record.code import is_library, module_of
+from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, record
 from pyg_accel.record.signature import Signature
 from pyg_accel.settings import settings, variables
@@ -59,12 +60,6 @@ _ENTRIES = {
     "edge_updater": ("edge_update",),
 }
 _METHODS = {"forward", "propagate", "edge_updater"}.union(*_ENTRIES.values())
-_HOOKS = {
-    "_forward_hooks": "forward hook",
-    "_forward_pre_hooks": "forward pre-hook",
-    "_backward_hooks": "backward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-}
 
 
 class Sizes(NamedTuple):
@@ -387,10 +382,8 @@ def _unrecordable(
            and not is_rendered(value)]  # fmt: skip
     if own:
         return f"{', '.join(own)} set on the instance"
-    if reasons := hook_reasons(layer):
+    if reasons := hook_reasons(layer) or (hooks_in(layer) if name == "call" else []):
         return "; ".join(reasons)
-    if name == "call" and has_hooks(layer):
-        return "; ".join(f"a {kind}" for table, kind in _HOOKS.items() if vars(layer)[table])
     others = any(not isinstance(mode, torch.device) for mode in _modes())
     if others or torch._C._len_torch_dispatch_stack():
         return "inside a mode of torch"

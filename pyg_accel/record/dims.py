@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from pyg_accel.record.guard import is_package_file
+from pyg_accel.record.code import is_package_file
 
 __all__ = ["Dim", "Unexpected", "expect"]
 

@@ -23,13 +23,10 @@ from pyg_accel.cache import memory_of
 from pyg_accel.formula import Operand
 from pyg_accel.record.about import ABOUT, WRITES, About
 from pyg_accel.record.calls import Calls
+from pyg_accel.record.code import is_package_file
 from pyg_accel.record.dims import Dim
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, changed_in_place, name_of
-from pyg_accel.record.guard import (
-    Guard,
-    NotComparable,
-    is_package_file,
-)
+from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, rounds
 from pyg_accel.record.split import DERIVED

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, fx
 
 from pyg_accel.graph import Graph
+from pyg_accel.record.code import is_library_file
 from pyg_accel.record.dims import Dim, expect
 from pyg_accel.record.edge_tensors import EdgeTensor, name_of
-from pyg_accel.record.guard import is_library_file
 
 __all__ = ["Sizes", "asks_for_size", "rounds"]
 

@@ -1,6 +1,6 @@
 """Which tree a layer runs for calls of some kind and size, and why (paper, section 3.4)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from pyg_accel.rewrite.cost import (
     CostModel,
     GraphFeatures,
     Learned,
-    Primitive,
     Roofline,
     cost_model,
 )
@@ -169,21 +168,6 @@ class Decision:
         return merge(simplify(self.region.expr))
 
 
-class Fused:
-    """A cost model for compiled code: what is done element by element joins its neighbours."""
-
-    def __init__(self, model: CostModel) -> None:
-        self._model = model
-        self.source, self.learned = model.source, model.learned
-
-    def many(self, primitives: Iterable[Primitive]) -> list[float]:
-        """Return the seconds of each."""
-        asked = list(primitives)
-        found = self._model.many(asked)
-        return [0.0 if p.name in ("scale_rows", "elementwise") else seconds
-                for p, seconds in zip(asked, found, strict=True)]  # fmt: skip
-
-
 def make_decision(
     region: Region,
     given: Assumptions,
@@ -191,7 +175,6 @@ def make_decision(
     graphs: Mapping[str, Graph],
     *,
     fresh: bool = False,
-    compiled: bool = False,
     slowest: Callable[[Sequence[float]], list[float]] | None = None,
 ) -> Decision:
     """Choose a tree for a region.
@@ -206,7 +189,6 @@ def make_decision(
         options: of ``optimize()``.
         graphs: those of its matrices of edges, by name.
         fresh: every call has a graph of its own.
-        compiled: a compiler fuses what is done element by element.
         slowest: as of :func:`decide`.
     """
     pruned = associations_of(region.expr, given)
@@ -222,7 +204,7 @@ def make_decision(
         def features(name: str, transposed: bool) -> GraphFeatures:
             return measure(graphs[name], transposed=transposed)
 
-        return decide(pruned, sizes, features, Fused(model) if compiled else model, fresh=fresh,
+        return decide(pruned, sizes, features, model, fresh=fresh,
                       choose=options.choose, slowest=slowest,
                       price_all=options.price_all)  # fmt: skip
 

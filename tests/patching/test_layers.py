@@ -315,8 +315,7 @@ LAYERS = {
             world.x,
             torch_geometric.utils.sort_edge_index(world.edge_index, sort_by_row=False),
         ),
-        formulas=("rows side by side",),
-        reasons=("to_dense_batch of messages",),
+        reasons=("no reduction that could be fused",),
     ),
     "edge-conv": Layer(lambda: pyg.EdgeConv(linear(32, 8)), formulas=("max_j add(v0,u1)",)),
     "point-net": Layer(
