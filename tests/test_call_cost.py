@@ -29,7 +29,7 @@ CEILINGS = {
     "GCNConv": (27, 101),
     "SAGEConv": (25, 101),
     "GINConv": (25, 99),
-    "GATConv": (30, 123),
+    "GATConv": (31, 123),
     "GATv2Conv": (26, 113),
     "TransformerConv": (30, 132),
     "own layer": (31, 95),
