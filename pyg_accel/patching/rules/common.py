@@ -73,8 +73,10 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
         raise Declined
     trace = lazy.tracer
     if name_of(func) not in _FLAT and trace.records_gradients:
-        others = (*args, *kwargs.values())
-        if any(isinstance(t, Tensor) and t.requires_grad for t in (first_operand(lazy), *others)):
+        read = [first_operand(lazy), *args, *kwargs.values()]
+        tensors = [t for t in read if isinstance(t, Tensor)]
+        waits = any(isinstance(t, DeferredOperand) for t in tensors)  # or it would be computed
+        if not waits and any(t.requires_grad for t in tensors):
             lazy = without_idle_rows(lazy)
     operand = lazy.formula
     assert isinstance(operand, Operand)
