@@ -1,4 +1,4 @@
-"""What the code of a message may do that an attempt which fails cannot take back.
+"""Effects of a message's code that cannot be undone if an attempt to trace it fails.
 
 A message that turns out to be no formula runs again, in PyG's own path. What is put back before is
 listed in :mod:`.rng_state`; numbers of NumPy and Python, generators of the user and objects outside

@@ -1,4 +1,4 @@
-"""What a call may change beside its result, so that a call that is made twice starts twice alike.
+"""State that a call may change beside its result: saved, and restored for a second attempt.
 
 A message that turns out not to be a formula runs again, in PyG's own path. Random numbers, buffers
 (a BatchNorm in the message) and attributes of the layer are put back before. Other tensors that the
