@@ -46,7 +46,8 @@ def optimize(
     itself.
 
     The examples are run once, with ``train=True`` with gradients. Buffers, random numbers and what
-    else the model holds are as before afterwards.
+    else the model holds are as before afterwards. On small graphs training on a GPU may be faster
+    with backward passes in the calling thread: :class:`torch.autograd.set_multithreading_enabled`.
 
     Args:
         model: any module made of PyG layers, or one layer.
