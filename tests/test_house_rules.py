@@ -26,8 +26,8 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 # fewer. One that needs more has to let something else go.
 MOST_CODE_LINES = 36_533
 
-# Imports run from later floors to earlier ones. Rooms of one floor may not know each other, except
-# for the modules of the first.
+# Imports run from later floors to earlier ones. Rooms of one floor may not import each other,
+# except for the modules of the first.
 FLOORS = [
     {"errors", "settings", "formula", "functions", "native", "graph", "cbsr", "checks",
      "large_pages", "memo", "matrices", "call_report", "cache", "derived", "hooks", "tiles",

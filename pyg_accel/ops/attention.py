@@ -1,7 +1,7 @@
 """Attention: scores, softmax over a target's edges and the weighted sum, as one operator.
 
-``pyg_accel::attention`` keeps two numbers per target and head beside the result: no tensor of
-E x heads is made. How it is differentiated is in :mod:`.attention_backward`. Where no backend has
+``pyg_accel::attention`` saves two numbers per target and head beside the result: no tensor of
+E x heads is written. Its gradient is in :mod:`.attention_backward`. Where no backend has
 the operator, :func:`attention` runs its parts.
 """
 

@@ -1,8 +1,7 @@
 """The CSR form of an edge_index as an operator: what a compiled graph holds in place of sorting.
 
-Behind it stands the same cache as behind everything else, so a compiled model sorts an edge_index
-once as well. It gives out copies: the memory of an operator's results is the compiler's, which uses
-it again for other things.
+It looks into the same store as eager calls, so a compiled model sorts an edge_index once as well.
+It returns copies: the memory of an operator's results is the compiler's, which reuses it.
 """
 
 import torch

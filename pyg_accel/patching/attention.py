@@ -1,10 +1,11 @@
 """Softmax weights that are not computed until something needs them.
 
-Attention layers make weights in one place and use them in another: GATConv in ``edge_updater`` and
-``propagate``, others within one message. Between the two the weights are :class:`Weights`: a tensor
-[E] or [E, H] that knows its scores. A weighted sum of messages takes the scores and becomes one
-call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an ordinary tensor.
-Weights that leave the layer (:mod:`.kept`) are ordinary tensors from the beginning.
+Attention layers compute weights in one place and use them in another: GATConv in ``edge_updater``
+and ``propagate``, others within one message. Between the two the weights are :class:`Weights`: a
+tensor [E] or [E, H] that holds the formula of its scores. A weighted sum of messages takes the
+scores and becomes one call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an
+ordinary tensor. Weights that leave the layer (:mod:`.kept`) are ordinary tensors from the
+beginning.
 
 Dropout of the weights draws its mask at once, by torch's own function and of the same shape, so
 that the numbers are those of PyG.

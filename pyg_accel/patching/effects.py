@@ -1,4 +1,4 @@
-"""What the code of a message may do that an attempt which fails cannot take back.
+"""Effects of a message's code that cannot be undone if an attempt to trace it fails.
 
 A message that turns out to be no formula runs again, in PyG's own path. What a
 :class:`~pyg_accel.module_state.ModuleState` holds is put back before; numbers of NumPy and Python,

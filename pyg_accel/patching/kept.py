@@ -1,4 +1,4 @@
-"""Whether the tensors of edges that a layer puts aside, attention weights above all, leave it.
+"""Edge tensors that a layer stores in attributes, attention weights above all: do they leave it?
 
 Weights that leave are ordinary tensors, of which the result is computed. Those that are gone when
 the layer returns need not exist.

@@ -1,4 +1,4 @@
-"""The one file that knows how PyG is built inside.
+"""What is replaced of PyG: the one file that uses its private names.
 
 A function of PyG that is accelerated remains the same object wherever it is held: what changes is
 its ``__code__``, which hands the arguments to a hook, and :func:`uninstall` puts it back. So
@@ -9,7 +9,7 @@ whoever imported a function before reaches the hook as well. These functions are
   first instance of it is made, and ``MessagePassing._set_jittable_templates``, which renders them
   for classes still to come.
 * ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
-  decomposition run that one instead. It only takes a note.
+  decomposition run that one instead. It only adds a row to the report.
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
   see :mod:`pyg_accel.memo`.

@@ -1,4 +1,4 @@
-"""One call of ``propagate`` under ``patch()``: try the lazy way, else PyG's own, and say which."""
+"""One call of ``propagate`` under ``patch()``: traced, or PyG's own, and which is reported."""
 
 import weakref
 from collections.abc import Callable

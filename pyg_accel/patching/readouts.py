@@ -1,4 +1,4 @@
-"""Reductions outside of layers: ``scatter`` and ``segment``, by which PyG reads graphs out.
+"""Reductions outside of layers: ``scatter`` and ``segment``, which PyG's readouts call.
 
 ``global_mean_pool``, the modules of ``torch_geometric.nn.aggr`` and softmax over groups call them.
 A reduction over groups is one over the targets of a graph: its kernels go over the rows of a group

@@ -1,4 +1,4 @@
-"""Whether a call is accelerated: what patch() switched on, and the reasons against."""
+"""Whether a call is accelerated: what ``patch()`` switched on, and the reasons against a call."""
 
 import threading
 import weakref

@@ -1,4 +1,4 @@
-"""What a call that is recorded calls beside torch: seen by a profiler.
+"""Calls of functions other than torch's in a recorded call, seen by a profiler.
 
 Functions without an effect beside their result may run. Any other one, such as ``random.random`` or
 ``print``, could not be left out of later calls.

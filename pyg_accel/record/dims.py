@@ -1,4 +1,4 @@
-"""Sizes that differ between calls of one program: integers that know how they were computed."""
+"""Sizes that differ between calls of one program: integers with the node that computes them."""
 
 import operator
 import sys

@@ -1,4 +1,4 @@
-"""Edge tensors without storage: what lazy ones and those that wait have in common.
+"""Edge tensors without storage: the base of lazy and of deferred ones.
 
 A :class:`~pyg_accel.patching.lazy.LazyTensor` stands for messages and belongs to one call. A
 :class:`DeferredOperand` is an operand of messages that is computed when it is first needed, because

@@ -2,8 +2,8 @@
 
 The code of the layer runs as it is, with its result for the caller. A mode sees the functions of
 torch; a profiler sees what else is called. What no program could repeat (numbers read out of a
-tensor, calls of functions that are not guarded, another mode of autograd) ends the record and
-leaves the call alone: :attr:`Recorder.reason` says why.
+tensor, calls of functions that are not guarded, another mode of autograd) ends the record,
+and the call goes on: :attr:`Recorder.reason` says why.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""The arguments that a program takes, and a flat function that tells whether a call has such."""
+"""The arguments that a program takes, and a flat function that checks those of a call."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

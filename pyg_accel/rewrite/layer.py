@@ -273,11 +273,11 @@ def rewritten_graph(
     upstream, learning, values = not torch.is_grad_enabled(), Learning(), _Values(program, leaves)
     decided: dict[fx.Node, Decision] = {}
     for region in regions:
-        given = assumptions_of(region, learning, train=options.train, static=same,
+        assumed = assumptions_of(region, learning, train=options.train, static=same,
                                upstream=upstream)  # fmt: skip
         graphs = {name: values.of(node) for name, node in region.graphs.items()}
         decided[region.root] = make_decision(
-            region, given, options, graphs, fresh=fresh,
+            region, assumed, options, graphs, fresh=fresh,
             slowest=None if halos is None else halos.slowest,
         )  # fmt: skip
     cast = len(_precisions(program)) > 1
@@ -287,7 +287,7 @@ def rewritten_graph(
             builder.copy(node)
         else:
             builder.replace(node, lower(builder, decision.region, decision.choice.tree,
-                                        decision.given.static, cast=cast))  # fmt: skip
+                                        decision.assumed.static, cast=cast))  # fmt: skip
     text = "; ".join(str(decision.choice.tree) for decision in decided.values())
     return text, builder.finish(program.graph), [*decided.values()]
 

@@ -66,9 +66,9 @@ def associations(
     graph = program.graph
     *_, region = regions_of(graph, program.constants, type(conv).__name__)
     same = {n for n in graph.nodes if n.op == "placeholder"} if static else ()
-    given = assumptions_of(region, Learning(), train=train, static=frozenset(same),
+    assumed = assumptions_of(region, Learning(), train=train, static=frozenset(same),
                            upstream=upstream)  # fmt: skip
-    return associations_of(region.expr, given)
+    return associations_of(region.expr, assumed)
 
 
 def _examples(conv: MessagePassing) -> tuple[Any, ...]:

@@ -149,7 +149,7 @@ class Decision:
     Attributes:
         region: what it computes.
         pruned: all trees.
-        given: assumptions about the leaves.
+        assumed: assumptions about the leaves.
         sizes: by symbol, those that were decided for.
         entries: number of edges.
         choice: the tree, and why.
@@ -157,7 +157,7 @@ class Decision:
 
     region: Region
     pruned: Associations
-    given: Assumptions
+    assumed: Assumptions
     sizes: Mapping[str, int]
     entries: int
     choice: Choice
@@ -170,7 +170,7 @@ class Decision:
 
 def make_decision(
     region: Region,
-    given: Assumptions,
+    assumed: Assumptions,
     options: Options,
     graphs: Mapping[str, Graph],
     *,
@@ -185,13 +185,13 @@ def make_decision(
 
     Args:
         region: what is computed.
-        given: assumptions about its leaves.
+        assumed: assumptions about its leaves.
         options: of ``optimize()``.
         graphs: those of its matrices of edges, by name.
         fresh: every call has a graph of its own.
         slowest: as of :func:`decide`.
     """
-    pruned = associations_of(region.expr, given)
+    pruned = associations_of(region.expr, assumed)
     graph = next(iter(graphs.values()))
     sizes = {"N": graph.num_rows, "M": graph.num_cols, "1": 1, **region.sizes}
     if region.exchange is not None:
@@ -218,7 +218,7 @@ def make_decision(
             learned = isinstance(model, Learned) or options.price_all
             if learned or chosen(model, near).tree != choice.tree:
                 choice = chosen(model, GraphFeatures.of)
-    return Decision(region, pruned, given, sizes, graph.num_edges, choice)
+    return Decision(region, pruned, assumed, sizes, graph.num_edges, choice)
 
 
 def assumptions_of(

@@ -7,8 +7,8 @@ Three kinds of rules, tried in this order:
 * an elementwise function of several operands becomes part of the formula;
 * a reduction over the target nodes runs the formula.
 
-Anything else asks for the tensor itself: narrow ones are written out (E x heads at most), wide ones
-raise :class:`Unrecognised` and PyG's own path takes over.
+Anything else needs the tensor itself: narrow ones are written out (E x heads at most), wide ones
+raise :class:`Unrecognised` and PyG's own path runs.
 """
 
 from collections.abc import Callable
