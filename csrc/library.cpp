@@ -1,5 +1,5 @@
 // The schemas of the CPU library. They are internal: users call pyg_accel.ops, which checks shapes,
-// chooses a backend and knows the gradients. Sides, reductions and instructions are numbered as in
+// chooses a backend and has the gradients. Sides, reductions and instructions are numbered as in
 // cpu/kernels.h; pyg_accel/backends/cpu/program.py writes them.
 #include <torch/csrc/stable/library.h>
 

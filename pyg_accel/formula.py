@@ -11,13 +11,13 @@ Every operand is seen as ``[rows, heads | 1, width | 1]``; values of different s
 
 import ast
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from math import copysign
 
 from pyg_accel.functions import BINARY, FUNCTIONS, PARAMETRIC, UNARY
-from pyg_accel.syntax import expression_tree
 
 __all__ = [
     "BINARY", "SIDES", "UNARY", "Binary", "Const", "Formula", "Operand", "Sum", "Unary",
@@ -27,6 +27,8 @@ __all__ = [
 ]  # fmt: skip
 
 SIDES = ("u", "v", "e")
+# Of threads that parse at the same time one may raise SystemError (python/cpython#106905).
+_parsing = threading.RLock()  # a finalizer that runs meanwhile may parse as well
 
 
 class _Tree:
@@ -136,7 +138,8 @@ Formula = Operand | Const | Unary | Binary | Sum
 def parse(text: str) -> Formula:
     """Read a formula from its text, e.g. ``"mul(u0,e1)"``; the inverse of ``str``."""
     try:
-        tree = expression_tree(text)
+        with _parsing:
+            tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise ValueError(f"expected a message formula (got {text!r}): {error.msg}") from None
     return _from_syntax(tree, text)

@@ -129,13 +129,11 @@ class Running(threading.local):
         inside: a function whose result is remembered runs, and what it calls is not.
         lent: what the layer that runs has borrowed; None outside of layers.
         layer: that layer.
-        hits: calls whose result was known.
     """
 
     inside = False
     lent: list[Tensor] | None = None
     layer: Any = None
-    hits = 0
 
     def begin(self, layer: Any) -> tuple[list[Tensor] | None, Any]:
         """Let a layer borrow results until :meth:`end` is called with what this returns."""
@@ -185,7 +183,6 @@ def remembered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return running.call(function, args, kwargs)
     known = find(owners, key)
     if known is not None and known.fits():
-        running.hits += 1
         result = known.result
         if type(result) is tuple:
             result = tuple([tensors[r.place] if type(r) is _Argument else r for r in result])

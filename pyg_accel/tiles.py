@@ -55,11 +55,6 @@ class Tiles:
     slot: Tensor
 
     @property
-    def num_windows(self) -> int:
-        """W."""
-        return self.window_ptr.numel() - 1
-
-    @property
     def num_tiles(self) -> int:
         """T, the tiles after translation."""
         return self.tile_ptr.numel() - 1

@@ -24,14 +24,14 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 
 # Lines of code, as `code_lines` counts them: a ceiling, to be lowered with every change that needs
 # fewer. One that needs more has to let something else go.
-MOST_CODE_LINES = 37_450
+MOST_CODE_LINES = 37_283
 
-# Imports run from later floors to earlier ones. Rooms of one floor may not know each other, except
-# for the modules of the first.
+# Imports run from later floors to earlier ones. Rooms of one floor may not import each other,
+# except for the modules of the first.
 FLOORS = [
-    {"errors", "settings", "formula", "functions", "syntax", "native", "graph", "cbsr", "checks",
-     "large_pages", "memo", "matrices", "call_report", "cache", "derived", "tiles", "column_reuse",
-     "facts", "machine", "tuned", "wrapper"},
+    {"errors", "settings", "formula", "functions", "native", "graph", "cbsr", "checks",
+     "large_pages", "memo", "matrices", "call_report", "cache", "derived", "hooks", "tiles",
+     "column_reuse", "facts", "machine", "module_state", "tuned", "wrapper"},
     {"backends"},
     {"ops", "testing"},
     {"record", "loader"},
@@ -47,7 +47,6 @@ PUBLIC_NAMES_FROM = FLOOR_OF["ops"]  # the first floor whose rooms may use names
 PRIVATES_IN_USE = {
     "settings.py": {"_data"},  # of os.environ
     "cuda_graphs/padding.py": {"_index"},  # the end of argument names, such as edge_index
-    "layers/recorded.py": {"_model"},  # of its own
     "loader/collate.py": {"_key", "_mapping"},  # of a storage, by which attributes are read at once
     "loader/selected.py": {"_data", "_mapping"},  # all graphs of a dataset, and the same
     "loader/dataloader.py": {"_data", "_data_list"},
@@ -233,7 +232,7 @@ def test_private_names_of_pyg_live_in_overrides_only():
         }
         if found := (used & privates) - own:
             met[str(path.relative_to(PACKAGE))] = found
-    assert len(met.pop("patching/overrides.py")) > 10
+    assert {"_collect", "_jinja_propagate", "_orig_propagate"} < met.pop("patching/overrides.py")
     assert met == PRIVATES_IN_USE
 
 

@@ -12,7 +12,7 @@
 namespace pyg_accel {
 namespace {
 
-// The kernel's own account first: in virtual machines the C library may add up every cache of the
+// The kernel's list is read first: in virtual machines the C library may add up every cache of the
 // host, which no program here can use. C's files, not C++'s: those read numbers by a locale, which
 // fails where this library and torch have different copies of the C++ library.
 int64_t last_level_cache() {

@@ -21,7 +21,7 @@ CbsrColumns columns_of(const Tensor& indices, int64_t width) {
   return {indices.const_data_ptr(), wide, indices.size(1), width};
 }
 
-// Returns the dtype: CBSR products know floats and doubles.
+// Returns the dtype: CBSR products support floats and doubles.
 DType check_matrix(const Tensor& t, const char* name, int64_t rows, int64_t columns) {
   STD_TORCH_CHECK(
       t.is_cpu() && t.is_contiguous() && t.dim() == 2 && t.size(0) == rows && t.size(1) == columns,

@@ -43,7 +43,7 @@ struct AttentionArgs : AttentionTiles {
   float* partial;  // [P, heads, kAttentionWindow, depth + 2]: sums, maximum, sum of exponentials
 };
 
-// What the gradient wants to know of a target and head.
+// What the gradient reads of a target and head.
 struct TargetNumbers {
   float scale;  // with the coefficient: dots times it are scores
   float power;  // the same for powers of 2 instead of e

@@ -1,5 +1,5 @@
 // The operators of the CUDA library. They are internal: users call pyg_accel.ops, which checks
-// shapes, chooses a backend and knows the gradients.
+// shapes, chooses a backend and has the gradients.
 #include "cuda/tensors.h"
 #include "cuda/variants.h"
 

@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 
 from pyg_accel.checks import check_arguments
 from pyg_accel.cuda_graphs.ledger import Ledger
-from pyg_accel.patching.rng_state import random_state, restore
+from pyg_accel.hooks import HOOKS
+from pyg_accel.module_state import ModuleState
 
 __all__ = ["Arguments", "Checkpoint", "Modes", "State", "Subject", "Uncapturable", "flatten",
            "names_of", "naming", "replaced"]  # fmt: skip
@@ -26,7 +27,6 @@ _CONSTANTS = (*_SCALARS, bytes, torch.dtype, torch.device)
 _PLAIN = (Tensor, torch.nn.Parameter)
 _REQUIRES_GRAD = attrgetter("requires_grad")
 _GRAPHS = "_num_graphs"  # where a batch of PyG keeps how many there are
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Uncapturable(Exception):
@@ -267,7 +267,7 @@ class State:
         inner = [d[name] for d in dicts for name in ("_parameters", "_buffers", "_modules")]
         self._dicts = [*dicts, *inner]
         self._values = [value for d in self._dicts for value in d.values()]
-        self._hooks = [d[name] for d in dicts for name in _HOOKS]
+        self._hooks = [d[name] for d in dicts for name in HOOKS]
         self.parameters = subject.of_modules("_parameters")
         self._all = [*self.parameters, *subject.of_modules("_buffers")]
         self._tensors = self._look()
@@ -305,14 +305,13 @@ class Checkpoint:
 
     def __init__(self, subject: Subject, device: torch.device) -> None:
         """Copy everything."""
-        self._states = [random_state(device, root) for root in subject.roots]
+        self._state = ModuleState(subject.modules, device)
         self._tensors = [(t, t.detach().clone()) for t in subject.tensors()]
         self._grads = [(p, p.grad) for p in subject.of_modules("_parameters")]
 
     def restore(self) -> None:
         """Put everything back."""
-        for state in self._states:
-            restore(state)
+        self._state.restore()
         for parameter, grad in self._grads:
             if parameter.grad is not grad:
                 parameter.grad = grad

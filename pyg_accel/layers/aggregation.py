@@ -21,6 +21,7 @@ from pyg_accel.call_report import record
 from pyg_accel.cbsr import CBSR
 from pyg_accel.checks import shown
 from pyg_accel.graph import Graph
+from pyg_accel.hooks import has_hooks, hook_reasons
 from pyg_accel.layers.activation import dense_maxk, maxk
 from pyg_accel.layers.adjacency import adjacency
 from pyg_accel.matrices import is_sparse_matrix, num_edges
@@ -79,7 +80,6 @@ _COLUMNS_AN_ENTRY = {"cpu": 4.0, "cuda": 2.5}
 # edge this many times as long, and an entry in a compressed product (gradients included).
 _PRODUCTS_A_COLUMN = 4
 _PRODUCTS_AN_ENTRY = 2
-_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
 def compress(x: Features, k: int) -> Features:
@@ -142,8 +142,7 @@ def transformed(lin: Linear, features: Features) -> Tensor:
 
 def is_plain(lin: Linear) -> bool:
     """Return whether a linear layer is its weight and bias, and nothing else."""
-    hooked = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks
-    return type(lin) is Linear and lin.in_channels > 0 and not (hooked or lin._backward_pre_hooks)
+    return type(lin) is Linear and lin.in_channels > 0 and not has_hooks(lin)
 
 
 def compress_both(x: Any, k: int) -> Any:
@@ -252,13 +251,7 @@ def pyg_reasons(conv: MessagePassing, features: Features, edge_index: Any) -> li
         reasons.append(f"features of {features.dim()} dimensions")
     if torch.compiler.is_compiling():  # then PyG too passes over all that follows
         return reasons
-    if conv.explain:
-        reasons.append("an explainer is active")
-    if conv.decomposed_layers > 1:
-        reasons.append("decomposed_layers > 1")
-    for name, value in vars(conv).items():
-        if name.endswith("_hooks") and value and name not in _OF_EVERY_MODULE:
-            reasons.append(f"a {name.strip('_').removesuffix('s').replace('_', ' ')}")
+    reasons += hook_reasons(conv)
     if isinstance(edge_index, Tensor) and edge_index.requires_grad:
         reasons.append("a sparse matrix that requires gradients")
     return reasons

@@ -24,10 +24,10 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     of them.
 
     Stacks of PyG (``GraphSAGE``, ``GCN``, ``GIN`` and others built on BasicGNN) keep their class.
-    The forward of any other model is read by torch.fx, and comes back as a GraphModule with the
-    same parameter names; it has to be readable: no branches on what tensors hold, no other
-    difference between training and evaluation than dropout, no contexts such as
-    ``torch.no_grad()``, and no attributes that it assigns.
+    The forward of any other model is read by torch.fx, and comes back as a module that runs the
+    calls that were read and is the model in all other respects; it has to be readable: no branches
+    on what tensors hold, no other difference between training and evaluation than dropout, no
+    contexts such as ``torch.no_grad()``, and no attributes that it assigns.
 
     Args:
         model: the model.

@@ -15,16 +15,17 @@ from torch.nn import Dropout, Identity, Module
 from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing, Sequential
 
-from pyg_accel.layers.reading import CONSTANT, FAILURES, LeftOut, Reader, as_it_was
+from pyg_accel.hooks import has_hooks
+from pyg_accel.layers.reading import FAILURES, LeftOut, Reader
 from pyg_accel.layers.recorded import Recorded
 from pyg_accel.layers.swaps import Swap, swap, why_not
+from pyg_accel.module_state import CONSTANT, as_it_was
 
 __all__ = ["swap_pairs"]
 
 _RELUS = {F.relu, torch.relu, torch.relu_, F.relu_}
 _IN_PLACE = {torch.relu_, F.relu_, "relu_"}
 _PASSES = (Dropout, Identity)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Unreadable(Exception):
@@ -40,7 +41,8 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
         leaves: ids of modules that have been dealt with.
 
     Returns:
-        A GraphModule, or the model itself if nothing was swapped; and what became of its layers.
+        A module that runs the graph, or the model itself if nothing was swapped; and what became of
+        its layers.
     """
     convs = {
         name: m
@@ -82,7 +84,7 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, 
     if not any(s.swapped for s in swaps):
         return model, swaps
     graph.lint()
-    return Recorded(model, graph, type(model).__name__), swaps
+    return Recorded(model, graph), swaps
 
 
 class _Tracer(Reader):
@@ -141,7 +143,7 @@ def _read(
         model.train(mode)
         tracer = _Tracer(leaves)
         for module in modules:
-            if not tracer.is_leaf_module(module, "") and any(vars(module)[h] for h in _HOOKS):
+            if not tracer.is_leaf_module(module, "") and has_hooks(module):
                 raise LeftOut(f"a hook on {type(module).__name__} would not be run")
         with as_it_was(modules) as state:
             graph = tracer.trace(model, without)

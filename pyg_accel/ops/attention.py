@@ -1,7 +1,7 @@
 """Attention: scores, softmax over a target's edges and the weighted sum, as one operator.
 
-``pyg_accel::attention`` keeps two numbers per target and head beside the result: no tensor of
-E x heads is made. How it is differentiated is in :mod:`.attention_backward`. Where no backend has
+``pyg_accel::attention`` saves two numbers per target and head beside the result: no tensor of
+E x heads is written. Its gradient is in :mod:`.attention_backward`. Where no backend has
 the operator, :func:`attention` runs its parts.
 """
 
@@ -150,7 +150,8 @@ def _make_plan(
             return Plan(computing(launch, folds, (shape,)), {name: None})
         rule = _Rule(score, value, edge_order, needs, sizes, tuple(t.shape for t in operands))
         keeps = tuple(range(len(operands) + 2))
-        return Plan(computing(launch, folds, (shape,)), {name: None}, rule=rule, keeps=keeps)
+        compute = computing(launch, folds, (shape,))
+        return Plan(compute, {name: None}, rule=rule, keeps=keeps, repeats=True)
     if not any(needs):
         names, launch = unfused_launch(graph, score, value, list(folded), edge_order=edge_order)
         return Plan(computing(launch, folds, (shape,)), names)

@@ -1,4 +1,4 @@
-"""The gradient of attention: a pass over the transposed graph, and what is left for its targets.
+"""The gradient of attention: a pass over the transposed graph, and the gradients of targets.
 
 With ``p`` the weight of an edge and ``g`` the gradient of the result, the gradient of its score is
 ``ds = p * (sum(g * value) - delta)``, where ``delta = sum(g * out)`` is one number per target and
@@ -6,9 +6,9 @@ head: the sum over the target's edges of ``p * sum(g * value)`` never has to be 
 computes p anew from the scores and the logarithm of their sum, and adds up the gradients of source
 operands. Those of targets are added up in either of two ways, the cheaper one:
 
-* the pass leaves ds (and p, if requested) behind, E x heads, and the other gradients are sums
+* the pass writes ds (and p, if requested), E x heads, and the other gradients are sums
   of formulas that read them; edge operands have this one alone;
-* a second pass, over the graph itself, computes p once more, and nothing is kept for an edge.
+* a second pass, over the graph itself, computes p once more, and stores nothing per edge.
 """
 
 from collections.abc import Callable

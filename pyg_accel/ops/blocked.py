@@ -1,7 +1,7 @@
 """Functions of a graph's edges, run a block of target rows at a time.
 
-The results are those of one call on all edges. What the function makes on the way is dropped with
-its block, and the backward pass makes it again: peak memory is that of a block.
+The results are those of one call on all edges. Intermediate tensors are freed with their block,
+and the backward pass computes them again: peak memory is that of a block.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,8 +4,8 @@ The matrix of an edge with hidden features h is ``W h + b``, so the sum over the
 
     sum_j x_j (W h_j + b) = (sum_j h_j (x) x_j) W + (sum_j x_j) b
 
-is one product of an aggregated outer product [N, H * I] with the layer's weights, turned round: no
-matrix of an edge is ever made.
+is one product of an aggregated outer product [N, H * I] with the layer's weights, reordered: no
+matrix of an edge is written.
 """
 
 import torch

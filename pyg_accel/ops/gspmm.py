@@ -1,7 +1,7 @@
 """Message formula plus reduction: the operator that every aggregation comes down to.
 
 ``pyg_accel::gspmm`` takes plain tensors, so that torch.compile, autograd and other transforms see
-an ordinary operator; :func:`gspmm` is its friendly face. Its gradient is itself with another
+an ordinary operator; :func:`gspmm` is the public function. Its gradient is itself with another
 formula: for a source operand on the transposed graph, for a target operand on the same graph, for
 an edge operand without a reduction. So it can be differentiated any number of times.
 """

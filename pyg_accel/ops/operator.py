@@ -2,7 +2,7 @@
 
 A registered operator is what torch.compile, tensor subclasses and modes see. Going
 through torch's dispatcher and its Python autograd takes several times as long as launching a
-kernel, so where none of those listens :func:`call` runs the same functions without it.
+kernel, so where none of those is active :func:`call` runs the same functions without it.
 """
 
 from collections.abc import Callable

@@ -1,35 +1,19 @@
-"""What needs the rows of groups in order: quantiles, rows side by side.
+"""What needs the rows of groups in order: quantiles.
 
 The order is computed without gradients, in blocks of groups of like size; it picks rows, and that
 alone is differentiated. Nothing as large as the rows is kept for the backward pass.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import find, keep
-from pyg_accel.graph import Graph, for_autograd
+from pyg_accel.graph import Graph
 
-__all__ = ["Slots", "side_by_side", "slots_of", "taken_at"]
+__all__ = ["taken_at"]
 
 _NUMBERS = 2**20  # of a block that is sorted at a time
-
-
-class Slots(NamedTuple):
-    """Where rows go that are laid side by side.
-
-    Attributes:
-        places: [N], of each row among those of all groups; the last place is that of surplus rows.
-        mask: [G, M], which places are taken.
-        surplus: there are such rows.
-    """
-
-    places: Tensor
-    mask: Tensor
-    surplus: bool
 
 
 def taken_at(graph: Graph, x: Tensor, places: Tensor) -> Tensor:
@@ -77,55 +61,3 @@ def _blocks(graph: Graph, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]
             valid = within < degree[first:last].unsqueeze(1)
             entries = graph.rowptr[groups].long().unsqueeze(1) + within
             yield groups, graph.col[entries.clamp(max=graph.num_edges - 1)].long(), valid
-
-
-def slots_of(index: Tensor, num_groups: int | None, most: int | None) -> Slots | None:
-    """Return where rows go that are laid side by side by group, from the cache if it can.
-
-    Args:
-        index: [N], the group of each row.
-        num_groups: G; by default as many as there are.
-        most: M, rows of a group; by default those of the largest.
-
-    Returns:
-        None if groups do not ascend, or reach beyond their number.
-    """
-    key = "slots", num_groups, most
-    slots: Slots | None = find((index,), key)
-    if slots is None and (slots := _make_slots(index, num_groups, most)) is not None:
-        keep((index,), key, slots)
-    return slots
-
-
-@for_autograd
-def _make_slots(index: Tensor, num_groups: int | None, most: int | None) -> Slots | None:
-    if not bool((index[:-1] <= index[1:]).all()) or (index.numel() and int(index[0]) < 0):
-        return None
-    largest = int(index[-1]) + 1 if index.numel() else 0
-    num_groups = largest if num_groups is None else num_groups
-    if num_groups < max(largest, 1):
-        return None
-    count = torch.bincount(index, minlength=num_groups)
-    fullest = int(count.max())
-    most = fullest if most is None else most
-    within = torch.arange(index.numel()) - (count.cumsum(0) - count)[index]
-    places = index * most + within
-    surplus = fullest > most
-    if surplus:
-        places = torch.where(within < most, places, num_groups * most)
-    return Slots(places, torch.arange(most) < count.unsqueeze(1), surplus)
-
-
-def side_by_side(x: Tensor, slots: Slots, fill: float) -> Tensor:
-    """Lay rows side by side, [G, M, ...].
-
-    Args:
-        x: [N, ...].
-        slots: where they go.
-        fill: for places that no row takes.
-    """
-    size = slots.mask.numel()
-    out = x.new_empty((size + slots.surplus, *x.shape[1:]))
-    out.fill_(torch.as_tensor(fill, dtype=x.dtype))  # a number that x cannot hold is infinite
-    out[slots.places] = x
-    return out[:size].view(*slots.mask.shape, *x.shape[1:])

@@ -40,24 +40,28 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "sample": loading.sample,
     "scatter": readouts.scatter,
     "segment": readouts.segment,
-    "to_dense_batch": ordered.to_dense_batch,
     "quantile": ordered.quantile,
     "collate": loading.collate,
     "getitems": loading.getitems,
 }
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
-_handles: "list[PatchHandle]" = []
-_hook_handles: "list[OverrideHandle]" = []
+_handles: "list[OverrideHandle]" = []
+_installed: dict[str, Callable[..., Any]] = {}
 
 
 def _install() -> None:
-    """Install the hooks, with those that stand in front of them, in place of what is there."""
-    overrides.uninstall()
+    """Install the hooks of all handles, unless they are; without a handle there are none."""
+    global _installed
     hooks = dict(_HOOKS)
-    for handle in _hook_handles:
+    for handle in _handles:
         hooks |= handle.hooks
-    overrides.install(hooks)
+    if _handles and overrides.installed() and hooks == _installed:
+        return
+    overrides.uninstall()
+    if _handles:
+        _installed = hooks
+        overrides.install(hooks)
 
 
 class OverrideHandle:
@@ -73,29 +77,23 @@ class OverrideHandle:
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
         self.hooks = hooks
         with _lock:
-            shared = self._are_shared()
-            _hook_handles.append(self)
-            if not shared:
-                _install()
-
-    def _are_shared(self) -> bool:
-        return any(handle.hooks is self.hooks for handle in _hook_handles)
+            _handles.append(self)
+            _install()
+            self._switch(1)
 
     def remove(self) -> None:
         """Take the hooks away; a second time does nothing."""
         with _lock:
-            if self not in _hook_handles:
-                return
-            _hook_handles.remove(self)
-            if self._are_shared():
-                return
-            if _handles or _hook_handles:
+            if self in _handles:
+                _handles.remove(self)
+                self._switch(-1)
                 _install()
-            else:
-                overrides.uninstall()
+
+    def _switch(self, by: int) -> None:
+        """Count what is accelerated from now on (1), or not any more (-1)."""
 
 
-class PatchHandle:
+class PatchHandle(OverrideHandle):
     """What :func:`patch` returns: ``remove()`` undoes that call; also a context manager."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -103,26 +101,14 @@ class PatchHandle:
         self._modules = (
             None if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
-        self._removed = False
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
-        with _lock:
-            if not overrides.installed():
-                _install()
-            reasons.switch(self._modules, 1)
-            _handles.append(self)
+        super().__init__({})
 
-    def remove(self) -> None:
-        """Undo the call that returned this handle; a second time does nothing."""
-        with _lock:
-            if self._removed:
-                return
-            self._removed = True
-            _handles.remove(self)
-            reasons.switch(self._modules, -1)
+    def _switch(self, by: int) -> None:
+        reasons.switch(self._modules, by)
+        if by < 0:
             programs.forget_unpatched()
-            if not _handles:
-                if not _hook_handles:
-                    overrides.uninstall()
+            if not any(isinstance(handle, PatchHandle) for handle in _handles):
                 propagate.forget()
 
     def __enter__(self) -> "PatchHandle":
@@ -158,7 +144,7 @@ def patch(model: torch.nn.Module | None = None) -> PatchHandle:
 
 def unpatch() -> None:
     """Undo every :func:`patch`: all classes of PyG are as they were."""
-    for handle in list(_handles):
+    for handle in [handle for handle in _handles if isinstance(handle, PatchHandle)]:
         handle.remove()
 
 

@@ -1,10 +1,11 @@
 """Softmax weights that are not computed until something needs them.
 
-Attention layers make weights in one place and use them in another: GATConv in ``edge_updater`` and
-``propagate``, others within one message. Between the two the weights are :class:`Weights`: a tensor
-[E] or [E, H] that knows its scores. A weighted sum of messages takes the scores and becomes one
-call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an ordinary tensor.
-Weights that leave the layer (:mod:`.kept`) are ordinary tensors from the beginning.
+Attention layers compute weights in one place and use them in another: GATConv in ``edge_updater``
+and ``propagate``, others within one message. Between the two the weights are :class:`Weights`: a
+tensor [E] or [E, H] that holds the formula of its scores. A weighted sum of messages takes the
+scores and becomes one call of :func:`pyg_accel.ops.attention`; any other use of the weights gets an
+ordinary tensor. Weights that leave the layer (:mod:`.kept`) are ordinary tensors from the
+beginning.
 
 Dropout of the weights draws its mask at once, by torch's own function and of the same shape, so
 that the numbers are those of PyG.
@@ -156,19 +157,15 @@ class Weights(DeferredOperand):
 
     source: Source
     mask: Tensor | None
-    _real: Tensor | None
+    _real: Tensor | None = None
 
-    @staticmethod
-    def __new__(
+    @classmethod
+    def of(
         cls, source: Source, shape: Sequence[int] | None = None, mask: Tensor | None = None
     ) -> "Weights":
         """Make them; by default of the shape of the scores."""
-        made: Weights = Tensor._make_wrapper_subclass(
-            cls, tuple(source.shape if shape is None else shape), dtype=source.dtype,
-            device=source.graph.device,
-        )  # fmt: skip
-        made.source, made.mask, made._real = source, mask, None
-        return made
+        shape = source.shape if shape is None else shape
+        return cls(shape, source.dtype, source.graph.device, source=source, mask=mask)
 
     def edges(self) -> tuple[int, int]:
         """See :meth:`EdgeTensor.edges`."""
@@ -176,8 +173,7 @@ class Weights(DeferredOperand):
 
     def apart(self) -> "Weights":
         """Return the same weights, with gradients if those are on now, which keep results apart."""
-        weights = Weights(replace(self.source), plain_shape(self), self.mask)
-        return weights
+        return Weights.of(replace(self.source), plain_shape(self), self.mask)
 
     def ordinary(self) -> Tensor:
         """Return them as an ordinary tensor."""
@@ -197,7 +193,7 @@ class Weights(DeferredOperand):
         """Views of weights and dropout can wait."""
         made = None
         if name in _VIEWS and (shape := _viewed(self, name, args, kwargs)) is not None:
-            made = Weights(self.source, shape, self.mask)
+            made = Weights.of(self.source, shape, self.mask)
         elif name == "dropout" and not kwargs.get("inplace") and len(args) < 3:
             made = _dropped(func, self, args, kwargs)
         return made
@@ -229,7 +225,7 @@ def _dropped(
     mask = mask.view(weights.source.shape)
     if weights.mask is not None:
         mask = mask * weights.mask
-    return Weights(weights.source, plain_shape(weights), mask)
+    return Weights.of(weights.source, plain_shape(weights), mask)
 
 
 def _ones(edge_index: Tensor, trailing: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -32,15 +32,11 @@ class Matrices(DeferredOperand):
     weight: Tensor
     edge_type: Tensor
 
-    @staticmethod
-    def __new__(cls, weight: Tensor, edge_type: Tensor) -> "Matrices":
+    @classmethod
+    def of(cls, weight: Tensor, edge_type: Tensor) -> "Matrices":
         """Put the choice off."""
         shape = (edge_type.numel(), *weight.shape[1:])
-        made: Matrices = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=weight.dtype, device=weight.device
-        )
-        made.weight, made.edge_type = weight, edge_type
-        return made
+        return cls(shape, weight.dtype, weight.device, weight=weight, edge_type=edge_type)
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
@@ -64,15 +60,12 @@ class Products(DeferredOperand):
     nodes: TypedNodes
     edge_index: Tensor
 
-    @staticmethod
-    def __new__(cls, rows: Tensor, nodes: TypedNodes, edge_index: Tensor) -> "Products":
+    @classmethod
+    def of(cls, rows: Tensor, nodes: TypedNodes, edge_index: Tensor) -> "Products":
         """Spread rows over the edges, later."""
         shape = (nodes.pair.numel(), *rows.shape[1:])
-        made: Products = Tensor._make_wrapper_subclass(
-            cls, shape, dtype=rows.dtype, device=rows.device
-        )
-        made.rows, made.nodes, made.edge_index = rows, nodes, edge_index
-        return made
+        own = {"rows": rows, "nodes": nodes, "edge_index": edge_index}
+        return cls(shape, rows.dtype, rows.device, **own)
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
@@ -88,8 +81,8 @@ class Products(DeferredOperand):
             args = (self.rows.size(0), *args[1:])
         result = func(self.rows, *args, **kwargs)
         if isinstance(result, Tensor):
-            return Products(result, self.nodes, self.edge_index)
-        return type(result)(Products(t, self.nodes, self.edge_index) for t in result)
+            return Products.of(result, self.nodes, self.edge_index)
+        return type(result)(Products.of(t, self.nodes, self.edge_index) for t in result)
 
     def as_sources(self, target: int, num_rows: int) -> Graph:
         """Return the graph from pairs to the nodes in row ``target`` of edge_index."""
@@ -123,7 +116,7 @@ def multiply(x: Tensor, matrices: Matrices, edge_index: Tensor, row: int) -> Pro
     nodes = derived((ends, types), ("typed", sizes), lambda: typed_nodes(ends, types, *sizes))
     blocks = [typed_matmul(nodes, x[:, b], weight[:, b]) for b in range(weight.size(1))]
     rows = torch.stack(blocks, 1) if len(blocks) > 1 else blocks[0].unsqueeze(1)
-    return Products(rows, nodes, edge_index)
+    return Products.of(rows, nodes, edge_index)
 
 
 def with_pairs_as_sources(

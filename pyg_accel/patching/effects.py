@@ -1,35 +1,33 @@
-"""What the code of a message may do that an attempt which fails cannot take back.
+"""Effects of a message's code that cannot be undone if an attempt to trace it fails.
 
-A message that turns out to be no formula runs again, in PyG's own path. What is put back before is
-listed in :mod:`.rng_state`; numbers of NumPy and Python, generators of the user and objects outside
-of the layer are not. So a message may be attempted only if its code reads nothing but torch, PyG,
+A message that turns out to be no formula runs again, in PyG's own path. What a
+:class:`~pyg_accel.module_state.ModuleState` holds is put back before; numbers of NumPy and Python,
+generators of the user and objects outside of the layer
+are not. So a message may be attempted only if its code reads nothing but torch, PyG,
 its layer, numbers, and functions of which the same is true. Nor may it ask a tensor which object it
 is: messages are of another class while they are recorded.
 """
 
 import builtins
-import dis
 from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.patching.reasons import modules_in
+from pyg_accel.module_state import modules_in
+from pyg_accel.record.code import assigned_outside, is_library, module_of, named_in
 
 __all__ = ["effect_reasons", "tensors_outside"]
 
 # What a rendered `propagate` and `edge_updater` call.
 METHODS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
-# Packages whose functions change nothing but random numbers of torch and what they are given.
-_PACKAGES = frozenset({
-    "torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_accel", "math", "operator",
-    "_operator", "typing", "abc", "collections",
-})  # fmt: skip
+# Beside torch and PyG, whose functions change nothing but random numbers of torch and arguments.
+_PURE_MODULES = ("math", "operator", "_operator", "typing", "abc", "collections")
 _PURE = frozenset({
     "abs", "all", "any", "bool", "bytes", "callable", "complex", "dict", "divmod", "enumerate",
     "filter", "float", "frozenset", "getattr", "hasattr", "int", "isinstance", "issubclass", "len",
@@ -61,39 +59,6 @@ def _found(module: MessagePassing) -> Iterator[str | Tensor]:
     for part in modules_in(*module.children()):
         if not _is_of_packages(type(part)) or "forward" in vars(part):
             yield from _Reader(part).methods("forward")
-
-
-class _Names(NamedTuple):
-    """What code and the functions inside of it read and assign, each name once."""
-
-    globals: tuple[str, ...]
-    attributes: tuple[str, ...]
-    assigned: tuple[str, ...]
-    imported: tuple[str, ...]
-    changes: bool  # what is in a container
-
-
-@lru_cache(maxsize=1024)
-def _names(code: CodeType) -> _Names:
-    read: tuple[dict[str, None], ...] = ({}, {}, {}, {})
-    codes, changes = [code], False
-    for inner in codes:  # as it grows
-        codes += [constant for constant in inner.co_consts if isinstance(constant, CodeType)]
-        for instruction in dis.get_instructions(inner):
-            operation, name = instruction.opname, instruction.argval
-            if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
-                read[0][name] = None
-            elif operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-                read[1][name] = None
-            elif operation in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
-                operation in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars
-            ):
-                read[2][name] = None
-            elif operation == "IMPORT_NAME":
-                read[3][name] = None
-            changes |= operation in ("STORE_SUBSCR", "DELETE_SUBSCR")
-    changes = changes or not _CHANGES.isdisjoint(read[1])
-    return _Names(tuple(read[0]), tuple(read[1]), tuple(read[2]), tuple(read[3]), changes)
 
 
 class _Reader:
@@ -153,35 +118,39 @@ class _Reader:
             yield from self.value(value, name)
 
     def _function(self, function: FunctionType) -> Iterator[str | Tensor]:
-        home = (function.__globals__.get("__name__") or "").partition(".")[0]
-        if id(function) in self._seen or home in _PACKAGES:
+        if id(function) in self._seen or _is_pure(function.__globals__.get("__name__")):
             return
         self._seen.add(id(function))
-        names = _names(function.__code__)
-        self._changes |= names.changes
-        for name in names.assigned:
+        code = function.__code__
+        attributes = named_in(code, "LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+        self._changes |= bool(named_in(code, "STORE_SUBSCR", "DELETE_SUBSCR"))
+        self._changes |= not _CHANGES.isdisjoint(attributes)
+        for name in assigned_outside(code):
             yield f"a message that assigns '{name}' outside of its layer"
-        for name in names.imported:
-            if name.partition(".")[0] not in _PACKAGES:
+        for name in named_in(code, "IMPORT_NAME"):
+            if not _is_pure(name):
                 yield f"a message that reads '{name}'"
-        for name in names.globals:
+        for name in named_in(code, "LOAD_GLOBAL", "LOAD_NAME"):
             if name in function.__globals__:
                 yield from self.value(function.__globals__[name], name)
             elif hasattr(builtins, name):
                 yield from self.value(getattr(builtins, name), name)
-        for name in names.attributes:
+        for name in attributes:
             if name in _IDENTITY:
                 yield f"a message that reads '{name}'"
             yield from self.attribute(name)
-        free = function.__code__.co_freevars
-        for name, cell in zip(free, function.__closure__ or (), strict=True):
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__" and cell != CellType():  # it may be empty
                 yield from self.value(cell.cell_contents, name)
         yield from self._all(function.__defaults__ or (), "a default")
 
 
+def _is_pure(module: str | None) -> bool:
+    return is_library(module) or str(module).partition(".")[0] in _PURE_MODULES
+
+
 def _is_of_packages(value: Any) -> bool:
-    return (getattr(value, "__module__", None) or "").partition(".")[0] in _PACKAGES
+    return _is_pure(module_of(value))
 
 
 def _is_harmless(value: Any) -> bool:
@@ -189,7 +158,7 @@ def _is_harmless(value: Any) -> bool:
     if isinstance(value, _PLAIN):
         return True
     if isinstance(value, ModuleType):
-        return value.__name__.partition(".")[0] in _PACKAGES
+        return _is_pure(value.__name__)
     if isinstance(value, type) and issubclass(value, BaseException):
         return True
     name = getattr(value, "__name__", "")

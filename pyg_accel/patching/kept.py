@@ -1,13 +1,11 @@
-"""Whether the tensors of edges that a layer puts aside, attention weights above all, leave it.
+"""Edge tensors that a layer stores in attributes, attention weights above all: do they leave it?
 
 Weights that leave are ordinary tensors, of which the result is computed. Those that are gone when
 the layer returns need not exist.
 """
 
-import ast
-import inspect
+import dis
 import sys
-import textwrap
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
@@ -25,7 +23,6 @@ from pyg_accel.patching.layers import OF_EVERY_MODULE
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
-from pyg_accel.syntax import module_tree
 
 __all__ = [
     "KEEPS", "apart", "finish", "nothing", "ordinary", "refuse_kept", "returns_none",
@@ -66,18 +63,9 @@ def writes_weights(module: MessagePassing, function: str, code: CodeType | None)
 @lru_cache(maxsize=256)
 def _clears(code: CodeType, name: str) -> bool:
     """Return whether a ``forward`` sets an attribute of its layer to None."""
-    try:
-        tree = module_tree(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, SyntaxError, TypeError):
-        return False
-    target = f"{code.co_varnames[0]}.{name}"
-    return any(
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Constant)
-        and node.value.value is None
-        and target in map(ast.unparse, node.targets)
-        for node in ast.walk(tree)
-    )
+    steps = [(step.opname.partition("_")[0], step.argval) for step in dis.get_instructions(code)]
+    clears = [("LOAD", None), ("LOAD", code.co_varnames[0]), ("STORE", name)]
+    return any(steps[i : i + 3] == clears for i in range(len(steps)))
 
 
 def _edge_operand(lazy: LazyTensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What stands around a layer's forward: its programs, and results that are remembered inside."""
+"""The hook around a layer's forward: its programs, and results that are stored during it."""
 
 from collections.abc import Callable
 from typing import Any

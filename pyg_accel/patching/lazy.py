@@ -12,10 +12,12 @@ The call that a lazy tensor belongs to is a :class:`Tracer`. Its subclass
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from functools import cached_property
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import Parameter
 from typing_extensions import Self
 
@@ -32,7 +34,6 @@ __all__ = [
     "IDENTITY",
     "LazyTensor",
     "PostReduce",
-    "Rules",
     "Tracer",
     "first_operand",
     "is_single_side",
@@ -125,16 +126,6 @@ class LazyTensor(EdgeTensor):
         raise Unrecognised(f"'{func}' on messages")
 
 
-class Rules(Protocol):
-    """What torch functions do to lazy tensors: :mod:`pyg_accel.patching.rules`."""
-
-    def apply(self, func: Any, args: Any, kwargs: Any, /) -> Any:
-        """Handle a function with a lazy tensor among its arguments."""
-
-    def record(self, func: Any, args: Any, kwargs: Any, /) -> Any:
-        """Put a function off that works row by row."""
-
-
 class Tracer(Watch):
     """The lazy tensors of one call: their operands, and which tensors are rows of ``edge_index``.
 
@@ -153,7 +144,7 @@ class Tracer(Watch):
         read: the formulas of all messages that were computed or reduced.
     """
 
-    rules: ClassVar[Rules]
+    rules: ClassVar[ModuleType]  # pyg_accel.patching.rules
     runs_networks = True  # in blocks of target rows
 
     def __init__(self, edge_index: Tensor, flow: str) -> None:
@@ -175,6 +166,13 @@ class Tracer(Watch):
         self.writes_weights = False
         self.source: Any = None
         self.read: list[Formula] = []
+
+    @cached_property
+    def networks(self) -> fx.Graph:
+        """The functions that networks on edges consist of; its first input is a block of edges."""
+        graph = fx.Graph()
+        graph.placeholder("block")
+        return graph
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -292,10 +290,10 @@ class Tracer(Watch):
         formula = map_operands(lazy.formula, lambda o: Operand(o.side, place[o.index]))
         return formula, numbers
 
-    def rows_of_side(self, side: str) -> int:
-        """Return the number of nodes at one side."""
-        row = self.target if side == "v" else 1 - self.target
-        size = self.sizes[1 - row] if self.sizes[row] is None else self.sizes[row]
+    def num_targets(self) -> int:
+        """Return the number of target nodes."""
+        size = self.sizes[self.target]
+        size = self.sizes[1 - self.target] if size is None else size
         if size is None:
             raise Unrecognised("a message without node features")
         return size

@@ -1,25 +1,26 @@
-"""What a network makes of messages: recorded, and run in blocks of target rows.
+"""Networks on messages: their functions are recorded, and run on blocks of target rows.
 
-A message that no formula says, because a linear layer follows something of several operands, is a
-:class:`Network`: an operand of edges that knows the functions which make it. They must work row by
+A message that no formula expresses, because a linear layer follows something of several operands,
+is a :class:`Network`: an operand of edges with the functions that compute it, as a node of
+a torch.fx graph. They must work row by
 row (:mod:`pyg_accel.patching.rules.rowwise`). A reduction over the targets runs them on the edges
-of a block, reduces, and drops what they made; see :mod:`pyg_accel.ops.blocked`.
+of a block, reduces, and frees the results; see :mod:`pyg_accel.ops.blocked`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from pyg_accel import ops
 from pyg_accel.formula import Formula, Operand, operands_of
+from pyg_accel.hooks import has_hooks
+from pyg_accel.module_state import modules_in
 from pyg_accel.ops.blocked import at_once, in_blocks
 from pyg_accel.ops.blocks import Block, blocks_of, edges_of_a_block, fits_whole, free_bytes
 from pyg_accel.ops.edge_product import edge_product, summed_products
 from pyg_accel.patching.lazy import LazyTensor, Tracer, first_operand, is_single_side
-from pyg_accel.patching.reasons import has_hooks, modules_in
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.record.edge_tensors import DeferredOperand, materialize, plain_shape
@@ -27,63 +28,15 @@ from pyg_accel.record.recorder import quiet, running_recorder
 from pyg_accel.settings import settings
 
 __all__ = [
-    "Network", "Product", "Step", "has_network", "hooked_inside", "is_of_edges", "leaf", "node_of",
-    "reasons_against", "reduce_in_blocks",
+    "Network", "calls", "has_network", "hooked_inside", "is_of_edges", "leaf", "node_of", "reads",
+    "reasons_against", "reduce_in_blocks", "viewed",
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Message:
-    """A formula of operands, written out.
-
-    Attributes:
-        formula: its operands are numbered from 0.
-        operands: tensors, or other nodes at the edges.
-        sides: of every operand, ``"w"`` for one row that all targets share.
-    """
-
-    formula: Formula
-    operands: "tuple[Tensor | Node, ...]"
-    sides: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Step:
-    """A function that works row by row, with nodes among its arguments.
-
-    Attributes:
-        function: of torch.
-        args: nodes at the edges; tensors that all edges share; and what is no tensor.
-        kwargs: likewise.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Product:
-    """Features of every edge, [E, I], times a matrix that a linear layer makes of others, [E, H].
-
-    Attributes:
-        x: the features.
-        hidden: the others.
-        weight: [I * O, H].
-        bias: [I * O], or None.
-    """
-
-    x: "Node"
-    hidden: "Node"
-    weight: Tensor
-    bias: Tensor | None
-
-
-Node = Message | Step | Product
 _NARROW = 8  # numbers of a node
 _FACTOR = 8  # tensors of messages that PyG's path has at a time, at most
 _OUTPUTS = 16  # of a product, about
-_KINDS = (Message, Step, Product)
+_TENSOR, _SIDE = "tensor", "side"  # keys of the metadata of placeholders
 
 
 class Network(DeferredOperand):
@@ -96,25 +49,18 @@ class Network(DeferredOperand):
         call: that it belongs to.
     """
 
-    node: Node
+    node: fx.Node
     call: Tracer
-
-    @staticmethod
-    def __new__(cls, trace: Tracer, node: Node, shape: Sequence[int], dtype: torch.dtype) -> Any:
-        """Put it off."""
-        made = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=trace.device)
-        made.node, made.call = node, trace
-        return made
 
     def ordinary(self) -> Tensor:
         """See :meth:`DeferredOperand.ordinary`."""
         operand = Operand("e", 0)
-        outs, _ = _run(self.call, operand, [self], (), self.call.rows_of_side("v"), of_edges=True)
+        outs, _ = _run(self.call, operand, [self], (), self.call.num_targets(), of_edges=True)
         return outs[0]
 
     def differentiable(self) -> bool:
         """See :meth:`DeferredOperand.differentiable`."""
-        return any(t.requires_grad for t, _ in _tensors(self.node))
+        return any(read.meta[_TENSOR].requires_grad for read in _inputs(self.node))
 
     def hoisted(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See :meth:`DeferredOperand.hoisted`."""
@@ -138,14 +84,17 @@ def is_of_edges(lazy: LazyTensor) -> bool:
     if not is_single_side(lazy):
         return False
     operand = first_operand(lazy)
-    return isinstance(operand, Network) and all(side in "ew" for _, side in _tensors(operand.node))
+    return isinstance(operand, Network) and all(
+        read.meta[_SIDE] in "ew" for read in _inputs(operand.node)
+    )
 
 
-def leaf(trace: Tracer, node: Node, shape: Sequence[int], dtype: torch.dtype) -> LazyTensor:
+def leaf(trace: Tracer, node: fx.Node, shape: Sequence[int], dtype: torch.dtype) -> LazyTensor:
     """Return a lazy tensor that a node makes; raise where this call must not have one."""
     for reason in reasons_against(trace):
         raise Unrecognised(reason, permanent=False)
-    return trace.leaf("e", Network(trace, node, shape, dtype), shape, 0)
+    network = Network(shape, dtype, trace.device, node=node, call=trace)
+    return trace.leaf("e", network, shape, 0)
 
 
 def reasons_against(trace: Tracer) -> list[str]:
@@ -165,22 +114,74 @@ def hooked_inside(layer: torch.nn.Module) -> list[str]:
     return ["a hook inside of the network on every edge"] if hooked else []
 
 
-def node_of(value: Tensor) -> Node:
+def reads(trace: Tracer, tensor: Tensor, side: str = "w") -> fx.Node:
+    """Return the node of a tensor.
+
+    Args:
+        trace: of the call.
+        tensor: that a network reads.
+        side: where its rows are, ``"w"`` for a tensor that all edges share.
+    """
+    node: fx.Node
+    known = trace.networks.find_nodes(op="placeholder")
+    for node in known:
+        if node.meta and node.meta[_TENSOR] is tensor and node.meta[_SIDE] == side:
+            return node
+    node = trace.networks.placeholder(f"t{len(known)}")
+    node.meta = {_TENSOR: tensor, _SIDE: side}
+    return node
+
+
+def calls(trace: Tracer, function: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    """Return the node of a function that works row by row, with nodes among its arguments."""
+    return trace.networks.call_function(function, args, kwargs)
+
+
+def node_of(trace: Tracer, value: Tensor) -> fx.Node:
     """Return the node that makes a lazy tensor, or reads a tensor of edges."""
     if not isinstance(value, LazyTensor):
-        return Message(Operand("e", 0), (value,), ("e",))
+        return reads(trace, value, "e")
     if value.parts is not None:
-        return Step(torch.cat, ([node_of(part) for part in value.parts],), {"dim": -1})
-    trace = value.tracer
+        return calls(trace, torch.cat, [node_of(trace, part) for part in value.parts], dim=-1)
     formula, numbers = trace.own_numbers(value)
     operands = [trace.operands[n] for n in numbers]
     if is_single_side(value) and isinstance(operands[0], Network):
         return operands[0].node
-    return Message(
-        formula,
-        tuple(t.node if isinstance(t, Network) else materialize(t) for t in operands),
-        tuple("w" if trace.repeated[n] else trace.sides[n] for n in numbers),
-    )
+    sides = tuple("w" if trace.repeated[n] else trace.sides[n] for n in numbers)
+    return _message(trace, _written_out, formula, operands, sides)
+
+
+def _message(
+    trace: Tracer,
+    function: Callable[..., Any],
+    formula: Formula,
+    operands: Sequence[Tensor],
+    sides: Sequence[str],
+    **kwargs: Any,
+) -> fx.Node:
+    """The node of a function of a block and a message: its formula, sides and operands."""
+    nodes = [t.node if isinstance(t, Network) else reads(trace, materialize(t), side)
+             for t, side in zip(operands, sides, strict=True)]  # fmt: skip
+    return calls(trace, function, _block(trace), formula, tuple(sides), *nodes, **kwargs)
+
+
+def _block(trace: Tracer) -> fx.Node:
+    block: fx.Node = next(iter(trace.networks.nodes))
+    return block
+
+
+def _written_out(block: Block, formula: Formula, sides: Sequence[str], *operands: Tensor) -> Tensor:
+    if isinstance(formula, Operand) and sides[0] == "e":
+        return operands[0]
+    out: Tensor = ops.gspmm(block.graph, formula, _repeated(block, sides, operands), reduce="none")
+    return out
+
+
+def _repeated(block: Block, sides: Sequence[str], operands: Sequence[Tensor]) -> list[Tensor]:
+    """Operands, with a row for every target where all targets share one."""
+    rows = block.graph.num_rows
+    return [t.expand(rows, *t.shape[1:]) if side == "w" else t
+            for t, side in zip(operands, sides, strict=True)]  # fmt: skip
 
 
 # -- running --------------------------------------------------------------------------------------
@@ -230,29 +231,29 @@ def _run(
     """Return the results, and whether all edges were there at once."""
     if running_recorder.recorder is not None:
         running_recorder.recorder.stop("a network on the features of edges")
-    given: list[Any] = [t.node if isinstance(t, Network) else materialize(t) for t in operands]
-    root = Message(formula, tuple(given), tuple(sides))
     product = _product(formula, operands, reduces)
-    shapes = [plain_shape(t) for t in operands]
-    tensors = list(dict.fromkeys(_Known(t, side) for t, side in _tensors(root)))
+    if product is not None:
+        root = _summed_product(trace, product, reduces[0], plain_shape(operands[0]))
+    elif of_edges:
+        root = operands[0].node  # type: ignore[attr-defined]
+    else:
+        root = _message(trace, _reduced, formula, operands, sides, reduces=reduces)
+    tensors = _inputs(root)
+    inputs, steps = [_block(trace), *tensors], [n for n in _needed(root) if n.op != "placeholder"]
+
+    def function(block: Block, parts: list[Tensor]) -> list[Tensor]:
+        values: dict[fx.Node, Any] = dict(zip(inputs, (block, *parts), strict=True))
+        for node in steps:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        made = values[root]
+        return made if isinstance(made, list) else [made]
+
     with quiet():
         graph = trace.graph_of(num_rows)
         size = _bytes(tensors, product, num_rows, trace.num_edges)
         whole = product is None and fits_whole(size * trace.num_edges, trace.device)
-
-        def function(block: Block, parts: list[Tensor]) -> list[Tensor]:
-            known = {known.key: part for known, part in zip(tensors, parts, strict=True)}
-            values = _Values(block, known)
-            if product is not None:
-                out = values.summed(product, reduces[0])
-                return [out.view(out.size(0), *shapes[0][1:])]
-            if of_edges:
-                return [values.of(root.operands[0])]
-            made, names = values.operands(root)
-            out = ops.gspmm(block.graph, names, made, reduce=list(reduces))
-            return list(out)
-
-        given, sides = [k.tensor for k in tensors], [k.side for k in tensors]
+        given, sides = ([node.meta[key] for node in tensors] for key in (_TENSOR, _SIDE))
         if whole:
             return at_once(graph, function, given, sides, of_edges=of_edges), True
         most = edges_of_a_block(size, trace.device)
@@ -263,129 +264,75 @@ def _run(
 
 def _product(
     formula: Formula, operands: Sequence[Tensor], reduces: Sequence[str]
-) -> Product | None:
+) -> fx.Node | None:
     """The product that is all there is of a message, if its reduction is one of outer products."""
     if not isinstance(formula, Operand) or tuple(reduces) not in (("sum",), ("mean",)):
         return None
-    return _product_of(operands[0].node) if isinstance(operands[0], Network) else None
+    node = viewed(operands[0].node) if isinstance(operands[0], Network) else None
+    return node if node is not None and node.target is edge_product else None
 
 
-def _product_of(node: Node) -> Product | None:
-    while isinstance(node, Step) and node.function is torch.reshape:
-        node = node.args[0]
-    return node if isinstance(node, Product) else None
+def viewed(node: fx.Node) -> fx.Node:
+    """Return the node that another one is a view of."""
+    while node.target is torch.reshape:
+        (node, _) = node.args  # type: ignore[assignment]
+    return node
 
 
-class _Known:
-    """A tensor that a network reads, by identity."""
-
-    def __init__(self, tensor: Tensor, side: str) -> None:
-        self.tensor, self.side = tensor, side
-        self.key = (id(tensor), side)
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and other.key == self.key
+def _summed_product(trace: Tracer, product: fx.Node, reduce: str, shape: torch.Size) -> fx.Node:
+    """The sums or means of products over the targets of a block."""
+    x, *others = product.args
+    assert isinstance(x, fx.Node)
+    x = viewed(x)
+    of_sources = x.target is _written_out and x.args[2] == ("u",) and isinstance(x.args[1], Operand)
+    features = x.args[3] if of_sources else x
+    return calls(trace, _summed, _block(trace), reduce, shape[1:], features, *others,
+                 of_sources=of_sources)  # fmt: skip
 
 
-def _tensors(node: Node) -> Iterator[tuple[Tensor, str]]:
-    """The tensors that a node reads, with their sides."""
-    if isinstance(node, Message):
-        for operand, side in zip(node.operands, node.sides, strict=True):
-            if isinstance(operand, Tensor):
-                yield operand, side
-            else:
-                yield from _tensors(operand)
-        return
-    if isinstance(node, Product):
-        values: list[Any] = [node.x, node.hidden, node.weight, node.bias]
-    else:
-        values = [*node.args, *node.kwargs.values()]
-    for value in values:
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, _KINDS):
-                yield from _tensors(item)
-            elif isinstance(item, Tensor):
-                yield item, "w"
+def _summed(
+    block: Block, reduce: str, shape: torch.Size, features: Tensor, *others: Any, of_sources: bool
+) -> Tensor:
+    out = summed_products(block, features.flatten(1), *others, of_sources=of_sources)
+    if reduce == "mean":
+        out = out / block.graph.degree.clamp(min=1).to(out.dtype).unsqueeze(1)
+    return out.view(out.size(0), *shape)
 
 
-class _Values:
-    """What nodes make on a block; each is made once."""
+def _reduced(
+    block: Block, formula: Formula, sides: Sequence[str], *operands: Tensor, reduces: Sequence[str]
+) -> list[Tensor]:
+    made = _repeated(block, sides, operands)
+    return list(ops.gspmm(block.graph, formula, made, reduce=list(reduces)))
 
-    def __init__(self, block: Block, known: dict[tuple[int, str], Tensor]) -> None:
-        self.block, self._known = block, known
-        self._made: dict[int, Tensor] = {}
 
-    def of(self, node: Any) -> Any:
-        """The value of an argument: of a node, of a tensor that edges share, or itself."""
-        if isinstance(node, (list, tuple)):
-            return type(node)(self.of(item) for item in node)
-        if isinstance(node, Tensor):
-            return self._known[id(node), "w"]
-        if not isinstance(node, _KINDS):
-            return node
-        if id(node) not in self._made:
-            self._made[id(node)] = self._make(node)
-        return self._made[id(node)]
+def _needed(node: fx.Node) -> list[fx.Node]:
+    """What a node is made of, and itself, in order."""
+    found, pending = {node}, [node]
+    for one in pending:  # as it grows
+        more = [given for given in one.all_input_nodes if given not in found]
+        found.update(more)
+        pending += more
+    return [one for one in node.graph.nodes if one in found]
 
-    def _make(self, node: Node) -> Any:
-        if isinstance(node, Step):
-            kwargs = {name: self.of(value) for name, value in node.kwargs.items()}
-            return node.function(*self.of(node.args), **kwargs)
-        if isinstance(node, Product):
-            return edge_product(*map(self.of, (node.x, node.hidden, node.weight, node.bias)))
-        if isinstance(node.formula, Operand) and node.sides == ("e",):
-            (operand,) = node.operands
-            return (
-                self._known[id(operand), "e"] if isinstance(operand, Tensor) else self.of(operand)
-            )
-        operands, formula = self.operands(node)
-        return ops.gspmm(self.block.graph, formula, operands, reduce="none")
 
-    def operands(self, node: Message) -> tuple[list[Tensor], Formula]:
-        """The operands of a formula on the block's graph."""
-        made = []
-        for operand, side in zip(node.operands, node.sides, strict=True):
-            if not isinstance(operand, Tensor):
-                made.append(self.of(operand))
-                continue
-            part = self._known[id(operand), side]
-            rows = self.block.graph.num_rows
-            made.append(part.expand(rows, *part.shape[1:]) if side == "w" else part)
-        return made, node.formula
-
-    def summed(self, product: Product, reduce: str) -> Tensor:
-        """The sums or means of products over the block's targets."""
-        x, of_sources = product.x, False
-        if isinstance(x, Step) and x.function is torch.reshape:
-            x = x.args[0]
-        if isinstance(x, Message) and x.sides == ("u",) and isinstance(x.formula, Operand):
-            operand = x.operands[0]
-            assert isinstance(operand, Tensor)
-            features, of_sources = self._known[id(operand), "u"], True
-        else:
-            features = self.of(x)
-        hidden, weight, bias = map(self.of, (product.hidden, product.weight, product.bias))
-        features = features.flatten(1)
-        out = summed_products(self.block, features, hidden, weight, bias, of_sources=of_sources)
-        if reduce == "mean":
-            out = out / self.block.graph.degree.clamp(min=1).to(out.dtype).unsqueeze(1)
-        return out
+def _inputs(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node is made of."""
+    return [one for one in _needed(node) if _TENSOR in one.meta]
 
 
 def _bytes(
-    tensors: Sequence[_Known], product: Product | None, num_rows: int, num_edges: int
+    tensors: Sequence[fx.Node], product: fx.Node | None, num_rows: int, num_edges: int
 ) -> int:
     """About as many bytes as a network makes of an edge: what it reads, and a row a matrix."""
     numbers = 0
-    for known in tensors:
-        t = known.tensor
-        if known.side != "w":
+    weight = None if product is None else product.args[2]
+    for node in tensors:
+        t = node.meta[_TENSOR]
+        if node.meta[_SIDE] != "w":
             numbers += 2 * t.shape[1:].numel()
-        elif t.dim() > 1 and (product is None or t is not product.weight):
+        elif t.dim() > 1 and node is not weight:
             numbers += 3 * t.size(0)
-    if product is not None:  # an outer product a target
-        numbers += 3 * product.weight.numel() * num_rows // max(num_edges, 1) // _OUTPUTS
-    return numbers * max(known.tensor.itemsize for known in tensors)
+    if isinstance(weight, fx.Node):  # an outer product a target
+        numbers += 3 * weight.meta[_TENSOR].numel() * num_rows // max(num_edges, 1) // _OUTPUTS
+    return numbers * max(int(node.meta[_TENSOR].itemsize) for node in tensors)

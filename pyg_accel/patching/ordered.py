@@ -1,12 +1,10 @@
-"""Quantiles, and ``to_dense_batch``.
+"""Quantiles of groups of rows.
 
 PyG's quantiles sort all numbers twice, the second time by an index that is as wide as they are;
 here each group is sorted by itself. Results are PyG's, bit for bit; of equal numbers another one
 may get the gradient.
 """
 
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,21 +14,21 @@ from torch.nn import Parameter
 from torch_geometric.nn.aggr import MedianAggregation, QuantileAggregation
 
 from pyg_accel.backends.notes import note_choice
-from pyg_accel.call_report import record
 from pyg_accel.formula import Operand
 from pyg_accel.graph import Graph
 from pyg_accel.memo import running
 from pyg_accel.ops.groups import groups_of
-from pyg_accel.ops.ordered_groups import side_by_side, slots_of, taken_at
+from pyg_accel.ops.ordered_groups import taken_at
+from pyg_accel.patching import gate
 from pyg_accel.patching.lazy import LazyTensor, first_operand, is_single_side
-from pyg_accel.patching.reasons import data_reasons, is_active, torch_records, transform_reasons
+from pyg_accel.patching.readouts import are_rows
+from pyg_accel.patching.reasons import data_reasons, is_active, transform_reasons
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.patching.watch import Watch
 from pyg_accel.record.edge_tensors import plain_shape
 from pyg_accel.record.recorder import quiet
 from pyg_accel.settings import settings
 
-__all__ = ["quantile", "quantiles_of_sources", "takes_quantiles", "to_dense_batch"]
+__all__ = ["quantile", "quantiles_of_sources", "takes_quantiles"]
 
 _TENSORS = (Tensor, Parameter)
 # What becomes of the place of a quantile among the sorted numbers.
@@ -38,12 +36,9 @@ _ENDS = (torch.floor, torch.ceil)
 _ROUNDED = {"lower": (torch.floor,), "higher": (torch.ceil,), "nearest": (torch.round,),
             "linear": _ENDS, "midpoint": _ENDS}  # fmt: skip
 _EXACT = 2**24  # PyG counts rows in float32
-# Numbers from which on and up to which this is not slower, measured side by side on an AMD EPYC,
-# one thread: 50 to 100,000 rows of 4 to 128 numbers. Beyond, rows side by side are written as fast.
-_SIZES = {
-    "quantile": range(10_000, sys.maxsize),
-    "to_dense_batch": range(1, 1_000_000),
-}
+# Numbers from which on this is not slower, measured side by side on an AMD EPYC, one thread: 50 to
+# 100,000 rows of 4 to 128 numbers.
+_FEWEST = 10_000
 
 
 def quantile(
@@ -56,17 +51,23 @@ def quantile(
     dim: int = -2,
 ) -> Any:
     """Stand in for ``QuantileAggregation.forward``, which MedianAggregation shares."""
-    _decline_messages(self, x)
+    name = type(self).__name__
+    if isinstance(x, LazyTensor) and not torch.compiler.is_compiling():  # PyG's, of numbers
+        raise Unrecognised(f"{name} of messages")
+    call = gate.Call(forward, self, (x, index, ptr, dim_size, dim), {})
     if (
-        not _is_taken("quantile", x, index, dim)
+        not _is_taken(x, index, dim)
         or not _fits(x, index, dim_size)
         or not _is_exact(self, x, x.size(0))
     ):
-        return forward(self, x, index, ptr, dim_size, dim)
-    begun = time.perf_counter()
-    out = _quantiles(self, groups_of(index, dim_size), x)
-    _record(type(self).__name__, "the sorted numbers of each group", begun)
-    return out
+        return call.stock()
+    return gate.enter(call, name, (), _sorted, x.device, counts=False)
+
+
+def _sorted(call: gate.Call) -> tuple[Tensor, list[str]]:
+    x, index, _, dim_size, _ = call.args
+    out = _quantiles(call.owner, groups_of(index, dim_size), x)
+    return out, ["the sorted numbers of each group"]
 
 
 def takes_quantiles(aggregation: Any) -> bool:
@@ -100,7 +101,6 @@ def quantiles_of_sources(aggregation: Any, lazy: LazyTensor, num_rows: int) -> T
         return None
     with quiet():
         out = _quantiles(aggregation, trace.graph_of(num_rows), x)
-    note_choice("torch")
     trace.formulas.append("quantile_j u0")
     return out
 
@@ -113,6 +113,7 @@ def _is_exact(aggregation: Any, x: Tensor, rows: int) -> bool:
 
 
 def _quantiles(aggregation: Any, graph: Graph, x: Tensor) -> Tensor:
+    note_choice("torch")
     count, start = graph.degree.long(), graph.rowptr[:-1].long()
     # PyG's expression, and its rounding.
     points = aggregation.q * (count - 1) + start.clamp(max=graph.num_edges - 1)  # [Q, G]
@@ -133,40 +134,6 @@ def _quantiles(aggregation: Any, graph: Graph, x: Tensor) -> Tensor:
     return out.view(graph.num_rows, *rest)
 
 
-def to_dense_batch(
-    function: Callable[..., Any],
-    x: Any,
-    batch: Any = None,
-    fill_value: Any = 0.0,
-    max_num_nodes: Any = None,
-    batch_size: Any = None,
-) -> Any:
-    """Stand in for ``torch_geometric.utils.to_dense_batch``."""
-    _decline_messages("to_dense_batch", x)
-    begun = time.perf_counter()
-    if (
-        not _is_taken("to_dense_batch", x, batch, 0)
-        or type(fill_value) not in (int, float)
-        or any(n is not None and type(n) is not int for n in (max_num_nodes, batch_size))
-        or (slots := slots_of(batch, batch_size, max_num_nodes)) is None
-    ):
-        return function(x, batch, fill_value, max_num_nodes, batch_size)
-    out = side_by_side(x, slots, fill_value), slots.mask.clone()
-    _record("to_dense_batch", "rows side by side", begun)
-    return out
-
-
-def _decline_messages(what: Any, x: Any) -> None:
-    """Leave a layer to PyG whose messages are to be sorted: then they come as numbers."""
-    if isinstance(x, LazyTensor) and not torch.compiler.is_compiling():
-        name = what if isinstance(what, str) else type(what).__name__
-        raise Unrecognised(f"{name} of messages")
-
-
-def _record(name: str, what: str, begun: float) -> None:
-    record(name, what, "torch", "", time.perf_counter() - begun)
-
-
 def _fits(x: Tensor, index: Tensor, dim_size: Any) -> bool:
     """Whether there are rows, and each is in a group that is known of."""
     if type(dim_size) is not int or not x.numel():
@@ -175,23 +142,16 @@ def _fits(x: Tensor, index: Tensor, dim_size: Any) -> bool:
     return int(low) >= 0 and int(high) < dim_size
 
 
-def _is_taken(name: str, x: Any, index: Any, dim: int) -> bool:
+def _is_taken(x: Any, index: Any, dim: int) -> bool:
     """Whether a call is accelerated: large, and of tensors of a known form."""
     if torch.compiler.is_dynamo_compiling() or not is_active(running.layer):
         return False
     return (
         type(x) in _TENSORS
-        and type(index) is Tensor
-        and x.dim() > 0
-        and dim in (0, -x.dim())
-        and x.is_floating_point()
-        and x.layout is torch.strided
-        and x.device.type == index.device.type == "cpu"
-        and index.dtype in (torch.int32, torch.int64)
+        and are_rows(x, index, dim)
+        and x.device.type == "cpu"
         and index.shape == x.shape[:1]
-        and (settings.always or x.numel() in _SIZES[name])
-        and not torch_records()
-        and Watch.active() is None
+        and (settings.always or x.numel() >= _FEWEST)
         and not data_reasons(x)
         and not transform_reasons()
     )

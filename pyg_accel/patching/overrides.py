@@ -1,4 +1,4 @@
-"""The one file that knows how PyG is built inside.
+"""What is replaced of PyG: the one file that uses its private names.
 
 A function of PyG that is accelerated remains the same object wherever it is held: what changes is
 its ``__code__``, which hands the arguments to a hook, and :func:`uninstall` puts it back. So
@@ -9,12 +9,12 @@ whoever imported a function before reaches the hook as well. These functions are
   first instance of it is made, and ``MessagePassing._set_jittable_templates``, which renders them
   for classes still to come.
 * ``MessagePassing._collect``, which only the reference ``propagate`` calls: explainers and feature
-  decomposition run that one instead. It only takes a note.
+  decomposition run that one instead. It only adds a row to the report.
 * ``Aggregation.__call__``, where messages meet their reduction.
 * functions that derive an edge_index from another at every call (``gcn_norm``, self-loops, masks):
   see :mod:`pyg_accel.memo`.
 * ``softmax`` over target nodes, and ``spmm``.
-* ``scatter`` and ``segment``, by which readouts reduce rows over groups, and ``to_dense_batch``.
+* ``scatter`` and ``segment``, by which readouts reduce rows over groups.
 * ``QuantileAggregation.forward``, which sorts.
 * while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
   HANConv.
@@ -47,8 +47,8 @@ from torch_geometric.sampler import NeighborSampler
 from pyg_accel.patching.running import running
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_rendered",
-    "rendering_reason", "template", "uninstall",
+    "Hooks", "install", "installed", "is_rendered", "rendering_reason", "template",
+    "uninstall",
 ]  # fmt: skip
 
 _ORIGINAL = "__original_fn"  # torch.jit.script_if_tracing's name for what a wrapper stands for
@@ -70,7 +70,6 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.utils.spmm": "spmm",
     "torch_geometric.utils.scatter": "scatter",
     "torch_geometric.utils.segment": "segment",
-    "torch_geometric.utils.to_dense_batch": "to_dense_batch",
     "torch_geometric.utils.degree": "degree",  # from here on while a model is distributed
     "torch_geometric.nn.conv.han_conv.group": "group",
     "torch_geometric.nn.global_add_pool": "pool",
@@ -78,13 +77,6 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.nn.global_max_pool": "pool",
     "torch_geometric.data.collate.collate": "collate",
 }
-HOOK_DICTS = (
-    "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
-    "_message_forward_pre_hooks", "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks",
-    "_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks", "_edge_update_forward_hooks",
-)  # fmt: skip
 # The hook of each method, and whether it is asked inside of a layer's call that is PyG's.
 _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (MessagePassing, "_set_jittable_templates", "render", True),
@@ -299,17 +291,3 @@ def rendering_reason(module: MessagePassing) -> str:
         advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
         _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])
     return _not_rendered[cls]
-
-
-def hook_reasons(module: MessagePassing) -> list[str]:
-    """Return why PyG's own path must be taken, whatever the message is."""
-    reasons = [
-        f"a {name.strip('_').removesuffix('s').replace('_', ' ')}"
-        for name in HOOK_DICTS
-        if getattr(module, name, None)
-    ]
-    if module.explain:
-        reasons.append("an explainer is active")
-    if module.decomposed_layers > 1:
-        reasons.append("decomposed_layers > 1")
-    return reasons

@@ -1,4 +1,4 @@
-"""One call of ``propagate`` under ``patch()``: try the lazy way, else PyG's own, and say which."""
+"""One call of ``propagate`` under ``patch()``: traced, or PyG's own, and which is reported."""
 
 import weakref
 from collections.abc import Callable
@@ -13,8 +13,10 @@ from pyg_accel import derived
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record
+from pyg_accel.hooks import hook_reasons
 from pyg_accel.matrices import is_sparse_matrix, num_edges
 from pyg_accel.memo import changed, tensors_in
+from pyg_accel.module_state import ModuleState, modules_in, tensors_of
 from pyg_accel.patching import compiled, gate, programs, reading
 from pyg_accel.patching.effects import effect_reasons, tensors_outside
 from pyg_accel.patching.kept import (
@@ -28,7 +30,7 @@ from pyg_accel.patching.kept import (
     written,
 )
 from pyg_accel.patching.networks import hooked_inside
-from pyg_accel.patching.overrides import hook_reasons, rendering_reason, template
+from pyg_accel.patching.overrides import rendering_reason, template
 from pyg_accel.patching.reasons import (
     RECORDED,
     call_reasons,
@@ -39,7 +41,6 @@ from pyg_accel.patching.reasons import (
     subclass_reasons,
     torch_records,
 )
-from pyg_accel.patching.rng_state import random_state, restore, tensors_of
 from pyg_accel.patching.rules.common import MAX_MATERIALIZED_WIDTH
 from pyg_accel.patching.rules.rowwise import makes_matrices
 from pyg_accel.patching.running import Unrecognised
@@ -153,7 +154,7 @@ def _accelerated(call: gate.Call) -> tuple[Any, list[str]]:
 
 def _tried(call: gate.Call) -> str | Work:
     """What a call shows that leaves nothing else behind."""
-    state = random_state(device_of(call.args[0]), call.owner)
+    state = ModuleState(modules_in(call.owner), device_of(call.args[0]))
     found: str | Work
     try:
         with torch.no_grad():
@@ -165,7 +166,7 @@ def _tried(call: gate.Call) -> str | Work:
     else:
         found = work_of(trace.formulas, traced=True)
     finally:
-        restore(state)
+        state.restore()
     _found.setdefault(call.owner, {})[_key_of(call)] = found  # type: ignore[arg-type]
     return found
 

@@ -1,4 +1,4 @@
-"""What Dynamo finds out while it reads PyG's own path of a call: guards, and side effects.
+"""Checks while Dynamo reads PyG's own path of a call: guards, and side effects.
 
 An accelerated call is made by a function that Dynamo does not read (:mod:`.compiled`). It may only
 stand for PyG's path where that has no effect but its result and attributes of the layer, and only

@@ -1,4 +1,4 @@
-"""Reductions outside of layers: ``scatter`` and ``segment``, by which PyG reads graphs out.
+"""Reductions outside of layers: ``scatter`` and ``segment``, which PyG's readouts call.
 
 ``global_mean_pool``, the modules of ``torch_geometric.nn.aggr`` and softmax over groups call them.
 A reduction over groups is one over the targets of a graph: its kernels go over the rows of a group
@@ -23,7 +23,7 @@ from pyg_accel.patching.size import HOOK, Work
 from pyg_accel.patching.sparse import REDUCES
 from pyg_accel.patching.watch import Watch
 
-__all__ = ["scatter", "segment"]
+__all__ = ["are_rows", "scatter", "segment"]
 
 
 # A reduction gathers nothing, and neighbouring rows are mostly of one group: PyG's takes a quarter
@@ -83,8 +83,11 @@ def _reduced(
     return reduce_groups(graph, src, index, reduce), [f"{reduce}_j u0"]
 
 
-def _fits(src: Tensor, groups: Any, dim: int, reduce: str) -> bool:
-    """Whether a reduction over the rows of a tensor is of a known form."""
+def are_rows(src: Tensor, groups: Any, dim: int) -> bool:
+    """Return whether a tensor has rows of numbers, and groups are ids or ends of rows.
+
+    Nothing that reads calls may be in force: a compiler, a tracer or an accelerated call.
+    """
     return (
         type(groups) is Tensor
         and groups.dim() == 1
@@ -94,13 +97,16 @@ def _fits(src: Tensor, groups: Any, dim: int, reduce: str) -> bool:
         and src.is_floating_point()
         and src.layout is torch.strided
         and groups.device == src.device
-        and reduce in REDUCES
-        # Inside of a layer, messages are reduced by its own call.
-        and running.lent is None
-        and not running.inside
         and not torch_records()
         and Watch.active() is None
     )
+
+
+def _fits(src: Tensor, groups: Any, dim: int, reduce: str) -> bool:
+    """Whether a reduction over the rows of a tensor is of a known form."""
+    # Inside of a layer, messages are reduced by its own call.
+    outside = running.lent is None and not running.inside
+    return outside and reduce in REDUCES and are_rows(src, groups, dim)
 
 
 def _reasons(src: Tensor, groups: Tensor, *, winners: bool) -> list[str]:

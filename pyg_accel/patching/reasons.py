@@ -1,4 +1,4 @@
-"""Whether a call is accelerated: what patch() switched on, and the reasons against."""
+"""Whether a call is accelerated: what ``patch()`` switched on, and the reasons against a call."""
 
 import threading
 import weakref
@@ -25,9 +25,10 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
+from pyg_accel.hooks import has_hooks, hook_reasons
 from pyg_accel.matrices import is_sparse_matrix
 from pyg_accel.memo import tensors_in
-from pyg_accel.patching.overrides import hook_reasons
+from pyg_accel.module_state import modules_in
 from pyg_accel.record.edge_tensors import EdgeTensor
 
 __all__ = [
@@ -37,11 +38,9 @@ __all__ = [
     "data_reasons",
     "device_of",
     "forced",
-    "has_hooks",
     "is_active",
     "is_watched",
     "layer_reasons",
-    "modules_in",
     "row_bytes",
     "subclass_reasons",
     "switch",
@@ -141,25 +140,6 @@ def is_watched(*modules: torch.nn.Module | None) -> bool:
         has_hooks(module) or not vars(module).keys().isdisjoint(_METHODS)
         for module in modules_in(*modules)
     )
-
-
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a module has hooks on its calls or gradients."""
-    own = vars(module)
-    return bool(
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-    )
-
-
-def modules_in(*modules: torch.nn.Module | None) -> list[torch.nn.Module]:
-    """Return modules and those inside them; quicker than ``modules()``, and one may come twice."""
-    found = [module for module in modules if module is not None]
-    for module in found:  # as it grows
-        found += [child for child in module._modules.values() if child is not None]
-    return found
 
 
 def transform_reasons() -> list[str]:

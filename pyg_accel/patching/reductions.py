@@ -1,4 +1,4 @@
-"""PyG's aggregations on lazy messages: all that are asked for, in one pass over the graph."""
+"""PyG's aggregations on lazy messages: all of a call in one pass over the graph."""
 
 import math
 from collections.abc import Callable, Mapping

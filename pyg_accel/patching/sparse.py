@@ -1,8 +1,9 @@
 """Layers that are given a sparse matrix instead of an edge_index.
 
 A layer with a ``message_and_aggregate`` multiplies with the matrix, by PyG's ``spmm`` or
-``torch.sparse.mm``; that product is ours. Any other layer gets the edges and values of the matrix,
-as PyG itself would take them out of it, and is traced like one that was given an edge_index.
+``torch.sparse.mm``; that product runs on our kernels. Any other layer gets the edges and values of
+the matrix, as PyG itself would take them out of it, and is traced like one that was given an
+edge_index.
 """
 
 from collections.abc import Callable

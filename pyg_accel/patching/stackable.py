@@ -1,4 +1,4 @@
-"""The layers whose relations HeteroConv runs at once, and what makes two of them alike.
+"""The layers whose relations HeteroConv runs at once, and when two of them can be stacked.
 
 Each of them adds up three things at a target: an aggregation over the edges of its relation, a
 matrix times the target's own features, and a bias. :func:`parts_of` names them, :func:`aggregate`

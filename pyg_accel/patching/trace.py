@@ -1,6 +1,7 @@
 """One accelerated call: what it gathers, and the kernels that its formulas run on."""
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from pyg_accel.ops.messages import messages
 from pyg_accel.patching import rules
 from pyg_accel.patching.attention import Source, Weights, Where, attend
 from pyg_accel.patching.edge_type_matmul import with_pairs_as_sources
-from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Rules, Tracer, is_single_side
+from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer, is_single_side
 from pyg_accel.patching.networks import Network, reduce_in_blocks
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import aggregate, in_force
@@ -28,7 +29,7 @@ __all__ = ["Trace"]
 class Trace(Tracer):
     """One accelerated call: runs the formulas of its messages."""
 
-    rules: ClassVar[Rules] = rules
+    rules: ClassVar[ModuleType] = rules
     watched = frozenset({
         "index_select", "__getitem__", "unbind", "view", "reshape", "expand", "expand_as",
         "unsqueeze", "contiguous",
@@ -55,7 +56,7 @@ class Trace(Tracer):
             raise Unrecognised(f"'{'+'.join(reduces)}' of messages that are sums")
         formula, numbers = self.own_numbers(lazy)
         if num_rows is None:
-            num_rows = self.sizes[self.target] or self.rows_of_side("v")
+            num_rows = self.sizes[self.target] or self.num_targets()
         if any(isinstance(self.operands[n], Network) for n in numbers):
             return reduce_in_blocks(self, lazy, reduces, num_rows)
         if list(reduces) == ["sum"] and in_force() is None:  # samples are of sums alone
@@ -94,7 +95,7 @@ class Trace(Tracer):
         with quiet():
             if is_single_side(lazy):
                 return self._gathered(formula, numbers).movedim(0, lazy.edge_dim)
-            graph = self.graph_of(self.rows_of_side("v"))
+            graph = self.graph_of(self.num_targets())
             operands = self._operands(numbers, graph.num_rows)
             if lazy.summed:
                 out = perform(messages, graph, formula, operands, edge_order=True)
@@ -115,7 +116,7 @@ class Trace(Tracer):
     def dot(self, lazy: LazyTensor) -> Tensor:
         """Sum over the last dimension: [E, ...] without it, written out."""
         formula, numbers = self.own_numbers(lazy)
-        graph = self.graph_of(self.rows_of_side("v"))
+        graph = self.graph_of(self.num_targets())
         operands = self._operands(numbers, graph.num_rows)
         out: Tensor = perform(
             ops.gspmm, graph, Sum(formula), operands, reduce="none", edge_order=True
@@ -141,7 +142,7 @@ class Trace(Tracer):
                             [self.repeated[n] for n in numbers], lazy.dtype, shape)  # fmt: skip
         self.formulas.append(source.text())
         self.source = source
-        weights = source.written() if self.writes_weights else Weights(source)
+        weights = source.written() if self.writes_weights else Weights.of(source)
         return self.leaf("e", weights, shape, 0)
 
     def _operands(self, numbers: list[int], num_rows: int) -> list[Tensor]:

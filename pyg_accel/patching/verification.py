@@ -9,7 +9,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_map_only
 
 from pyg_accel.errors import VerificationError
-from pyg_accel.patching.rng_state import RandomState, random_state, restore
+from pyg_accel.module_state import ModuleState, modules_in
 
 __all__ = ["verify"]
 
@@ -23,7 +23,7 @@ def verify(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,
-    state: RandomState,
+    state: ModuleState,
 ) -> None:
     """Compare the result of an accelerated call with PyG's own.
 
@@ -33,7 +33,7 @@ def verify(
         args: behind the layer, as they were given.
         kwargs: as they were given.
         out: the accelerated result, a tensor or a dictionary of them; others are not compared.
-        state: of the random number generators before the call.
+        state: before the call.
 
     Raises:
         VerificationError: where they differ by more than rounding explains.
@@ -41,17 +41,18 @@ def verify(
     out = _joined(out)
     if not isinstance(out, Tensor):
         return
-    after, own = random_state(state.device, module), () if module is None else (module,)
+    own = () if module is None else (module,)
+    after = ModuleState(modules_in(module), state.device)
     try:
         with torch.no_grad():
-            restore(state)
+            state.restore()
             expected = _joined(original(*own, *args, **kwargs))
             if _agree(out, expected):
                 return
-            restore(state)
+            state.restore()
             truth = _in_double(original, module, args, kwargs)
     finally:
-        restore(after)
+        after.restore()
     if truth is None or not _as_good(out, expected, truth):
         raise VerificationError(
             f"{type(module).__name__}: accelerated and PyG's own result differ by "

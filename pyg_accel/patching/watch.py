@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_accel.cache import memory_of
 from pyg_accel.patching.running import Unrecognised
-from pyg_accel.record.edge_tensors import EdgeTensor, changed_in_place, name_of
+from pyg_accel.record.edge_tensors import changed_in_place, name_of
 
 __all__ = ["Watch"]
 
@@ -42,12 +42,7 @@ class Watch(TorchFunctionMode):
             return self.see(func, args, kwargs)
         if changed := changed_in_place(name, args, kwargs):
             self.guard(name, changed)
-        result = func(*args, **kwargs)
-        if not types:  # no message among the arguments
-            self.pass_on(func, args, kwargs, result)
-        elif not isinstance(result, EdgeTensor):  # numbers of messages
-            self.pass_on(func)
-        return result
+        return func(*args, **kwargs)
 
     def guard(self, name: str, changed: Iterable[Tensor]) -> None:
         """Raise before a tensor is changed in place that this call did not make.
@@ -58,9 +53,6 @@ class Watch(TorchFunctionMode):
             self._storages = set(map(memory_of, self.given()))
         if not self._storages.isdisjoint(map(memory_of, changed)):
             raise Unrecognised(f"'{name}' changes a tensor in place that the message was given")
-
-    def pass_on(self, func: Any, args: Any = (), kwargs: Any = None, result: Any = None) -> None:
-        """Take a note of a function that just ran, and on what if that were ordinary tensors."""
 
     def see(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that is watched, or something in its place."""

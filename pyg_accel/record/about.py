@@ -1,4 +1,4 @@
-"""What the nodes of a recorded graph say of the tensors of the recorded call."""
+"""The metadata of a recorded graph's nodes: facts of the tensors of the recorded call."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ WRITES = "writes"  # key of the metadata of nodes: the memory that they change i
 
 
 class About(NamedTuple):
-    """What is known of a tensor of a recorded call.
+    """Facts of a tensor of a recorded call.
 
     Attributes:
         shape: its sizes in that call.

@@ -1,4 +1,4 @@
-"""What a call that is recorded calls beside torch: seen by a profiler.
+"""Calls of functions other than torch's in a recorded call, seen by a profiler.
 
 Functions without an effect beside their result may run. Any other one, such as ``random.random`` or
 ``print``, could not be left out of later calls.
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.record.guard import (
-    Guard,
+from pyg_accel.record.code import (
     is_installed_file,
     is_library,
     is_library_file,
     is_package_file,
 )
+from pyg_accel.record.guard import Guard
 
 __all__ = ["Calls"]
 

@@ -1,16 +1,17 @@
-"""Edge tensors without storage: what lazy ones and those that wait have in common.
+"""Edge tensors without storage: the base of lazy and of deferred ones.
 
 A :class:`~pyg_accel.patching.lazy.LazyTensor` stands for messages and belongs to one call. A
 :class:`DeferredOperand` is an operand of messages that is computed when it is first needed, because
 the next step may do without it: softmax weights, products with one matrix per relation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+from typing_extensions import Self
 
 __all__ = [
     "DeferredOperand",
@@ -51,6 +52,15 @@ class DeferredOperand(EdgeTensor):
 
     waits = True
     of_nodes = False
+
+    @staticmethod
+    def __new__(
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, **own: Any
+    ) -> Self:
+        """Put a tensor off, with attributes that say how it is computed."""
+        made: Self = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device)
+        vars(made).update(own)
+        return made
 
     def edges(self) -> tuple[int, int]:
         """See :meth:`EdgeTensor.edges`."""

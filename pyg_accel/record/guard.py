@@ -8,16 +8,13 @@ not recorded.
 """
 
 import builtins
-import dis
 import functools
 import sys
-import sysconfig
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from operator import attrgetter, is_, itemgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,10 +22,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = [
-    "Guard", "NotComparable", "is_installed_file", "is_library", "is_library_file",
-    "is_package_file", "module_of",
-]  # fmt: skip
+from pyg_accel.record.code import (
+    assigned_outside,
+    codes_of,
+    is_library,
+    is_library_file,
+    module_of,
+)
+
+__all__ = ["Guard", "NotComparable"]
 
 _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, slice, range, Enum, torch.dtype,
@@ -40,9 +42,6 @@ _BUILTINS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
 )  # fmt: skip
-_LIBRARIES = ("torch", "torch_geometric", "pyg_accel", "torch_sparse", "torch_scatter", "pyg_lib")
-_PACKAGE = str(Path(__file__).parents[1])
-_PYTHON = sysconfig.get_path("stdlib")
 _Getter = Callable[[Mapping[Any, Any]], tuple[Any, ...]]
 _OF_MODULES = frozenset(vars(Module())) - {"training", "_parameters", "_buffers", "_modules"}
 _CALLED = frozenset(("forward", "__call__"))  # methods of modules that are called by torch
@@ -51,16 +50,6 @@ _DEPTH = 6  # of containers in containers
 
 class NotComparable(Exception):
     """Something that a call reads cannot be compared with what it was."""
-
-
-def is_library(name: str | None) -> bool:
-    """Return whether a module belongs to torch, PyG or this package, whose code is not guarded."""
-    return bool(name) and str(name).split(".", 1)[0] in _LIBRARIES
-
-
-def module_of(function: Any) -> str:
-    """Return the name of the module that a function or class was defined in."""
-    return str(getattr(function, "__module__", None) or "")
 
 
 class Guard:
@@ -110,7 +99,7 @@ class Guard:
             if code not in self.codes and not is_library_file(code.co_filename):
                 raise NotComparable(f"'{code.co_name}' is not reached by a name or an attribute")
         functions = [f for f in self._functions.values() if f.__code__ in ran]
-        read = {n for f in functions for c in _codes_of(f.__code__) for n in c.co_names}
+        read = {n for f in functions for c in codes_of(f.__code__) for n in c.co_names}
         read |= _CALLED
         groups = []
         for mapping, names, always in self._names.values():
@@ -297,14 +286,13 @@ class Guard:
             self._pending.append(wrapped)
         if is_library_file(code.co_filename) and not _is_layer_code(function):
             return
-        codes = [*_codes_of(code)]
+        codes = [*codes_of(code)]
         self.codes.update(codes)
         for cell, name in zip(function.__closure__ or (), code.co_freevars, strict=True):
             self._cells[id(cell)] = (cell, cell.cell_contents)
             self._add_value(name, cell.cell_contents)
-        for name in (name for c in codes for name in _assigned(c)):
-            if name in code.co_freevars or name not in code.co_varnames + code.co_cellvars:
-                raise NotComparable(f"'{code.co_name}' assigns to '{name}' outside of it")
+        for name in assigned_outside(code):
+            raise NotComparable(f"'{code.co_name}' assigns to '{name}' outside of it")
         names = {name for c in codes for name in c.co_names}
         self._read |= names
         space = function.__globals__
@@ -364,22 +352,6 @@ def _counts(name: str, value: Any, ran: Collection[types.CodeType]) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=4096)
-def is_installed_file(path: str) -> bool:
-    """Return whether code is that of Python's library or of an installed package."""
-    return path.startswith(("<frozen ", _PYTHON)) or "site-packages" in path
-
-
-@functools.lru_cache(maxsize=4096)
-def is_library_file(path: str) -> bool:
-    """Return whether code is torch's, PyG's or this package's."""
-    if path.startswith("<"):  # methods of named tuples and data classes, functions of overrides
-        return path == "<string>" or path.startswith("<pyg_accel")
-    *folders, name = Path(path).parts
-    # PyG renders templates into files of their own.
-    return name.startswith("torch_geometric.") or any(f in _LIBRARIES for f in folders)
-
-
 def _is_immutable(cls: type) -> bool:
     """Whether objects of a class of a library are compared by identity alone."""
     return is_library(module_of(cls)) or module_of(cls) in _IMMUTABLE
@@ -398,23 +370,3 @@ def _is_of_library(value: Any) -> bool:
 def _is_layer_code(function: types.FunctionType) -> bool:
     """Whether a function of PyG is the code of a layer, whose globals others replace in tests."""
     return str(function.__globals__.get("__name__")).startswith("torch_geometric.nn.conv.")
-
-
-def _codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and those of the functions defined in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes_of(constant)
-
-
-def is_package_file(path: str) -> bool:
-    """Return whether code is this package's."""
-    return path.startswith(_PACKAGE)
-
-
-@functools.lru_cache(maxsize=4096)
-def _assigned(code: types.CodeType) -> tuple[str, ...]:
-    """The names of globals and of variables of functions around it that code assigns to."""
-    stores = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
-    return tuple(i.argval for i in dis.get_instructions(code) if i.opname in stores)

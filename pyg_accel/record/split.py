@@ -33,10 +33,7 @@ class Parts(NamedTuple):
 
 def derives_anew(graph: fx.Graph) -> bool:
     """Return whether a program derives something of more than the graph, in each call."""
-    inside: dict[fx.Node, None] = {}
-    for node in graph.nodes:
-        if _is_derived(node, inside):
-            inside[node] = None
+    inside = _derived(graph)
     return any(DERIVED in node.meta and node not in inside for node in graph.nodes)
 
 
@@ -44,10 +41,7 @@ def split(graph: fx.Graph) -> Parts | None:
     """Return the parts of a graph; None if it derives nothing."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     places = {node: place for place, node in enumerate(inputs)}
-    inside: dict[fx.Node, None] = {}
-    for node in graph.nodes:
-        if _is_derived(node, inside):
-            inside[node] = None
+    inside = _derived(graph)
     wanted = [n for n in inside if n.target is not operator.getitem and _is_value(n)]
     wanted += [n for n in inside if n.target is operator.getitem]
     left = [n for n in wanted if any(user not in inside for user in n.users)]
@@ -85,6 +79,15 @@ def split(graph: fx.Graph) -> Parts | None:
         tuple(constants),
         tuple(key for key in sizes if key not in fewer),
     )
+
+
+def _derived(graph: fx.Graph) -> dict[fx.Node, None]:
+    """The nodes that are computed of the graph and of sizes."""
+    inside: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        if _is_derived(node, inside):
+            inside[node] = None
+    return inside
 
 
 def _is_derived(node: fx.Node, inside: dict[fx.Node, None]) -> bool:

@@ -32,12 +32,12 @@ MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its 
 
 
 @lru_cache(maxsize=64)
-def associations_of(expr: Expr, given: Assumptions) -> Associations:
+def associations_of(expr: Expr, assumed: Assumptions) -> Associations:
     """Enumerate and prune; layers that compute the same share the result."""
     trees = enumerate_trees(expr)
-    if given.sampled:  # a mean is over the sample: its kernel counts what it takes
+    if assumed.sampled:  # a mean is over the sample: its kernel counts what it takes
         trees = tuple(t for t in trees if not any(leaf.mean_of for leaf in leaves_in(t)))
-    return prune(trees, given)
+    return prune(trees, assumed)
 
 
 def enumerate_trees(expr: Expr) -> tuple[Tree, ...]:
@@ -105,12 +105,12 @@ def _behind_a_barrier(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
         return trees
     weights = {leaf.name for tree in trees for leaf in leaves_in(tree) if leaf.kind == "weight"}
     data = {leaf.name for tree in trees for leaf in leaves_in(tree) if leaf.kind == "data"}
-    givens = (
+    assumptions = (
         Assumptions(),
         Assumptions(True, frozenset(weights)),
         Assumptions(True, frozenset(weights | data)),
     )
-    promoted = [set(prune(trees, given).promoted) for given in givens]
+    promoted = [set(prune(trees, assumed).promoted) for assumed in assumptions]
     return tuple(t for t in trees if any(t in p for p in promoted))
 
 

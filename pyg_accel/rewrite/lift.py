@@ -106,7 +106,7 @@ class _Reading(Messages):
             raise NotLifted(f"{layer} has no sum of messages that is a product")
         _, self._rows, self._cols, self._target, *_ = first.args[0].args
         self._bipartite = self._rows != self._cols
-        self._num_rows, self._num_cols = facts_of(first).shape[0], self._columns_of(first)
+        self._num_rows, self._num_cols = facts_of(first).shape[0], self._num_sources()
         self._exchanges = [n for n in graph.nodes if called(n) == "exchanged"]
         if not all(map(_has_known_edges, self._exchanges)):
             raise NotLifted("on several ranks, edges that it derives in each call")
@@ -320,7 +320,7 @@ class _Reading(Messages):
     def _exchanged(self, node: fx.Node, halo: Any, name: Any, features: Any) -> Expr | None:
         return self.expr_of(features, node)
 
-    def _columns_of(self, node: fx.Node) -> int:
+    def _num_sources(self) -> int:
         """The number of sources of a graph, by what is gathered of them."""
         size = self._cols
         if isinstance(size, int):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_accel.module_state import ModuleState
 from pyg_accel.patching.api import OverrideHandle
 from pyg_accel.patching.programs import Programs
-from pyg_accel.patching.rng_state import random_state, restore
 from pyg_accel.rewrite.enumerate import associations_of
 from pyg_accel.rewrite.layer import recorded_call
 from pyg_accel.rewrite.lift import NotLifted, regions_of
@@ -49,25 +49,26 @@ def associations(
     known = Programs()
     handle = OverrideHandle({})
     device = next((t.device for t in example_inputs if isinstance(t, Tensor)), torch.device("cpu"))
-    state = random_state(device, conv)
+    state = ModuleState(conv.modules(), device)
     try:
         for _ in range(2):  # a layer may keep something in its first call
             made = recorded_call(known, conv, example_inputs, example_kwargs)
-            if made.program is not None:
+            program = None if isinstance(made, str) else made.program
+            if program is not None:
                 break
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotLifted(f"its code does not run on such arguments: {error}") from error
     finally:
         handle.remove()
-        restore(state)
-    if made.program is None:
+        state.restore()
+    if program is None:
         raise NotLifted(known.reason)
-    graph = made.program.graph
-    *_, region = regions_of(graph, made.program.constants, type(conv).__name__)
+    graph = program.graph
+    *_, region = regions_of(graph, program.constants, type(conv).__name__)
     same = {n for n in graph.nodes if n.op == "placeholder"} if static else ()
-    given = assumptions_of(region, Learning(), train=train, static=frozenset(same),
+    assumed = assumptions_of(region, Learning(), train=train, static=frozenset(same),
                            upstream=upstream)  # fmt: skip
-    return associations_of(region.expr, given)
+    return associations_of(region.expr, assumed)
 
 
 def _examples(conv: MessagePassing) -> tuple[Any, ...]:

@@ -90,7 +90,7 @@ def optimize(
     fast = OptimizedModel(model, options, static, example)
     evaluated(fast, example_inputs, example_kwargs, learning=train)
     decisions = [d for layer in rewritten_layers(fast).values() for d in layer.decisions]
-    if static and not any(decision.given.static & {"X", "Y"} for decision in decisions):
+    if static and not any(decision.assumed.static & {"X", "Y"} for decision in decisions):
         warnings.warn(
             f"static={list(static)} has no effect: no layer gets {' or '.join(static)} as it is",
             stacklevel=2,

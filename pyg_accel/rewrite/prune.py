@@ -49,9 +49,9 @@ class Associations:
         return tuple(t for t in self.promoted if scenario in self.scenarios[t])
 
 
-def prune(trees: Sequence[Tree], given: Assumptions) -> Associations:
+def prune(trees: Sequence[Tree], assumed: Assumptions) -> Associations:
     """Sort trees into promoted and pruned ones."""
-    bills = {tree: tree_cost(tree, given) for tree in trees}
+    bills = {tree: tree_cost(tree, assumed) for tree in trees}
     reasons: dict[Tree, dict[str, str]] = {tree: {} for tree in trees}
     for scenario in SCENARIOS:
         works = {tree: _sorted(bill, scenario) for tree, bill in bills.items()}

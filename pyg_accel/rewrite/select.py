@@ -1,6 +1,6 @@
 """Which tree a layer runs for calls of some kind and size, and why (paper, section 3.4)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from pyg_accel.rewrite.cost import (
     CostModel,
     GraphFeatures,
     Learned,
-    Primitive,
     Roofline,
     cost_model,
 )
@@ -150,7 +149,7 @@ class Decision:
     Attributes:
         region: what it computes.
         pruned: all trees.
-        given: assumptions about the leaves.
+        assumed: assumptions about the leaves.
         sizes: by symbol, those that were decided for.
         entries: number of edges.
         choice: the tree, and why.
@@ -158,7 +157,7 @@ class Decision:
 
     region: Region
     pruned: Associations
-    given: Assumptions
+    assumed: Assumptions
     sizes: Mapping[str, int]
     entries: int
     choice: Choice
@@ -169,29 +168,13 @@ class Decision:
         return merge(simplify(self.region.expr))
 
 
-class Fused:
-    """A cost model for compiled code: what is done element by element joins its neighbours."""
-
-    def __init__(self, model: CostModel) -> None:
-        self._model = model
-        self.source, self.learned = model.source, model.learned
-
-    def many(self, primitives: Iterable[Primitive]) -> list[float]:
-        """Return the seconds of each."""
-        asked = list(primitives)
-        found = self._model.many(asked)
-        return [0.0 if p.name in ("scale_rows", "elementwise") else seconds
-                for p, seconds in zip(asked, found, strict=True)]  # fmt: skip
-
-
 def make_decision(
     region: Region,
-    given: Assumptions,
+    assumed: Assumptions,
     options: Options,
     graphs: Mapping[str, Graph],
     *,
     fresh: bool = False,
-    compiled: bool = False,
     slowest: Callable[[Sequence[float]], list[float]] | None = None,
 ) -> Decision:
     """Choose a tree for a region.
@@ -202,14 +185,13 @@ def make_decision(
 
     Args:
         region: what is computed.
-        given: assumptions about its leaves.
+        assumed: assumptions about its leaves.
         options: of ``optimize()``.
         graphs: those of its matrices of edges, by name.
         fresh: every call has a graph of its own.
-        compiled: a compiler fuses what is done element by element.
         slowest: as of :func:`decide`.
     """
-    pruned = associations_of(region.expr, given)
+    pruned = associations_of(region.expr, assumed)
     graph = next(iter(graphs.values()))
     sizes = {"N": graph.num_rows, "M": graph.num_cols, "1": 1, **region.sizes}
     if region.exchange is not None:
@@ -222,7 +204,7 @@ def make_decision(
         def features(name: str, transposed: bool) -> GraphFeatures:
             return measure(graphs[name], transposed=transposed)
 
-        return decide(pruned, sizes, features, Fused(model) if compiled else model, fresh=fresh,
+        return decide(pruned, sizes, features, model, fresh=fresh,
                       choose=options.choose, slowest=slowest,
                       price_all=options.price_all)  # fmt: skip
 
@@ -236,7 +218,7 @@ def make_decision(
             learned = isinstance(model, Learned) or options.price_all
             if learned or chosen(model, near).tree != choice.tree:
                 choice = chosen(model, GraphFeatures.of)
-    return Decision(region, pruned, given, sizes, graph.num_edges, choice)
+    return Decision(region, pruned, assumed, sizes, graph.num_edges, choice)
 
 
 def assumptions_of(

@@ -10,7 +10,8 @@ from torch import Tensor, fx
 from torch_geometric import utils
 from torch_geometric.nn import MessagePassing, pool
 
-from pyg_accel.layers.reading import FAILURES, as_it_was
+from pyg_accel.layers.reading import FAILURES
+from pyg_accel.module_state import as_it_was
 
 __all__ = ["Unreadable", "calls_of", "kinds_of", "read"]
 

@@ -117,7 +117,7 @@ class TreeCost:
         return sum(sizes[rows] * sizes[cols] * heads * itemsize for rows, cols, heads in self.kept)
 
 
-def tree_cost(tree: Tree, given: Assumptions) -> TreeCost:
+def tree_cost(tree: Tree, assumed: Assumptions) -> TreeCost:
     """Return what a tree costs; equal nodes are paid for once."""
     forward: list[PrimitiveCall] = []
     backward: list[PrimitiveCall] = []
@@ -125,13 +125,13 @@ def tree_cost(tree: Tree, given: Assumptions) -> TreeCost:
     learned: dict[Tree, bool] = {}
 
     def needs(tree: Tree | None) -> bool:
-        if tree is None or not given.train:
+        if tree is None or not assumed.train:
             return False
-        return tree.name in given.learned if isinstance(tree, Leaf) else learned[tree]
+        return tree.name in assumed.learned if isinstance(tree, Leaf) else learned[tree]
 
     nodes = list(nodes_of(tree))
     fused = {arg for n in nodes if n.op == "add" for arg in _addends(n)}
-    static = static_nodes(tree, given.static, sampled=given.sampled)
+    static = static_nodes(tree, assumed.static, sampled=assumed.sampled)
     folded = folded_nodes(tree)
     readers = Counter(arg for n in nodes for arg in n.args)
     sent: set[Tree] = set()
@@ -140,16 +140,16 @@ def tree_cost(tree: Tree, given: Assumptions) -> TreeCost:
         if node in folded:
             learned[node] = True
             forward += [PrimitiveCall("gemm", node.rows, node.args[0].cols, "1", 2 * node.heads)]  # type: ignore[union-attr]
-            if given.train:
+            if assumed.train:
                 backward += _gemm_gradients(node, needs, scores=True)
             continue
         if node.op == "map" or node.op == "attend":
-            learned[node] = given.train
-        ahead = _forward(node, sampled=given.sampled)
+            learned[node] = assumed.train
+        ahead = _forward(node, sampled=assumed.sampled)
         data = node.args[-1]
-        if node.op == "spmm" and not given.sampled and readers[node.args[0]] == 1:
+        if node.op == "spmm" and not assumed.sampled and readers[node.args[0]] == 1:
             ahead = [replace(w, fused=_reads(node.args[0], data)) for w in ahead]
-        if given.spread and node.op == "spmm" and data is not None and data not in sent:
+        if assumed.spread and node.op == "spmm" and data is not None and data not in sent:
             sent.add(data)  # once, however many matrices read it
             rows = PrimitiveCall(
                 "exchange", "h", "", "k" if data.kind == "cbsr" else data.cols, data.heads
@@ -158,7 +158,7 @@ def tree_cost(tree: Tree, given: Assumptions) -> TreeCost:
             backward += [rows] if needs(data) else []
         forward += [replace(w, once=True) for w in ahead] if node in static else ahead
         if learned[node]:
-            backward += _backward(node, needs, sampled=given.sampled)
+            backward += _backward(node, needs, sampled=assumed.sampled)
             if node.op == "gemm" and needs(node.args[1]) and isinstance(node.args[0], Node):
                 left = node.args[0]
                 kept[left] = (left.rows, "k" if left.kind == "cbsr" else left.cols, left.heads)

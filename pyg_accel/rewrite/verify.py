@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pyg_accel.call_report import uncounted
-from pyg_accel.layers.reading import as_it_was
+from pyg_accel.module_state import as_it_was
 
 __all__ = ["differences", "evaluated"]
 

@@ -278,3 +278,25 @@ def test_what_it_returns_can_be_copied_and_saved():
     called = torch.func.functional_call(swapped, doubled, (X, EDGES))
     swapped.load_state_dict(doubled)
     torch.testing.assert_close(called, swapped(X, EDGES))
+
+
+def test_what_it_returns_has_the_methods_attributes_and_modes_of_the_model():
+    class Model(Functional):
+        note = "mine"
+
+        def hidden(self) -> str:
+            return f"{type(self.first).__name__} {self.training}"
+
+    model = Model()
+    swapped = pyg_accel.to_maxk(model, K, copy=False)
+    assert swapped.note == "mine" and swapped.hidden() == f"{type(model.first).__name__} True"
+    assert swapped.eval() is swapped and not model.training
+    swapped.name = "one"
+    assert model.name == "one"
+    seen: list[torch.Tensor] = []
+    swapped.register_forward_hook(lambda module, args, out: seen.append(out))
+    out = swapped(X, EDGES)
+    assert seen[0] is out
+    torch.testing.assert_close(
+        swapped.double()(X.double(), EDGES).float(), out, rtol=1e-4, atol=1e-5
+    )

@@ -1,4 +1,4 @@
-"""Quantiles, and rows of groups side by side: to_dense_batch, LSTM."""
+"""Quantiles of groups of rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,6 @@ from torch_geometric.nn import aggr
 import pyg_accel
 from pyg_accel.graph import Graph
 from pyg_accel.ops import ordered_groups
-from pyg_accel.patching.reading import Look
 from pyg_accel.settings import settings
 
 N, G, F = 400, 12, 5
@@ -41,17 +40,6 @@ AGGREGATIONS: dict[str, Function] = {
     ),
     "several": lambda x, index: aggr.MultiAggregation(["mean", "median", "max"])(x, index),
 }
-OF_NEIGHBOURS: dict[str, Function] = {
-    "dense": lambda x, index: utils.to_dense_batch(x, index)[0],
-    "dense-filled": lambda x, index: utils.to_dense_batch(x, index, 7, batch_size=G + 3)[0],
-    "dense-cut": lambda x, index: utils.to_dense_batch(x, index, max_num_nodes=9)[0],
-    "dense-wide": lambda x, index: utils.to_dense_batch(x, index, max_num_nodes=500)[0],
-    "dense-blocks": lambda x, index: utils.to_dense_batch(x.view(-1, 1, F), index)[0],
-    "mask": lambda x, index: (lambda out, mask: out[mask] * mask.sum())(
-        *utils.to_dense_batch(x, index, max_num_nodes=20)
-    ),
-}
-ALL = AGGREGATIONS | OF_NEIGHBOURS
 
 
 def groups(count: int = N, *, ordered: bool = True, kind: str = "many") -> Tensor:
@@ -78,34 +66,32 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["many", "skewed", "one", "unordered"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", AGGREGATIONS)
 def test_results_and_gradients_of_every_order_equal_stock(name, kind, report_of):
-    if kind == "unordered" and name in OF_NEIGHBOURS:
-        pytest.skip("PyG raises, or has no meaning for it")
     settings.always = True
     x = torch.randn(N, F, dtype=torch.double, requires_grad=True)
     index = groups(ordered=kind != "unordered", kind=kind)
-    expected = run(ALL[name], x, index)
+    expected = run(AGGREGATIONS[name], x, index)
     compare = torch.testing.assert_close if name == "several" else assert_equal  # it adds up
     with pyg_accel.patched():
         for _ in range(2):  # new groups, and known ones
-            compare(run(ALL[name], x, index), expected)
+            compare(run(AGGREGATIONS[name], x, index), expected)
     assert any(row.formula for row in report_of())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("name", ["median", "linear-[0.0, 0.25, 1.0]", "dense"])
+@pytest.mark.parametrize("name", ["median", "linear-[0.0, 0.25, 1.0]"])
 def test_other_dtypes_equal_stock(name, dtype, index_dtype):
     settings.always = True
     x, index = torch.randn(N, F).to(dtype), groups().to(index_dtype)
     with torch.no_grad():
-        expected = ALL[name](x, index.long())
+        expected = AGGREGATIONS[name](x, index.long())
         with pyg_accel.patched():
-            assert_equal([ALL[name](x, index)], [expected])
+            assert_equal([AGGREGATIONS[name](x, index)], [expected])
 
 
-@pytest.mark.parametrize("name", ["median", "linear-0.3", "dense"])
+@pytest.mark.parametrize("name", ["median", "linear-0.3"])
 @pytest.mark.parametrize("what", ["equal", "nan", "infinite"])
 def test_equal_numbers_and_what_is_none_equal_stock(name, what):
     settings.always = True
@@ -117,10 +103,10 @@ def test_equal_numbers_and_what_is_none_equal_stock(name, what):
     index = groups()
 
     def both() -> list[Tensor]:
-        out = ALL[name](x, index)
+        out = AGGREGATIONS[name](x, index)
         (grad,) = torch.autograd.grad(out.sum(), x)
         # Which of equal numbers is the quantile, PyG's sort does not say.
-        return [out, grad if name in OF_NEIGHBOURS else utils.scatter(grad, index)]
+        return [out, utils.scatter(grad, index)]
 
     expected = both()
     with pyg_accel.patched():
@@ -133,24 +119,23 @@ def test_groups_are_sorted_in_blocks(monkeypatch):
     settings.always = True
     monkeypatch.setattr(ordered_groups, "_NUMBERS", 64)
     x, index = torch.randn(N, F, requires_grad=True), groups(kind="skewed")
-    expected = run(ALL["median"], x, index)
+    expected = run(AGGREGATIONS["median"], x, index)
     with pyg_accel.patched():
-        assert_equal(run(ALL["median"], x, index), expected)
+        assert_equal(run(AGGREGATIONS["median"], x, index), expected)
 
 
-@pytest.mark.parametrize("name", ["median", "dense"])
+@pytest.mark.parametrize("name", ["median"])
 def test_what_does_not_fit_raises_as_in_stock(name):
     settings.always = True
     x, index = torch.randn(N, F), groups()
     wrong: list[Callable[[], Any]] = [
-        lambda: ALL[name](x, index[:-1]),
-        lambda: ALL[name](x, index.float()),
-        lambda: ALL[name](x, index - 1),
-        lambda: ALL[name](x[:0], index[:0]),
+        lambda: AGGREGATIONS[name](x, index[:-1]),
+        lambda: AGGREGATIONS[name](x, index.float()),
+        lambda: AGGREGATIONS[name](x, index - 1),
+        lambda: AGGREGATIONS[name](x[:0], index[:0]),
         lambda: aggr.SortAggregation(3)(x, index.flip(0)),
         lambda: aggr.LSTMAggregation(F, F)(x, index.flip(0)),
         lambda: aggr.MedianAggregation()(x, index, dim_size=3),
-        lambda: utils.to_dense_batch(x, index, batch_size=3),
     ]
 
     def outcome(call: Callable[[], Any]) -> Any:
@@ -180,20 +165,18 @@ def test_sort_aggregation_is_pygs_by_itself_and_in_a_layer():
             assert_equal(both(), expected)
 
 
-@pytest.mark.parametrize("aggregation", ["median", "lstm"])
 @pytest.mark.parametrize("patch", ["everything", "model"])
-def test_a_layer_finds_the_groups_of_its_graph_again(aggregation, patch, monkeypatch):
+def test_a_layer_finds_the_groups_of_its_graph_again(patch, monkeypatch):
     settings.always = True
     calls: list[str] = []
-    for owner, name in ((Graph, "_from_coo"), (ordered_groups, "_make_slots")):
-        original = getattr(owner, name)
+    original = Graph._from_coo
 
-        def counted(*args: Any, original: Any = original) -> Any:
-            calls.append(original.__name__)
-            return original(*args)
+    def counted(*args: Any) -> Graph:
+        calls.append("_from_coo")
+        return original(*args)
 
-        monkeypatch.setattr(owner, name, counted)
-    layer = pyg.SAGEConv(F, 3, aggr=aggregation)
+    monkeypatch.setattr(Graph, "_from_coo", counted)
+    layer = pyg.SAGEConv(F, 3, aggr="median")
     x = torch.randn(50, F, requires_grad=True)
     edge_index = utils.sort_edge_index(torch.randint(50, (2, 300)), sort_by_row=False)
 
@@ -208,63 +191,31 @@ def test_a_layer_finds_the_groups_of_its_graph_again(aggregation, patch, monkeyp
         edge_index[0] = edge_index[0].flip(0)  # another graph, in the same memory
         found = both()
     assert_equal(found, both())
-    name = "_make_slots" if aggregation == "lstm" else "_from_coo"
-    assert calls == [name] * 2
+    assert calls == ["_from_coo"] * 2
 
 
-def test_places_of_inference_mode_serve_training():
-    settings.always = True
-    x, index = torch.randn(N, F, requires_grad=True), groups()
-    weights = torch.randn(N, F)
-
-    def gradient() -> Tensor:
-        dense, mask = utils.to_dense_batch(x, index)
-        return torch.autograd.grad((dense[mask] * weights).sin().sum(), x)[0]
-
-    expected = gradient()
-    with pyg_accel.patched():
-        with torch.inference_mode():
-            utils.to_dense_batch(x, index)
-        torch.testing.assert_close(gradient(), expected)
-
-
-def test_a_mask_may_be_changed():
-    settings.always = True
-    x, index = torch.randn(N, F), groups()
-    _, expected = utils.to_dense_batch(x, index)
-    with pyg_accel.patched():
-        for _ in range(2):
-            _, mask = utils.to_dense_batch(x, index)
-            assert_equal([mask], [expected])
-            mask.zero_()
-
-
-@pytest.mark.parametrize("name", ["median", "dense"])
+@pytest.mark.parametrize("name", ["median"])
 def test_compiled_and_transformed_calls_are_what_they_are_in_stock(name):
     settings.always = True
     x, index = torch.randn(N, F), groups()
-    expected = ALL[name](x, index)
+    expected = AGGREGATIONS[name](x, index)
     with pyg_accel.patched():
-        compiled = torch.compile(lambda t: ALL[name](t, index), backend="eager")
+        compiled = torch.compile(lambda t: AGGREGATIONS[name](t, index), backend="eager")
         torch.testing.assert_close(compiled(x), expected)
-        found, _ = torch.func.vjp(lambda t: ALL[name](t, index), x)
+        found, _ = torch.func.vjp(lambda t: AGGREGATIONS[name](t, index), x)
         torch.testing.assert_close(found, expected)
 
 
 def test_large_calls_are_taken_at_default_settings_and_small_ones_are_not(report_of):
     x = torch.randn(3000, 20, requires_grad=True)
     index = groups(3000)
-    expected = {name: run(ALL[name], x, index) for name in ("median", "dense")}
-    few = x.detach()[:200], index[:200]
+    median = AGGREGATIONS["median"]
+    expected = run(median, x, index)
     with pyg_accel.patched():
-        for name, wanted in expected.items():
-            assert_equal(run(ALL[name], x, index), wanted)
-            if name != "dense":
-                ALL[name](*few)
-        utils.to_dense_batch(torch.randn(10_000, 100), torch.zeros(10_000, dtype=torch.long))
+        assert_equal(run(median, x, index), expected)
+        median(x.detach()[:200], index[:200])
         assert {(row.layer, row.formula, row.calls) for row in report_of()} == {
-            ("MedianAggregation", "the sorted numbers of each group", 1),
-            ("to_dense_batch", "rows side by side", 1),
+            ("MedianAggregation", "the sorted numbers of each group", 1)
         }
 
 
@@ -286,26 +237,17 @@ def test_a_layer_takes_medians_at_default_settings(report_of):
     }  # fmt: skip
 
 
-def test_no_message_is_made_for_a_median(monkeypatch):
+def test_no_message_is_made_for_a_median(monkeypatch, largest_result):
     settings.always = True
     layer, x = pyg.SAGEConv(64, 3, aggr="median"), torch.randn(30, 64)
     edge_index = torch.randint(30, (2, 5000))
-    largest = []
-
-    class Sizes(Look):  # one of ours: under a mode of the user calls are PyG's
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            out = func(*args, **(kwargs or {}))
-            largest.append(out.numel() if isinstance(out, Tensor) else 0)
-            return out
-
-    with Sizes():
+    with largest_result() as stock:
         layer(x, edge_index)
-    assert max(largest) >= 5000 * 64
-    largest.clear()
+    assert stock.numbers >= 5000 * 64
     monkeypatch.setattr(ordered_groups, "_NUMBERS", 5000 * 8)
-    with pyg_accel.patched(), Sizes():
+    with pyg_accel.patched(), largest_result() as ours:
         layer(x, edge_index)
-    assert 0 < max(largest) < 5000 * 64 // 2
+    assert 0 < ours.numbers < 5000 * 64 // 2
 
 
 def test_hooks_and_methods_of_an_aggregation_are_called(report_of):
@@ -320,11 +262,3 @@ def test_hooks_and_methods_of_an_aggregation_are_called(report_of):
     assert len(seen) == 2
     torch.testing.assert_close(*seen)
     assert not any(row.formula == "quantile_j u0" for row in report_of())
-
-
-def test_a_fill_value_beyond_the_range_of_the_features_is_infinite():
-    x, batch = torch.ones(4, 2).half(), torch.tensor([0, 0, 0, 1])
-    wanted, mask = utils.to_dense_batch(x, batch, -1e9)
-    with pyg_accel.patched():
-        found, taken = utils.to_dense_batch(x, batch, -1e9)
-    assert found.equal(wanted) and taken.equal(mask) and bool(found.isinf().any())

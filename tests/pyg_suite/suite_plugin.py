@@ -1,7 +1,7 @@
 """A pytest plugin for PyG's own tests: the same seeds in every run, and ``patch()`` if asked for.
 
-``PYG_SUITE_MODE`` is ``stock`` or ``patched``; ``PYG_SUITE_REPORT`` names the file that receives
-how many forward calls were accelerated.
+``PYG_SUITE_MODE`` is ``stock``, ``patched`` or ``sampled``; ``PYG_SUITE_REPORT`` names the file
+that receives how many forward calls were accelerated.
 """
 
 import json
@@ -19,9 +19,9 @@ import pyg_accel
 
 
 def pytest_configure() -> None:
-    if os.environ["PYG_SUITE_MODE"] == "patched":
+    if os.environ["PYG_SUITE_MODE"] != "stock":
         pyg_accel.patch()
-        # Tests of samplers run without what PyG's sampler needs.
+    if os.environ["PYG_SUITE_MODE"] == "sampled":  # without what PyG's sampler needs
         has_package = decorators.has_package
         decorators.has_package = lambda name: name == "pyg_lib" or has_package(name)
         decorators.WITH_PYG_LIB = True
@@ -29,8 +29,8 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_seed_in_every_run():
-    random.seed(12345)
+def same_seed_in_every_run(request: pytest.FixtureRequest):
+    random.seed(request.node.nodeid)  # PyG draws names of modules, which have to differ
     np.random.seed(12345)
     torch.manual_seed(12345)
 

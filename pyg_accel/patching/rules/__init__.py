@@ -7,8 +7,8 @@ Three kinds of rules, tried in this order:
 * an elementwise function of several operands becomes part of the formula;
 * a reduction over the target nodes runs the formula.
 
-Anything else asks for the tensor itself: narrow ones are written out (E x heads at most), wide ones
-raise :class:`Unrecognised` and PyG's own path takes over.
+Anything else needs the tensor itself: narrow ones are written out (E x heads at most), wide ones
+raise :class:`Unrecognised` and PyG's own path runs.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def intercept(trace: Tracer, func: Callable[..., Any], args: Args, kwargs: Kwarg
             if row is not None and _can_gather(source, dim):
                 return trace.gather(source, dim, row)
             if dim == 0 and products.chooses(trace, source, index):
-                return Matrices(source, index)
+                return Matrices.of(source, index)
     elif name == "linear" and rowwise.defers(trace, args, kwargs):
         given = dict(zip(_LINEAR, args, strict=False)) | kwargs
         given["input"] = trace.leaf("e", given["input"], given["input"].shape, 0)
@@ -62,7 +62,7 @@ def intercept(trace: Tracer, func: Callable[..., Any], args: Args, kwargs: Kwarg
         if row is not None and _can_gather(source, 0):
             return trace.gather(source, 0, row)
         if products.chooses(trace, source, index):
-            return Matrices(source, index)
+            return Matrices.of(source, index)
     elif name == "unbind" and args[0] is trace.edge_index and len(args) + len(kwargs) == 1:
         rows = func(*args, **kwargs)
         for row, index in enumerate(rows):

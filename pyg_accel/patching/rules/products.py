@@ -63,6 +63,6 @@ def _product(lazy: Any, matrices: Any) -> LazyTensor:
             raise Declined
     row = trace.target if operand.side == "v" else 1 - trace.target
     with quiet():
-        chosen = Matrices(blocks, matrices.edge_type)
+        chosen = Matrices.of(blocks, matrices.edge_type)
         product = multiply(x.reshape(x.size(0), *x.shape[-2:]), chosen, trace.edge_index, row)
     return trace.leaf("e", product, plain_shape(product), 0)

@@ -5,6 +5,7 @@ random numbers or changes a tensor is not among them.
 """
 
 import dis
+import operator
 from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType
@@ -13,8 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_accel.ops.edge_product import edge_product
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, Tracer, first_operand, is_single_side
-from pyg_accel.patching.networks import Network, Node, Product, Step, leaf, node_of, reasons_against
+from pyg_accel.patching.networks import (
+    Network,
+    calls,
+    leaf,
+    node_of,
+    reads,
+    reasons_against,
+    viewed,
+)
 from pyg_accel.patching.rules.common import Args, Declined, Kwargs
 from pyg_accel.patching.running import Unrecognised
 from pyg_accel.record.edge_tensors import name_of, plain_shape
@@ -63,18 +73,15 @@ def record(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if name in _VIEWS:
         if not like.shape[1:].numel():
             raise Declined
-        step = Step(torch.reshape, (node_of(lead), (-1, *like.shape[1:])), {})
+        step = calls(trace, torch.reshape, node_of(trace, lead), (-1, *like.shape[1:]))
     else:
-        step = Step(func, _nodes(args), kwargs)
+        step = calls(trace, func, *(_nodes(trace, a) for a in args), **_nodes(trace, kwargs))
     if not several:
         return leaf(trace, step, like.shape, like.dtype)
     return type(like)(
-        leaf(trace, Step(_item, (step, n), {}), t.shape, t.dtype) for n, t in enumerate(like)
+        leaf(trace, calls(trace, operator.getitem, step, n), t.shape, t.dtype)
+        for n, t in enumerate(like)
     )
-
-
-def _item(several: Any, place: int) -> Any:
-    return several[place]
 
 
 def lazies_in(args: Args) -> list[LazyTensor]:
@@ -87,16 +94,18 @@ def lazies_in(args: Args) -> list[LazyTensor]:
     ]
 
 
-def _nodes(args: Args) -> Args:
-    """Arguments with nodes for lazy tensors, and for tensors of edges beside them in a list."""
-
-    def change(value: Any, *, beside: bool) -> Any:
-        if isinstance(value, (list, tuple)):
-            has = any(isinstance(item, LazyTensor) for item in value)
-            return type(value)(change(item, beside=has) for item in value)
-        return node_of(value) if isinstance(value, LazyTensor) or beside else value
-
-    return tuple(change(value, beside=False) for value in args)
+def _nodes(trace: Tracer, value: Any, *, beside: bool = False) -> Any:
+    """Arguments with nodes for tensors; those of edges are ``beside`` lazy ones in a list."""
+    if isinstance(value, LazyTensor) or (beside and isinstance(value, Tensor)):
+        return node_of(trace, value)
+    if isinstance(value, Tensor):
+        return reads(trace, value)
+    if isinstance(value, dict):
+        return {name: _nodes(trace, item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        beside = any(isinstance(item, LazyTensor) for item in value)
+        return type(value)(_nodes(trace, item, beside=beside) for item in value)
+    return value
 
 
 def _like(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
@@ -232,20 +241,19 @@ def product(left: Any, right: Any) -> LazyTensor:
     if len(shape) != 3 or len(of_matrix) != 3 or shape[1] != 1 or shape[2] != of_matrix[1]:
         raise Declined
     matrices = first_operand(right)
-    node: Node | None = matrices.node if isinstance(matrices, Network) else None
-    while isinstance(node, Step) and node.function is torch.reshape:
-        node = node.args[0]
-    if not isinstance(node, Step) or node.function is not torch.nn.functional.linear:
+    node = viewed(matrices.node) if isinstance(matrices, Network) else None
+    if node is None or node.target is not torch.nn.functional.linear:
         raise Declined
-    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
-    weight, bias = given["weight"], given.get("bias")
+    given: dict[str, Any] = dict(zip(("input", "weight", "bias"), node.args, strict=False))
+    given |= node.kwargs
+    weight = given["weight"].meta["tensor"]
     if weight.size(0) != of_matrix[1] * of_matrix[2]:
         raise Declined
     with torch._C.DisableTorchFunctionSubclass():
         if left.dtype != weight.dtype:
             raise Declined
-    x = Step(torch.reshape, (node_of(left), (-1, shape[2])), {})
-    made = Step(
-        torch.reshape, (Product(x, given["input"], weight, bias), (-1, 1, of_matrix[2])), {}
-    )
-    return leaf(left.tracer, made, (shape[0], 1, of_matrix[2]), weight.dtype)
+    trace = left.tracer
+    x = calls(trace, torch.reshape, node_of(trace, left), (-1, shape[2]))
+    out = calls(trace, edge_product, x, given["input"], given["weight"], given.get("bias"))
+    made = calls(trace, torch.reshape, out, (-1, 1, of_matrix[2]))
+    return leaf(trace, made, (shape[0], 1, of_matrix[2]), weight.dtype)

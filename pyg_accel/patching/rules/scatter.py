@@ -38,7 +38,7 @@ def _need_message(lazy: LazyTensor) -> LazyTensor:
     if lazy.parts is not None and not reasons_against(lazy.tracer):
         with torch._C.DisableTorchFunctionSubclass():
             shape, dtype = lazy.shape, lazy.dtype
-        return leaf(lazy.tracer, node_of(lazy), shape, dtype)
+        return leaf(lazy.tracer, node_of(lazy.tracer, lazy), shape, dtype)
     try:
         return need_formula(lazy, later=True)
     except Declined:

@@ -1,0 +1,38 @@
+"""Who watches the calls of a layer: hooks, explainers."""
+
+from torch.nn import Module
+from torch_geometric.nn import MessagePassing
+
+__all__ = ["HOOKS", "has_hooks", "hook_reasons", "hooks_in"]
+
+# Tables of hooks on calls and gradients, of all modules and of PyG's layers.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_LAYERS = tuple(n for n in MessagePassing.__init__.__code__.co_names if n.endswith("_hooks"))
+
+
+def has_hooks(module: Module) -> bool:
+    """Whether a module has hooks on its calls or gradients."""
+    own = vars(module)
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+    )
+
+
+def hooks_in(module: Module, tables: tuple[str, ...] = HOOKS) -> list[str]:
+    """Return what hooks a module has, in words."""
+    own = vars(module)
+    kinds = (name.strip("_").removesuffix("s").replace("_", " ") for name in tables if own[name])
+    return [f"a {kind}" for kind in kinds]
+
+
+def hook_reasons(layer: MessagePassing) -> list[str]:
+    """Return why PyG's own path must be taken, whatever the message is."""
+    reasons = hooks_in(layer, _OF_LAYERS)
+    if layer.explain:
+        reasons.append("an explainer is active")
+    if layer.decomposed_layers > 1:
+        reasons.append("decomposed_layers > 1")
+    return reasons

@@ -1,0 +1,177 @@
+"""What modules hold at a moment, and the random numbers that come next, to go back to.
+
+A message that turns out not to be a formula runs again, in PyG's own path, and code that is read on
+symbols has not run at all. What either did to modules and generators is undone.
+"""
+
+import random
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+
+from pyg_accel.cache import version_of
+
+__all__ = ["CONSTANT", "ModuleState", "as_it_was", "modules_in", "tensors_of"]
+
+CONSTANT = "_tensor_constant"  # torch.fx keeps tensors that code makes under such names
+_CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}
+
+
+def modules_in(*modules: Module | None) -> list[Module]:
+    """Return modules and those inside them; quicker than ``modules()``, and one may come twice."""
+    found = [module for module in modules if module is not None]
+    for module in found:  # as it grows
+        found += [child for child in module._modules.values() if child is not None]
+    return found
+
+
+def tensors_of(module: Module) -> list[Tensor]:
+    """Return the tensors that a module and those in it hold, but for their buffers."""
+    modules = modules_in(module)
+    buffers = {id(m._buffers) for m in modules}
+    return [t for c in _containers(modules) if id(c) not in buffers for t in _items(c)
+            if isinstance(t, Tensor)]  # fmt: skip
+
+
+class ModuleState:
+    """Attributes of modules, what their containers hold, buffers, and states of generators.
+
+    Modules whose sizes are not known yet are left out: their first call is to change them.
+
+    Args:
+        modules: those inside of them are not looked for.
+        device: whose generator may be used, beside that of the CPU. By default all generators are
+            put back, those of Python and NumPy too, and tensors in attributes beside buffers.
+
+    Attributes:
+        device: that device.
+    """
+
+    def __init__(self, modules: Iterable[Module], device: torch.device | None = None) -> None:
+        """Look at everything, without waiting for the device."""
+        held = [m for m in modules if not _is_lazy(m)]
+        self.device, everything = device, device is None
+        self._containers = [(c, c.copy()) for c in _containers(held)]
+        tensors = [b for m in held for b in m._buffers.values() if b is not None]
+        if everything:
+            tensors += [t for c, _ in self._containers for t in _items(c) if type(t) is Tensor]
+        self._tensors = [
+            (t, version_of(t), t.detach().clone()) for t in {id(t): t for t in tensors}.values()
+        ]
+        self._random = _random_state(device)
+
+    def changed(self) -> str:
+        """Return what is otherwise by now, or nothing."""
+        for container, before in self._containers:
+            if isinstance(container, dict):
+                names = [n for n in {**before, **container} if not str(n).startswith(CONSTANT)
+                         and container.get(n) is not before.get(n)]  # fmt: skip
+                if names:
+                    return f"it changes {', '.join(map(str, names))}"
+            elif not _same(container, before):
+                return "it changes a list or set"
+        if any(version_of(tensor) != version for tensor, version, _ in self._tensors):
+            return "it changes a tensor in place that it did not make"
+        if any(map(_differ, self._random, _random_state(self.device))):
+            return "it draws random numbers, or sets the seed"
+        return ""
+
+    def restore(self) -> None:
+        """Let everything be as it was; what is the same stays in place, others may be reading."""
+        for container, before in self._containers:
+            _refill(container, before)
+        cpu, python, words, *gpus = self._random
+        # The state of a GPU cannot be read, nor its numbers, while a CUDA graph is captured.
+        captured = not gpus and self.device is not None and self.device.type == "cuda"
+        with torch.no_grad():
+            for tensor, version, copy in self._tensors:
+                # batch_norm's writing is not counted; what is equal stays, autograd may have it.
+                if version_of(tensor) != version or captured or not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
+        torch.set_rng_state(cpu)
+        if self.device is None:
+            random.setstate(python)
+            numpy.random.set_state(words)
+        for number, state in enumerate(gpus):
+            torch.cuda.set_rng_state(state, self.device or number)
+
+
+@contextmanager
+def as_it_was(modules: Iterable[Module]) -> Iterator[ModuleState]:
+    """Inside of this, code may run; afterwards modules and random numbers are as before."""
+    state = ModuleState(modules)
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield state
+    finally:
+        state.restore()
+
+
+def _is_lazy(module: Module) -> bool:
+    held = (*module._parameters.values(), *module._buffers.values())
+    return any(t is not None and is_lazy(t) for t in held)
+
+
+def _containers(modules: Iterable[Module]) -> list[Any]:
+    """The attributes of modules, as dictionaries, and the containers in these."""
+    found = {id(own): own for own in map(vars, modules)}
+    pending: list[Any] = [*found.values()]
+    for container in pending:  # as it grows
+        for value in _items(container):
+            if type(value) in _CONTAINERS and id(value) not in found:
+                found[id(value)] = value
+                pending.append(value)
+    return pending
+
+
+def _items(container: Any) -> list[Any]:
+    return [*(container.values() if isinstance(container, dict) else container)]
+
+
+def _same(container: Any, before: Any) -> bool:
+    if isinstance(container, set):
+        return bool(container == before)
+    return len(container) == len(before) and all(
+        now is then for now, then in zip(container, before, strict=True)
+    )
+
+
+def _refill(container: Any, before: Any) -> None:
+    if isinstance(container, dict):
+        for key in container.keys() - before.keys():
+            del container[key]
+        for key, value in before.items():
+            if key not in container or container[key] is not value:
+                container[key] = value
+        if not _same([*container], [*before]):  # the order of names
+            container.clear()
+            container.update(before)
+    elif isinstance(container, set):
+        container.intersection_update(before)
+        container.update(before)
+    elif not _same(container, before):
+        container.clear()
+        container.extend(before)
+
+
+def _random_state(device: torch.device | None) -> tuple[Any, ...]:
+    """States of the generators of the CPU, of Python and NumPy, and of GPUs."""
+    cpu = torch.get_rng_state()
+    if device is None:
+        gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return cpu, random.getstate(), numpy.random.get_state(), *gpus
+    asks = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    return cpu, (), (), *([torch.cuda.get_rng_state(device)] if asks else [])
+
+
+def _differ(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return not torch.equal(a, b)
+    return any(not numpy.array_equal(x, y) for x, y in zip(a, b, strict=True))
