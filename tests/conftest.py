@@ -20,6 +20,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 if not torch.cuda.is_available():  # decorators of Triton kernels read it when they are imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -29,6 +31,7 @@ from pyg_accel import Graph, derived
 from pyg_accel.backends import backends, dispatch, registry
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 from pyg_accel.patching import api, overrides, reasons
+from pyg_accel.patching.reading import Look
 from pyg_accel.settings import SETTINGS, settings
 
 DATA = "PYG_ACCEL_DATA"
@@ -297,3 +300,42 @@ def same_as_stock(stock_and_patched: Callable[..., Any]) -> Callable[..., None]:
 def stored_graphs() -> Callable[[], int]:
     """Count the graphs that are stored for the edge_index that they were built of."""
     return lambda: sum(isinstance(value, Graph) for value in derived.values())
+
+
+class Dispatched(TorchDispatchMode):
+    """The names of the operators that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def dispatched() -> type[Dispatched]:
+    return Dispatched
+
+
+class LargestResult(Look):  # one of ours: under a mode of the user calls are PyG's
+    """How many numbers the largest result of any operator has, and which operator's it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.operator = 0, ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and not t.is_meta:
+                numbers = t.untyped_storage().nbytes() // t.itemsize
+                if numbers > self.numbers:
+                    self.numbers, self.operator = numbers, func.name()
+        return out
+
+
+@pytest.fixture
+def largest_result() -> type[LargestResult]:
+    return LargestResult

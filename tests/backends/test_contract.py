@@ -261,6 +261,7 @@ def test_float64_results_and_gradients_equal_the_truth(backend, case, name):
             check(backend, CASES[case], name, *size, torch.float64, reduce)
 
 
+@pytest.mark.pairs("hub")
 @compiled
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=["f32", "bf16", "f16"])
 @pytest.mark.parametrize("name", MAIN)

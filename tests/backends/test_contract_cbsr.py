@@ -73,6 +73,7 @@ def check_maxk(x: Tensor, k: int) -> None:
     assert torch.equal(found.values.signbit()[zeros], expected.signbit()[zeros])
 
 
+@pytest.mark.each("triton")
 @pytest.mark.parametrize("dtype", FLOATS, ids=IDS.values())
 @pytest.mark.parametrize(("width", "k"), SHAPES)
 def test_the_largest_of_every_row_are_kept(backend, width, k, dtype):

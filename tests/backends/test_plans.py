@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_accel import Graph, ops
 from pyg_accel.backends.plans import Matrix, spmm_launch
@@ -16,18 +15,6 @@ pytestmark = pytest.mark.skipif(
     bool(cpu_unavailable_reasons()), reason="the native library is not built"
 )
 N, M, E = 12, 9, 50
-
-
-class Names(TorchDispatchMode):
-    """The names of the operators that torch dispatches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def make_graph() -> Graph:
@@ -123,7 +110,7 @@ def test_what_does_not_fit_is_told(graph):
         library.run1(plan + (1 << 40), torch.randn(M, 3))
 
 
-def test_matrices_leave_the_table_with_their_graph():
+def test_matrices_leave_the_table_with_their_graph(dispatched):
     graph = make_graph()
     x = torch.randn(M, 4, requires_grad=True)
     for reduce in ("sum", "mean", "max"):
@@ -134,7 +121,7 @@ def test_matrices_leave_the_table_with_their_graph():
     cpu_library().run1(plans[0], x)
     gc.disable()
     try:
-        with Names() as seen:
+        with dispatched() as seen:
             del graph, launches
         assert not seen.names
         run1(make_graph())  # which makes room

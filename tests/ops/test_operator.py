@@ -6,23 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.native import cpu_unavailable_reasons
-
-
-class Names(TorchDispatchMode):
-    """The names of the operators that torch dispatches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def run(graph: Graph, x: Tensor, weight: Tensor, reduce: str) -> list[Tensor]:
@@ -40,9 +27,9 @@ def inputs() -> tuple[Graph, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
-def test_both_roads_agree_to_the_second_derivative(reduce, inputs):
+def test_both_roads_agree_to_the_second_derivative(reduce, inputs, dispatched):
     direct = run(*inputs, reduce)
-    with Names() as seen:
+    with dispatched() as seen:
         dispatched = run(*inputs, reduce)
     assert "pyg_accel::gspmm" in seen.names
     for one, other in zip(direct, dispatched, strict=True):

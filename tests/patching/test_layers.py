@@ -9,13 +9,12 @@ import pytest
 import torch
 import torch_geometric
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import conv as pyg
 
 import pyg_accel
 from pyg_accel.patching import propagate
-from pyg_accel.patching.reading import Look
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -547,23 +546,6 @@ def test_strided_features_equal_stock(same_as_stock):
 WIDE_N, WIDE_E, WIDE_F = 211, 3001, 53
 
 
-class Sizes(Look):  # one of ours: under a mode of the user calls are PyG's
-    """Notes how many elements the largest result of any operator has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
-        self.operator = ""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor) and t.untyped_storage().nbytes() // t.itemsize > self.largest:
-                self.largest = t.untyped_storage().nbytes() // t.itemsize
-                self.operator = str(func)
-        return out
-
-
 def wide_inputs(kind: str) -> tuple[Tensor, ...]:
     x = torch.randn(WIDE_N, WIDE_F, requires_grad=True)
     edges = torch.randint(0, WIDE_N, (2, WIDE_E))
@@ -601,14 +583,14 @@ LEAN = {
 
 
 @pytest.mark.parametrize("name", LEAN)
-def test_no_tensor_of_edges_times_features_is_made(name):
+def test_no_tensor_of_edges_times_features_is_made(name, largest_result):
     make, kind = LEAN[name]
     layer, inputs = make(), wide_inputs(kind)
 
     def largest() -> tuple[int, str]:
-        with Sizes() as sizes:
+        with largest_result() as seen:
             layer(*inputs).sum().backward()
-        return sizes.largest, sizes.operator
+        return seen.numbers, seen.operator
 
     limit = WIDE_E * WIDE_F // 2  # the widest node tensor here is PNA's, an eighth of E x F
     assert largest()[0] >= limit, "the test cannot see what stock allocates"

@@ -42,18 +42,6 @@ class RoundedBelow(TorchDispatchMode):
         return out.round() if "index_select" in str(func) else out
 
 
-class Counted(TorchDispatchMode):
-    """Counts operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 class Mine(Tensor):
     """A subclass that torch hands on."""
 
@@ -121,14 +109,14 @@ def test_a_mode_changes_what_it_changes_of_pygs(name, mode, world):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_mode_counts_what_pyg_runs(name, world):
+def test_a_mode_counts_what_pyg_runs(name, world, dispatched):
     model = MODELS[name](*world)
     model(*world)
-    with Counted() as stock:
+    with dispatched() as stock:
         model(*world)
     with pyg_accel.patched():
         model(*world)
-        with Counted() as patched:
+        with dispatched() as patched:
             model(*world)
     assert patched.names == stock.names
 

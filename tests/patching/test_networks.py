@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import MLP, MessagePassing
 from torch_geometric.nn import conv as pyg
 
 import pyg_accel
 from pyg_accel.patching import networks
-from pyg_accel.patching.reading import Look
 from pyg_accel.patching.rules import concatenation
 from pyg_accel.settings import settings
 
@@ -286,24 +284,9 @@ def test_small_differences_of_large_positions_keep_their_digits():
 # -- memory ---------------------------------------------------------------------------------------
 
 
-class Largest(Look):  # one of ours: under a mode of the user calls are PyG's
-    """Notes how many numbers the largest result of any operator has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor) and not t.is_meta:
-                self.numbers = max(self.numbers, t.untyped_storage().nbytes() // t.itemsize)
-        return out
-
-
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("name", ["nn", "nn-mean", "edge", "edge-several", "mine", "cg", "dna"])
-def test_no_tensor_of_edges_times_features_is_made(name):
+def test_no_tensor_of_edges_times_features_is_made(name, largest_result):
     make, names = LAYERS[name]
     layer = make().double()
     edges = torch.randint(0, N, (2, 4000))
@@ -312,7 +295,7 @@ def test_no_tensor_of_edges_times_features_is_made(name):
         for n, t in zip(names, world(*names), strict=True))]  # fmt: skip
 
     def largest() -> int:
-        with Largest() as seen:
+        with largest_result() as seen:
             layer(*args).sum().backward()
         return seen.numbers
 

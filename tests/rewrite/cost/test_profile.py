@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,7 @@ pytest.importorskip("tqdm")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def small(monkeypatch) -> list[Primitive]:
+def few_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Primitive]:
     """Six small graphs, and a clock that knows the answer; what it timed."""
     monkeypatch.setattr(cases, "SIZES", {"cpu": (6, 1.5, 2.0, 300)})
     monkeypatch.setattr(cases, "MOST_WORK", {"cpu": 1e4})
@@ -55,9 +55,24 @@ def small(monkeypatch) -> list[Primitive]:
 
 
 @pytest.fixture
-def models(small, tmp_path) -> Path:
-    """A folder of trained models, in force."""
-    assert program.main(["profile", "--out", str(tmp_path / "own")]) == 0
+def small(monkeypatch) -> list[Primitive]:
+    return few_graphs(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[list[Primitive], Path]:
+    """What was timed, and a folder of models."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        timed = few_graphs(patch)
+        assert program.main(["profile", "--out", str(folder)]) == 0
+    return timed, folder
+
+
+@pytest.fixture
+def models(small, trained, tmp_path) -> Path:
+    """A copy of the trained models, in force."""
+    shutil.copytree(trained[1], tmp_path / "own")
     settings.cost_models = str(tmp_path / "own")
     return tmp_path / "own" / Device.of("cpu").slug
 
@@ -75,8 +90,8 @@ def test_profile_measures_trains_and_says_how_to_use_it(small, tmp_path, capsys)
     assert capsys.readouterr().out.endswith(f"PYG_ACCEL_COST_MODELS={models.parent.resolve()}\n")
 
 
-def test_the_models_predict_what_was_measured(models, small):
-    model = cost_model("cpu")
+def test_the_models_predict_what_was_measured(models, trained):
+    small, model = trained[0], cost_model("cpu")
     assert model.source.startswith(f"a model learned on {Device.of('cpu')}")
     truth = Roofline.of("cpu")
     errors = sorted(
