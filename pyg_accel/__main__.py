@@ -210,11 +210,12 @@ def _value_of(known: dict[str, Any], path: str, script: str) -> Any:
 
 def run_bench(device: str, suite: str, args: Sequence[str]) -> int:
     """Run a suite of the checkout's ``benchmarks`` folder; other arguments are passed on to it."""
-    name = f"benchmarks.{'gpu' if device == 'cuda' else 'cpu'}_{suite}"
+    name = f"benchmarks.{suite}.{'gpu' if device == 'cuda' else 'cpu'}"
+    name = name.replace("batches.gpu", "epochs.batches")
     if find_spec("benchmarks") is None:
         print("python -m pyg_accel bench: run it in a checkout of pyg_accel", file=sys.stderr)
         return 2
-    if find_spec(name) is None:
+    if name == "benchmarks.batches.cpu":
         print(f"python -m pyg_accel bench: no suite '{suite}' for {device}", file=sys.stderr)
         return 2
     import_module(name).main(args)

@@ -91,7 +91,7 @@ class Report:
         accelerated = sum(row.calls for row in self.rows if row.formula)
         total = sum(row.calls for row in self.rows)
         summary = f"pyg_accel: {accelerated} of {total} forward calls accelerated"
-        notes = [f"Slower than need be, memory comes in small pages: {r}" for r in self.small_pages]
+        notes = [f"Memory is in small pages, which is slower: {r}" for r in self.small_pages]
         return "\n".join([summary, show(head), rule, *(show(line) for line in lines[1:]), *notes])
 
 

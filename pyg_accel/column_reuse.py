@@ -47,7 +47,7 @@ class Shared(NamedTuple):
 def per_column(sharing: tuple[Shared, ...]) -> tuple[float, ...]:
     """Return the entries that share a column, on average of all columns, by height of the window.
 
-    Nothing for a graph of which nothing is known.
+    Empty for a graph whose columns were not counted.
     """
     return tuple(1 / max(s.columns, 1e-3) for s in sharing if s.least == 1)
 

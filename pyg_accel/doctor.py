@@ -1,4 +1,4 @@
-"""Whether backends work: each runs a small sum in another process, which may die of it.
+"""Whether backends work: each runs a small sum in another process, which may crash.
 
 ``python -m pyg_accel.doctor NAME...`` is that process; ``python -m pyg_accel doctor`` starts it.
 """

@@ -1,4 +1,4 @@
-"""What is known of a CSR matrix beside its arrays."""
+"""Facts of a CSR matrix beside its arrays."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The graph as kernels want it: CSR by target node, its transpose, the way back to edges."""
+"""The graph as kernels read it: CSR by target node, its transpose, the way back to edges."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -93,7 +93,7 @@ class Settings:
     backend = Setting("auto", "the only backend to use, by name; `auto` chooses")
     cost_models = Setting("", "a folder of cost models to use in place of the roofline")
     disable = Setting("", "comma-separated names of backends that must not be chosen")
-    graph_cache = Setting(64, "of how many edge_index tensors graphs are kept, each while it lives")
+    graph_cache = Setting(64, "number of edge_index tensors whose graphs are stored")
     isa = Setting("", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest")
     packed = Setting(False, "MaxK sums on a GPU read float32 in 24 bits: faster, off by 2^-16")
     tuning = Setting(

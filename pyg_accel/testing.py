@@ -1,4 +1,4 @@
-"""Help for testing backends and models: hard graphs, and a truth that shares no code with them."""
+"""Utilities to test backends and models: difficult graphs, and an independent reference."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

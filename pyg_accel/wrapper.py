@@ -1,4 +1,4 @@
-"""A base of modules that stand for a model: they call it their own way, and all else is its own."""
+"""A base of modules that wrap a model: calls are their own, other attributes are the model's."""
 
 import functools
 from collections.abc import Callable

@@ -34,7 +34,7 @@ def test_layers_run_as_the_table_says_or_better(layer, option, mode):
     with pyg_accel.patched():
         now = row(layer, option, mode)
     worse = losses(recorded()[layer, option, mode], now)
-    assert not worse, f"{worse}; if that is meant: python -m benchmarks.layer_modes"
+    assert not worse, f"{worse}; if that is meant: python -m benchmarks.layers.modes"
 
 
 def test_the_table_has_every_layer_in_every_mode():

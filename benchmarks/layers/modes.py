@@ -1,6 +1,6 @@
 """What patch() does with every layer in every mode: formula, backend, and how the call runs.
 
-    python -m benchmarks.layer_modes
+    python -m benchmarks.layers.modes
 
 writes tests/layer_modes.csv, a row per layer, option and mode, which tests/test_layer_modes.py
 compares with what happens: a row may improve, and never lose. Sizes do not matter (``always``); the
@@ -12,6 +12,7 @@ graph is small and on the CPU. Columns:
 - ``formula``, ``backend``, ``reason``: those of ``report()``; of a call that fails what it raises.
 """
 
+import argparse
 import contextlib
 import csv
 import dataclasses
@@ -137,6 +138,7 @@ def recorded() -> dict[tuple[str, str, str], Row]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     settings.always, settings.tuning = True, ""
     torch.set_num_threads(1)
     with pyg_accel.patched():

@@ -9,6 +9,7 @@ written by hand.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -192,13 +193,25 @@ def losses() -> Iterator[tuple[str, str, str, pd.Series]]:
             yield "GPU", f"sampled batches of {int(group['E'].iloc[0]):,} edges", model, times
 
 
-def gain(file: str, section: str, value: str, by: str, slow: str | None, fast: str, **where: Any,
+@cache
+def link_of(file: str) -> str:
+    """The heading above a table in the results, as docs/ links it; without a table, the file."""
+    docs = timing.ROOT / "docs"
+    for page in (docs / "results.md", *sorted((docs / "results").glob("*.md"))):
+        above, mark, _ = page.read_text().partition(f"<!-- table: {file} -->")
+        if mark:
+            heading = re.findall(r"^#+ (.*)$", above, re.MULTILINE)[-1].lower()
+            anchor = re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+            return f"{page.relative_to(docs)}#{anchor}"
+    return f"../benchmarks/results/{file}.csv"
+
+
+def gain(file: str, value: str, by: str, slow: str | None, fast: str, **where: Any,
          ) -> str:  # fmt: skip
     """How often `fast` fits into `slow`, with a link to the rows; `—` where it was not measured.
 
     Args:
         file: folder and name of the CSV file.
-        section: of docs/results.md; empty links to the file.
         value: column of the time.
         by: the column that says what was timed.
         slow: its value there; None for the fastest that is not ours.
@@ -213,7 +226,7 @@ def gain(file: str, section: str, value: str, by: str, slow: str | None, fast: s
     time = others.min() if slow is None else times.get(slow)
     if pd.isna(times.get(fast)):
         return NONE
-    link = f"results.md#{section}" if section else f"../benchmarks/results/{file}.csv"
+    link = link_of(file)
     if time is None or pd.isna(time):
         ran_out = "note" in frame and (frame["note"].fillna("") == "out of memory").any()
         return f"[out of memory]({link})" if ran_out else NONE
@@ -230,7 +243,7 @@ def decision() -> list[str]:
     for graph, edges in (("facebook-pages", "342K"), ("arxiv-like", "2.3M")):
         for against in ("stock", "large pages"):
             add(f"CPU, full, {edges} edges", against, lambda model, g=graph, a=against: gain(
-                "epochs/cpu_epochs", "epochs-on-a-cpu", "epoch_ms", "backend", a, "patched",
+                "epochs/cpu_epochs", "epoch_ms", "backend", a, "patched",
                 dataset=g, model=model))  # fmt: skip
     for size, graph, name in (("Cora-size", "fixed", "full, size of Cora"),
                               ("Pubmed-size", "fixed", "full, size of PubMed"),
@@ -238,17 +251,17 @@ def decision() -> list[str]:
                               ("molecules 5 x 256", "new", "batches of 128 molecules"),
                               ("1024 seeds", "new", "batches, 160K edges, 256 wide")):  # fmt: skip
         add(f"GPU, {name}", "stock", lambda model, s=size, g=graph: gain(
-            "sizes/sizes_cuda", "", "least_ms", "variant", "stock", "patched", workload=s, graph=g,
+            "sizes/sizes_cuda", "least_ms", "variant", "stock", "patched", workload=s, graph=g,
             mode="training", model={"GraphSAGE": "SAGE"}.get(model, model)))  # fmt: skip
     for graph, edges in (("arxiv-like", "2.3M"), ("amazon0505-like", "4.9M"),
                          ("reddit-like", "115M"), ("products-like", "124M")):  # fmt: skip
         for against, slow in (("stock", "stock"), ("best of PyG", None)):
             add(f"GPU, full, {edges} edges", against, lambda model, g=graph, s=slow: gain(
-                "epochs/gpu_epochs", "epochs-on-a-gpu", "epoch_ms", "backend", s, "patched",
+                "epochs/gpu_epochs", "epoch_ms", "backend", s, "patched",
                 graph=g, model=model))  # fmt: skip
     for seeds, edges in ((256, "42K"), (1023, "168K"), (4090, "663K"), (16322, "2.5M")):
         add(f"GPU, batches, {edges} edges", "stock", lambda model, s=seeds: gain(
-            "epochs/gpu_batches", "sampled-batches-on-a-gpu", "step_ms", "backend", "stock",
+            "epochs/gpu_batches", "step_ms", "backend", "stock",
             "patched", model=model, seeds=s, trimmed=False))  # fmt: skip
     return markdown(pd.DataFrame(rows), right=True)
 
@@ -267,31 +280,31 @@ def further() -> list[str]:
             ("on one large graph, features that never change", " with `static`", "reddit-like",
              "rewritten, static"), ("otherwise", "", "products-like", "rewritten")):  # fmt: skip
             add(f"a {model} {have}", guide + use, f"{graph}, GPU", gain(
-                "epochs/rewrite_epochs", "rewritten-models-on-a-gpu", "epoch_ms", "variant",
+                "epochs/rewrite_epochs", "epoch_ms", "variant",
                 "patched", fast, graph=graph, model=model), patch)  # fmt: skip
     guide = "[MaxK](how-to/train_with_maxk.md), k = 32 of 256"
     for have, device, more in (
         ("a model that you can train anew, many edges a node", "cuda",
          {"graph": "reddit-like", "model": "SAGE"}), ("the same on a CPU", "cpu", {})):  # fmt: skip
         add(have, guide, "reddit-like, GPU" if more else "cornell5, CPU", gain(
-            f"papers/maxk_gnn/maxk_epochs_{device}", f"maxk-on-a-{DEVICES[device].lower()}",
-            "epoch_ms", "case", "ReLU, patched", "MaxK 32", shape="paper", **more),
+            f"papers/maxk_gnn/maxk_epochs_{device}", "epoch_ms", "case", "ReLU, patched", "MaxK 32",
+            shape="paper", **more),
             "`patch()` with ReLU")  # fmt: skip
     for layer in ("RGCNConv", "HeteroConv"):
         add(f"{layer}, 100 relations", patch, "arxiv-like, GPU", gain(
-            "epochs/relations_cuda", "relations-on-a-gpu", "step_ms", "backend", "stock", "patched",
+            "epochs/relations_cuda", "step_ms", "backend", "stock", "patched",
             graph="arxiv-like", layer=layer, relations=100), "stock PyG")  # fmt: skip
     add("ids of nodes in no order", "[`reorder()`](how-to/order_the_nodes.md) first",
         "products-like, GPU, one SpMM", gain(
-            "kernels/node_order", "orders-of-the-nodes-on-a-gpu", "spmm_fp32_64_ms", "order",
+            "kernels/node_order", "spmm_fp32_64_ms", "order",
             "as it is", "community", graph="products-like"), "the same kernel")  # fmt: skip
     frame = results.read("papers/es_spmm/sampled_kernels_cuda")
     frame = frame[(frame["graph"] == "reddit-like") & (frame["storage"] == "fp32")]
     whole = frame[frame["backend"] == "pyg_accel spmm"]["device_ms"].iloc[0]
     some = frame.query("backend == 'sampled_spmm' and strategy == 'fastrand' and width == 64")
     add("inference that may lose a little accuracy", "[`sampled(64)`](how-to/sample_edges.md)",
-        "reddit-like, GPU, one SpMM", f"[{whole / some['device_ms'].min():.2f}x](results.md"
-        "#sampled-edges-on-a-gpu)", "all edges")  # fmt: skip
+        "reddit-like, GPU, one SpMM", f"[{whole / some['device_ms'].min():.2f}x]"
+        f"({link_of('papers/es_spmm/sampled_kernels_cuda')})", "all edges")  # fmt: skip
     return markdown(pd.DataFrame(rows), right=["gain"])
 
 

@@ -1,4 +1,4 @@
-"""What a backend is given for the backward pass of attention, and what it computes."""
+"""The arguments and results of a backend's backward pass of attention."""
 
 from functools import lru_cache
 from typing import NamedTuple

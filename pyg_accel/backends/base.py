@@ -1,4 +1,4 @@
-"""What a backend is: a table of kernels."""
+"""The type of backends: a name and a table of kernels."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -178,9 +178,7 @@ def _choose(spec: OpSpec, forced: str, disabled: str, _changes: int) -> Decision
         found = Decision(spec, backend, kernel, kernel.cost(spec), rejected)
         faster, slower = (best, found) if best and best.cost <= found.cost else (found, best)
         if slower is not None:
-            rejected[slower.backend.name] = (
-                f"slower than {faster.backend.name} by its own account",
-            )
+            rejected[slower.backend.name] = (f"estimated to be slower than {faster.backend.name}",)
         best = faster
     if best is None:
         raise BackendNotSupported(spec, rejected)

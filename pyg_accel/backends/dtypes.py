@@ -1,4 +1,4 @@
-"""What is known of dtypes: a row for each that features may have."""
+"""Properties of the dtypes that features may have, a row each."""
 
 from typing import NamedTuple, TypeVar
 

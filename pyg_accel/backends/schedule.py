@@ -1,6 +1,6 @@
 """What depends on the rows' lengths: an order of rows, and the pieces of those that are too long.
 
-Built on the device and kept with the graph, so that later calls neither wait for the device nor
+Built on the device and stored with the graph, so that later calls neither wait for the device nor
 allocate for it.
 """
 

@@ -43,7 +43,7 @@ def _reasons(spec: OpSpec) -> list[str]:
     elif spec.device == "cuda" and not _built_for_cuda():
         reasons.append("torch-sparse was built without CUDA")
     if spec.dtype not in _DTYPES:
-        reasons.append(f"features are {spec.dtype}, which it adds up without more precision")
+        reasons.append(f"features are {spec.dtype}, which it accumulates without more precision")
     found = weighted_source(parse(spec.formula))
     if found is None:
         reasons.append(f"the message is {spec.formula}, not u0 or mul(u0,e1)")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["RealRows", "masked_batch_norm"]
+__all__ = ["RealRows", "masked_batch_norm", "moments"]
 
 
 class RealRows:
@@ -39,6 +39,23 @@ class RealRows:
         return self._scales[width, eps]
 
 
+def moments(
+    x: Tensor, padding: Tensor, count: Tensor, dims: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean of real numbers, how far each is from it, and the sum of its squares.
+
+    Args:
+        x: [R, ...]; half precision is added up in single.
+        padding: [R, 1, ...], which rows are padding.
+        count: [], how many numbers each mean is of.
+        dims: over which they are added up; they stay, of size 1.
+    """
+    wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
+    mean = wide.masked_fill(padding, 0).sum(dims, keepdim=True) / count
+    centred = wide - mean
+    return mean, centred, centred.masked_fill(padding, 0).square().sum(dims, keepdim=True)
+
+
 def masked_batch_norm(
     x: Tensor, rows: RealRows, running_mean: Tensor | None, running_var: Tensor | None,
     weight: Tensor | None, bias: Tensor | None, momentum: float, eps: float,
@@ -64,21 +81,15 @@ def masked_batch_norm(
             x.contiguous(), rows, weight, bias, stats, momentum, eps
         )
         return fused
-    wide = x.float() if x.dtype in (torch.half, torch.bfloat16) else x
     dims = [dim for dim in range(x.dim()) if dim != 1]
     each = (1, -1, *[1] * (x.dim() - 2))  # how a number for each channel is broadcast
-    padding = rows.padding.view(-1, *[1] * (x.dim() - 1))
-    total = rows.count.to(wide.dtype) * x[0, 0].numel()
-    mean = wide.masked_fill(padding, 0).sum(dims) / total
-    centred = wide - mean.view(each)
-    var = centred.masked_fill(padding, 0).square().sum(dims) / total
+    total = rows.count * x[0, 0].numel()
+    mean, centred, squares = moments(x, rows.padding.view(-1, *[1] * (x.dim() - 1)), total, dims)
     with torch.no_grad():
-        if running_mean is not None:
-            running_mean.mul_(1 - momentum).add_(mean.to(running_mean) * momentum)
-        if running_var is not None:
-            unbiased = var * (total / (total - 1))
-            running_var.mul_(1 - momentum).add_(unbiased.to(running_var) * momentum)
-    out = centred * (var + eps).rsqrt().view(each)
+        for running, now in ((running_mean, mean), (running_var, squares / (total - 1))):
+            if running is not None:
+                running.lerp_(now.view(-1).to(running), momentum)
+    out = centred * (squares / total + eps).rsqrt()
     if weight is not None:
         out = out * weight.view(each)
     if bias is not None:

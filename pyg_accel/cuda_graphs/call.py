@@ -141,6 +141,13 @@ class Arguments:
                 form.append((kind, None if variable else value, container))
         self.form: Hashable = tuple(form)
 
+    def over(self, tensors: Sequence[Tensor]) -> "Arguments":
+        """Return arguments that hold other tensors, and let go of these."""
+        other = copy.copy(self)
+        other._args, other._kwargs = self.rebuild(tensors, {})
+        other.tensors = [*tensors]
+        return other
+
     def rebuild(
         self, tensors: Sequence[Tensor], numbers: Mapping[str, int]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from pyg_accel.cuda_graphs import ledger
 from pyg_accel.machine import as_captured
 
-__all__ = ["Captured", "Grads", "Memory", "Replay", "Uncaptured", "gradients"]
+__all__ = ["Captured", "Grads", "Memory", "Replay", "gradients"]
 
 _DRY_RUNS = 2
 _Function = Callable[[], list[Tensor]]
@@ -98,37 +98,6 @@ class Memory:
         return token is not None and not token.done
 
 
-class Uncaptured:
-    """A function of tensors that stay in place, which itself is run each time, on any device.
-
-    Args:
-        function: reads tensors that stay in place and returns its outputs.
-        inputs: what gradients are wanted of.
-        memory: shared with other captures.
-    """
-
-    timed = False  # it is no faster than the function, and nothing is gained by it
-
-    def __init__(self, function: _Function, inputs: Sequence[Tensor], memory: Memory) -> None:
-        self._function, self._inputs = function, inputs
-        self._outs: list[Tensor] = []
-        self._grads: list[Tensor | None] = []
-
-    def forward(self) -> Sequence[Tensor]:
-        """Compute the outputs; the next call overwrites them."""
-        self._outs = self._function()
-        self._grads = _like(self._outs)
-        return [out.detach() for out in self._outs]
-
-    def grads(self) -> Grads:
-        """Return where gradients of the outputs are to be written; None for outputs without."""
-        return self._grads
-
-    def backward(self) -> Grads:
-        """Return gradients of the inputs, which are the caller's to keep."""
-        return gradients(self._outs, self._inputs, self._grads)
-
-
 def _like(outs: Sequence[Tensor]) -> list[Tensor | None]:
     return [torch.zeros_like(out) if out.requires_grad else None for out in outs]
 
@@ -144,10 +113,16 @@ def gradients(
     return list(torch.autograd.grad(of, inputs, by, allow_unused=True))
 
 
-class Captured(Uncaptured):
-    """Two CUDA graphs: one of the function, one of its gradients."""
+class Captured:
+    """Two CUDA graphs: one of a function, one of its gradients.
 
-    timed = True
+    Args:
+        function: reads tensors that stay in place and returns its outputs.
+        inputs: what gradients are wanted of.
+        memory: shared with other captures.
+    """
+
+    repeats = True  # what was recorded, in less time; those of tests may run the function itself
 
     def __init__(self, function: _Function, inputs: Sequence[Tensor], memory: Memory) -> None:
         """Run the function a few times, then capture it."""
@@ -169,12 +144,16 @@ class Captured(Uncaptured):
             pass
 
     def forward(self) -> Sequence[Tensor]:
-        """Replay the function."""
+        """Replay the function; the next call overwrites its outputs."""
         self._graph.replay()
         return self._outs
 
+    def grads(self) -> Grads:
+        """Return where gradients of the outputs are to be written; None for outputs without."""
+        return self._grads
+
     def backward(self) -> Grads:
-        """Replay the gradients."""
+        """Replay the gradients, which are the caller's to keep."""
         if self._gradient is None:
             return self._made
         self._gradient.replay()

@@ -13,11 +13,11 @@ from pyg_accel.cache import TensorRef
 from pyg_accel.call_report import record
 from pyg_accel.cuda_graphs import ledger, padding
 from pyg_accel.cuda_graphs.call import Arguments, Checkpoint, Modes, State, Subject, Uncapturable
-from pyg_accel.cuda_graphs.capture import Captured, Memory, Uncaptured
+from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.trial import examine
 
-__all__ = ["WARM_UP", "Engine"]
+__all__ = ["WARM_UP", "Engine", "HasCaptures"]
 
 WARM_UP = 3  # eager calls of a kind before it is captured, as torch.cuda.make_graphed_callables
 _KINDS, _SHAPES, _STATES, _SEEN = 32, 64, 8, 16
@@ -115,9 +115,12 @@ class Engine:
         dynamic: whether sizes change; None finds out.
         max_captures: how many recordings are kept; the least recently used goes.
         roles: what arguments are, by name, where names and sizes do not tell.
+
+    Attributes:
+        recent: what is recorded, the least recently used first.
     """
 
-    recorder: type[Uncaptured] = Captured  # tests put `Uncaptured` here
+    recorder: type[Captured] = Captured  # tests put others here
 
     def __init__(
         self, subject: Subject, positional: Sequence[str], *, differentiable: bool,
@@ -133,7 +136,7 @@ class Engine:
         self._state: State | None = None
         self._states: OrderedDict[Any, State] = OrderedDict()
         self._kinds: OrderedDict[Any, Kind] = OrderedDict()
-        self._recent: OrderedDict[Entry, Kind] = OrderedDict()
+        self.recent: OrderedDict[Entry, Kind] = OrderedDict()
         self._memory: Memory | None = None
         self._largest = 0  # elements of arguments for which there was memory beside the recordings
         self._refused: tuple[Any, str] = None, ""  # what the last call that was refused was like
@@ -182,7 +185,7 @@ class Engine:
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         elements = sum(t.numel() for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
-        if self._recent and self._differentiable and elements > self._largest:
+        if self.recent and self._differentiable and elements > self._largest:
             assert self._memory is not None
             saved = Checkpoint(self._subject, self._memory.device)
             try:
@@ -195,19 +198,14 @@ class Engine:
         return out
 
     def release(self) -> None:
-        """Free all recordings; those that are needed are made again."""
+        """Free all recordings."""
         for kind in self._kinds.values():
             kind.entries.clear()
             kind.seen.clear()
             kind.closed = ""
         for state in self._states.values():
             state.ledger.losses = 0
-        self._recent.clear()
-
-    @property
-    def captures(self) -> list[str]:
-        """What is recorded, the least recently used first."""
-        return [entry.formula for entry in self._recent]
+        self.recent.clear()
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, _Call]:
         """Return the recording for a call.
@@ -227,16 +225,13 @@ class Engine:
         modes = Modes.now(device.type)
         tensors = tuple((t.dtype, t.dim(), t.requires_grad) for t in arguments.tensors)
         key = state, self._subject.key(), modes, arguments.form, tensors
-        try:
-            kind = self._kinds.get(key)
-        except TypeError:
-            raise Uncapturable("an argument that cannot be told apart from others") from None
+        kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = Kind(arguments, self._roles)
         self._kinds.move_to_end(key)
         if len(self._kinds) > _KINDS:
             for old in self._kinds.popitem(last=False)[1].entries:
-                self._recent.pop(old, None)
+                self.recent.pop(old, None)
         if kind.refusal:
             raise Refused(kind.refusal)
         self._memory = self._memory or Memory(device)
@@ -251,7 +246,7 @@ class Engine:
             entry = self._prepare(call)
         elif entry.unverified:
             self._examine(call, entry, None)
-        self._recent.move_to_end(entry)
+        self.recent.move_to_end(entry)
         return entry, call
 
     def _device(self, arguments: Arguments) -> torch.device:
@@ -288,11 +283,11 @@ class Engine:
         return self._state
 
     def _drop(self, entry: Entry) -> None:
-        kind = self._recent.pop(entry, None)
+        kind = self.recent.pop(entry, None)
         if kind is not None:
             kind.entries.remove(entry)
 
-    def _examine(self, call: _Call, entry: Entry, recorder: type[Uncaptured] | None) -> None:
+    def _examine(self, call: _Call, entry: Entry, recorder: type[Captured] | None) -> None:
         """Record a call, or compare a recording once more, on other data than it was made with."""
         account, start = call.state.ledger, ledger.clock()
         try:
@@ -337,12 +332,12 @@ class Engine:
             raise Uncapturable(kind.limit[1])
         if min((call.sizes[axis] for axis in kind.places), default=2) < 2:
             raise Uncapturable("a batch with fewer than two rows of something")
-        if len(self._recent) >= self._most and account.losses >= self._most:
+        if len(self.recent) >= self._most and account.losses >= self._most:
             kind.closed = kind.closed or account.too_often
         if kind.closed or not account.affords:
             raise Uncapturable(kind.closed or _UNPAID)
         assert self._memory is not None
-        layout = padding.fixed_layout(arguments)
+        layout = padding.fixed_layout(arguments, call.sizes, None if ids in held else ids)
         try:
             if changes:
                 taken = {n for p in call.state.parameters for n in p.shape}
@@ -367,11 +362,26 @@ class Engine:
             raise
         self._largest = 0  # beside one recording more
         kind.entries.append(entry)
-        self._recent[entry] = kind
-        while len(self._recent) > self._most:
-            oldest = next(iter(self._recent))
+        self.recent[entry] = kind
+        while len(self.recent) > self._most:
+            oldest = next(iter(self.recent))
             account.losses += oldest.replays * oldest.saves < oldest.cost
             self._drop(oldest)
         if changes:
             kind.labels = padding.labels_of(arguments, layout)
         return entry
+
+
+class HasCaptures:
+    """What makes its calls by an engine."""
+
+    _engine: Engine
+
+    @property
+    def captures(self) -> list[str]:
+        """What has been captured and is still kept, the least recently used first."""
+        return [entry.formula for entry in self._engine.recent]
+
+    def release(self) -> None:
+        """Free all captures; calls that come again are captured again."""
+        self._engine.release()

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from pyg_accel.cache import version_of
+from pyg_accel.cache import TensorRef
 from pyg_accel.cuda_graphs.call import Arguments, Modes, State, Uncapturable, flatten, replaced
-from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, Replay, Uncaptured
+from pyg_accel.cuda_graphs.capture import Captured, Grads, Memory, Replay
 from pyg_accel.cuda_graphs.functions import CONSTANTS, known_largest
 from pyg_accel.cuda_graphs.masking import masked
 from pyg_accel.cuda_graphs.padding import Layout, Padding, Part, Sizes
@@ -26,13 +27,12 @@ def _of_any_size() -> Iterator[None]:
 
     No choice that holds until settings change depends on it, so it is no change of settings.
     """
-    before = dict(settings.assigned)
-    settings.assigned["always"] = True
+    before = settings.assigned
+    settings.assigned = before | {"always": True}
     try:
         yield
     finally:
-        settings.assigned.clear()
-        settings.assigned.update(before)
+        settings.assigned = before
 
 
 class Entry:
@@ -63,17 +63,19 @@ class Entry:
     ) -> None:  # fmt: skip
         """Allocate the tensors that stay in place."""
         self.layout, self.memory, self.modes = layout, memory, modes
-        self._call, self._modules, self._arguments = call, state.modules, arguments
+        self._call, self._modules = call, state.modules
         tensors, device = arguments.tensors, memory.device
-        self._held = [(place, t, version_of(t), t.data_ptr()) for place, t in enumerate(tensors)
-                      if place in held]  # fmt: skip
+        self._held = [(p, TensorRef(tensors[p]), tensors[p].data_ptr()) for p in held]
         self._copied = [place for place in range(len(tensors)) if place not in held]
         with torch.inference_mode(False):
             self._static = [self._place(p, t, p in held) for p, t in enumerate(tensors)]
             counts = torch.zeros(len(layout.bucket), dtype=torch.long, device=device)
             self._counts = dict(zip(layout.bucket, counts, strict=True))
             self._poison = torch.ones((), device=device)
-        self._known = known_largest([tensor for _, tensor, _, _ in self._held])
+        pairs = zip(self._static, layout.roles, strict=True)
+        graphs = [(t, layout.numbers["graphs"] - 1) for t, r in pairs if r == ("fixed", "graphs")]
+        self._arguments = arguments.over(self._static)
+        self._known = known_largest([tensors[place] for place in held], graphs)
         self._given = [p for p, t in enumerate(tensors) if t.requires_grad and modes.grad]
         self.parameters = [p for p in state.parameters
                            if p.requires_grad and modes.grad and differentiable]  # fmt: skip
@@ -83,7 +85,7 @@ class Entry:
         self._own = [(module, name, p, own[p]) for module in state.modules
                      for name, p in module._parameters.items() if p in own]  # fmt: skip
         self.inputs = [*(self._static[place] for place in self._given), *own.values()]
-        self.recording: Uncaptured
+        self.recording: Captured
         self.differentiable: list[bool] = []
         self._crops: list[str | None] = []
         self._template: Any = None
@@ -106,7 +108,7 @@ class Entry:
     @property
     def saves(self) -> float:
         """Seconds that a replay saves; negative if it takes longer than an eager call."""
-        return self.eager - self.replayed if self.recording.timed else 0.0
+        return self.eager - self.replayed if self.recording.repeats else 0.0
 
     def _place(self, place: int, tensor: Tensor, held: bool) -> Tensor:
         if held:
@@ -116,16 +118,11 @@ class Entry:
 
     def takes(self, arguments: Arguments, sizes: Sizes, slack: float | None) -> bool:
         """Whether arguments are those that are held, as they were, and others can be copied."""
-        shapes = [t.shape for t in arguments.tensors]
+        tensors = arguments.tensors
         return (
-            self.layout.takes(shapes, sizes, slack)
+            self.layout.takes([t.shape for t in tensors], sizes, slack)
             and all(sizes[number] <= sizes[axis] for number, axis in self.cuts)
-            and all(
-                arguments.tensors[place] is tensor
-                and version_of(tensor) == version
-                and tensor.data_ptr() == address
-                for place, tensor, version, address in self._held
-            )
+            and all(r.fits(tensors[p]) and tensors[p].data_ptr() == a for p, r, a in self._held)
         )
 
     @property
@@ -146,10 +143,16 @@ class Entry:
 
     def _part(self, place: int, padded: Tensor) -> Tensor:
         """Return the real part of a padded argument, or of its gradient."""
-        return self.layout.part(place, padded, self._shapes[place])
+        role = self.layout.roles[place]
+        if role.kind == "fixed":
+            return padded
+        return padded.narrow(role.dim, 0, self._shapes[place][role.dim])
 
     def compute(self) -> list[Tensor]:
         """Run the function on the tensors in place: what is recorded."""
+        # What was derived of them in an earlier run, such as a CSR matrix, does not hold in this
+        # one: a capture that read it would read it again in replays on other data.
+        increment_version([self._static[place] for place in self._copied])
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.modes.grad))
             for module, name, parameter, own in self._own:
@@ -232,9 +235,3 @@ class Entry:
             outs = self.take(self.recording.forward())
         self.replays += 1
         return replaced(self._template, iter(outs))
-
-    def settle(self) -> None:
-        """Count a comparison; after the last one, let go of the arguments that it was made with."""
-        self.unverified -= 1
-        if not self.unverified and isinstance(self.recording, Captured):
-            del self._arguments

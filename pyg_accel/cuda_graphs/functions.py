@@ -76,13 +76,20 @@ def _constant(func: Handler, *args: Any, **kwargs: Any) -> Any:
 CONSTANTS: dict[Any, Handler] = {torch.tensor: _constant}
 
 
-def known_largest(tensors: Sequence[Tensor]) -> dict[Any, Handler]:
-    """Return what answers for the largest id in tensors that are the same in every replay.
+def known_largest(
+    tensors: Sequence[Tensor], known: Sequence[tuple[Tensor, int]]
+) -> dict[Any, Handler]:
+    """Return what answers for the largest id in tensors, the same in every replay.
 
     PyG asks for it to learn the number of nodes or graphs, and would wait for the device.
+
+    Args:
+        tensors: those that are the same themselves.
+        known: others, and their largest ids.
     """
     largest = [(t, int(t.max())) for t in tensors if t.numel() and not t.is_floating_point()
                and not t.is_complex() and t.dtype != torch.bool]  # fmt: skip
+    largest += known
 
     def answer(func: Handler, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphNorm, GraphSizeNorm, InstanceNorm
 
 from pyg_accel.cache import memory_of
-from pyg_accel.cuda_graphs.batch_norm import masked_batch_norm
+from pyg_accel.cuda_graphs.batch_norm import masked_batch_norm, moments
 from pyg_accel.cuda_graphs.call import Uncapturable
 from pyg_accel.cuda_graphs.functions import Functions, Handler
 from pyg_accel.cuda_graphs.padding import Padding, Part
@@ -200,8 +200,7 @@ def _moments(
     """Return a mean, a variance or a deviation of the real rows."""
     keep = bool(kwargs.get("keepdim", args[1] if name == "mean" and len(args) > 1 else False))
     dtype = kwargs.get("dtype") or x.dtype
-    wide = x.float() if dtype in (torch.half, torch.bfloat16) else x.to(dtype)
-    mean = wide.masked_fill(void, 0).sum(dims, keepdim=True) / count
+    mean, _, squares = moments(x.to(dtype), void, count, dims)
 
     def shaped(value: Tensor) -> Tensor:
         return (value if keep else value.squeeze(dims)).to(dtype)
@@ -210,7 +209,6 @@ def _moments(
         return shaped(mean)
     correction = kwargs.get("correction", 1)
     correction = int(kwargs["unbiased"]) if "unbiased" in kwargs else correction
-    squares = (wide - mean).masked_fill(void, 0).square().sum(dims, keepdim=True)
     spread = squares / (count - (1 if correction is None else correction))
     if name.startswith("std"):
         spread = spread.sqrt()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pyg_accel.cuda_graphs.call import Subject, names_of, naming
-from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.cuda_graphs.engine import Engine, HasCaptures
 from pyg_accel.wrapper import ModelWrapper
 
 __all__ = ["Graphed", "graphed"]
@@ -26,7 +26,8 @@ def graphed(
     normalisation, pooling and results. Captures are made while they pay for themselves: after the
     first 30 calls, any pattern of sizes takes at most 1.05 times as long as eager calls. What
     cannot be captured runs eagerly, and :func:`pyg_accel.report` says why; so does everything
-    without a CUDA device.
+    without a CUDA device. Calls that stay eager may be faster with backward passes in the calling
+    thread: :class:`torch.autograd.set_multithreading_enabled`.
 
     Args:
         model: any module; it is not changed, and its parameters are shared.
@@ -49,7 +50,7 @@ def graphed(
     return Graphed(model, dynamic=dynamic, max_captures=max_captures, roles=dict(roles or {}))
 
 
-class Graphed(ModelWrapper):
+class Graphed(HasCaptures, ModelWrapper):
     """A model, and the captures of its calls; made by :func:`graphed`."""
 
     _own = frozenset(("_options", "_engine"))
@@ -72,16 +73,6 @@ class Graphed(ModelWrapper):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Graphed":
         return graphed(copy.deepcopy(self._original, memo), **self._options)
-
-    @property
-    def captures(self) -> list[str]:
-        """What has been captured and is still kept."""
-        found: list[str] = vars(self)["_engine"].captures
-        return found
-
-    def release(self) -> None:
-        """Free all captures; calls that come again are captured again."""
-        vars(self)["_engine"].release()
 
 
 def _again(model: torch.nn.Module, options: Mapping[str, Any]) -> Graphed:

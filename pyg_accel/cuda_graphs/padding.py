@@ -229,7 +229,7 @@ class Layout:
             if slack is not None and axis != "graphs" and most > max(slack * size, 64):
                 return False
         alike = {n: sizes[self.axes[n]] if n in self.axes else k for n, k in self.numbers.items()}
-        return all(sizes[name] == number for name, number in alike.items()) and all(
+        return all(sizes.get(name) == number for name, number in alike.items()) and all(
             shape == role.sized(padded, sizes)
             for role, padded, shape in zip(self.roles, self.shapes, shapes, strict=True)
         )
@@ -243,11 +243,6 @@ class Layout:
         cut = {(dim, 0, self.rows[n]) for n in self.numbers if n in self.bucket for dim in (0, 1)
                if sizes[n] in rows or (dim, 0, sizes[n]) in taken}  # fmt: skip
         return cut.union(taken)
-
-    def part(self, place: int, padded: Tensor, shape: torch.Size) -> Tensor:
-        """Return that part of a padded argument, of this shape without, which is not padding."""
-        role = self.roles[place]
-        return padded if role.kind == "fixed" else padded.narrow(role.dim, 0, shape[role.dim])
 
 
 def layout_of(
@@ -294,10 +289,18 @@ def layout_of(
     return Layout(tuple(found), bucket, like, numbers, shapes)
 
 
-def fixed_layout(arguments: Arguments) -> Layout:
-    """Return that of calls which are taken as they are: nothing is padded."""
+def fixed_layout(arguments: Arguments, sizes: Sizes, batch: int | None) -> Layout:
+    """Return that of calls which are taken as they are: nothing is padded.
+
+    Args:
+        arguments: one of the calls.
+        sizes: of that call.
+        batch: the place of a vector of graph ids that changes: all calls have as many graphs.
+    """
     shapes = [t.shape for t in arguments.tensors]
-    return Layout(tuple(Role("fixed") for _ in shapes), {}, {}, arguments.numbers, shapes)
+    roles = tuple(Role("fixed", "graphs" if i == batch else "") for i in range(len(shapes)))
+    numbers = arguments.numbers | ({} if batch is None else {"graphs": sizes["graphs"]})
+    return Layout(roles, {}, {}, numbers, shapes)
 
 
 def padding_like(rows: Tensor, dim: int = 0) -> Tensor:
@@ -379,8 +382,7 @@ class Padding:
     def _filled(self, role: Role, tensor: Tensor) -> Tensor:
         bucket, counts = self.layout.bucket, self.counts
         if role.kind == "fixed":
-            # Another tensor than in the last call: what is known of that one does not hold.
-            return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
+            return tensor
         if role.kind == "ptr":
             nodes = counts["nodes"]
             ids = torch.arange(tensor.numel(), device=tensor.device)

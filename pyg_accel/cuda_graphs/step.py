@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pyg_accel.cuda_graphs.call import Subject, flatten, names_of, naming, replaced
-from pyg_accel.cuda_graphs.engine import Engine
+from pyg_accel.cuda_graphs.engine import Engine, HasCaptures
 from pyg_accel.cuda_graphs.model import Graphed
 
 __all__ = ["GraphedStep", "graphed_step"]
@@ -67,7 +67,7 @@ def _modules_in(value: Any) -> Iterator[torch.nn.Module]:
             yield from _modules_in(item)
 
 
-class GraphedStep:
+class GraphedStep(HasCaptures):
     """A step, and the captures of its calls; made by :func:`graphed_step`."""
 
     def __init__(
@@ -81,15 +81,6 @@ class GraphedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step."""
         return self._engine(args, kwargs)
-
-    @property
-    def captures(self) -> list[str]:
-        """What has been captured and is still kept."""
-        return self._engine.captures
-
-    def release(self) -> None:
-        """Free all captures; calls that come again are captured again."""
-        self._engine.release()
 
 
 class _Step(Subject):
@@ -140,8 +131,8 @@ class _Step(Subject):
 
     def key(self) -> Any:
         settings = tuple(
-            tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in group.items()
-                  if k != "params")
+            tuple((k, id(v) if isinstance(v, Tensor) else tuple(v) if type(v) is list else v)
+                  for k, v in group.items() if k not in ("params", "param_names"))
             for _, group in self._groups
         )  # fmt: skip
         self._settings[settings] = None

@@ -27,7 +27,7 @@ Why it takes the time. The same calls show what a replay saves, the device's wor
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from pyg_accel.cuda_graphs import call
 from pyg_accel.cuda_graphs.call import Arguments, Subject, Uncapturable, flatten
-from pyg_accel.cuda_graphs.capture import Captured, Grads, Uncaptured, gradients
+from pyg_accel.cuda_graphs.capture import Captured, Grads, gradients
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.cuda_graphs.functions import NOT_RANDOM, Functions
 from pyg_accel.cuda_graphs.masking import parts_taken
@@ -220,8 +220,8 @@ class _Trial:
             if wrong := allowed.exceeded(one, other, by_norm=by_norm):
                 raise Uncapturable(f"{what}: {name}{wrong}")
 
-    def run(self, make: Callable[[], None] | None) -> None:
-        """Compare eager calls, padded ones and the recording, which ``make`` makes if given."""
+    def run(self, recorder: type[Captured] | None) -> None:
+        """Compare eager calls, padded ones and the recording, which a recorder makes if given."""
         entry, layout = self._entry, self._entry.layout
         entry.load(self._arguments, self._sizes)
         expected = self.eager()
@@ -240,16 +240,29 @@ class _Trial:
             entry.poison(False)
             entry.full_precision = False
             expected = self.padded(plain, still=False)
-        elif make is not None:
+        elif recorder is not None:
             entry.describe(expected.value, expected.outs, expected.differentiable)
-        if make is not None:
-            make()
+        if recorder is not None:
+            self._record(recorder)
         self.check("captured, it computes something else", expected, self.replayed())
+
+    def _record(self, recorder: type[Captured]) -> None:
+        subject, entry, before = self._subject, self._entry, call.State(self._subject)
+        subject.prepare()
+        with entry.memory.aside():
+            entry.compute()
+        if changed := before.changed():
+            raise Uncapturable(f"its forward pass changes {', '.join(changed)}")
+        self.saved.restore()
+        subject.prepare()
+        entry.recording = recorder(entry.compute, entry.inputs, entry.memory)
+        entry.left = subject.recorded() if recorder.repeats else None
+        self.saved.restore()
 
 
 def examine(
     subject: Subject, entry: Entry, arguments: Arguments, sizes: Sizes,
-    recorder: type[Uncaptured] | None = None,
+    recorder: type[Captured] | None = None,
 ) -> None:  # fmt: skip
     """Compare a recording with eager calls on the same arguments, as if nothing had happened.
 
@@ -264,26 +277,11 @@ def examine(
         Uncapturable: where they differ, or with the reason why the call stays eager.
     """
     trial = _Trial(subject, entry, arguments, sizes)
-
-    def make() -> None:
-        assert recorder is not None
-        before = call.State(subject)
-        subject.prepare()
-        with entry.memory.aside():
-            entry.compute()
-        if changed := before.changed():
-            raise Uncapturable(f"its forward pass changes {', '.join(changed)}")
-        trial.saved.restore()
-        subject.prepare()
-        entry.recording = recorder(entry.compute, entry.inputs, entry.memory)
-        entry.left = subject.recorded() if isinstance(entry.recording, Captured) else None
-        trial.saved.restore()
-
     # A graph that is held is the graph of every replay: its long rows are worth knowing.
     known = expect_to_stay() if recorder is not None and not entry.layout.bucket else nullcontext()
     try:
         with holding() as lent, known:
-            trial.run(make if recorder else None)
+            trial.run(recorder)
         entry.lent = entry.lent or lent
     except (torch.OutOfMemoryError, Uncapturable):
         raise
@@ -293,7 +291,7 @@ def examine(
         trial.saved.restore()
         entry.full_precision = False
         entry.poison(False)
-    entry.settle()
+    entry.unverified -= 1
 
 
 def _first_cause(error: BaseException) -> str:

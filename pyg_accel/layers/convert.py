@@ -1,4 +1,4 @@
-"""``to_maxk``: an existing model with MaxK in the place of ReLU, its parameters as they are."""
+"""``to_maxk``: an existing model with MaxK in place of ReLU and the same parameters."""
 
 import copy as copying
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Pairs of ReLU and convolution in models that people write, found and swapped with torch.fx.
+"""Pairs of ReLU and convolution in user-written models, matched and swapped with torch.fx.
 
 What torch.fx records is one run of the forward. Where another run would have recorded something
 else, in evaluation or without an optional argument, the recording is not the model, and is refused.

@@ -1,4 +1,4 @@
-"""A graph of the calls of a model that is still the model to everybody who looks at it."""
+"""A torch.fx graph of a model's calls, with the interface of the model."""
 
 import copy
 from dataclasses import dataclass

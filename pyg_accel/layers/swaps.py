@@ -1,4 +1,4 @@
-"""One layer of PyG turned into its MaxK version, and the account of it."""
+"""One layer of PyG turned into its MaxK version, and the record of the swap."""
 
 from dataclasses import dataclass
 from typing import Any

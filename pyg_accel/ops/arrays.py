@@ -1,4 +1,4 @@
-"""A graph as operators take it: array by array, as torch's schemas know tensors but no graphs."""
+"""A graph as arguments of operators: its arrays, since torch's schemas have no type for graphs."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

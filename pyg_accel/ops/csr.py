@@ -12,7 +12,7 @@ from pyg_accel.derived import derived, find, keep
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.operator import define
 
-__all__ = ["CompiledGraph", "graph_of", "is_built_ahead", "keep_graph"]
+__all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of", "is_built_ahead", "keep_graph"]
 
 _AHEAD = "built ahead"  # key of graphs that were built before anything asked for them
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target"
@@ -34,6 +34,29 @@ def graph_of(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> G
         return Graph.from_edge_index(edge_index, size, flow)
 
     return derived((edge_index,), ("graph", target, num_rows, num_cols), make)
+
+
+class IdleRows:
+    """The nodes that send no message, or get none.
+
+    Attributes:
+        mask: [N]; None if there are none.
+    """
+
+    def __init__(self, edge_index: Tensor, row: int, nodes: int) -> None:
+        """Look at a row of an edge_index."""
+        idle = torch.ones(nodes, dtype=torch.bool, device=edge_index.device)
+        idle.index_fill_(0, edge_index[row].long(), False)
+        looks = type(idle) is Tensor and not idle.is_cuda  # a GPU would be waited for
+        self.mask = None if looks and not idle.any() else idle
+
+
+def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
+    """Return which of so many nodes are not in a row of an edge_index."""
+    if type(edge_index) is not Tensor:  # a compiler's
+        return IdleRows(edge_index, row, nodes)
+    key = "idle rows", row, nodes
+    return derived((edge_index,), key, lambda: IdleRows(edge_index, row, nodes))
 
 
 def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:

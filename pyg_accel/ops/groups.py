@@ -1,8 +1,8 @@
-"""Reductions of rows over groups: readouts, and whatever else ``scatter`` is asked for.
+"""Reductions of rows over groups: readouts, and other calls of ``scatter``.
 
-The groups are the targets of a graph whose sources are the rows, each with one edge. Sums and means
-go back by looking the gradient of each row's group up; maxima and minima by the winners that the
-kernels have found.
+The groups are the targets of a graph whose sources are the rows, each with one edge. The gradient
+of sums and means is that of each row's group; that of maxima and minima goes to the winners, which
+the kernels return.
 """
 
 from typing import Any

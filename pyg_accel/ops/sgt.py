@@ -1,4 +1,4 @@
-"""Sparse graph translation of a graph, for looking at tiles and for kernels of one's own."""
+"""Sparse graph translation of a graph, to inspect its tiles and for custom kernels."""
 
 from pyg_accel.checks import whole
 from pyg_accel.graph import Graph, check_graph
@@ -10,7 +10,7 @@ __all__ = ["sgt"]
 def sgt(graph: Graph, *, window: int = 16, tile: int = 8) -> Tiles:
     """Condense the columns of each window of rows into few tiles (TC-GNN, section 4.1).
 
-    Linear in edges; kept for as long as the graph lives. The Tensor-Core kernels translate by
+    Linear in edges; stored for as long as the graph lives. The Tensor-Core kernels translate by
     themselves, to taller windows; this is for looking at a graph's tiles, and for kernels of one's
     own. Bit masks of the tiles are ``tiles.masks``.
 

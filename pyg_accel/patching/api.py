@@ -12,6 +12,7 @@ from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import (
     hetero,
     layers,
+    loading,
     ordered,
     overrides,
     programs,
@@ -20,7 +21,6 @@ from pyg_accel.patching import (
     reasons,
     relations,
 )
-from pyg_accel.patching.reasons import marked
 from pyg_accel.patching.reductions import aggregate
 
 __all__ = ["OverrideHandle", "PatchHandle", "patch", "patched", "unpatch"]
@@ -40,6 +40,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "segment": readouts.segment,
     "to_dense_batch": ordered.to_dense_batch,
     "quantile": ordered.quantile,
+    "collate": loading.collate,
+    "getitems": loading.getitems,
 }
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
@@ -97,18 +99,14 @@ class PatchHandle:
     def __init__(self, model: torch.nn.Module | None) -> None:
         """Switch on; use :func:`patch`."""
         self._modules = (
-            [] if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
+            None if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
-        self._everything = model is None
         self._removed = False
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
         with _lock:
             if not overrides.installed():
                 _install()
-            if self._everything:
-                reasons.switch(1)
-            for module in self._modules:
-                marked[module] = marked.get(module, 0) + 1
+            reasons.switch(self._modules, 1)
             _handles.append(self)
 
     def remove(self) -> None:
@@ -118,14 +116,7 @@ class PatchHandle:
                 return
             self._removed = True
             _handles.remove(self)
-            if self._everything:
-                reasons.switch(-1)
-            for module in self._modules:
-                count = marked.get(module, 0) - 1
-                if count > 0:
-                    marked[module] = count
-                elif count == 0:
-                    del marked[module]
+            reasons.switch(self._modules, -1)
             programs.forget_unpatched()
             if not _handles:
                 if not _hook_handles:

@@ -19,9 +19,11 @@ whoever imported a function before reaches the hook as well. These functions are
 * while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
   HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
+* ``collate``, which puts graphs into a batch.
 
-Two methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and
-its hooks, for only inside of it results are remembered; and the one that compilers ask.
+Methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its
+hooks, for only inside of it results are remembered; the one that compilers ask; and
+``InMemoryDataset.__getitems__``, which torch's loaders call for the graphs of a batch.
 """
 
 import functools
@@ -35,13 +37,14 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
+from torch_geometric.data import InMemoryDataset
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 
 from pyg_accel.patching.running import running
 
 __all__ = [
-    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_hooked", "is_rendered",
+    "HOOK_DICTS", "Hooks", "hook_reasons", "install", "installed", "is_rendered",
     "rendering_reason", "template", "uninstall",
 ]  # fmt: skip
 
@@ -70,6 +73,7 @@ _HOOKED = {  # the hook of each function, by where PyG and torch_sparse define o
     "torch_geometric.nn.global_add_pool": "pool",
     "torch_geometric.nn.global_mean_pool": "pool",
     "torch_geometric.nn.global_max_pool": "pool",
+    "torch_geometric.data.collate.collate": "collate",
 }
 HOOK_DICTS = (
     "_propagate_forward_pre_hooks", "_propagate_forward_hooks",
@@ -88,11 +92,15 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (HeteroConv, "forward", "hetero", True),
 )
 
-# The methods that MessagePassing gets, and their hooks.
-_ADDED = {"_call_impl": "layer", "_pyg_accel_read": "remember"}
+# The methods that classes get, and their hooks.
+_ADDED: tuple[tuple[type, str, str], ...] = (
+    (MessagePassing, "_call_impl", "layer"),
+    (MessagePassing, "_pyg_accel_read", "remember"),
+    (InMemoryDataset, "__getitems__", "getitems"),
+)
 
-# What the accelerated side provides, by name. Every function gets the original first, but `layer`
-# and `remember`, which become methods.
+# What the accelerated side provides, by name. Every function gets the original first, except for
+# those that become methods.
 Hooks = Mapping[str, Callable[..., Any]]
 
 _lock = threading.RLock()
@@ -153,9 +161,9 @@ def install(hooks: Hooks) -> None:
             if hook in hooks and _is_stock(function):
                 _hand_over(function, hooks[hook])
                 skip_code(function.__code__)  # Dynamo begins no graph there after a break
-        for name, hook in _ADDED.items():
-            if name not in vars(MessagePassing):
-                setattr(MessagePassing, name, hooks[hook])
+        for cls, name, hook in _ADDED:
+            if name not in vars(cls):
+                setattr(cls, name, hooks[hook])
 
 
 def uninstall() -> None:
@@ -163,9 +171,9 @@ def uninstall() -> None:
     with _lock:
         while _handed_over:
             _handed_over.pop().put_back()
-        for name in _ADDED:
-            if getattr(vars(MessagePassing).get(name), "__module__", "").startswith("pyg_accel."):
-                delattr(MessagePassing, name)
+        for cls, name, _ in _ADDED:
+            if getattr(vars(cls).get(name), "__module__", "").startswith("pyg_accel."):
+                delattr(cls, name)
 
 
 def _is_stock(function: Any) -> bool:
@@ -286,15 +294,6 @@ def rendering_reason(module: MessagePassing) -> str:
         advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
         _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])
     return _not_rendered[cls]
-
-
-def is_hooked(module: MessagePassing) -> bool:
-    """Return whether :func:`hook_reasons` has any; it is asked in every call."""
-    own = vars(module)
-    for name in HOOK_DICTS:
-        if own[name]:
-            return True
-    return bool(own["_explain"]) or own["_decomposed_layers"] > 1
 
 
 def hook_reasons(module: MessagePassing) -> list[str]:

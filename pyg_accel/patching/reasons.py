@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,6 @@ __all__ = [
     "is_active",
     "is_watched",
     "layer_reasons",
-    "marked",
     "modules_in",
     "row_bytes",
     "subclass_reasons",
@@ -58,9 +57,9 @@ class _Forced(threading.local):
     on: bool = False
 
 
-# How many patch(model) are in force, by the instances that they switched on.
+# How many calls of patch() are in force: without a model, with one, and with one by its instances.
+_switched_on, _models = 0, 0
 marked: "weakref.WeakKeyDictionary[torch.nn.Module, int]" = weakref.WeakKeyDictionary()
-_switched_on = 0  # how many patch() without a model are in force
 forced = _Forced()
 RECORDED = "torch records the calls that are made"
 WATCHED = "a hook on the aggregation, or a method of its own"
@@ -74,17 +73,27 @@ _METHODS = frozenset({
 })  # fmt: skip
 
 
-def switch(by: int) -> None:
-    """Count a global patch() that begins (1) or ends (-1)."""
-    global _switched_on
-    _switched_on += by
+def switch(modules: Sequence[torch.nn.Module] | None, by: int) -> None:
+    """Count a patch() of some instances, or of all layers, that begins (1) or ends (-1)."""
+    global _switched_on, _models
+    if modules is None:
+        _switched_on += by
+        return
+    _models += by
+    for module in modules:
+        count = marked.get(module, 0) + by
+        if count > 0:
+            marked[module] = count
+        else:
+            marked.pop(module, None)
 
 
 def is_active(module: torch.nn.Module | None = None) -> bool:
     """Return whether calls are accelerated: all of them, or those of this instance."""
     if _switched_on > 0 or forced.on:
         return True
-    return bool(marked) and module is not None and module in marked
+    # Dynamo reads numbers, and of torch 2.11 no weak dictionaries.
+    return _models > 0 and module is not None and module in marked
 
 
 def torch_records() -> bool:

@@ -11,6 +11,8 @@ from pyg_accel.record.guard import is_package_file
 
 __all__ = ["Dim", "Unexpected", "expect"]
 
+_MOST = 2**62  # no size is as large
+
 
 class Dim(int):
     """A size of a tensor, or what was computed of sizes.
@@ -20,15 +22,17 @@ class Dim(int):
 
     Attributes:
         node: computes it.
+        least: what it is at least, whatever the call.
     """
 
     node: fx.Node
+    least: int
 
     @staticmethod
-    def of(value: int, node: fx.Node) -> "Dim":
+    def of(value: int, node: fx.Node, least: int) -> "Dim":
         """Make one."""
         made = Dim(value)
-        made.node = node
+        made.node, made.least = node, least
         return made
 
     def _computed(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -42,24 +46,27 @@ class Dim(int):
         if isinstance(result, bool):
             self.node.graph.call_function(expect, (node, result))
             return result
-        return Dim.of(result, node)
+        return Dim.of(result, node, -_MOST)
 
     def __hash__(self) -> int:
+        self._computed(operator.eq, self, int.__int__(self))  # a dictionary may have it as a key
         return int.__hash__(self)
 
 
 def _is_known(args: tuple[Any, ...]) -> bool:
     """Whether a comparison has one outcome, or is this package's, whose operators check sizes."""
-    nodes = [a.node for a in args if isinstance(a, Dim)]
-    if len(nodes) == 2 and nodes[0] is nodes[1]:
+    dims = [a for a in args if isinstance(a, Dim)]
+    if len(dims) == 2 and dims[0].node is dims[1].node:
         return True
-    if any(not isinstance(a, Dim) and (a < 2 or a >= 2**62) for a in args):
-        return True  # a size that differs between calls is 2 at least
+    if any(not isinstance(a, Dim) and (a < dims[0].least or a >= _MOST) for a in args):
+        return True
     return is_package_file(sys._getframe(3).f_code.co_filename)
 
 
-def _add(name: str, function: Callable[..., Any]) -> None:
-    setattr(Dim, f"__{name}__", lambda self, other: self._computed(function, self, other))
+def _add(name: str, function: Callable[..., Any], *more: int) -> None:
+    setattr(
+        Dim, f"__{name}__", lambda self, *others: self._computed(function, self, *others, *more)
+    )
 
 
 for _name in ("add", "sub", "mul", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge"):
@@ -68,7 +75,7 @@ for _name in ("add", "sub", "mul", "floordiv"):
     _function = getattr(operator, _name)
     setattr(Dim, f"__r{_name}__",
             lambda self, other, f=_function: self._computed(f, other, self))  # fmt: skip
-Dim.__bool__ = lambda self: self != 0  # type: ignore[method-assign]
+_add("bool", operator.ne, 0)
 
 
 class Unexpected(Exception):

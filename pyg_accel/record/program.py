@@ -4,6 +4,7 @@ A program runs for calls of its kind, as long as its guard holds: arguments with
 types, dtypes, devices and sizes, in the same modes of torch and settings of this package.
 """
 
+import operator
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -13,13 +14,17 @@ import torch
 from torch import Tensor
 
 from pyg_accel.derived import find, keep
-from pyg_accel.ops.csr import graph_of
+from pyg_accel.ops.csr import graph_of, idle_rows_of
+from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.record.split import DERIVED, derives_anew, split
 
 __all__ = ["LayerProgram", "record"]
+
+_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
+          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -34,10 +39,10 @@ class LayerProgram:
         context: modes of torch and settings, which are compared before it runs.
         formulas: for the report.
         backends: for the report.
-        shapes: of the results of what ran, :attr:`Recorder.shapes`.
         admit: returns the tensors among the arguments of a call that it fits, else None.
         derives: how many functions of the graph it runs once a graph.
         derives_anew: one of them reads more than the graph, so that it runs in each call.
+        exact: it expects the sizes of what its calls select that it was recorded with.
         unseen: calls in a row whose graphs were new.
         sizes: from which on it is faster than PyG's own path, if that was asked.
     """
@@ -49,7 +54,7 @@ class LayerProgram:
     context: tuple[Any, ...]
     formulas: str = ""
     backends: str = ""
-    shapes: tuple[Any, ...] = ()
+    exact: bool = False
     unseen: int = 0
     sizes: Any = None
 
@@ -104,6 +109,25 @@ class LayerProgram:
         self.unseen = 0 if derived is not None else self.unseen + 1
         return self.finish(leaves, self.derive(leaves) if derived is None else derived)
 
+    def agrees(self, graph: torch.fx.Graph, constants: dict[str, Any]) -> bool:
+        """Return whether a record with sizes that vary does what this one does."""
+        first, second = ([n for n in g.nodes if not _is_size(n)] for g in (self.graph, graph))
+        if len(first) != len(second):
+            return False
+        pairs: dict[torch.fx.Node, torch.fx.Node] = {}
+        for mine, other in zip(first, second, strict=True):
+            if mine.op != other.op:
+                return False
+            if mine.op == "get_attr":
+                if not _same(self.constants[mine.target], constants[other.target]):
+                    return False
+            elif mine.op != "placeholder" and mine.target != other.target:
+                return False
+            if not _same_arguments((mine.args, mine.kwargs), (other.args, other.kwargs), pairs):
+                return False
+            pairs[mine] = other
+        return True
+
 
 def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
     return ()
@@ -115,7 +139,36 @@ def _sizes_of(places: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int, .
 
 def _remembers(node: torch.fx.Node) -> bool:
     """Whether a node is a function of a graph that PyG runs in each call."""
-    return DERIVED in node.meta and node.target is not graph_of
+    return DERIVED in node.meta and node.target not in (graph_of, idle_rows_of)
+
+
+def _is_size(node: torch.fx.Node) -> bool:
+    return node.target in _SIZES or (node.op == "call_method" and node.target == "size")
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value is other or (not isinstance(value, Tensor) and bool(value == other))
+
+
+def _same_arguments(value: Any, other: Any, pairs: dict[torch.fx.Node, torch.fx.Node]) -> bool:
+    if isinstance(other, torch.fx.Node):
+        if isinstance(value, torch.fx.Node):
+            return pairs.get(value, other) is other  # neither is known of sizes
+        return isinstance(value, int)  # a size, which the other record computes
+    if isinstance(value, (tuple, list)):
+        return len(value) == len(other) and all(
+            _same_arguments(v, o, pairs) for v, o in zip(value, other, strict=True)
+        )
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(
+            _same_arguments(v, other[k], pairs) for k, v in value.items()
+        )
+    if isinstance(value, slice):
+        return all(
+            _same_arguments(getattr(value, part), getattr(other, part), pairs)
+            for part in ("start", "stop", "step")
+        )
+    return bool(value == other)
 
 
 def _compiled(graph: torch.fx.Graph, constants: "_Constants") -> Callable[..., Any]:
@@ -140,7 +193,8 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     signature: Signature,
-    before: tuple[Any, ...] | None = None,
+    *,
+    exact: bool = False,
 ) -> tuple[Any, Recorder, Guard]:
     """Make a call and record it.
 
@@ -151,7 +205,7 @@ def record(
         args: of the call.
         kwargs: of the call.
         signature: of the arguments.
-        before: shapes of a call that had other sizes.
+        exact: of :class:`~pyg_accel.record.sizes.Sizes`.
 
     Returns:
         The result, what was seen and the guard.
@@ -160,7 +214,7 @@ def record(
         NotComparable: if the call cannot be recorded; then it was not made.
     """
     guard = Guard(layer, [getattr(type(layer), name) for name in entries])
-    recorder = Recorder(guard, signature.leaves(args, kwargs), signature.shapes, before)
+    recorder = Recorder(guard, signature.leaves(args, kwargs), signature.shapes, exact=exact)
     with recorder.watching():
         out = function(layer, *args, **kwargs)
     recorder.finish(out)

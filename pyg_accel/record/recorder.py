@@ -11,7 +11,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ from pyg_accel.record.guard import (
     NotComparable,
     is_package_file,
 )
+from pyg_accel.record.signature import LEAST
+from pyg_accel.record.sizes import Sizes, asks_for_size, rounds
 from pyg_accel.record.split import DERIVED
 
 __all__ = ["Recorder", "perform", "quiet", "running_recorder"]
@@ -46,7 +48,6 @@ _ASKED = frozenset({
     "requires_grad", "is_contiguous", "stride", "storage_offset", "__repr__", "__format__",
 })  # fmt: skip
 _IDENTITY = frozenset({"_version", "untyped_storage", "_base", "data_ptr", "is_inference"})
-_SIZES = frozenset({Tensor.size, Tensor.shape.__get__})  # type: ignore[attr-defined]
 
 
 class _Running(threading.local):
@@ -89,14 +90,13 @@ class Recorder(TorchFunctionMode):
         guard: what the code of the call reads.
         inputs: the tensors among the arguments, in the order of the placeholders.
         sizes: of them; None for one that may be any.
-        before: the shapes of what ran in a call that had other sizes, :attr:`shapes`.
+        exact: of :class:`Sizes`.
 
     Attributes:
         reason: why the call is not recorded; empty if it is.
         graph: what ran.
         constants: values that are no arguments, by the name of their node.
         ran: code that ran.
-        shapes: of the results of what ran, in order.
     """
 
     def __init__(
@@ -104,7 +104,8 @@ class Recorder(TorchFunctionMode):
         guard: Guard,
         inputs: Sequence[Tensor],
         sizes: Sequence[tuple[int | None, ...]],
-        before: Sequence[Any] | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         self.reason = ""
@@ -116,9 +117,7 @@ class Recorder(TorchFunctionMode):
         self._values: dict[int, tuple[Any, fx.Node]] = {}
         self._borrowed: list[Tensor] = []
         self._quiet = 0
-        self.shapes: list[Any] = []
-        self._before = before
-        self._sizes: dict[int, dict[int, Dim]] = {}  # of tensors by identity: those that vary
+        self._sizes = Sizes(exact=exact)
         self._modes = _modes()
         for number, tensor in enumerate(inputs):
             if id(tensor) in guard.tensors:
@@ -128,7 +127,8 @@ class Recorder(TorchFunctionMode):
             node = self.graph.placeholder(f"a{number}")
             node.meta[ABOUT] = About.of(tensor)
             self._values.setdefault(id(tensor), (tensor, node))
-            self._vary(tensor, node, [size is None for size in sizes[number]])
+            dims = [dim for dim, size in enumerate(sizes[number]) if size is None]
+            self._sizes.vary(tensor, node, dims, LEAST)
 
     def stop(self, reason: str) -> None:
         """End the record; the first reason counts."""
@@ -183,8 +183,8 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         edges = [t for t in types if issubclass(t, EdgeTensor)]
-        if self._before is not None and func in _SIZES:
-            return self._sized(func, args, kwargs)
+        if asks_for_size(func):
+            return self._sizes.asked(func, args, kwargs)
         if edges and torch._C._is_torch_function_enabled():
             kind = next((t for t in edges if not t.waits), edges[0])
             with self:
@@ -196,29 +196,6 @@ class Recorder(TorchFunctionMode):
             result = func(*args, **kwargs)
         self.take(func, args, kwargs, result)
         return result
-
-    def _sized(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The size of a tensor, as integers that are computed again in each call."""
-        with torch._C.DisableTorchFunction():
-            result, tensor = func(*args, **kwargs), args[0]
-            shape = tensor.shape
-        if isinstance(tensor, EdgeTensor):
-            sizes: Mapping[int, int] = dict([tensor.edges()])
-        else:
-            sizes = self._sizes.get(id(tensor), {})
-        if isinstance(result, int):
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-            return sizes.get(dim % len(shape), result)
-        return torch.Size([sizes.get(dim, size) for dim, size in enumerate(shape)])
-
-    def _vary(self, tensor: Tensor, node: fx.Node, varies: Sequence[bool]) -> None:
-        """Take a note of the sizes of a tensor that vary between calls."""
-        if any(varies):
-            self._sizes[id(tensor)] = {
-                dim: Dim.of(size, self.graph.call_method("size", (node, dim)))
-                for dim, (size, vary) in enumerate(zip(_shape(tensor), varies, strict=True))
-                if vary
-            }
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -259,14 +236,10 @@ class Recorder(TorchFunctionMode):
                     node.meta[WRITES] = frozenset(map(memory_of, changes))
         except NotComparable as error:
             return self.stop(str(error))
-        self.shapes.append(_shapes(result))
-        self._bind(result, node, self._shape_before(), borrows=borrows)
-
-    def _shape_before(self) -> Any:
-        """The shape that the latest result had in the call before; None if there was no call."""
-        if self._before is None or len(self._before) < len(self.shapes):
-            return None
-        return self._before[len(self.shapes) - 1]
+        for tensor, part in self._bind(result, node):
+            self._sizes.follow(tensor, part, name, args, kwargs, derived=borrows)
+            if borrows:
+                self._borrowed.append(tensor)
 
     def _node(self, function: Any, name: str, args: Any, kwargs: Any) -> fx.Node:
         if name == "__get__":
@@ -275,27 +248,18 @@ class Recorder(TorchFunctionMode):
             return self.graph.call_method(name, args, kwargs)
         return self.graph.call_function(function, args, kwargs)
 
-    def _bind(self, value: Any, node: fx.Node, before: Any, *, borrows: bool) -> None:
+    def _bind(self, value: Any, node: fx.Node) -> Iterator[tuple[Tensor, fx.Node]]:
+        """Take a note of what a node returns; yield the tensors in it."""
         if type(value) not in (*_NUMBERS, tuple, list) and not isinstance(value, _FACTS):
             self._values[id(value)] = (value, node)
             if isinstance(value, Tensor):
                 node.meta[ABOUT] = About.of(value)
-            if borrows and isinstance(value, Tensor):
-                self._borrowed.append(value)
-            if isinstance(value, Tensor) and self._before is not None:
-                shape = _shape(value)
-                if before is None or len(before) != len(shape):
-                    return self.stop("what it does depends on sizes")
-                # How many edges a function of a graph leaves is known by its result alone.
-                varies = [a != b for a, b in zip(shape, before, strict=True)]
-                varies[-1:] = [v or borrows for v in varies[-1:]]
-                self._vary(value, node, varies)
+                yield value, node
         if isinstance(value, (tuple, list)) and _holds_tensors(value):
             for place, item in enumerate(value):
                 if _holds_tensors(item):
                     part = self.graph.call_function(operator.getitem, (node, place))
-                    inner = before[place] if isinstance(before, list) else None
-                    self._bind(item, part, inner, borrows=borrows)
+                    yield from self._bind(item, part)
 
     def _named(self, value: Any, trusted: bool) -> Any:
         """An argument with nodes in place of tensors."""
@@ -341,9 +305,16 @@ class Recorder(TorchFunctionMode):
             node.meta[ABOUT] = About.of(value)
         return node
 
+    @property
+    def exact(self) -> bool:
+        """Whether what was recorded is for the sizes that it met alone."""
+        return self._sizes.expected
+
     def finish(self, out: Any) -> None:
         """Record what the call returns, and let go of the tensors of the call."""
         self._record_result(out)
+        if self._sizes.read and not self.exact and any(map(rounds, self.ran)):
+            self.stop("what it does depends on sizes")
         self._values.clear()
         self._borrowed.clear()
         self._sizes.clear()
@@ -370,18 +341,6 @@ class Recorder(TorchFunctionMode):
             if any(memory_of(tensor) == memory for tensor in self._borrowed):
                 return self.graph.call_function(torch.clone, (node,))
         return node
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    with torch._C.DisableTorchFunction():
-        return tuple(tensor.shape)
-
-
-def _shapes(value: Any) -> Any:
-    """The shape of a result, or a list of those in it."""
-    if isinstance(value, (tuple, list)):
-        return [*map(_shapes, value)]
-    return _shape(value) if isinstance(value, Tensor) else None
 
 
 def _integers(value: Any) -> Any:

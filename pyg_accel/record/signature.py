@@ -9,12 +9,12 @@ from torch.nn import Parameter
 
 from pyg_accel.record.guard import NotComparable
 
-__all__ = ["Signature"]
+__all__ = ["LEAST", "Signature"]
 
 _EXACT = (type(None), bool, type(Ellipsis))
 _EQUAL = (int, float, str)
 _SEQUENCES = (tuple, list)
-_LEAST = 2  # a dimension of size 0 or 1 is never one that differs between calls
+LEAST = 2  # a dimension of size 0 or 1 is never one that differs between calls
 
 
 class Signature:
@@ -125,7 +125,7 @@ class _Writer:
         else:
             self.need(f"{name}.dim() != {len(shape)}")
             for dim, size in enumerate(shape):
-                least = f"< {_LEAST}" if size is None else f"!= {size}"
+                least = f"< {LEAST}" if size is None else f"!= {size}"
                 self.need(f"{name}.size({dim}) {least}")
         self._tensors.append((name, value))
         return [name]
@@ -138,7 +138,7 @@ class _Writer:
 
 def _common(size: int | None, other: int | None) -> int | None:
     """A size that two arguments have in common; None if it may be any."""
-    return size if size == other or size is None or size < _LEAST else None
+    return size if size == other or size is None or size < LEAST else None
 
 
 def _describe(value: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Attention in a recorded graph: which features its scores and its values are made of.
+"""Attention in a recorded graph: which features its scores and its values are computed from.
 
 The softmax of scores is a barrier, what it weighs is not. Scores that are linear in ``X W`` are
 read from ``X (W a)`` where nothing else needs the product (paper, section 5.2).

@@ -52,7 +52,7 @@ class Builder:
     def call(
         self, function: Callable[..., Any], *args: Any, derived: bool = False, **kwargs: Any
     ) -> fx.Node:
-        """Return the node of a call; one that is there already is not made twice.
+        """Return the node of a call; an equal one that exists is returned.
 
         Args:
             function: what is called.

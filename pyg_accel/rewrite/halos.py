@@ -1,8 +1,8 @@
-"""What a layer has to know of other processes, where they own some of the nodes it reads.
+"""The interface to distributed models, where other processes own some of a layer's nodes.
 
-:mod:`pyg_accel.distributed` answers. A product with a matrix of edges reads rows of other
-processes, which are exchanged right before it: whether X or X W travels is a matter of the tree.
-All processes have to run the same one.
+:mod:`pyg_accel.distributed` implements it. A product with a matrix of edges reads rows of other
+processes, which are exchanged right before it: the tree decides whether X or X W is sent. All
+processes have to run the same tree.
 """
 
 import weakref

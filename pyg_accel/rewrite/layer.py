@@ -17,10 +17,11 @@ from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.layers.activation import dense_maxk
 from pyg_accel.memo import running
 from pyg_accel.patching.api import OverrideHandle
-from pyg_accel.patching.programs import Attempt, Programs, attempt, find, unrecordable
+from pyg_accel.patching.programs import Attempt, Programs, attempt, find
 from pyg_accel.patching.reasons import forced, is_active
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.record.about import ABOUT
+from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.program import LayerProgram
 from pyg_accel.record.recorder import perform
 from pyg_accel.rewrite.builder import Builder
@@ -116,7 +117,7 @@ class RewrittenLayer(torch.nn.Module):
         rewritten = None if found is None else self._rewritten.get(found[0])
         if found is None or rewritten is None or rewritten.program is None:
             raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
-        self._decide(*found, rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
+        self._decide(*found[:2], rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
         return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +130,7 @@ class RewrittenLayer(torch.nn.Module):
         found = find(known, args, kwargs)
         if found is None:
             return self._first(known, halos, args, kwargs)
-        program, leaves = found
+        program, leaves, _ = found
         rewritten = self._rewritten.get(program)
         if rewritten is None:  # another thread is about to read it
             return self.conv(*args, **kwargs)
@@ -143,7 +144,12 @@ class RewrittenLayer(torch.nn.Module):
         if rewritten.program is None:
             return self._left(rewritten.reason, args, kwargs)
         start = perf_counter()
-        out = rewritten.program.run(*leaves)
+        try:
+            out = rewritten.program.run(*leaves)
+        except Unexpected as error:
+            if halos is None:
+                return self._first(known, halos, args, kwargs)
+            return self._left(f"sizes of another kind: {error}", args, kwargs)  # on this rank alone
         text, backends = rewritten.program.formulas, rewritten.program.backends
         record(type(self.conv).__name__, text, backends, "", perf_counter() - start)
         return out
@@ -171,14 +177,12 @@ class RewrittenLayer(torch.nn.Module):
     ) -> Any:
         """Make a call of a new kind, and record it."""
         refuse_training(self.conv)
-        with forcing():
-            reason = unrecordable(known, self.conv, "call", args, kwargs)
-        if reason:
-            return self._left(reason, args, kwargs)
         before = [*known.programs]
         start = perf_counter()
         made = recorded_call(known, self.conv, args, kwargs, halos)
-        program = made.program
+        if isinstance(made, str):
+            return self._left(made, args, kwargs)
+        program, reason = made.program, ""
         rewritten = _Rewritten([])
         if program is None:
             reason = known.reason
@@ -348,8 +352,8 @@ def recorded_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     halos: Halos | None = None,
-) -> Attempt:
-    """Make a call of a layer, and record it."""
+) -> Attempt | str:
+    """Make a call of a layer and record it, or return why that is not tried."""
 
     def make(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if halos is None else halos.running():

@@ -35,7 +35,7 @@ _PRODUCTS = ("gspmm", "sampled_spmm")
 
 
 class NotLifted(Exception):
-    """A layer, or a call of it, that is left as it is; the text says why."""
+    """A layer, or a call of it, that is not rewritten; the text is the reason."""
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,15 @@ def optimize(
     Layers are lifted into products of matrices, all orders are enumerated, and one is chosen for
     the sizes, the graph and the machine at hand: now for the examples, and again whenever a call
     has sizes that differ by more than a factor of two. Results and gradients stay the same (up to
-    rounding). Other layers stay as they are, and :func:`explain` says why.
+    rounding). Other layers are not rewritten, and :func:`explain` says why.
 
     The result wraps ``model`` as that of ``torch.compile`` does: the code of the model runs, with
     its parameters, attributes, hooks and modes. ``model`` is unchanged wherever it is called
     itself.
 
     The examples are run once, with ``train=True`` with gradients. Buffers, random numbers and what
-    else the model holds are as before afterwards.
+    else the model holds are as before afterwards. On small graphs training on a GPU may be faster
+    with backward passes in the calling thread: :class:`torch.autograd.set_multithreading_enabled`.
 
     Args:
         model: any module made of PyG layers, or one layer.
@@ -56,8 +57,8 @@ def optimize(
             the features of a fixed graph: what a layer aggregates of them is computed once. A
             change of the tensor is noticed.
         choose: an association to use in place of the choice: its text, a tree of
-            :func:`~pyg_accel.rewrite.lift`, or a function that picks one of those it is
-            given; for experiments.
+            :func:`~pyg_accel.rewrite.lift`, or a function that returns one of its
+            argument's; for experiments.
         cost: a cost model in place of that of the device.
         price_all: predict the time of every association, also where sizes suffice to choose: what
             :func:`explain` shows.

@@ -1,4 +1,4 @@
-"""What is known of the nodes of a recorded graph."""
+"""Facts of the nodes of a recorded graph, such as shapes and gradients."""
 
 from typing import Any
 

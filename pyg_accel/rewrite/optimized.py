@@ -1,4 +1,4 @@
-"""What ``optimize()`` returns: the model itself, whose layers run their programs meanwhile."""
+"""The result of ``optimize()``: it calls the model, whose layers then run rewritten programs."""
 
 import functools
 import weakref

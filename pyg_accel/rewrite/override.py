@@ -1,4 +1,4 @@
-"""While an optimised model runs, its layers run their programs: the one override of this folder.
+"""Replaces ``__call__`` of layers while an optimised model runs: the one override of this folder.
 
 ``__call__`` of layers is replaced for as long as there are optimised models. A layer that is called
 by anything else is called as ever.

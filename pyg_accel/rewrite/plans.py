@@ -241,7 +241,7 @@ def title(found: ModelPlan) -> str:
 
 
 def facts(layer: LayerPlan) -> Iterator[str]:
-    """Yield what is known of a layer, a line each."""
+    """Yield the description of a layer, line by line."""
     for call in layer.calls:
         yield f"called as {call}"
     if layer.algebra:
@@ -251,7 +251,7 @@ def facts(layer: LayerPlan) -> Iterator[str]:
         source = f", {layer.source}" if layer.source else ""
         yield f"{len(layer.trees)} associations, {pruned} pruned; decided by {layer.by}{source}"
     for reason in layer.reasons:
-        yield f"left as it is: {reason}"
+        yield f"not rewritten: {reason}"
 
 
 def legend(layer: LayerPlan) -> Iterator[str]:
@@ -285,7 +285,7 @@ def _meaning(leaf: Leaf) -> str:
     if leaf.kind == "data" and leaf.cols == "1":
         return f"a column of {leaf.rows} ones"
     return {
-        "data": "features", "weight": "weights that learn", "bias": "a bias",
+        "data": "features", "weight": "trainable weights", "bias": "a bias",
         "diagonal": "a diagonal, one number per node", "sparse": "the edges, as a matrix",
         "weighted": "the edges with their weights, as a matrix",
     }[leaf.kind]  # fmt: skip

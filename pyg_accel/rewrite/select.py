@@ -115,7 +115,7 @@ def decide(
 
 
 def forced(pruned: Associations, choose: Choose) -> Tree:
-    """Return the tree that a user asks for."""
+    """Return the tree that a user has chosen."""
     if callable(choose):
         tree = choose(pruned.promoted)
     else:
@@ -150,7 +150,7 @@ class Decision:
     Attributes:
         region: what it computes.
         pruned: all trees.
-        given: what was known of the leaves.
+        given: assumptions about the leaves.
         sizes: by symbol, those that were decided for.
         entries: number of edges.
         choice: the tree, and why.
@@ -202,7 +202,7 @@ def make_decision(
 
     Args:
         region: what is computed.
-        given: what is known of its leaves.
+        given: assumptions about its leaves.
         options: of ``optimize()``.
         graphs: those of its matrices of edges, by name.
         fresh: every call has a graph of its own.

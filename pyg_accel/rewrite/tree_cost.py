@@ -20,7 +20,7 @@ Features = Callable[[str, bool], GraphFeatures]
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What is known of the leaves of a tree.
+    """What a cost assumes of the leaves of a tree.
 
     Attributes:
         train: gradients are computed, and count.
@@ -51,7 +51,7 @@ class PrimitiveCall:
         heads: heads.
         graph: name of the matrix of edges, or empty.
         transposed: its transpose is walked: a gradient.
-        once: computed when a graph is first seen, and kept.
+        once: computed when a graph is first seen, and stored.
         shared: all heads weigh the same columns.
         fused: one kernel computes the weights and this product, of features that it reads for both.
     """

@@ -1,4 +1,4 @@
-"""Compares an optimised model with the original, on the examples that it was made with."""
+"""Compares an optimised model with the original, on the example inputs of ``optimize()``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -95,13 +95,13 @@ def _first(
 
 def _differ(expected: Tensor | None, found: Tensor | None, least: float) -> str:
     if expected is None or found is None:
-        return "" if found is expected else "is there on one side alone"
+        return "" if found is expected else "is missing in one of the two"
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-        return "is of another shape or type"
+        return "has another shape or dtype"
     a, b = expected.detach().double(), found.detach().double()
     finite = a.isfinite()
     if not torch.equal(finite, b.isfinite()):
-        return "is not finite elsewhere"
+        return "is finite in other places"
     if not bool(finite.any()):
         return ""
     error = float((a - b)[finite].abs().max())

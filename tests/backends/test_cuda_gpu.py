@@ -268,8 +268,8 @@ def test_it_is_chosen_for_graphs_that_share_and_are_used_again(monkeypatch):
     x = torch.randn(count, 256, device="cuda", dtype=torch.bfloat16)
     with use_backend("auto"):
         for which, expected in (
-            (graph, {"cuda_rows": None, "cuda": None}),
-            (shuffled, {"cuda_rows": None}),
+            (graph, {"triton": None, "cuda": None}),
+            (shuffled, {"triton": None}),
         ):
             with record_choices() as names:
                 for _ in range(12):

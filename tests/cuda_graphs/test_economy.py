@@ -5,6 +5,7 @@ what a test says.
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -19,7 +20,7 @@ from torch_geometric.nn import GATConv, SAGEConv, global_mean_pool
 import pyg_accel
 from pyg_accel import machine
 from pyg_accel.cuda_graphs import ledger
-from pyg_accel.cuda_graphs.capture import Memory, Uncaptured
+from pyg_accel.cuda_graphs.capture import Captured, Memory
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.settings import settings
 
@@ -33,11 +34,11 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch, rerun: type[Captured]) -> Clock:
     clock = Clock()
 
-    class Simulated(Uncaptured):
-        timed = True
+    class Simulated(rerun):
+        repeats = True
 
         def __init__(self, function: Callable[[], list[Tensor]], inputs: Any, memory: Memory):
             super().__init__(function, inputs, memory)
@@ -93,6 +94,12 @@ def integers() -> Iterator[tuple[Any, ...]]:
         yield (*graph(20), 7 * i)
 
 
+def counted() -> Iterator[tuple[Any, ...]]:
+    """Twelve sizes in turn, each with an integer of its own."""
+    for i in count():
+        yield (*graph(20 + i % 12), 7 * (i % 12))
+
+
 def four_times() -> Iterator[tuple[Any, ...]]:
     """Each size as often as it takes to be captured, and never again."""
     for i in count():
@@ -127,7 +134,7 @@ def odd() -> Iterator[tuple[Any, ...]]:
 
 PATTERNS = {
     f"{make.__name__}, {dynamic}": (make, dynamic)
-    for make in (rotation, constants, integers, four_times, rare, growing, wide, odd)
+    for make in (rotation, constants, integers, counted, four_times, rare, growing, wide, odd)
     for dynamic in (None, False, True)
 }
 
@@ -150,18 +157,34 @@ def test_no_pattern_takes_much_longer_than_eager_calls(pattern, replay, clock):
     assert worst <= 20  # calls, at any time: some captures of the free calls are compared later
 
 
-def test_captures_that_pay_go_on_being_made(clock, reasons):
+@pytest.mark.parametrize("pattern", [rotation, counted])
+def test_captures_that_pay_go_on_being_made(pattern, clock, replays, reasons):
     """Of twelve sizes in turn eight are captured in the end, and no longer make room."""
     fast = pyg_accel.graphed(Slow(clock), dynamic=False)
     with torch.no_grad():
-        for _, args in zip(range(2000), rotation(), strict=False):
+        for _, args in zip(range(2000), pattern(), strict=False):
             fast(*args)
         assert len(fast.captures) == 8
-        before, made = clock.now, clock.captures
-        for _, args in zip(range(240), rotation(), strict=False):
+        before, made, replayed = clock.now, clock.captures, replays()
+        for _, args in zip(range(240), pattern(), strict=False):
             fast(*args)
     assert clock.captures == made and clock.now - before < 0.6 * 240
-    assert any(r.startswith(f"recaptured too often: {made} captures") for r in reasons())
+    assert replays() == replayed + 8 * 20
+    assert any(re.fullmatch(f"recaptured too often: {made} captures, [0-9]+ replays", r)
+               for r in reasons())  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", [2, 5, 8])
+def test_shapes_in_rotation_that_fit_are_each_captured_once(shapes, clock, replays):
+    fast = pyg_accel.graphed(Slow(clock), dynamic=False)
+    with torch.no_grad():
+        for i in range(1500):
+            fast(*graph(20 + i % shapes))
+        assert len(fast.captures) == clock.captures == shapes
+        before = replays()
+        for i in range(10 * shapes):
+            fast(*graph(20 + i % shapes))
+    assert replays() == before + 10 * shapes and clock.captures == shapes
 
 
 def test_what_is_slower_than_eager_calls_is_not_replayed(clock, replays, reasons):
@@ -266,8 +289,8 @@ def sampled(calls: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "recorder", Uncaptured)
+def uncaptured(clock: Clock, rerun: type[Captured], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "recorder", rerun)
 
 
 @pytest.mark.parametrize("take", TAKES)

@@ -36,16 +36,13 @@ from torch_geometric.nn import (
 )
 
 import pyg_accel
-from pyg_accel.cuda_graphs.capture import Uncaptured
 from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.functions import CONSTANTS, Functions
 
 Inputs = dict[str, Tensor]
 
 
-@pytest.fixture(autouse=True)
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "recorder", Uncaptured)
+pytestmark = pytest.mark.usefixtures("rerun")
 
 
 def batch_of(graphs: int, seed: int, dtype: torch.dtype = torch.float64) -> Inputs:
@@ -736,6 +733,30 @@ def test_settings_of_an_optimizer_are_part_of_the_kind(batches, replays, reasons
             y = torch.zeros(len(inputs["x"]), dtype=torch.long)
             torch.testing.assert_close(two(**inputs, y=y)[0], one(**inputs, y=y)[0].detach())
     assert not reasons() and replays() >= 15
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_optimizers_whose_settings_have_lists(named, replays, reasons):
+    """As those of named parameters do, and betas that come from a file of settings."""
+    model = Linear(3, 3)
+    optimizers = [
+        torch.optim.AdamW(model.named_parameters() if named else model.parameters(), amsgrad=True),
+        torch.optim.SGD([{"params": [model.weight], "tags": ["a", "b"]}], lr=0.1, momentum=0.5),
+    ]
+    optimizers[0].param_groups[0]["betas"] = [0.8, 0.9]
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss
+
+    fast = pyg_accel.graphed_step(step)
+    losses = [float(fast(torch.ones(4, 3))) for _ in range(8)]
+    assert losses[-1] < losses[0] and not reasons() and replays() > 0
 
 
 @pytest.fixture(autouse=True)

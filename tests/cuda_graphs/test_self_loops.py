@@ -19,8 +19,6 @@ from torch_geometric.utils import (
 )
 
 import pyg_accel
-from pyg_accel.cuda_graphs.capture import Uncaptured
-from pyg_accel.cuda_graphs.engine import Engine
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.layers import MaxKGCNConv
 from pyg_accel.patching import overrides
@@ -59,15 +57,14 @@ class NoWaits(Look):  # one of ours: under a mode of the user calls are PyG's
 
 
 @pytest.fixture(autouse=True)
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_waits(monkeypatch: pytest.MonkeyPatch, rerun: Any) -> None:
     compute = Entry.compute
 
-    def without_waits(self: Entry) -> list[Tensor]:
+    def checked(self: Entry) -> list[Tensor]:
         with NoWaits():
             return compute(self)
 
-    monkeypatch.setattr(Engine, "recorder", Uncaptured)
-    monkeypatch.setattr(Entry, "compute", without_waits)
+    monkeypatch.setattr(Entry, "compute", checked)
 
 
 def graph(nodes: int, edges: int, loops: int, seed: int) -> Inputs:

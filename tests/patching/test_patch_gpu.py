@@ -115,6 +115,7 @@ LAYERS: dict[str, Callable[[int], Module]] = {
     "HGT": Types,
     "Hetero": Stacked,
 }
+RELATIONS = {"Hetero", "RGAT"}  # a matrix product per relation is cuBLAS's: torch's own operators
 WITH_EDGES = {"GINE", "CG", "GAT-edges", "GATv2-edges", "Transformer"}
 MODELS: dict[str, Callable[[], Module]] = {
     "GCN": lambda: GCN(WIDTH, 32, 2, 5),
@@ -164,7 +165,8 @@ def test_layers_equal_pyg(name):
     with pyg_accel.patched():
         ours = step(layer, *inputs)
     backends = {row.backend for row in pyg_accel.report().rows if row.formula}
-    assert all({*name.split("+")} <= {"deferred", "triton", "cuda_rows"} for name in backends)
+    expected = {"deferred", "triton", "cuda_rows"} | ({"reference"} if name in RELATIONS else set())
+    assert all({*found.split("+")} <= expected for found in backends)
     assert any(row.formula for row in pyg_accel.report().rows)
     assert_close(ours, theirs)
 

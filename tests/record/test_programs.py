@@ -1618,7 +1618,7 @@ def test_nothing_is_kept_alive(name: str) -> None:
             del x, edges, given
             gc.collect()
             assert [ref() for ref in refs] == [None] * len(refs), k
-        known = programs._layers[layer]
+        known = programs.layers[layer]
     del layer
     gc.collect()
     assert len(known) > 0
@@ -1642,7 +1642,7 @@ def test_plans_of_a_layer_are_limited() -> None:
         for k in range(2 * programs._MOST + 1):
             layer.scale = k + 0.5
             layer(X, EDGES)
-        assert 0 < len(programs._layers[layer]["call"].programs) <= programs._MOST
+        assert 0 < len(programs.layers[layer]["call"].programs) <= programs._MOST
 
 
 def sampled_call(layer: torch.nn.Module, given: tuple[Any, ...], **how: Any) -> Tensor:
@@ -1708,4 +1708,142 @@ def test_the_number_of_derived_edges_is_computed_where_sizes_differ(learned) -> 
     with pyg_accel.patched():
         for edges, right in zip(graphs, expected, strict=True):
             torch.testing.assert_close(layer(X, edges), right)
-        assert programs._layers[layer]["call"].records == 2
+        assert programs.layers[layer]["call"].records == 2
+
+
+class Positions(MessagePassing):
+    """A layer that makes tensors on the default device."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = self.propagate(edge_index, x=self.lin(x))
+        places = torch.arange(4.0)
+        return out if places.is_meta else out * places
+
+
+def test_calls_under_a_default_device_have_programs_of_their_own(like_stock: Any) -> None:
+    def on(device: str) -> Step:
+        def step(layer: Any) -> Any:
+            with torch.device(device):
+                return layer(X, EDGES)
+
+        return step
+
+    def by_default(layer: Any) -> Any:
+        torch.set_default_device("cpu")
+        try:
+            return layer(X, EDGES)
+        finally:
+            torch.set_default_device(None)
+
+    steps = on("cpu"), on("cpu"), by_default, on("meta"), on("meta"), call(), call(), on("cpu")
+    seen = like_stock(Positions(), *steps)
+    assert seen == ["trace", "plan", "plan", "trace", "plan", "trace", "plan", "plan"]
+
+
+class InPlace(MessagePassing):
+    """Attention whose result is changed in place."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__(aggr="sum", node_dim=0)
+        self.lin = torch.nn.Linear(WIDTH, 6)
+        self.score = torch.nn.Parameter(features(1, 2, 3))
+        self.change = change
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = self.propagate(edge_index, x=self.lin(x).view(-1, 2, 3))
+        self.change(out)
+        return out
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
+        score = ((x_i + x_j).relu() * self.score).sum(-1)
+        return x_j * softmax(score, index).unsqueeze(-1)
+
+
+CHANGES = {
+    "a number": lambda out: out.add_(1),
+    "a product": lambda out: out.mul_(2.0),
+    "an activation": lambda out: torch.relu_(out),
+    "a view": lambda out: out.view(-1, 6).mul_(3.0),
+    "rows": lambda out: out[:3].zero_(),
+    "an assignment": lambda out: out.__setitem__((slice(None), 0), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_attention_returns_may_be_changed_in_place(name: str, like_stock: Any) -> None:
+    step = call(X.clone().requires_grad_(), EDGES)
+    seen = like_stock(InPlace(CHANGES[name]), step, step, call(X, graph(seed=1)))
+    assert seen == ["trace", "plan", "trace"]
+
+
+IDLE_MESSAGES: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "a product": lambda layer, x, d: x * d,
+    "a product from the left": lambda layer, x, d: d * x * 2,
+    "a product of a parameter": lambda layer, x, d: layer.scale * d + x,
+    "a product of views": lambda layer, x, d: (x.view(-1, 2, 4) * d.view(-1, 1, 1)).flatten(1),
+    "a linear layer": lambda layer, x, d: layer.lin(x * d),
+    "a linear layer of a sum": lambda layer, x, d: layer.lin((x + d).relu()),
+    "a linear layer of a concatenation": lambda layer, x, d: layer.joint(torch.cat([x, d], -1)),
+    "a matrix product": lambda layer, x, d: (x + d) @ layer.lin.weight,
+    "a norm": lambda layer, x, d: F.layer_norm(x + d, (WIDTH,), layer.scale),
+    "a square": lambda layer, x, d: (x + d).square(),
+    "a power": lambda layer, x, d: (x + d) ** 3,
+    "sigmoid": lambda layer, x, d: (x + d).sigmoid(),
+    "tanh": lambda layer, x, d: torch.tanh(x - d),
+    "silu": lambda layer, x, d: F.silu(x + d),
+    "gelu": lambda layer, x, d: F.gelu(d + x),
+    "elu": lambda layer, x, d: F.elu(x + d),
+    "softplus": lambda layer, x, d: F.softplus(x + d),
+    "lerp": lambda layer, x, d: torch.lerp(x, layer.scale * d, 0.5),
+    "relu": lambda layer, x, d: (x + d).relu(),
+    "minimum": lambda layer, x, d: torch.minimum(x, d),
+}
+
+
+class OfIdleNodes(MessagePassing):
+    """A layer whose message reads something that is no number at nodes that send none."""
+
+    def __init__(self, kind: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(aggr="sum")
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+        self.lin = torch.nn.Linear(WIDTH, WIDTH)
+        self.joint = torch.nn.Linear(WIDTH + 1, 3)
+        self.scale = torch.nn.Parameter(features(WIDTH))
+        self.kind = kind
+
+    def forward(self, x: Tensor, d: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.first(x), d=d)
+
+    def message(self, x_j: Tensor, d_j: Tensor) -> Tensor:
+        return self.kind(self, x_j, d_j)
+
+
+@pytest.mark.parametrize("name", IDLE_MESSAGES)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_idle_nodes_have_reaches_no_gradient(name: str, bad: float, like_stock: Any) -> None:
+    """PyG gathers no features of nodes that send no message."""
+    d = features(N, 1, seed=5).abs()
+    d[[2, 7]] = bad
+    idle = EDGES.clone()
+    idle[0][(idle[0] == 2) | (idle[0] == 7)] = 3
+    other = idle.clone()
+    other[0] = torch.arange(E) % 2  # more nodes send nothing
+    more = d.clone()
+    more[4] = bad
+
+    def step(graph: Tensor, d: Tensor) -> Step:
+        def run(layer: Any) -> Any:
+            x = X.clone().requires_grad_()
+            out = layer(x, d, graph)
+            return out, *torch.autograd.grad(out.square().sum(), [x], retain_graph=True)
+
+        return run
+
+    busy = step(EDGES, torch.ones(N, 1))
+    seen = like_stock(OfIdleNodes(IDLE_MESSAGES[name]), busy, step(idle, d), step(idle, d),
+                      step(other, more), busy)  # fmt: skip
+    assert seen.count("plan") >= 3 or name in ("a norm", "lerp")  # these are traced in each call

@@ -135,7 +135,7 @@ def test_text(rich, monkeypatch):
     assert text.startswith("Net: 1 of 2 layers rewritten for training\n")
     assert "12 associations" in text
     assert "decided by cost, counting" in text
-    assert "left as it is: aggregation by max" in text
+    assert "not rewritten: aggregation by max" in text
     assert "▶" in text
     assert found.layers[0].trees[0].backward
 

@@ -43,7 +43,7 @@ def _fused_reasons(spec: OpSpec) -> list[str]:
 def _gspmm_reasons(spec: OpSpec) -> list[str]:
     formula = parse(spec.formula)
     if has_sum(formula) and any(0 in shape for shape in spec.shapes):
-        return ["there are no columns to sum up"]
+        return ["a sum over no columns"]
     if spec.shapes and sums_inside(formula):
         return _fused_reasons(spec)
     return placement_reasons(spec, "cpu") + program_reasons(formula, spec.reduces)

@@ -1,4 +1,4 @@
-"""Products with CBSR features on the CPU; 16-bit features are added up in fp32."""
+"""Products with CBSR features on the CPU; 16-bit features are accumulated in fp32."""
 
 from torch import Tensor
 

@@ -61,7 +61,7 @@ def _gspmm_reasons(spec: OpSpec) -> list[str]:
     """It runs sums and means of weighted source features, and dot products of both ends."""
     reasons = _reasons(spec)
     if product_of(parse(spec.formula), spec.shapes, spec.reduces) is None:
-        reasons.append("not a sum or mean of sources with at most a weight per edge, nor a dot")
+        reasons.append("neither a sum or mean with at most one weight per edge, nor a dot product")
     return reasons
 
 

@@ -98,7 +98,7 @@ def reasons(spec: OpSpec) -> list[str]:
     if spec.op == "attention_backward":
         score, value = swap_sides(score), swap_sides(value)
         if "none" in spec.reduces:
-            found.append("nothing is left behind for every edge")
+            found.append("results per edge are not supported")
     if dot_attention(score, value, spec.shapes) is None:
         found.append("not attention by dot products of targets and sources")
     if spec.dtype.itemsize != 2:

@@ -108,7 +108,7 @@ def _first_guess(k: int, width: int) -> float:
 
 
 def plan_of(csr: CSR) -> Plan:
-    """Return the plan of a graph, made once and kept for as long as its arrays live."""
+    """Return the plan of a graph, made once and stored for as long as its arrays live."""
     key = "CBSR plan", csr.col.numel()
     return derived((csr.rowptr,), key, lambda: _build(csr), lasting=True)
 

@@ -3,7 +3,7 @@
 A window of more rows shares more of what it fetches and multiplies more zeros. Tensor Cores pay for
 every column of a tile and for every entry that is written into it, CUDA cores for every entry; both
 prices, as parts of what CUDA cores alone would take, are in ``choice.json``, which
-``python -m benchmarks.tc_sweep --fit`` writes.
+``python -m benchmarks.kernels.tensor_cores --fit`` writes.
 """
 
 import json
@@ -131,7 +131,7 @@ def choose_launch(
         dtype: of the features.
         width: features a row.
         num_cols: rows of the gathered features.
-        sharing: what rows share; nothing if not known.
+        sharing: what rows share; empty if it was not measured.
         mean: entries a row.
         rounded: float32 products may be rounded to tf32.
         dot: a dot of both ends of every edge instead of a sum over them.
@@ -162,7 +162,7 @@ def attention_ratio(width: int, sharing: tuple[Shared, ...]) -> float:
 
     Args:
         width: features of a head, of 16 bits.
-        sharing: what rows share; nothing if not known.
+        sharing: what rows share; empty if it was not measured.
     """
     if not sharing:
         return 1e6
@@ -174,7 +174,7 @@ def gradient_ratio(width: int, sharing: tuple[Shared, ...]) -> float:
 
     Args:
         width: features of a head, of 16 bits.
-        sharing: what rows share; nothing if not known.
+        sharing: what rows share; empty if it was not measured.
     """
     if not sharing:
         return 1e6

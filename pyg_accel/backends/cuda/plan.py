@@ -1,4 +1,4 @@
-"""A graph's tiles as the kernels want them: 32-bit arrays, and a list of what each block sums.
+"""A graph's tiles as kernels read them: 32-bit arrays, and a list of what each block sums.
 
 And the rest of the graph: entries whose column no other row of the window has, or few, gain nothing
 from a tile. They stay a CSR matrix, for kernels on CUDA cores.
@@ -76,7 +76,7 @@ def in_32_bits(csr: CSR) -> CSR:
 
 
 def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
-    """Return the plan of a graph, made once and kept for as long as its arrays live.
+    """Return the plan of a graph, made once and stored for as long as its arrays live.
 
     Args:
         csr: the graph.

@@ -86,7 +86,7 @@ def _has_wide_dots(spec: OpSpec) -> bool:
 
     One pass reads no fewer bytes than its parts where scores and values read different rows, and
     slices of narrow columns, which the L2 keeps, are not for whole heads. See
-    ``benchmarks/gpu_attention.py`` and docs/explanation/triton_kernels.md.
+    ``benchmarks/kernels/attention.py`` and docs/explanation/triton_kernels.md.
     """
     if shares_rows(spec) or not has_sum(parse(spec.score)):
         return False

@@ -1,4 +1,4 @@
-"""Running a kernel where its tensors are."""
+"""Launches a kernel on the device of its tensors."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
-"""Which kernels a pass over a graph takes: everything that is decided without looking at numbers.
+"""Which kernels a pass over a graph takes: everything that is decided without reading tensors.
 
 A plan depends on the formula, on shapes and strides, and on the size of the graph, so it is made
-once and found by them from then on.
+once and looked up by these afterwards.
 """
 
 from collections.abc import Sequence

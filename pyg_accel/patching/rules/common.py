@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from pyg_accel.formula import Formula, Operand, map_operands
+from pyg_accel.ops.csr import IdleRows, idle_rows_of
 from pyg_accel.patching.lazy import IDENTITY, LazyTensor, first_operand, is_single_side
-from pyg_accel.record.edge_tensors import DeferredOperand, plain_shape
-from pyg_accel.record.recorder import quiet
+from pyg_accel.patching.reasons import forced
+from pyg_accel.record.edge_tensors import DeferredOperand, name_of, plain_shape
+from pyg_accel.record.recorder import perform
 
 __all__ = [
     "MAX_MATERIALIZED_WIDTH",
@@ -33,6 +35,14 @@ Kwargs = dict[str, Any]
 Rule = Callable[[Callable[..., Any], Args, Kwargs], Any]
 
 RULES: dict[str, Rule] = {}
+
+# Functions of features whose derivative is a number, whatever the features are.
+_FLAT = frozenset({
+    "relu", "leaky_relu", "neg", "abs", "__neg__", "__abs__", "sum", "mean", "view", "reshape",
+    "unsqueeze", "squeeze", "expand", "__getitem__", "select", "narrow", "chunk", "split",
+    "unbind", "flatten", "unflatten", "transpose", "t", "permute", "movedim", "clone",
+    "contiguous", "detach", "to", "float", "double", "half", "bfloat16", "type", "type_as",
+})  # fmt: skip
 
 # Elements an edge up to which a tensor may be written out: attention scores of that many heads.
 MAX_MATERIALIZED_WIDTH = 16
@@ -62,6 +72,10 @@ def hoist(func: Callable[..., Any], lazy: LazyTensor, args: Args, kwargs: Kwargs
     if not is_single_side(lazy) or lazy.edge_dim != 0:
         raise Declined
     trace = lazy.tracer
+    if name_of(func) not in _FLAT and trace.records_gradients:
+        others = (*args, *kwargs.values())
+        if any(isinstance(t, Tensor) and t.requires_grad for t in (first_operand(lazy), *others)):
+            lazy = without_idle_rows(lazy)
     operand = lazy.formula
     assert isinstance(operand, Operand)
     given = trace.operands[operand.index]
@@ -86,20 +100,25 @@ def is_of_nodes(lazy: LazyTensor) -> bool:
 
 
 def without_idle_rows(lazy: LazyTensor) -> LazyTensor:
-    """Put ones in the rows that no edge reads: no derivative of them is infinite."""
-    if not is_single_side(lazy) or lazy.edge_dim != 0:
-        raise Declined
-    if not is_of_nodes(lazy):
-        return lazy
+    """Put ones in the rows that no edge reads: there features may be infinite, or no numbers.
+
+    The gradients of these rows are 0. Times a derivative that is infinite they would not be.
+    """
     trace, given = lazy.tracer, first_operand(lazy)
+    # Products of whole matrices, which optimize() chooses, read all rows whatever is done here.
+    if not is_of_nodes(lazy) or isinstance(given, DeferredOperand) or forced.on:
+        return lazy
     assert isinstance(lazy.formula, Operand)
     side = lazy.formula.side
-    with quiet():
-        reached = trace.edge_index[trace.target if side == "v" else 1 - trace.target]
-        read = torch.zeros(given.size(0), dtype=torch.bool, device=given.device)
-        read = read.index_fill_(0, reached.long(), True).view(-1, *(1,) * (given.dim() - 1))
-        rows = torch.where(read, given, 1.0)
-    return trace.leaf(side, rows, plain_shape(lazy), 0)
+    row = trace.target if side == "v" else 1 - trace.target
+    idle = perform(idle_rows_of, trace.edge_index, row, given.size(0), borrows=True)
+    return trace.leaf(side, perform(_with_ones, given, idle), plain_shape(lazy), 0)
+
+
+def _with_ones(features: Tensor, idle: IdleRows) -> Tensor:
+    if idle.mask is None:
+        return features.view_as(features)
+    return features.masked_fill(idle.mask.view(-1, *(1,) * (features.dim() - 1)), 1.0)
 
 
 def with_formula(lazy: LazyTensor, formula: Formula) -> LazyTensor:

@@ -19,7 +19,6 @@ from pyg_accel.patching.rules.common import (
     Kwargs,
     Rule,
     hoist,
-    is_of_nodes,
     map_operands_of,
     need_formula,
     rule,
@@ -44,12 +43,8 @@ def assign(target: LazyTensor, result: Any) -> LazyTensor:
     return target
 
 
-def _unary(build: Callable[..., Formula], *, steep: bool = False) -> Rule:
-    """A function of one argument and numbers: on the nodes if it can be, else in the formula.
-
-    One whose derivative may be infinite is ``steep``: at a node without edges, whose features have
-    no part in the result, that would make the gradient 0 * inf.
-    """
+def _unary(build: Callable[..., Formula]) -> Rule:
+    """A function of one argument and numbers: on the nodes if it can be, else in the formula."""
 
     def apply_rule(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         lazy = need_formula(args[0], summed=True)
@@ -60,8 +55,7 @@ def _unary(build: Callable[..., Formula], *, steep: bool = False) -> Rule:
             operand = first_operand(lazy)
             if isinstance(operand, Network):
                 return record(func, args, kwargs)
-            waits = isinstance(operand, DeferredOperand) and not operand.of_nodes
-            if not waits and not (steep and is_of_nodes(lazy)):
+            if not isinstance(operand, DeferredOperand) or operand.of_nodes:
                 return hoist(func, lazy, args[1:], kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
         if not all(_is_finite(value) for value in (*args[1:], *kwargs.values())):
@@ -93,15 +87,14 @@ def _pow(x: Formula, exponent: float) -> Formula:
     return Binary("mul", x, x) if exponent == 2 else Unary("pow", x, float(exponent))
 
 
-_whole_power, _other_power = _unary(_pow), _unary(_pow, steep=True)
+_power_of_number = _unary(_pow)
 
 
 def _power(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     if isinstance(exponent, Tensor):
         return _power_of_all(func, args, exponent)
-    whole = isinstance(exponent, (int, float)) and exponent >= 0 and float(exponent).is_integer()
-    return (_whole_power if whole else _other_power)(func, args, kwargs)
+    return _power_of_number(func, args, kwargs)
 
 
 def _power_of_all(func: Callable[..., Any], args: Args, exponent: Tensor) -> LazyTensor:
@@ -113,7 +106,7 @@ def _power_of_all(func: Callable[..., Any], args: Args, exponent: Tensor) -> Laz
     )
     if not shared or len(args) != 2 or name_of(func).endswith("_"):
         raise Declined
-    result: LazyTensor = hoist(func, without_idle_rows(lazy), (exponent,), {})
+    result: LazyTensor = hoist(func, lazy, (exponent,), {})
     return result
 
 
@@ -129,14 +122,14 @@ def _gelu(x: Formula, approximate: str = "none") -> Formula:
 
 
 for _op in set(UNARY) - {*PARAMETRIC, "step", "iszero", "nonzero"}:
-    RULES[_op] = _unary(lambda x, op=_op: Unary(op, x), steep=_op in ("exp", "log", "sqrt"))
+    RULES[_op] = _unary(lambda x, op=_op: Unary(op, x))
 RULES["__neg__"], RULES["__abs__"] = RULES["neg"], RULES["abs"]
 RULES["gelu"] = _unary(_gelu)
 RULES["leaky_relu"] = _unary(_leaky_relu)
 RULES["softplus"] = _unary(_softplus)
 RULES["square"] = _unary(lambda x: Binary("mul", x, x))
-RULES["reciprocal"] = _unary(lambda x: Binary("div", Const(1.0), x), steep=True)
-RULES["rsqrt"] = _unary(lambda x: Binary("div", Const(1.0), Unary("sqrt", x)), steep=True)
+RULES["reciprocal"] = _unary(lambda x: Binary("div", Const(1.0), x))
+RULES["rsqrt"] = _unary(lambda x: Binary("div", Const(1.0), Unary("sqrt", x)))
 RULES["pow"] = RULES["__pow__"] = _power
 # Of exp(x) - 1 nothing is left where x is small, nor of m + relu(x - m) where m is large; the
 # gradient of relu is 0 at 0, that of elu and clamp(min=0) is 1.
@@ -299,8 +292,13 @@ def _combine_on_nodes(
     own = {o.side for o in operands if not trace.repeated[o.index]}
     if len(own) > 1 or (own == {"e"} and len(lazies) == 2):
         return None
-    if op == "div" and isinstance(b, LazyTensor) and is_of_nodes(b):  # steep
-        return None
+    if op in ("mul", "div") and trace.records_gradients:  # a derivative is made of the other one
+        learns = [isinstance(t, LazyTensor) and first_operand(t).requires_grad for t in (a, b)]
+        a = without_idle_rows(a) if isinstance(a, LazyTensor) and learns[1] else a
+        if isinstance(b, LazyTensor) and (learns[0] or (op == "div" and learns[1])):
+            b = without_idle_rows(b)
+        lazies = [t for t in (a, b) if isinstance(t, LazyTensor)]
+        operands = [t.formula for t in lazies if isinstance(t.formula, Operand)]
     ranks = {trace.operands[o.index].dim() for o in operands}
     if len(ranks) > 1:
         return None

@@ -29,7 +29,7 @@ def cost_model(device: torch.device | str) -> CostModel:
     if not own.is_dir():
         raise ValueError(f"expected a folder in PYG_ACCEL_COST_MODELS (got '{own}')")
     if not (own / here.slug).is_dir():
-        return Roofline.of(device, f"no model of such a device in '{own}'")
+        return Roofline.of(device, f"no model of this device in '{own}'")
     if why := unusable():
         return Roofline.of(device, why)
     return read(own / here.slug, here)

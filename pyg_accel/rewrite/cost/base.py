@@ -1,4 +1,4 @@
-"""What a cost model is asked, and what it answers."""
+"""The protocol of cost models: primitives in, predicted times out."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a cost model knows of a graph (as in SENSEi, section 3.5.1), measured once on a sample."""
+"""The features of a graph that cost models read (SENSEi, section 3.5.1), measured on a sample."""
 
 import weakref
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class GraphFeatures:
 
     @classmethod
     def of(cls, graph: Graph, *, transposed: bool = False) -> "GraphFeatures":
-        """Measure a graph once; the result is kept for as long as the graph lives.
+        """Measure a graph once; the result is stored for as long as the graph lives.
 
         Args:
             graph: the graph.

@@ -1,4 +1,4 @@
-"""Times from a learned model: what profiling a machine taught, as factors of the roofline."""
+"""Times predicted by a model trained on a profile of the machine, as factors of the roofline's."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Times from bytes and operations: what decides where no learned model does."""
+"""Times predicted from counts of bytes and operations: the default cost model."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -105,7 +105,7 @@ class Roofline:
 
     @classmethod
     def of(cls, device: torch.device | str, why: str = "") -> "Roofline":
-        """Build the model of a device; ``why`` says what kept a learned one from being used."""
+        """Build the model of a device; ``why`` is the reason against a learned one."""
         name, units = Device.of(device), H200_UNITS
         origin = f"one core's figures for {name.threads} threads"
         if name.kind == "cuda":

@@ -1,4 +1,4 @@
-"""From measurements to a model: one boosted ensemble, tested on graphs that it never saw."""
+"""Trains a boosted ensemble on measurements, and tests it on graphs that were held out."""
 
 import json
 from dataclasses import asdict

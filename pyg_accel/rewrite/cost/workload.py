@@ -1,4 +1,4 @@
-"""Each primitive as a call that can be timed: the very one that rewritten models make."""
+"""Each primitive as a call that can be timed: the same call as in rewritten models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +75,7 @@ def workload(p: Primitive, device: torch.device, graph: Graph | None = None) -> 
             ),
         }  # fmt: skip
     if p.name not in ready:
-        raise ValueError(f"nothing is known of how to run '{p.name}' here")
+        raise ValueError(f"no benchmark of the primitive '{p.name}'")
     return ready[p.name]()
 
 

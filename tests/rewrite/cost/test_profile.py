@@ -227,7 +227,7 @@ def test_without_a_model_of_the_device_the_roofline_decides_and_says_so(models, 
     unknown = Device("cpu", "Zilog Z80", "", 1)
     monkeypatch.setattr(Device, "of", lambda device: unknown)
     assert "roofline of Zilog Z80" in cost_model("cpu").source
-    assert f"no model of such a device in '{settings.cost_models}'" in cost_model("cpu").source
+    assert f"no model of this device in '{settings.cost_models}'" in cost_model("cpu").source
     settings.cost_models = None
     assert cost_model("cpu").source.startswith("roofline of Zilog Z80")
 

@@ -1,4 +1,4 @@
-"""What the backward pass of attention knows of each target and head beforehand."""
+"""Precomputes what the backward pass of attention reads of each target and head."""
 
 import triton
 import triton.language as tl

@@ -1,0 +1,170 @@
+"""Graphs of an ``InMemoryDataset`` by their numbers, which become a batch without being separated.
+
+The dataset holds all graphs as one: an attribute of a batch is one ``index_select`` of it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, Dataset, InMemoryDataset
+from torch_geometric.data.storage import N_KEYS
+from torch_geometric.utils import cumsum
+
+from pyg_accel.loader.collate import (
+    STOCK_CAT_DIM,
+    STOCK_INC,
+    are_dense,
+    batch_of,
+    is_shifted,
+    shared_like,
+)
+
+__all__ = ["Selected", "is_selectable", "select"]
+
+
+class Selected(Sequence[Any]):
+    """Items of a dataset, each made when it is asked for."""
+
+    def __init__(self, dataset: InMemoryDataset, index: Sequence[int], counted: str) -> None:
+        """Note them; use :func:`select`.
+
+        Args:
+            dataset: holds the graphs.
+            index: their numbers among the items of the dataset.
+            counted: attribute that has a row per node.
+        """
+        self._dataset, self._index, self._counted = dataset, index, counted
+        self._made: list[Any] | None = None  # once someone has asked for all of them
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._index)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return one of them, or some as a list."""
+        if isinstance(at, slice) or self._made is not None:
+            return [*self][at]
+        return self._dataset[self._index[at]]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return all of them, the same ones each time."""
+        if self._made is None:
+            self._made = [self._dataset[i] for i in self._index]
+        return iter(self._made)
+
+    def collate(
+        self,
+        cls: type,
+        add_batch: bool = True,
+        follow_batch: Iterable[str] | None = None,
+        exclude_keys: Iterable[str] | None = None,
+    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Collate all of them; see :func:`~pyg_accel.loader.collate.collate`."""
+        data: Any = self._dataset._data
+        where: dict[str, Tensor] = self._dataset.slices  # type: ignore[assignment]
+        numbers = self._dataset.indices()
+        index = torch.tensor([numbers[i] for i in self._index])
+        out: Any = cls(_base_cls=type(data))
+        followed, excluded = set(follow_batch or ()), set(exclude_keys or ())
+        device: torch.device | None = None
+        all_slices: dict[str, Any] = {}
+        all_incs: dict[str, Any] = {}
+        parts = _Parts(index)
+        nodes = parts.of(where[self._counted], None).slices
+        for name in (name for name in where if name in data and name not in excluded):
+            value = data[name]
+            if isinstance(value, Tensor):
+                part = parts.of(where[name], value.device)
+                device = value.device if value.is_cuda else device
+                dim, incs = data.__cat_dim__(name, value), torch.zeros_like(nodes[:-1])
+                shared = shared_like(value, dim, part.rows.numel())
+                out[name] = torch.index_select(value, dim, part.rows, out=shared)
+                if is_shifted(name):
+                    incs = nodes[:-1].clone()
+                    out[name] += incs.to(value.device)[part.graph]
+                all_incs[name] = incs
+            else:
+                part = parts.of(where[name], None)
+                out[name], all_incs[name] = [value[i] for i in index.tolist()], None
+            all_slices[name] = part.slices.clone()
+            if name in followed:
+                out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(part.slices, device)
+        if add_batch:
+            out.batch, out.ptr = batch_of(nodes, device)
+        return out, all_slices, all_incs
+
+
+class _Part:
+    """The rows that some graphs have of attributes whose slices are the same.
+
+    Attributes:
+        begin: [B], where each graph begins in the dataset.
+        slices: [B + 1], where it begins in the batch.
+        rows: of the dataset, in the order of the batch.
+        graph: of the batch, by row.
+    """
+
+    def __init__(self, begin: Tensor, sizes: Tensor, device: torch.device | None) -> None:
+        self.begin, self.slices, self.device = begin, cumsum(sizes), device
+        if device is not None:
+            total = int(self.slices[-1])
+            offset, sizes = (begin - self.slices[:-1]).to(device), sizes.to(device)
+            graph = torch.arange(sizes.numel(), device=device)
+            self.graph = graph.repeat_interleave(sizes, output_size=total)
+            self.rows = offset[self.graph].add_(torch.arange(total, device=device))
+
+
+class _Parts:
+    """Makes each part once: attributes of nodes have equal slices, and those of edges."""
+
+    def __init__(self, index: Tensor) -> None:
+        self._index, self._next = index, index + 1
+        self._known: list[_Part] = []
+
+    def of(self, where: Tensor, device: torch.device | None) -> _Part:
+        """Return the part of attributes with these slices, which lie on a device."""
+        begin, end = where[self._index], where[self._next]
+        sizes = end - begin
+        for part in self._known:
+            same = part.device == device and torch.equal(part.begin, begin)
+            if same and torch.equal(part.slices.diff(), sizes):
+                return part
+        self._known.append(_Part(begin, sizes, device))
+        return self._known[-1]
+
+
+def select(dataset: InMemoryDataset, index: Sequence[int]) -> Sequence[Any]:
+    """Return items of a dataset: as a list, where they cannot be collated without being made."""
+    counted = _counted(dataset)
+    if not counted or not index:
+        return [dataset[i] for i in index]
+    return Selected(dataset, index, counted)
+
+
+def is_selectable(dataset: InMemoryDataset) -> bool:
+    """Whether :func:`select` makes no items of a dataset."""
+    return bool(_counted(dataset))
+
+
+def _counted(dataset: InMemoryDataset) -> str:
+    """The attribute that has a row per node, if the items are what the dataset's tensors say."""
+    cls, data, where = type(dataset), dataset._data, dataset.slices
+    stock = cls.get is InMemoryDataset.get and cls.__getitem__ is Dataset.__getitem__
+    if not stock or dataset.transform is not None or type(data) is not Data or not where:
+        return ""
+    store = data._store
+    if type(data).__inc__ not in STOCK_INC or type(data).__cat_dim__ not in STOCK_CAT_DIM:
+        return ""
+    names = [name for name in where if name in store._mapping]
+    if len(names) < len(store._mapping) or "ptr" in names or "_num_nodes" in vars(store):
+        return ""
+    for name in names:
+        value = store._mapping[name]
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            continue
+        known = are_dense([value]) and value.dim() > 0 and "batch" not in name
+        if not known or where[name].dim() != 1 or (is_shifted(name) and value.dtype != torch.long):
+            return ""
+    return next((name for name in names if name in N_KEYS), "")

@@ -1,0 +1,173 @@
+"""The sizes of the tensors of a record that differ between calls: those are computed in each call.
+
+These are sizes of arguments that may be any, the number of edges that a function of the graph
+leaves or a mask selects, and what follows from them.
+"""
+
+import dis
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
+from math import prod
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pyg_accel.graph import Graph
+from pyg_accel.record.dims import Dim, expect
+from pyg_accel.record.edge_tensors import EdgeTensor, name_of
+from pyg_accel.record.guard import is_library_file
+
+__all__ = ["Sizes", "asks_for_size", "rounds"]
+
+_SHAPE = (Tensor.size, Tensor.shape.__get__)  # type: ignore[attr-defined]
+_NUMBERS = ("numel", "nelement", "__len__")
+# Functions of torch whose results are as large as the numbers in their arguments tell.
+_SELECT = frozenset({
+    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim",
+    "bincount", "one_hot", "repeat_interleave",
+})  # fmt: skip
+
+_ROUNDS = frozenset({"int", "round", "ceil", "floor", "trunc", "float", "math", "divmod", "bool"})
+
+
+def asks_for_size(function: Callable[..., Any]) -> bool:
+    """Return whether a function of torch returns sizes of a tensor."""
+    return function in _SHAPE or name_of(function) in _NUMBERS
+
+
+class Sizes:
+    """Knows which dimensions of the tensors of a record differ between calls.
+
+    Args:
+        exact: the program is one for sizes that code asked for: what it computes of them is known
+            once it was called with others.
+
+    Attributes:
+        expected: there are such sizes.
+        read: other sizes were asked for by code that is no library's.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        self._exact, self.expected, self.read = exact, False, False
+        self._known: dict[int, dict[int, Dim]] = {}  # of tensors by identity, by dimension
+
+    def clear(self) -> None:
+        """Let go of all tensors."""
+        self._known.clear()
+
+    def vary(self, tensor: Tensor, node: fx.Node, dims: Collection[int], least: int = 0) -> None:
+        """Take a note of dimensions whose sizes differ between calls, and are at least so large."""
+        if dims:
+            shape, graph = _shape(tensor), node.graph
+            self._known[id(tensor)] = {
+                dim: Dim.of(shape[dim], graph.call_method("size", (node, dim)), least)
+                for dim in dims
+            }
+
+    def asked(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return what a function says of the size of a tensor, as integers that are computed."""
+        with torch._C.DisableTorchFunction():
+            result, tensor = function(*args, **kwargs), args[0]
+        known, rank, name = self._of(tensor), len(_shape(tensor)), name_of(function)
+        sizes: list[int] = [known.get(dim, size) for dim, size in enumerate(_shape(tensor))]
+        if function in _SHAPE and isinstance(result, int):
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            sizes = sizes[dim % rank : dim % rank + 1]
+        for size in sizes:
+            caller = sys._getframe(2).f_code.co_filename
+            # It is torch's own code that asks for the length, of which no size can be computed.
+            if not isinstance(size, Dim) or (name != "__len__" and is_library_file(caller)):
+                continue
+            self.read = True
+            if self._exact:
+                self.expected = True
+                same = size.node.graph.call_function(operator.eq, (size.node, int(size)))
+                same.graph.call_function(expect, (same, True))
+        if function in _SHAPE:
+            return sizes[0] if isinstance(result, int) else torch.Size(sizes)
+        return result if name == "__len__" else prod(sizes)
+
+    def _of(self, tensor: Tensor) -> dict[int, int]:
+        if isinstance(tensor, EdgeTensor):
+            return dict([tensor.edges()])
+        return {**self._known.get(id(tensor), {})}
+
+    def follow(
+        self, result: Tensor, node: fx.Node, name: str, args: Any, kwargs: Any, *, derived: bool
+    ) -> None:
+        """Find the dimensions of a result that differ between calls.
+
+        Args:
+            result: of a function.
+            node: computes it.
+            name: of the function.
+            args: of the call.
+            kwargs: of the call.
+            derived: it is made of a graph, and has as many edges as that tells.
+        """
+        shape = _shape(result)
+        selected = range(len(shape)) if derived else _selected(name, args, kwargs, len(shape))
+        if derived and len(shape) > 1:
+            selected = selected[:1] if result.is_floating_point() else selected[-1:]
+        if selected:
+            return self.vary(result, node, selected)
+        varying, fixed = set[int](), {1}
+        for value in _leaves([args, kwargs]):
+            if isinstance(value, Graph):
+                varying |= {value.num_edges} & {s for k in self._known.values() for s in k.values()}
+            elif isinstance(value, Tensor):
+                known = self._of(value)
+                for dim, size in enumerate(_shape(value)):
+                    (varying if isinstance(known.get(dim), Dim) else fixed).add(size)
+            else:
+                (varying if isinstance(value, Dim) else fixed).add(int(value))
+        if varying:
+            dims = [d for d, size in enumerate(shape) if size in varying or size not in fixed]
+            self.vary(result, node, dims)
+
+
+@lru_cache(maxsize=1024)
+def rounds(code: CodeType) -> bool:
+    """Return whether code may make the same of sizes that differ: it rounds, or compares floats."""
+    if is_library_file(code.co_filename):
+        return False
+    compares = any(step.opname == "COMPARE_OP" for step in dis.get_instructions(code))
+    has_floats = any(isinstance(constant, float) for constant in code.co_consts)
+    return (compares and has_floats) or not _ROUNDS.isdisjoint(code.co_names)
+
+
+def _selected(name: str, args: Any, kwargs: Any, rank: int) -> range:
+    """The dimensions of a result whose sizes the numbers in tensors tell."""
+    if name in _SELECT or (name == "where" and len(args) + len(kwargs) == 1):
+        return range(rank)
+    if name != "__getitem__":
+        return range(0)
+    masks = (torch.bool, torch.uint8)
+    if any(isinstance(t, Tensor) and t.dtype in masks for t in _leaves(args[1:])):
+        place = 0
+        if isinstance(args[1], tuple) and all(part == slice(None) for part in args[1][:-1]):
+            place = len(args[1]) - 1
+        return range(place, place + 1) if rank > place else range(rank)
+    return range(0)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the tensors, graphs and integers in arguments."""
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves([*value.values()])
+    elif isinstance(value, (Tensor, Graph)) or (
+        isinstance(value, int) and not isinstance(value, bool)
+    ):
+        yield value
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    with torch._C.DisableTorchFunction():
+        return tuple(tensor.shape)

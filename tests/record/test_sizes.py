@@ -1,0 +1,219 @@
+"""Sizes that a call tells only while it runs: of edges that it derives of its graph, or selects."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import add_self_loops, coalesce, remove_self_loops
+
+import pyg_accel
+from benchmarks.layers.cases import CASES, Case, Inputs, inputs
+from pyg_accel.patching import gate
+
+pytestmark = [pytest.mark.usefixtures("always"), pytest.mark.filterwarnings("ignore")]
+
+NODES, EDGES, WIDTH = 50, 300, 16
+# Layers that add, remove or select edges.
+DERIVING = {
+    "AGNNConv", "APPNP", "ARMAConv", "ChebConv", "ClusterGCNConv", "DNAConv", "DirGNNConv",
+    "EGConv", "FAConv", "FeaStConv", "FiLMConv", "GATConv", "GATv2Conv", "GCN2Conv", "GCNConv",
+    "LGConv", "MixHopConv", "PANConv", "PDNConv", "PPFConv", "PointNetConv",
+    "PointTransformerConv", "RGCNConv", "SGConv", "SSGConv", "SimpleConv", "SuperGATConv",
+    "TAGConv",
+}  # fmt: skip
+DERIVED = {key: case for key, case in CASES.items() if key[0] in DERIVING}
+
+
+@contextmanager
+def programs_that_ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """For each call of the gate, whether a program ran."""
+    seen: list[bool] = []
+    run = gate.by_program
+
+    def noted(*args: Any) -> Any:
+        out = run(*args)
+        seen.append(out is not gate.NOTHING)
+        return out
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate, "by_program", noted)
+        yield seen
+
+
+def with_loops(graph: Inputs, count: int) -> Inputs:
+    """The same graph with so many self-loops."""
+    source, target = graph.edge_index
+    target = torch.where(source == target, (target + 1) % NODES, target)
+    loops = torch.arange(EDGES) < count
+    return replace(graph, edge_index=torch.stack([source, torch.where(loops, source, target)]))
+
+
+def outcome(model: torch.nn.Module, args: tuple[Any, ...], *, train: bool) -> list[Tensor]:
+    """Results and gradients of a call."""
+    torch.manual_seed(1)
+    model.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(train):
+        out = model(*args)
+    found = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+    if train:
+        losses = [(t * t.detach().cos()).sum() for t in found if t.requires_grad]
+        if losses:
+            torch.stack(losses).sum().backward()
+        found += [p.grad for p in model.parameters() if p.grad is not None]
+    return [t.detach() for t in found]
+
+
+def same(model: torch.nn.Module, calls: list[tuple[Any, ...]], *, train: bool) -> None:
+    other = copy.deepcopy(model)
+    expected = [outcome(other, args, train=train) for args in calls]
+    with pyg_accel.patched():
+        found = [outcome(model, args, train=train) for args in calls]
+    for number, pair in enumerate(zip(expected, found, strict=True)):
+        for right, mine in zip(*pair, strict=True):
+            scale = float(right.abs().max().clamp(min=1)) if right.numel() else 1.0
+            torch.testing.assert_close(mine, right, rtol=0, atol=1e-3 * scale,
+                                       msg=lambda m, n=number: f"call {n}: {m}")  # fmt: skip
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("case", DERIVED.values(), ids=map(" ".join, DERIVED))
+def test_self_loops_of_any_number(case: Case, train: bool) -> None:
+    torch.manual_seed(0)
+    model, graph = case.make(WIDTH).train(train), inputs(NODES, EDGES, WIDTH, "cpu")
+    graphs = [with_loops(graph, count) for count in (0, 0, 7, 3, EDGES - 1, 1)]
+    calls = [case.call(g) for g in graphs]
+    same(model, calls, train=train)
+
+
+class Derives(MessagePassing):
+    """A layer whose forward does something with the edges that it derives."""
+
+    def __init__(self, derive: Callable[[Tensor, int], tuple[Tensor, Any]]) -> None:
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(WIDTH, 4)
+        self.derive = derive
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges, scale = self.derive(edge_index, x.size(0))
+        return self.propagate(edges, x=self.lin(x)) * (scale / EDGES)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.relu()
+
+
+def _without_loops(edges: Tensor) -> Tensor:
+    return remove_self_loops(edges)[0]
+
+
+DERIVE: dict[str, Callable[[Tensor, int], tuple[Tensor, Any]]] = {
+    "a quotient": lambda e, n: (e, 1 / (1 + _without_loops(e).size(1))),
+    "a power": lambda e, n: (e, _without_loops(e).size(-1) ** 0.5),
+    "len": lambda e, n: (e, 1.0 + len(_without_loops(e)[0])),
+    "numel": lambda e, n: (e, 1.0 + _without_loops(e).numel()),
+    "an integer": lambda e, n: (e, int(0.5 * _without_loops(e).size(1))),
+    "a branch": lambda e, n: (e, 2.0 if _without_loops(e).size(1) == EDGES else 3.0),
+    "a branch at 0": lambda e, n: (e, 2.0 if _without_loops(e).size(1) else 3.0),
+    "a difference": lambda e, n: (e, torch.ones(()) * (_without_loops(e).size(1) - n)),
+    "flattened": lambda e, n: (e, torch.ones(_without_loops(e).view(-1).size(0)).sum()),
+    "joined": lambda e, n: (e, torch.ones(torch.cat([_without_loops(e), e], 1).size(1)).sum()),
+    "a mask": lambda e, n: (e[:, e[0] != e[1]], torch.ones(e[:, e[0] != e[1]].size(1)).sum()),
+    "a mask of rows": lambda e, n: (e, 1 / (1 + e.t()[e[0] < e[1]].shape[0])),
+    "nonzero": lambda e, n: (e, (e[0] == e[1]).nonzero().size(0) / 2),
+    "coalesced": lambda e, n: (coalesce(e), torch.ones(coalesce(e).size(1)).sum()),
+    "added": lambda e, n: (e, add_self_loops(_without_loops(e), num_nodes=n)[0].size(1) / 9),
+}
+
+
+@pytest.mark.parametrize("name", DERIVE)
+def test_numbers_of_derived_edges_are_computed_in_each_call(name: str) -> None:
+    graph = inputs(NODES, EDGES, WIDTH, "cpu")
+    graphs = [with_loops(graph, count) for count in (0, 0, 7, 3, EDGES - 1, EDGES, 0, 250)]
+    for train in (False, True):
+        same(Derives(DERIVE[name]), [(g.x, g.edge_index) for g in graphs], train=train)
+
+
+def test_sizes_that_a_number_was_taken_from_may_be_as_small_as_it() -> None:
+    """What is computed of a size that is 2 or more may be less."""
+
+    class Rest(Derives):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out = self.propagate(edge_index, x=self.lin(x))
+            return out * 2 if x.size(0) - 5 > 0 else out
+
+    x = torch.randn(9, WIDTH)
+    calls = [(x[:n], torch.randint(n, (2, 12))) for n in (9, 8, 7, 5, 3, 6)]
+    same(Rest(lambda e, n: (e, 1)), calls, train=False)
+
+
+def test_layers_of_pyg_have_programs_for_any_number_of_self_loops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = inputs(NODES, EDGES, WIDTH, "cpu")
+    model = DERIVED["PPFConv", ""].make(WIDTH)
+    calls = [DERIVED["PPFConv", ""].call(with_loops(graph, count)) for count in (0, 1, 2, 3)]
+    with programs_that_ran(monkeypatch) as seen:
+        same(model, calls, train=True)
+    assert seen.count(True) == 3
+
+
+class Model(torch.nn.Module):
+    """A model of one layer."""
+
+    def __init__(self, conv: torch.nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("name", ["an integer", "a branch", "a branch at 0", "a mask"])
+def test_layers_of_an_optimized_model_compute_sizes_too(name: str) -> None:
+    graph = inputs(NODES, EDGES, WIDTH, "cpu")
+    graphs = [with_loops(graph, count) for count in (0, 0, 7, 3, EDGES, 0)]
+    calls = [(g.x, g.edge_index) for g in graphs]
+    model = Model(Derives(DERIVE[name]))
+    expected = [outcome(model, args, train=False) for args in calls]
+    fast = pyg_accel.optimize(model.eval(), *calls[0])
+    for args, (right,) in zip(calls, expected, strict=True):
+        scale = float(right.abs().max())
+        torch.testing.assert_close(outcome(fast, args, train=False)[0], right, rtol=0,
+                                   atol=1e-3 * scale)  # fmt: skip
+
+
+class Rounds(MessagePassing):
+    """A layer that makes the same number of different sizes."""
+
+    def __init__(self, number: Callable[[Any, int], Any]) -> None:
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(WIDTH, 4)
+        self.number, self.ratio, self.table = number, 0.1, {14: 3.0}
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x)) * self.number(self, x.size(0))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+ROUNDS: dict[str, Callable[[Any, int], Any]] = {
+    "int": lambda layer, n: int(layer.ratio * n),
+    "ceil": lambda layer, n: math.ceil(n / 10),
+    "round": lambda layer, n: round(n * 0.1),
+    "a table": lambda layer, n: layer.table.get(n, 1.0),
+    "a branch": lambda layer, n: 2.0 if layer.ratio * n > 1.35 else 3.0,
+}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_sizes_of_which_the_same_number_is_made(name: str) -> None:
+    calls = [(torch.randn(n, WIDTH), torch.randint(11, (2, 20))) for n in (11, 12, 13, 14, 30, 11)]
+    same(Rounds(ROUNDS[name]), calls, train=False)
