@@ -45,6 +45,11 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
   m.def(
       "community_merge(Tensor rowptr, Tensor col, Tensor? weight, Tensor labels, Tensor first, "
       "Tensor members) -> Tensor[]");
+  m.def(
+      "neighbor_sample(Tensor[] colptr, Tensor[] row, int[] ends, int[] num_nodes, Tensor[] seed, "
+      "int[] num_neighbors, Tensor[] node_time, Tensor[] edge_time, Tensor[] edge_weight, "
+      "Tensor seed_time, bool replace, bool induced, bool disjoint, bool last, int random_seed) -> "
+      "(Tensor[], Tensor, str)");
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");
   m.def("functions() -> str");

@@ -36,6 +36,8 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "remember": propagate._pyg_accel_read,
     "relations": relations.forward,
     "hetero": hetero.forward,
+    "sampler": loading.construct,
+    "sample": loading.sample,
     "scatter": readouts.scatter,
     "segment": readouts.segment,
     "quantile": ordered.quantile,

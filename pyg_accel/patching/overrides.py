@@ -19,6 +19,8 @@ whoever imported a function before reaches the hook as well. These functions are
 * while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
   HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
+* ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, and its
+  ``__init__``.
 * ``collate``, which puts graphs into a batch.
 
 Methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its
@@ -40,6 +42,7 @@ from torch.compiler import is_dynamo_compiling
 from torch_geometric.data import InMemoryDataset
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
+from torch_geometric.sampler import NeighborSampler
 
 from pyg_accel.patching.running import running
 
@@ -82,6 +85,8 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (QuantileAggregation, "forward", "quantile", True),
     (RGCNConv, "forward", "relations", False),
     (HeteroConv, "forward", "hetero", True),
+    (NeighborSampler, "__init__", "sampler", True),
+    (NeighborSampler, "_sample", "sample", True),
 )
 
 # The methods that classes get, and their hooks.

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch_geometric.typing
+from torch_geometric.testing import decorators
 
 import pyg_accel
 
@@ -19,6 +21,11 @@ import pyg_accel
 def pytest_configure() -> None:
     if os.environ["PYG_SUITE_MODE"] == "patched":
         pyg_accel.patch()
+        # Tests of samplers run without what PyG's sampler needs.
+        has_package = decorators.has_package
+        decorators.has_package = lambda name: name == "pyg_lib" or has_package(name)
+        decorators.WITH_PYG_LIB = True
+        torch_geometric.typing.WITH_TORCH_SPARSE = False
 
 
 @pytest.fixture(autouse=True)

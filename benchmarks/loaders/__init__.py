@@ -1,0 +1,1 @@
+"""Training on mini-batches, the loader included: see :mod:`benchmarks.loaders.times`."""

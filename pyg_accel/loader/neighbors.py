@@ -1,0 +1,243 @@
+"""Neighbour sampling for PyG's ``NeighborSampler``, by the native library."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
+
+from pyg_accel.call_report import record
+from pyg_accel.native import cpu_library
+
+__all__ = ["sample"]
+
+_ONE = ""  # the only type of nodes, and of edges, of a homogeneous graph
+
+
+class _Graph(NamedTuple):
+    """What is asked of a sampler, by type of nodes or of edges."""
+
+    ends: dict[Any, tuple[Any, Any]]  # the types of source and target of each type of edges
+    colptr: Mapping[Any, Tensor]
+    row: Mapping[Any, Tensor]
+    num_nodes: Mapping[Any, int]
+    num_neighbors: Mapping[Any, Sequence[int]]
+    node_time: Mapping[Any, Tensor]
+    edge_time: Mapping[Any, Tensor]
+    edge_weight: Mapping[Any, Tensor]
+
+
+class _Sampled(NamedTuple):
+    row: dict[Any, Tensor]
+    col: dict[Any, Tensor]
+    edge: dict[Any, Tensor]
+    node: dict[Any, Tensor]
+    batch: dict[Any, Tensor]
+    nodes_per_hop: dict[Any, list[int]]
+    edges_per_hop: dict[Any, list[int]]
+
+
+def sample(
+    sampler: Any,
+    seed: Tensor | dict[str, Tensor],
+    seed_time: Tensor | dict[str, Tensor] | None = None,
+) -> SamplerOutput | HeteroSamplerOutput:
+    """Sample a subgraph around seeds, as PyG's ``NeighborSampler`` does with pyg-lib.
+
+    Nodes are numbered from the seeds on, in the order of their first appearance; edges come by hop
+    and by target. Random numbers follow ``torch.manual_seed`` and do not depend on the number of
+    threads: the same distribution as pyg-lib's, not the same batches.
+
+    Args:
+        sampler: a ``torch_geometric.sampler.NeighborSampler``.
+        seed: ids of nodes, ``[num_seeds]``; by type of nodes where the graph has several.
+        seed_time: int64, in the form of ``seed``. No edge or node is sampled that is later; by
+            default the time of the seed node.
+
+    Returns:
+        What ``NeighborSampler`` returns before it makes edges bidirectional. Induced subgraphs
+        have no numbers per hop.
+
+    Raises:
+        ValueError: names the argument, or what is wrong with the graph.
+    """
+    began = time.perf_counter()
+    typed = isinstance(seed, dict)
+    seeds = seed if isinstance(seed, dict) else {_ONE: seed}
+    times = seed_time if isinstance(seed_time, dict) or seed_time is None else {_ONE: seed_time}
+    graph = _typed(sampler) if typed else _homogeneous(sampler)
+    induced = sampler.subgraph_type == SubgraphType.induced
+    found = _run(sampler, graph, seeds, times, induced=induced)
+    backward = sampler.sample_direction == "backward"
+    row, col = (found.col, found.row) if backward else (found.row, found.col)
+    out: SamplerOutput | HeteroSamplerOutput
+    if typed:
+
+        def named(by_relation: dict[Any, Any]) -> dict[Any, Any]:
+            names = {k: sampler.to_edge_type[k] for k in by_relation}
+            if backward:
+                names = {k: sampler.to_restored_edge_type[name] for k, name in names.items()}
+            return {names[k]: value for k, value in by_relation.items()}
+
+        out = HeteroSamplerOutput(
+            node=found.node,
+            row=named(row),
+            col=named(col),
+            edge=named(found.edge),
+            batch=found.batch if sampler.disjoint else None,
+            num_sampled_nodes=None if induced else found.nodes_per_hop,
+            num_sampled_edges=None if induced else named(found.edges_per_hop),
+        )
+    else:
+        out = SamplerOutput(
+            node=found.node[_ONE],
+            row=row[_ONE],
+            col=col[_ONE],
+            edge=found.edge[_ONE],
+            batch=found.batch[_ONE] if sampler.disjoint else None,
+            num_sampled_nodes=None if induced else found.nodes_per_hop[_ONE],
+            num_sampled_edges=None if induced else found.edges_per_hop[_ONE],
+        )
+    what = f"neighbors {sampler.num_neighbors.values}"
+    record(type(sampler).__name__, what, "cpu", "", time.perf_counter() - began)
+    return out
+
+
+def _homogeneous(sampler: Any) -> _Graph:
+    def single(value: Tensor | None) -> dict[Any, Tensor]:
+        return {} if value is None else {_ONE: value}
+
+    num_neighbors = sampler.num_neighbors.get_mapped_values()
+    if isinstance(num_neighbors, dict):
+        raise ValueError(
+            f"expected 'num_neighbors' to be a list for a graph with one type of edges "
+            f"(got {num_neighbors!r})"
+        )
+    return _Graph(
+        {_ONE: (_ONE, _ONE)}, {_ONE: sampler.colptr}, {_ONE: sampler.row},
+        {_ONE: sampler.num_nodes}, {_ONE: num_neighbors}, single(sampler.node_time),
+        single(sampler.edge_time), single(sampler.edge_weight),
+    )  # fmt: skip
+
+
+def _typed(sampler: Any) -> _Graph:
+    relations = {sampler.to_rel_type[kind]: (kind[0], kind[-1]) for kind in sampler.edge_types}
+    return _Graph(
+        relations, sampler.colptr_dict, sampler.row_dict, sampler.num_nodes,
+        sampler.num_neighbors.get_mapped_values(sampler.edge_types), sampler.node_time or {},
+        sampler.edge_time or {}, sampler.edge_weight or {},
+    )  # fmt: skip
+
+
+def _run(
+    sampler: Any,
+    graph: _Graph,
+    seeds: Mapping[Any, Tensor],
+    seed_time: Mapping[Any, Tensor] | None,
+    *,
+    induced: bool,
+) -> _Sampled:
+    nothing, no_weight = torch.empty(0, dtype=torch.int64), torch.empty(0)
+    if unknown := seeds.keys() - graph.num_nodes.keys():
+        raise ValueError(f"expected 'seed' to name types of nodes (got {sorted(unknown)})")
+    types = [*seeds, *(kind for kind in graph.num_nodes if kind not in seeds)]
+    relations = list(graph.ends)
+    if len({graph.colptr[k].dtype for k in relations}) > 1:
+        raise ValueError("expected 'edge_index' to have one dtype in all types of edges")
+    if sampler.temporal_strategy not in ("uniform", "last"):
+        raise ValueError(f"expected 'temporal_strategy' to be 'uniform' or 'last' "
+                         f"(got {sampler.temporal_strategy!r})")  # fmt: skip
+    for kind, values in graph.node_time.items():
+        _check_times("time_attr", values, graph.num_nodes[kind])
+    for kind, values in graph.edge_time.items():
+        _check_times("time_attr", values, graph.row[kind].numel())
+    for kind, values in graph.edge_weight.items():
+        if values.shape != graph.row[kind].shape or values.dtype not in _WEIGHTS:
+            raise ValueError(f"expected 'weight_attr' to be a float32 or float64 number of every "
+                             f"edge (got {_shown(values)})")  # fmt: skip
+    seeds = {kind: _checked_seed(ids) for kind, ids in seeds.items()}
+    now = nothing
+    if graph.node_time or graph.edge_time:
+        now = torch.cat([nothing, *_times_of(seeds, seed_time, graph)])
+    tensors, counts, fault = cpu_library().neighbor_sample(
+        [_on_cpu(graph.colptr[k]) for k in relations],
+        [_on_cpu(graph.row[k]) for k in relations],
+        [types.index(end) for k in relations for end in graph.ends[k]],
+        [graph.num_nodes[kind] for kind in types],
+        [seeds.get(kind, nothing) for kind in types],
+        [int(count) for k in relations for count in graph.num_neighbors[k]],
+        [_on_cpu(graph.node_time.get(kind, nothing)) for kind in types],
+        [_on_cpu(graph.edge_time.get(k, nothing)) for k in relations],
+        [_on_cpu(graph.edge_weight.get(k, no_weight)) for k in relations],
+        now,
+        sampler.replace,
+        induced,
+        sampler.disjoint,
+        sampler.temporal_strategy == "last",
+        int(torch.empty((), dtype=torch.int64).random_()),
+    )
+    if fault:
+        raise ValueError(fault)
+    each = iter(tensors)
+    edges = {k: (next(each), next(each), next(each)) for k in relations}
+    nodes = {kind: (next(each), next(each)) for kind in types}
+    first, *hops = _hops(counts.tolist(), len(types), len(relations))
+    return _Sampled(
+        {k: row for k, (row, _, _) in edges.items()},
+        {k: col for k, (_, col, _) in edges.items()},
+        {k: edge for k, (_, _, edge) in edges.items()},
+        {kind: nodes[kind][0] for kind in graph.num_nodes},
+        {kind: nodes[kind][1] for kind in graph.num_nodes},
+        {kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)},
+        {k: [counted[i] for counted, _ in hops] for i, k in enumerate(relations)},
+    )
+
+
+def _hops(counts: list[int], types: int, relations: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield how many edges of each relation and how many nodes of each type every hop added."""
+    yield [], counts[:types]
+    for at in range(types, len(counts), types + relations):
+        yield counts[at : at + relations], counts[at + relations : at + relations + types]
+
+
+_WEIGHTS = (torch.float32, torch.float64)
+
+
+def _checked_seed(ids: Tensor) -> Tensor:
+    integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    if ids.dim() != 1 or not (integers or ids.numel() == 0):
+        raise ValueError(f"expected 'seed' to be a vector of integers (got {_shown(ids)})")
+    return _on_cpu(ids.to(torch.int64))
+
+
+def _times_of(
+    seeds: Mapping[Any, Tensor], seed_time: Mapping[Any, Tensor] | None, graph: _Graph
+) -> Iterator[Tensor]:
+    """Yield the times of all seeds; by default those of the nodes."""
+    for kind, ids in seeds.items():
+        if seed_time is not None and kind in seed_time:
+            _check_times("seed_time", seed_time[kind], ids.numel())
+            yield _on_cpu(seed_time[kind])
+        elif kind in graph.node_time:
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < graph.num_nodes[kind]:
+                raise ValueError("expected 'seed' to hold ids of nodes that exist")
+            yield _on_cpu(graph.node_time[kind])[ids]
+        else:
+            raise ValueError("expected 'seed_time': there are times of edges, and none of seeds")
+
+
+def _check_times(name: str, values: Tensor, size: int) -> None:
+    if values.dtype != torch.int64 or values.shape != (size,):
+        raise ValueError(f"expected '{name}' to be a vector of {size} int64 times "
+                         f"(got {_shown(values)})")  # fmt: skip
+
+
+def _on_cpu(values: Tensor) -> Tensor:
+    return values.cpu().contiguous()
+
+
+def _shown(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"

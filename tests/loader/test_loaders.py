@@ -1,0 +1,202 @@
+"""PyG's loaders on the sampler of this package, from the first line to the batch."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.typing
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
+from torch_geometric.nn import SAGEConv, to_hetero
+from torch_geometric.nn.models import GraphSAGE
+
+import pyg_accel
+
+pytestmark = pytest.mark.usefixtures("patched_without_other_samplers")
+N, E = 200, 1600
+
+
+@pytest.fixture
+def data() -> Data:
+    return Data(
+        x=torch.arange(N).float().view(-1, 1).repeat(1, 3),
+        edge_index=torch.randint(N, (2, E)),
+        edge_attr=torch.arange(E).float(),
+        y=torch.randint(4, (N,)),
+        time=torch.arange(N),
+    )
+
+
+@pytest.fixture
+def typed() -> HeteroData:
+    data = HeteroData()
+    data["u"].x, data["v"].x = torch.randn(50, 8), torch.randn(80, 8)
+    data["u"].time, data["v"].time = torch.arange(50), torch.arange(80)
+    data["u", "buys", "v"].edge_index = torch.stack(
+        [torch.randint(50, (300,)), torch.randint(80, (300,))]
+    )
+    data["v", "sold", "u"].edge_index = data["u", "buys", "v"].edge_index.flip(0)
+    return data
+
+
+def assert_of(data: Data, batch: Data) -> None:
+    assert (batch.x[:, 0].long() == batch.n_id).all()
+    assert (batch.edge_attr.long() == batch.e_id).all()
+    assert (data.edge_index[:, batch.e_id] == batch.n_id[batch.edge_index]).all()
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(0, {}), (0, {"replace": True}), (0, {"disjoint": True}), (2, {}),
+     (2, {"filter_per_worker": True, "pin_memory": True})],
+)  # fmt: skip
+def test_an_epoch_has_every_seed_once(data: Data, workers: int, options: dict[str, Any]):
+    loader = NeighborLoader(data, [4, 3], batch_size=32, shuffle=True, num_workers=workers,
+                            persistent_workers=workers > 0, **options)  # fmt: skip
+    for _ in range(2):
+        seeds = []
+        for batch in loader:
+            assert_of(data, batch)
+            assert batch.edge_index.shape[1] > 0
+            seeds += batch.n_id[: batch.batch_size].tolist()
+        assert sorted(seeds) == list(range(N))
+
+
+def test_workers_draw_different_batches_that_the_seed_repeats(data: Data):
+    def epoch(workers: int) -> list[list[int]]:
+        torch.manual_seed(3)
+        loader = NeighborLoader(data, [2], input_nodes=torch.zeros(64, dtype=torch.long),
+                                batch_size=1, num_workers=workers)  # fmt: skip
+        return [batch.e_id.tolist() for batch in loader]
+
+    for workers in (0, 2):
+        batches = epoch(workers)
+        assert batches == epoch(workers)
+        assert len(set(map(tuple, batches))) > 5
+
+
+@pytest.mark.parametrize("kind", ["directional", "bidirectional", "induced"])
+def test_types_of_subgraphs(data: Data, kind: str):
+    (batch,) = NeighborLoader(data, [3, 3], input_nodes=torch.arange(20), batch_size=20,
+                              subgraph_type=kind)  # fmt: skip
+    edges = set(map(tuple, batch.n_id[batch.edge_index].t().tolist()))
+    members = set(batch.n_id.tolist())
+    stock = set(map(tuple, data.edge_index.t().tolist()))
+    if kind == "induced":
+        assert edges == {(s, t) for s, t in stock if s in members and t in members}
+    if kind == "bidirectional":
+        assert edges == {(t, s) for s, t in edges}
+    else:
+        assert edges <= stock
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+@pytest.mark.parametrize("times", [False, True])
+def test_links_with_negatives(data: Data, mode: str, times: bool):
+    options: dict[str, Any] = {}
+    if times:
+        options = {"time_attr": "time", "edge_label_time": torch.full((E,), N)}
+    loader = LinkNeighborLoader(data, [3, 2], edge_label_index=data.edge_index, batch_size=64,
+                                neg_sampling={"mode": mode, "amount": 2}, **options)  # fmt: skip
+    for batch in loader:
+        assert_of(data, batch)
+        if mode == "binary":
+            positive = batch.edge_label_index[:, batch.edge_label > 0]
+        else:
+            positive = torch.stack([batch.src_index, batch.dst_pos_index])
+            assert batch.dst_neg_index.shape == (positive.size(1), 2)
+        assert (batch.n_id[positive] == data.edge_index[:, batch.input_id]).all()
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_typed_links_with_negatives_in_time(typed: HeteroData, mode: str):
+    kind = ("u", "buys", "v")
+    index = typed[kind].edge_index
+    loader = LinkNeighborLoader(
+        typed, [3, 2], edge_label_index=(kind, index), batch_size=50, time_attr="time",
+        edge_label_time=torch.full((300,), 60), neg_sampling={"mode": mode, "amount": 1},
+    )  # fmt: skip
+    for batch in loader:
+        count = len(batch[kind].input_id if mode == "binary" else batch["u"].src_index)
+        assert count == 50
+        for name in ("u", "v"):
+            times = batch[name].time[batch[name].num_sampled_nodes[0] :]
+            assert (times <= 60).all()
+            assert int(batch[name].batch.max()) < 50
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "last"])
+def test_temporal_batches_of_typed_graphs(typed: HeteroData, strategy: str):
+    loader = NeighborLoader(
+        typed, [4, 4], input_nodes=("u", torch.arange(50)), input_time=torch.arange(50) + 10,
+        time_attr="time", temporal_strategy=strategy, batch_size=10, num_workers=2,
+    )  # fmt: skip
+    for batch in loader:
+        for name in ("u", "v"):
+            beyond = batch[name].num_sampled_nodes[0]
+            limits = batch["u"].seed_time[batch[name].batch]
+            assert (batch[name].time <= limits)[beyond:].all()
+
+
+@pytest.mark.parametrize("options", [{"weight_attr": "w"}, {"time_attr": "when"}])
+def test_weights_and_times_of_edges_need_no_pyg_lib(data: Data, options: dict[str, str]):
+    data.w, data.when = torch.rand(E), torch.randint(100, (E,))
+    extra = {"input_time": torch.full((N,), 50)} if "time_attr" in options else {}
+    for batch in NeighborLoader(data, [3], batch_size=50, **options, **extra):
+        assert_of(data, batch)
+        assert "time_attr" not in options or (batch.when <= 50).all()
+
+
+def test_no_warning_asks_for_pyg_lib(data: Data, recwarn: pytest.WarningsRecorder):
+    NeighborLoader(data, [3])
+    assert not [w for w in recwarn if "pyg-lib" in str(w.message)]
+    assert not torch_geometric.typing.WITH_WEIGHTED_NEIGHBOR_SAMPLE  # nothing of PyG is changed
+
+
+def test_an_index_may_be_a_mask_and_data_a_sparse_matrix(data: Data):
+    mask = torch.rand(N) < 0.2
+    loader = NeighborLoader(data, [3], input_nodes=mask, batch_size=1000)
+    assert next(iter(loader)).batch_size == int(mask.sum())
+    empty = NeighborLoader(data, [3], input_nodes=torch.zeros(N, dtype=torch.bool), batch_size=4)
+    assert len(empty) == 0
+
+
+@pytest.mark.full
+def test_workers_that_are_not_forked_patch_when_they_begin(data: Data):
+    loader = NeighborLoader(
+        data, [3], batch_size=100, num_workers=1, multiprocessing_context="spawn",
+        worker_init_fn=patch_worker,
+    )  # fmt: skip
+    for batch in loader:
+        assert_of(data, batch)
+
+
+def patch_worker(worker: int) -> None:
+    pyg_accel.patch()
+
+
+def test_models_train_on_batches(data: Data):
+    model = GraphSAGE(3, 16, 2, 4)
+    for batch in NeighborLoader(data, [5, 5], batch_size=64):
+        out = model(
+            batch.x, batch.edge_index,
+            num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+            num_sampled_edges_per_hop=batch.num_sampled_edges,
+        )[: batch.batch_size]  # fmt: skip
+        whole = model(batch.x, batch.edge_index)[: batch.batch_size]
+        torch.testing.assert_close(out, whole)
+        torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+
+
+def test_typed_models_run_on_batches(typed: HeteroData):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = SAGEConv((-1, -1), 4)
+
+        def forward(self, x: Any, edge_index: Any) -> Any:
+            return self.conv(x, edge_index)
+
+    model = to_hetero(Model(), typed.metadata())
+    for batch in NeighborLoader(typed, [4], input_nodes="u", batch_size=25):
+        assert model(batch.x_dict, batch.edge_index_dict)["u"].shape[0] == batch["u"].num_nodes
