@@ -150,7 +150,8 @@ def _make_plan(
             return Plan(computing(launch, folds, (shape,)), {name: None})
         rule = _Rule(score, value, edge_order, needs, sizes, tuple(t.shape for t in operands))
         keeps = tuple(range(len(operands) + 2))
-        return Plan(computing(launch, folds, (shape,)), {name: None}, rule=rule, keeps=keeps)
+        compute = computing(launch, folds, (shape,))
+        return Plan(compute, {name: None}, rule=rule, keeps=keeps, repeats=True)
     if not any(needs):
         names, launch = unfused_launch(graph, score, value, list(folded), edge_order=edge_order)
         return Plan(computing(launch, folds, (shape,)), names)

@@ -94,6 +94,8 @@ class Plan:
             behind them is only saved.
         rule: how it is differentiated; None if no gradient is needed.
         keeps: what the gradient reads, by places in operands and results.
+        repeats: it reads the operands and the result, which is computed again if it was changed in
+            place meanwhile.
         facts: of a graph on a GPU of which it is not known yet whether it stays.
         asked: the backend that was asked for by name, or ``"auto"``.
         gradients: backward passes, by strides of what they read.
@@ -104,6 +106,7 @@ class Plan:
     results: int = 0
     rule: Rule | None = None
     keeps: tuple[int, ...] = ()
+    repeats: bool = False
     facts: Facts | None = None
     asked: str = "auto"
     gradients: dict[Any, Gradient] = field(default_factory=dict)
@@ -260,7 +263,10 @@ class _Reduce(torch.autograd.Function):
         outs = plan.compute(*operands)
         ctx.plan, ctx.graph = plan, graph
         if plan.keeps:
-            every = (*operands, outs) if type(outs) is Tensor else (*operands, *outs)
+            every = [*operands, outs] if type(outs) is Tensor else [*operands, *outs]
+            if plan.repeats:  # changes in place of the result are no changes of what is saved
+                ctx.result, ctx.version = outs[0].detach(), outs[0]._version
+                every[len(operands)] = outs[0].data
             ctx.save_for_backward(*map(every.__getitem__, plan.keeps))
         if plan.results:
             ctx.set_materialize_grads(False)
@@ -271,6 +277,9 @@ class _Reduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         plan, graph = ctx.plan, ctx.graph
         tensors: list[Any] = [*ctx.saved_tensors, *grads] if plan.keeps else [*grads]
+        if plan.repeats and ctx.result._version != ctx.version:
+            place = len(ctx.needs_input_grad) - 2  # behind the operands
+            tensors[place] = plan.compute(*tensors[:place])[0]
         gradient = None
         if not (torch.is_grad_enabled() or _modes() or _transforms() is not None):
             key: Any = [named.get()]

@@ -7,7 +7,7 @@ alone calls are verified, timed and counted.
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,8 +21,6 @@ from torch.nn import Module
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, record
-from pyg_accel.derived import is_new
-from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching import programs
 from pyg_accel.patching.reasons import forced
 from pyg_accel.patching.rng_state import random_state, restore
@@ -78,53 +76,31 @@ def by_program(
     Returns:
         The result; :data:`NOTHING` if no program fits the call.
     """
-    known = programs.of(layer, name)
+    known = programs.layers.get(layer, programs.NONE).get(name)
     if known is None or not known.programs or get_eval_frame_callback() or _is_tracing():
         return NOTHING  # Dynamo would compile what runs here, and sizes are tensors in a trace
-    context: tuple[Any, ...] | None = None
-    gradient = torch.is_grad_enabled()
-    for program in known.programs:
-        leaves, kind = program.admit(args, kwargs), program.sizes
-        if leaves is None or kind.gradient is not gradient:
-            continue
-        graph = leaves[kind.graph]
-        if (
-            graph.size(1) < kind.fewest_new
-            and known.changes == settings.changes
-            and in_force() is None
-            and not saved_tensors_are_hooked()  # of a call made again this was decided
-        ):  # PyG's own path is right whatever else has changed
-            if graph.size(1) < kind.fewest:
-                return _left_to_pyg(layer, original, args, kwargs, kind.small[0])
-            if _is_new(graph, (weakref.ref(layer), name)):
-                return _left_to_pyg(layer, original, args, kwargs, kind.small[1])
-        context = context or programs.context()
-        if program.context != context:
-            continue
-        if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
-            return NOTHING
+    found = programs.find(known, args, kwargs, (layer, name))
+    if found is None:
+        return NOTHING
+    program, leaves, small = found
+    if small is not None:
+        return _left_to_pyg(layer, original, args, kwargs, small)
+    if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
+        return NOTHING
+    start = perf_counter()
+    try:
         derived = program.find(leaves)
-        if not program.guard.holds():
-            continue
-        start = perf_counter()
-        try:
-            if derived is None:
-                derived = program.derive(leaves)
-            out = program.finish(leaves, derived)
-        except (Unexpected, IndexError, ValueError):
-            return NOTHING  # sizes that do not agree, which PyG explains
-        kind.row.add(perf_counter() - start)
-        return out
-    return NOTHING
-
-
-def _is_new(graph: Tensor, to: Hashable) -> bool:
-    """Whether a graph is new to a layer; it will not be another time."""
-    return is_new(graph, to) and not is_built_ahead(graph)
+        if derived is None:
+            derived = program.derive(leaves)
+        out = program.finish(leaves, derived)
+    except (Unexpected, IndexError, ValueError):
+        return NOTHING  # sizes that do not agree, which PyG explains
+    program.sizes.row.add(perf_counter() - start)
+    return out
 
 
 def _left_to_pyg(
-    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, row: Row | None
+    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, row: Row | bool
 ) -> Any:
     """Make a call as PyG does, and the functions inside of it too."""
     start = perf_counter()
@@ -133,7 +109,7 @@ def _left_to_pyg(
         out = original(layer, *args, **kwargs)
     finally:
         running.stock = before
-    if row is not None:
+    if isinstance(row, Row):
         row.add(perf_counter() - start)
     return out
 
@@ -222,7 +198,7 @@ def too_small(
     if known or edges >= fewest:
         return []
     # A checkpoint repeats what ran now, and then the graph is not new any more.
-    new = saved_tensors_are_hooked() or _is_new(graph, weakref.ref(owner))
+    new = saved_tensors_are_hooked() or programs.is_new_to(weakref.ref(owner), graph)
     return size_reasons(edges, fewest, new=True) if new else []
 
 

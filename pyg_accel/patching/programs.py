@@ -6,25 +6,28 @@ once more, with sizes that are computed in each call, and serves for all sizes i
 in everything else.
 """
 
-import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import named, record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
+from pyg_accel.derived import is_new
+from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.overrides import hook_reasons, is_rendered
 from pyg_accel.patching.reasons import (
     forced,
@@ -35,20 +38,19 @@ from pyg_accel.patching.reasons import (
 )
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
-from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, record
 from pyg_accel.record.signature import Signature
 from pyg_accel.settings import settings, variables
 
 __all__ = [
-    "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget", "forget_unpatched",
-    "is_graph", "note", "of", "recorded", "unrecordable", "why",
+    "NONE", "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget",
+    "forget_unpatched", "is_graph", "is_new_to", "layers", "note", "recorded", "why",
 ]  # fmt: skip
 
 _MOST = 8  # programs of one layer, and records that came to nothing
 _RECORDS = 32  # that are made of one layer, whose numbers may differ in every call
-_NONE: dict[str, Any] = {}
+NONE: dict[str, Any] = {}
 # The methods that a call begins with.
 _ENTRIES = {
     "call": ("forward",),
@@ -62,8 +64,6 @@ _HOOKS = {
     "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
 }
-_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
-          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
 class Sizes(NamedTuple):
@@ -146,19 +146,19 @@ class _Running(threading.local):
 
 
 _running = _Running()
-_layers: "weakref.WeakKeyDictionary[Module, dict[str, Programs]]" = weakref.WeakKeyDictionary()
+layers: "weakref.WeakKeyDictionary[Module, dict[str, Programs]]" = weakref.WeakKeyDictionary()
 
 
 def forget() -> None:
     """Drop all programs."""
-    _layers.clear()
+    layers.clear()
 
 
 def forget_unpatched() -> None:
     """Drop the programs of layers that are not accelerated any more."""
-    for layer in list(_layers):
+    for layer in list(layers):
         if not is_active(layer):
-            del _layers[layer]
+            del layers[layer]
 
 
 def why(layer: Module, name: str) -> str:
@@ -168,7 +168,7 @@ def why(layer: Module, name: str) -> str:
         layer: the layer.
         name: ``"call"`` of the whole layer, ``"propagate"`` or ``"edge_updater"``.
     """
-    known = _layers.get(layer, _NONE).get(name)
+    known = layers.get(layer, NONE).get(name)
     return "" if known is None else known.reason
 
 
@@ -182,21 +182,48 @@ def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> 
     return seen is not None
 
 
-def of(layer: Module, name: str) -> "Programs | None":
-    """Return the programs of a layer's calls; see :func:`why`."""
-    return _layers.get(layer, _NONE).get(name)
-
-
 def find(
-    known: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[LayerProgram, tuple[Tensor, ...]] | None:
-    """Return the program that a call fits, and the tensors among its arguments."""
-    now = context()
+    known: Programs,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    caller: tuple[Module, str] | None = None,
+) -> tuple[LayerProgram, tuple[Tensor, ...], Row | bool | None] | None:
+    """Return the program that a call fits, the tensors among its arguments, and if it is small.
+
+    Args:
+        known: programs of the layer.
+        args: of the call.
+        kwargs: of the call.
+        caller: the layer and the name of its call, if PyG makes calls that are too small. For such
+            a call True, or a row of the report, is returned, whatever else has changed.
+    """
+    now: tuple[Any, ...] | None = None
     for program in known.programs:
-        leaves = program.admit(args, kwargs)
-        if leaves is not None and program.context == now and program.guard.holds():
-            return program, leaves
+        leaves, kind = program.admit(args, kwargs), program.sizes
+        if leaves is None:
+            continue
+        graph = leaves[kind.graph]
+        if (
+            caller is not None
+            and graph.size(1) < kind.fewest_new
+            and kind.gradient is torch.is_grad_enabled()
+            and known.changes == settings.changes
+            and in_force() is None
+            and not saved_tensors_are_hooked()  # of a call made again this was decided
+        ):
+            if graph.size(1) < kind.fewest:
+                return program, leaves, kind.small[0] or True
+            if is_new_to((weakref.ref(caller[0]), caller[1]), graph):
+                return program, leaves, kind.small[1] or True
+        now = now or context()
+        if program.context == now and program.guard.holds():
+            return program, leaves, None
     return None
+
+
+def is_new_to(owner: Hashable, graph: Tensor) -> bool:
+    """Return whether a graph is new to an owner; it will not be another time."""
+    return is_new(graph, owner) and not is_built_ahead(graph)
 
 
 _variables = variables("backend", "disable", "isa", "always", "verify", "tuning")
@@ -206,9 +233,9 @@ def context() -> tuple[Any, ...]:
     """Return all that a recorded call depends on beside its arguments and what its code reads."""
     return (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
-        torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(), torch._C._functorch.peek_interpreter_stack() is None,
-        torch.autograd.forward_ad._current_level,
+        torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack() and _modes(), torch.autograd.forward_ad._current_level,
+        torch._C._functorch.peek_interpreter_stack() is None,
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
         in_force(), named.get(), settings.changes, *_variables(),
     )  # fmt: skip
@@ -218,6 +245,12 @@ def _autocast() -> tuple[Any, ...]:
     return tuple(
         (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
     )
+
+
+def _modes() -> tuple[Any, ...]:
+    """The modes of torch that see functions: those that set a default device by their device."""
+    modes = _get_current_function_mode_stack()
+    return tuple(mode.device if type(mode) is DeviceContext else mode for mode in modes)
 
 
 def is_graph(value: Any) -> bool:
@@ -240,13 +273,15 @@ def recorded(
     """Make a call and record it, if it can be."""
     if get_eval_frame_callback() is not None:
         return make(layer, *args, **kwargs)  # after a break of its graph Dynamo sees what runs here
-    known = _layers.get(layer, _NONE).get(name)
+    known = layers.get(layer, NONE).get(name)
     if known is None:
-        known = _layers.setdefault(layer, {})[name] = Programs(changes=settings.changes)
+        known = layers.setdefault(layer, {})[name] = Programs(changes=settings.changes)
     if known.changes != settings.changes:
-        known = _layers[layer][name] = Programs(changes=settings.changes)
+        known = layers[layer][name] = Programs(changes=settings.changes)
     start = perf_counter()
     made = attempt(known, layer, name, make, args, kwargs)
+    if isinstance(made, str):
+        return make(layer, *args, **kwargs)
     if made.formulas:
         count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
     return made.out
@@ -259,8 +294,8 @@ def attempt(
     make: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Attempt:
-    """Make a call and record it, if it can be.
+) -> Attempt | str:
+    """Make a call and record it, or return why that is not tried; then the call was not made.
 
     Args:
         known: programs of the layer; a new one is added, and a reason if there is none.
@@ -270,9 +305,9 @@ def attempt(
         args: of the call.
         kwargs: of the call.
     """
-    if reason := unrecordable(known, layer, name, args, kwargs):
+    if reason := _unrecordable(known, layer, name, args, kwargs):
         known.reason = known.reason or reason
-        return Attempt(make(layer, *args, **kwargs))
+        return reason
     try:
         signature = Signature(args, kwargs)
         now = context()
@@ -300,7 +335,7 @@ def attempt(
     reason = recorder.reason
     if not reason and not seen.formulas:
         reason = "no propagate call that is accelerated"
-    if not reason and alike is not None and not _agree(alike, recorder.graph, recorder.constants):
+    if not reason and alike is not None and not alike.agrees(recorder.graph, recorder.constants):
         reason = "what it does depends on sizes"
     if reason:
         known.failures, known.reason = known.failures + 1, reason
@@ -336,7 +371,7 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
 skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 
-def unrecordable(
+def _unrecordable(
     known: Programs,
     layer: MessagePassing,
     name: str,
@@ -356,7 +391,8 @@ def unrecordable(
         return "; ".join(reasons)
     if name == "call" and has_hooks(layer):
         return "; ".join(f"a {kind}" for table, kind in _HOOKS.items() if vars(layer)[table])
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    others = any(not isinstance(mode, torch.device) for mode in _modes())
+    if others or torch._C._len_torch_dispatch_stack():
         return "inside a mode of torch"
     if saved_tensors_are_hooked():
         return "saved-tensor hooks are active"
@@ -367,52 +403,3 @@ def unrecordable(
     if not any(map(is_graph, (*args, *kwargs.values()))):
         return "a graph that is not a plain edge_index"
     return ""
-
-
-def _agree(program: LayerProgram, graph: fx.Graph, constants: dict[str, Any]) -> bool:
-    """Whether a record with sizes that vary does what one with constant sizes does."""
-    first, second = ([n for n in g.nodes if not _is_size(n)] for g in (program.graph, graph))
-    if len(first) != len(second):
-        return False
-    pairs: dict[fx.Node, fx.Node] = {}
-    for mine, other in zip(first, second, strict=True):
-        if mine.op != other.op:
-            return False
-        if mine.op == "get_attr":
-            if not _same(program.constants[mine.target], constants[other.target]):
-                return False
-        elif mine.op != "placeholder" and mine.target != other.target:
-            return False
-        if not _same_arguments((mine.args, mine.kwargs), (other.args, other.kwargs), pairs):
-            return False
-        pairs[mine] = other
-    return True
-
-
-def _is_size(node: fx.Node) -> bool:
-    return node.target in _SIZES or (node.op == "call_method" and node.target == "size")
-
-
-def _same(value: Any, other: Any) -> bool:
-    return value is other or (not isinstance(value, Tensor) and bool(value == other))
-
-
-def _same_arguments(value: Any, other: Any, pairs: dict[fx.Node, fx.Node]) -> bool:
-    if isinstance(other, fx.Node):
-        if isinstance(value, fx.Node):
-            return pairs.get(value, other) is other  # neither is known of sizes
-        return isinstance(value, int)  # a size, which the other record computes
-    if isinstance(value, (tuple, list)):
-        return len(value) == len(other) and all(
-            _same_arguments(v, o, pairs) for v, o in zip(value, other, strict=True)
-        )
-    if isinstance(value, dict):
-        return value.keys() == other.keys() and all(
-            _same_arguments(v, other[k], pairs) for k, v in value.items()
-        )
-    if isinstance(value, slice):
-        return all(
-            _same_arguments(getattr(value, part), getattr(other, part), pairs)
-            for part in ("start", "stop", "step")
-        )
-    return bool(value == other)

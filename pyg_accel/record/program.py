@@ -4,6 +4,7 @@ A program runs for calls of its kind, as long as its guard holds: arguments with
 types, dtypes, devices and sizes, in the same modes of torch and settings of this package.
 """
 
+import operator
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ from torch import Tensor
 
 from pyg_accel.derived import find, keep
 from pyg_accel.ops.csr import graph_of
+from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.recorder import Recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.record.split import DERIVED, derives_anew, split
 
 __all__ = ["LayerProgram", "record"]
+
+_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.eq,
+          operator.ne, operator.lt, operator.le, operator.gt, operator.ge, expect)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -104,6 +109,25 @@ class LayerProgram:
         self.unseen = 0 if derived is not None else self.unseen + 1
         return self.finish(leaves, self.derive(leaves) if derived is None else derived)
 
+    def agrees(self, graph: torch.fx.Graph, constants: dict[str, Any]) -> bool:
+        """Return whether a record with sizes that vary does what this one does."""
+        first, second = ([n for n in g.nodes if not _is_size(n)] for g in (self.graph, graph))
+        if len(first) != len(second):
+            return False
+        pairs: dict[torch.fx.Node, torch.fx.Node] = {}
+        for mine, other in zip(first, second, strict=True):
+            if mine.op != other.op:
+                return False
+            if mine.op == "get_attr":
+                if not _same(self.constants[mine.target], constants[other.target]):
+                    return False
+            elif mine.op != "placeholder" and mine.target != other.target:
+                return False
+            if not _same_arguments((mine.args, mine.kwargs), (other.args, other.kwargs), pairs):
+                return False
+            pairs[mine] = other
+        return True
+
 
 def _nothing(leaves: tuple[Tensor, ...]) -> tuple[Any, ...]:
     return ()
@@ -116,6 +140,35 @@ def _sizes_of(places: tuple[tuple[int, int], ...]) -> Callable[..., tuple[int, .
 def _remembers(node: torch.fx.Node) -> bool:
     """Whether a node is a function of a graph that PyG runs in each call."""
     return DERIVED in node.meta and node.target is not graph_of
+
+
+def _is_size(node: torch.fx.Node) -> bool:
+    return node.target in _SIZES or (node.op == "call_method" and node.target == "size")
+
+
+def _same(value: Any, other: Any) -> bool:
+    return value is other or (not isinstance(value, Tensor) and bool(value == other))
+
+
+def _same_arguments(value: Any, other: Any, pairs: dict[torch.fx.Node, torch.fx.Node]) -> bool:
+    if isinstance(other, torch.fx.Node):
+        if isinstance(value, torch.fx.Node):
+            return pairs.get(value, other) is other  # neither is known of sizes
+        return isinstance(value, int)  # a size, which the other record computes
+    if isinstance(value, (tuple, list)):
+        return len(value) == len(other) and all(
+            _same_arguments(v, o, pairs) for v, o in zip(value, other, strict=True)
+        )
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(
+            _same_arguments(v, other[k], pairs) for k, v in value.items()
+        )
+    if isinstance(value, slice):
+        return all(
+            _same_arguments(getattr(value, part), getattr(other, part), pairs)
+            for part in ("start", "stop", "step")
+        )
+    return bool(value == other)
 
 
 def _compiled(graph: torch.fx.Graph, constants: "_Constants") -> Callable[..., Any]:

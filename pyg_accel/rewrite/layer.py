@@ -17,7 +17,7 @@ from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from pyg_accel.layers.activation import dense_maxk
 from pyg_accel.memo import running
 from pyg_accel.patching.api import OverrideHandle
-from pyg_accel.patching.programs import Attempt, Programs, attempt, find, unrecordable
+from pyg_accel.patching.programs import Attempt, Programs, attempt, find
 from pyg_accel.patching.reasons import forced, is_active
 from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.record.about import ABOUT
@@ -116,7 +116,7 @@ class RewrittenLayer(torch.nn.Module):
         rewritten = None if found is None else self._rewritten.get(found[0])
         if found is None or rewritten is None or rewritten.program is None:
             raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
-        self._decide(*found, rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
+        self._decide(*found[:2], rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
         return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +129,7 @@ class RewrittenLayer(torch.nn.Module):
         found = find(known, args, kwargs)
         if found is None:
             return self._first(known, halos, args, kwargs)
-        program, leaves = found
+        program, leaves, _ = found
         rewritten = self._rewritten.get(program)
         if rewritten is None:  # another thread is about to read it
             return self.conv(*args, **kwargs)
@@ -171,14 +171,12 @@ class RewrittenLayer(torch.nn.Module):
     ) -> Any:
         """Make a call of a new kind, and record it."""
         refuse_training(self.conv)
-        with forcing():
-            reason = unrecordable(known, self.conv, "call", args, kwargs)
-        if reason:
-            return self._left(reason, args, kwargs)
         before = [*known.programs]
         start = perf_counter()
         made = recorded_call(known, self.conv, args, kwargs, halos)
-        program = made.program
+        if isinstance(made, str):
+            return self._left(made, args, kwargs)
+        program, reason = made.program, ""
         rewritten = _Rewritten([])
         if program is None:
             reason = known.reason
@@ -348,8 +346,8 @@ def recorded_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     halos: Halos | None = None,
-) -> Attempt:
-    """Make a call of a layer, and record it."""
+) -> Attempt | str:
+    """Make a call of a layer and record it, or return why that is not tried."""
 
     def make(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if halos is None else halos.running():

@@ -53,17 +53,18 @@ def associations(
     try:
         for _ in range(2):  # a layer may keep something in its first call
             made = recorded_call(known, conv, example_inputs, example_kwargs)
-            if made.program is not None:
+            program = None if isinstance(made, str) else made.program
+            if program is not None:
                 break
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotLifted(f"its code does not run on such arguments: {error}") from error
     finally:
         handle.remove()
         restore(state)
-    if made.program is None:
+    if program is None:
         raise NotLifted(known.reason)
-    graph = made.program.graph
-    *_, region = regions_of(graph, made.program.constants, type(conv).__name__)
+    graph = program.graph
+    *_, region = regions_of(graph, program.constants, type(conv).__name__)
     same = {n for n in graph.nodes if n.op == "placeholder"} if static else ()
     given = assumptions_of(region, Learning(), train=train, static=frozenset(same),
                            upstream=upstream)  # fmt: skip

@@ -1618,7 +1618,7 @@ def test_nothing_is_kept_alive(name: str) -> None:
             del x, edges, given
             gc.collect()
             assert [ref() for ref in refs] == [None] * len(refs), k
-        known = programs._layers[layer]
+        known = programs.layers[layer]
     del layer
     gc.collect()
     assert len(known) > 0
@@ -1642,7 +1642,7 @@ def test_plans_of_a_layer_are_limited() -> None:
         for k in range(2 * programs._MOST + 1):
             layer.scale = k + 0.5
             layer(X, EDGES)
-        assert 0 < len(programs._layers[layer]["call"].programs) <= programs._MOST
+        assert 0 < len(programs.layers[layer]["call"].programs) <= programs._MOST
 
 
 def sampled_call(layer: torch.nn.Module, given: tuple[Any, ...], **how: Any) -> Tensor:
@@ -1708,4 +1708,73 @@ def test_the_number_of_derived_edges_is_computed_where_sizes_differ(learned) -> 
     with pyg_accel.patched():
         for edges, right in zip(graphs, expected, strict=True):
             torch.testing.assert_close(layer(X, edges), right)
-        assert programs._layers[layer]["call"].records == 2
+        assert programs.layers[layer]["call"].records == 2
+
+
+class Positions(MessagePassing):
+    """A layer that makes tensors on the default device."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.lin = torch.nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = self.propagate(edge_index, x=self.lin(x))
+        places = torch.arange(4.0)
+        return out if places.is_meta else out * places
+
+
+def test_calls_under_a_default_device_have_programs_of_their_own(like_stock: Any) -> None:
+    def on(device: str) -> Step:
+        def step(layer: Any) -> Any:
+            with torch.device(device):
+                return layer(X, EDGES)
+
+        return step
+
+    def by_default(layer: Any) -> Any:
+        torch.set_default_device("cpu")
+        try:
+            return layer(X, EDGES)
+        finally:
+            torch.set_default_device(None)
+
+    steps = on("cpu"), on("cpu"), by_default, on("meta"), on("meta"), call(), call(), on("cpu")
+    seen = like_stock(Positions(), *steps)
+    assert seen == ["trace", "plan", "plan", "trace", "plan", "trace", "plan", "plan"]
+
+
+class InPlace(MessagePassing):
+    """Attention whose result is changed in place."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__(aggr="sum", node_dim=0)
+        self.lin = torch.nn.Linear(WIDTH, 6)
+        self.score = torch.nn.Parameter(features(1, 2, 3))
+        self.change = change
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = self.propagate(edge_index, x=self.lin(x).view(-1, 2, 3))
+        self.change(out)
+        return out
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
+        score = ((x_i + x_j).relu() * self.score).sum(-1)
+        return x_j * softmax(score, index).unsqueeze(-1)
+
+
+CHANGES = {
+    "a number": lambda out: out.add_(1),
+    "a product": lambda out: out.mul_(2.0),
+    "an activation": lambda out: torch.relu_(out),
+    "a view": lambda out: out.view(-1, 6).mul_(3.0),
+    "rows": lambda out: out[:3].zero_(),
+    "an assignment": lambda out: out.__setitem__((slice(None), 0), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_attention_returns_may_be_changed_in_place(name: str, like_stock: Any) -> None:
+    step = call(X.clone().requires_grad_(), EDGES)
+    seen = like_stock(InPlace(CHANGES[name]), step, step, call(X, graph(seed=1)))
+    assert seen == ["trace", "plan", "trace"]
