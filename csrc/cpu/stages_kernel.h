@@ -353,18 +353,20 @@ class Stages {
   void exponentiate(A* scores, int count) {
     if (L % heads_ == 0) {
       const int n = count * static_cast<int>(heads_), vectors = (n + L - 1) / L;
-      exponentiate(scores, L, vectors, n - (vectors - 1) * L, 0, static_cast<int>(heads_));
+      exponentiate(scores, count, L, vectors, n - (vectors - 1) * L, 0, static_cast<int>(heads_));
     } else {
       for (int64_t h = 0; h < heads_; h += L) {
         const int lanes = static_cast<int>(smaller(heads_ - h, L));
-        exponentiate(scores + h, heads_, count, lanes, h, lanes);
+        exponentiate(scores + h, count, heads_, count, lanes, h, lanes);
       }
     }
     started_ = true;
   }
 
-  // Of `heads` heads from h on, in vectors `stride` apart, the last of `lanes` lanes.
-  void exponentiate(A* scores, int64_t stride, int vectors, int lanes, int64_t h, int heads) {
+  // Of `heads` heads from h on of `count` entries, in vectors `stride` apart, the last of `lanes`
+  // lanes.
+  void
+  exponentiate(A* scores, int count, int64_t stride, int vectors, int lanes, int64_t h, int heads) {
     const A none = -std::numeric_limits<A>::infinity();
     const auto larger_lanes = [](V a, V b) { return b > a ? b : a; };
     const bool whole = stride == L;  // a vector but the last has L lanes
@@ -383,15 +385,15 @@ class Stages {
         rescale(h + g, before[g]);
     }
     const V shift = most == none ? V{} : most;
-    V sum{};
     for (int i = 0; i < vectors; ++i) {
       const int n = whole && i + 1 < vectors ? L : lanes;
-      const V v = vexp(load_n(scores + i * stride, n) - shift);
-      store_n(scores + i * stride, v, n);
-      sum += first_lanes(v, n, A{});
+      store_n(scores + i * stride, vexp(load_n(scores + i * stride, n) - shift), n);
     }
-    sum = folded(sum, period, [](V a, V b) { return a + b; });
-    store_n(sum_ + h, load_n(sum_ + h, heads) + sum, heads);
+    // Entry by entry, so that sums do not depend on how many heads there are.
+    V sum = load_n(sum_ + h, heads);
+    for (int j = 0; j < count; ++j)
+      sum += load_n(scores + j * heads_, heads);
+    store_n(sum_ + h, sum, heads);
   }
 
   // Brings what was added up of a head so far to its largest score.

@@ -8,13 +8,12 @@ it again for other things.
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import derived, find, keep
+from pyg_accel.derived import derived, is_new, keep
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.operator import define
 
-__all__ = ["CompiledGraph", "graph_of", "is_built_ahead", "keep_graph"]
+__all__ = ["CompiledGraph", "graph_of", "keep_graph"]
 
-_AHEAD = "built ahead"  # key of graphs that were built before anything asked for them
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target"
 
 
@@ -39,12 +38,7 @@ def graph_of(edge_index: Tensor, num_rows: int, num_cols: int, target: int) -> G
 def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
     """Let :func:`graph_of` find a graph that was built before anything asked for it."""
     keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols), graph)
-    keep((edge_index,), _AHEAD, True)
-
-
-def is_built_ahead(edge_index: Tensor) -> bool:
-    """Return whether :func:`keep_graph` has a graph of an edge_index."""
-    return find((edge_index,), _AHEAD) is not None
+    is_new(edge_index, None)
 
 
 class CompiledGraph(Graph):
