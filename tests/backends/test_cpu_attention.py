@@ -35,8 +35,14 @@ CHOSEN = pytest.mark.parametrize(
         ("div(sum(mul(v0,u1)),8.0)", "u2", ((1, 8),) * 3, False),
         ("div(sum(mul(v0,u1)),8.0)", "u1", ((1, 8),) * 2, True),
     ],
-    ids=["gat", "gat-one-head", "gatv2-one-head", "transformer", "transformer-one-head",
-         "values-are-keys-one-head"],
+    ids=[
+        "gat",
+        "gat-one-head",
+        "gatv2-one-head",
+        "transformer",
+        "transformer-one-head",
+        "values-are-keys-one-head",
+    ],
 )
 
 
