@@ -20,7 +20,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import EXACT, arrays_of, changes_unseen
+from pyg_accel.cache import EXACT, arrays_of, changes_unseen, version_of
 from pyg_accel.settings import settings
 
 __all__ = ["derived", "find", "forget", "holding", "is_new", "keep", "values"]
@@ -33,6 +33,8 @@ _Record = dict[_Place, tuple[list[int], Any]]  # versions of the owners, and the
 _records: "dict[ref[Any], _Record]" = {}  # by the first owner
 _recent: "OrderedDict[ref[Any], ref[Any]]" = OrderedDict()  # those that graph_cache limits
 _holders: list[list[Any]] = []
+# Of tensors by their memory: the version, and who has seen which part of it.
+_seen: "dict[ref[Any], tuple[int, set[Any]]]" = {}
 
 
 def derived(
@@ -103,21 +105,33 @@ def keep(owners: Sequence[Any], key: Hashable, value: Any, *, lasting: bool = Fa
 
 
 def is_new(tensor: Tensor, by: Hashable) -> bool:
-    """Return whether this asks for the first time of a tensor as it is, for as long as it is known.
+    """Return whether this asks for the first time of a tensor as it is, for as long as it lives.
 
     Args:
         tensor: the tensor.
-        by: who asks.
+        by: who asks; None for all, to whom it is not new from then on.
     """
     with torch._C.DisableTorchFunction():
-        if find(arrays_of(tensor), ("seen", by)):
-            return False
-        keep(arrays_of(tensor), ("seen", by), True)
+        array = arrays_of(tensor)[0]
+        owner = array.untyped_storage()
+        part, version = (array.storage_offset(), array.shape), version_of(array)
+        seen = _seen.get(ref(owner))
+        if seen is None or seen[0] != version:
+            _seen.pop(ref(owner), None)
+            seen = _seen[ref(owner, _forget_seen)] = version, set()
+    if (by, part) in seen[1] or (None, part) in seen[1]:
+        return False
+    seen[1].add((by, part))
     return True
+
+
+def _forget_seen(owner: "ref[Any]") -> None:
+    _seen.pop(owner, None)
 
 
 def forget() -> None:
     """Drop what is not stored for as long as its owners live."""
+    _seen.clear()
     while _recent:
         with suppress(KeyError):
             _drop(_recent.popitem()[0])

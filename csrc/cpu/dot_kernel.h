@@ -8,6 +8,17 @@ inline vec_t<A> rotate(vec_t<A> v, std::integer_sequence<int, Lanes...>) {
   return __builtin_shuffle(v, mask_t<A>{((Lanes + Step) % kLanes<A>)...});
 }
 
+// 0, 1, ... of each lane.
+template <class A, int... Lanes>
+inline mask_t<A> lane_numbers(std::integer_sequence<int, Lanes...>) {
+  return mask_t<A>{Lanes...};
+}
+
+template <class A>
+inline mask_t<A> lane_numbers() {
+  return lane_numbers<A>(std::make_integer_sequence<int, kLanes<A>>{});
+}
+
 // Adds up the lanes by halving, in registers and in a fixed order.
 template <class A, int Step = kLanes<A> / 2>
 inline A horizontal_sum(vec_t<A> v) {

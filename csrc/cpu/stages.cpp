@@ -112,6 +112,12 @@ bool flatten(ProgramArgs& program) {
   return true;
 }
 
+// Has a program whose entries are those of several rows compute everything for each of them.
+void vary(ProgramArgs& program) {
+  for (int i = 0; i < program.num_instructions; ++i)
+    program.instructions[i].invariant = false;
+}
+
 bool moves(const Operand& operand) {
   return operand.side == Operand::kSource || operand.side == Operand::kEdge;
 }
@@ -136,10 +142,10 @@ StagesArgs read_stages(const Recipe& recipe, const Csr& csr, int64_t begin, int6
     sum.b = 1;
     sum.width = sum.program.width;
     sum.flat = sum.a < 0 && flatten(sum.program);
+    vary(sum.program);
   }
   args.narrow = read_program(reader, recipe, csr, begin, heads, true);
-  for (int i = 0; i < args.narrow.num_instructions; ++i)
-    args.narrow.instructions[i].invariant = false;  // its entries are those of several rows
+  vary(args.narrow);
   args.num_outputs = reader.count(kMaxOutputs);
   for (int i = 0; i < args.num_outputs; ++i) {
     args.outputs[i].width = reader.next();

@@ -4,6 +4,7 @@ template <class T, class I>
 class Stages {
   using A = acc_t<T>;
   using V = vec_t<A>;
+  using M = mask_t<A>;
   static constexpr int L = kLanes<A>;
   static constexpr int64_t kAhead = 16;  // entries ahead whose features are prefetched
 
@@ -21,7 +22,7 @@ class Stages {
       new (machines_[kNarrow]) Machine<T, I>(a.narrow, scratch_, targets_);
     for (int s = 0; s < a.num_sums; ++s)
       if (a.sums[s].a < 0)
-        new (machines_[kSums + s]) Machine<T, I>(a.sums[s].program, scratch_);
+        new (machines_[kSums + s]) Machine<T, I>(a.sums[s].program, scratch_, targets_);
     for (int t = 0; t < a.num_terms; ++t)
       if (a.terms[t].plain < 0 && a.terms[t].program.num_operands > 0)
         new (machines_[kTerms + t]) Machine<T, I>(a.terms[t].program, scratch_);
@@ -69,21 +70,30 @@ class Stages {
   }
 
   void finish(int64_t row) {
+    const bool divide = a_.scores >= 0 && !is_empty(row);
     for (int o = 0; o < a_.num_outputs; ++o) {
       const Output& output = a_.outputs[o];
       T* out = static_cast<T*>(output.data) + row * output.stride;
       const A* total = totals_ + output.place;
-      for (int64_t h = 0; h < heads_; ++h) {
-        const bool divide = a_.scores >= 0 && !is_empty(row);
-        for (int64_t f = h * output.width; f < (h + 1) * output.width; ++f)
-          out[f] = from_acc<T>(divide ? total[f] / sum_[h] : total[f]);
+      const int64_t columns = heads_ * output.width;
+      for (int64_t f = 0; f < columns; f += L) {
+        const int n = static_cast<int>(smaller(columns - f, L));
+        const HeadsOfLanes heads(f, output.width);
+        V v = load_n(total + f, n);
+        if (divide)
+          v = v / heads.spread(load_n(sum_ + heads.first,
+                                      static_cast<int>(smaller(heads_ - heads.first, L))));
+        store_n(out + f, v, n);
       }
     }
     if (a_.scores < 0)
       return;
     A* log_sums = static_cast<A*>(a_.totals) + row * a_.totals_stride;
-    for (int64_t h = 0; h < heads_; ++h)
-      log_sums[h] = is_empty(row) ? A{} : most_[h] + std::log(sum_[h]);
+    for (int64_t h = 0; h < heads_; h += L) {
+      const int n = static_cast<int>(smaller(heads_ - h, L));
+      const V log_sum = load_n(most_ + h, n) + vlog(load_n(sum_ + h, n));
+      store_n(log_sums + h, is_empty(row) ? V{} : log_sum, n);
+    }
   }
 
   // Adds the accumulators of another piece of the row.
@@ -111,6 +121,40 @@ class Stages {
  private:
   static constexpr int kNarrow = 0, kSums = 1, kTerms = kSums + kMaxSums;
 
+  // The heads, of `width` columns each, that lanes f, f + 1, ... of a row belong to.
+  struct HeadsOfLanes {
+    HeadsOfLanes(int64_t f, int64_t width)
+        : first(static_cast<uint32_t>(f) / static_cast<uint32_t>(width)) {
+      const A begin = static_cast<A>(f - first * width) + A(0.5);
+      const V head =
+          (__builtin_convertvector(lane_numbers<A>(), V) + begin) * (1 / static_cast<A>(width));
+      of = __builtin_convertvector(head, M);
+    }
+
+    // Lane i of the result is that of its head in `numbers`, the first of which is that of `first`.
+    V spread(V numbers) const { return __builtin_shuffle(numbers, of); }
+
+    int64_t first;
+    M of;  // the head of each lane, counted from it
+  };
+
+  // Lane i of the result is what `f` makes of all lanes whose number is i modulo `period`.
+  template <int Step = L / 2, class F>
+  static V folded(V v, int period, F f) {
+    if (Step < period)
+      return v;
+    v = f(v, rotate<A, Step>(v, std::make_integer_sequence<int, L>{}));
+    if constexpr (Step > 1)
+      return folded<Step / 2>(v, period, f);
+    else
+      return v;
+  }
+
+  // The first n lanes of v, and `other` in the others.
+  static V first_lanes(V v, int n, A other) {
+    return n == L ? v : lane_numbers<A>() < M{} + n ? v : splat<A>(other);
+  }
+
   Machine<T, I>& machine(int i) { return *reinterpret_cast<Machine<T, I>*>(machines_[i]); }
 
   bool is_empty(int64_t row) const {
@@ -131,6 +175,7 @@ class Stages {
       totals_[i] = A{};
     for (int64_t h = 0; h < heads_; ++h)
       most_[h] = -std::numeric_limits<A>::infinity();
+    started_ = false;
   }
 
   // Numbers of the entries of a step, the first of which belongs to `row`. Not inlined, as rows and
@@ -158,11 +203,7 @@ class Stages {
         dots(a_.sums[s], k, count, to);
         continue;
       }
-      for (int at = 0, end; at < count; at = end) {
-        for (end = at + 1; end < count && targets_[end] == targets_[at];)
-          ++end;
-        sums(s, targets_[at], k + at, end - at, to + at * heads_);
-      }
+      sums(s, k, count, to);
     }
     compute(k, count);
   }
@@ -220,31 +261,66 @@ class Stages {
       for (const Operand* operand : {&left, &right})
         if (operand->side != Operand::kTarget)
           prefetch(*operand, width, k + j);
+      A* place = to + j * heads_;
+      if (left.per_head && right.per_head && L % width == 0) {
+        for (int64_t f = 0; f < heads_ * width; f += L) {
+          const int n = static_cast<int>(smaller(heads_ * width - f, L));
+          segment_sums(load_n(a + f, n) * load_n(b + f, n), static_cast<int>(width), n,
+                       place + f / width);
+        }
+        continue;
+      }
       for (int64_t h = 0; h < heads_; ++h)
-        to[j * heads_ + h] =
+        place[h] =
             dot(a + (left.per_head ? h * width : 0), b + (right.per_head ? h * width : 0), width);
     }
   }
 
-  void sums(int s, int64_t row, int64_t k, int count, A* to) {
+  // Sums of `width` lanes each, a divisor of L, of the first n.
+  static void segment_sums(V v, int width, int n, A* to) {
+    if (width > 1)
+      v = running_sum(v, width);
+    const V sums = __builtin_shuffle(v, lane_numbers<A>() * width);
+    store_n(to, sums, n / width);
+  }
+
+  // Lane i of the result is the sum of lanes i to i + width - 1.
+  template <int Step = 1>
+  static V running_sum(V v, int width) {
+    v += rotate<A, Step>(v, std::make_integer_sequence<int, L>{});
+    if constexpr (2 * Step < L) {
+      if (2 * Step < width)
+        return running_sum<2 * Step>(v, width);
+    }
+    return v;
+  }
+
+  void sums(int s, int64_t k, int count, A* to) {
     const WideSum& sum = a_.sums[s];
     Machine<T, I>& m = machine(kSums + s);
+    m.use_rows(k, count);
     const int64_t segments = sum.flat ? heads_ : 1, columns = sum.program.width;
     for (int64_t h = 0; h < heads_; h += segments) {
       for (int64_t f = 0; f < columns; f += kTile) {
         const int n = static_cast<int>(smaller(columns - f, kTile));
         const int each = static_cast<int>(n / segments);
-        const int batch = m.start(row, h, f, n, count);
+        const int batch = m.start(0, h, f, n, count);
         for (int done = 0; done < count; done += batch) {
           const int some = static_cast<int>(smaller(batch, count - done));
           const A* message = m.evaluate(k + done, some);
           for (int j = 0; j < some; ++j) {
-            for (int64_t g = h; g < h + segments; ++g, message += each) {
+            A* place = to + (done + j) * heads_ + h;
+            if (segments > 1 && L % each == 0) {
+              for (int i = 0; i < n; i += L)
+                segment_sums(part(message + j * n, n, i), each, n - i < L ? n - i : L,
+                             place + i / each);
+              continue;
+            }
+            for (int64_t g = 0; g < segments; ++g) {
               V total{};
               for (int i = 0; i < each; i += L)
-                total += part(message, each, i);
-              A& place = to[(done + j) * heads_ + g];
-              place = (f > 0 ? place : A{}) + horizontal_sum<A>(total);
+                total += part(message + j * n + g * each, each, i);
+              place[g] = (f > 0 ? place[g] : A{}) + horizontal_sum<A>(total);
             }
           }
         }
@@ -272,29 +348,52 @@ class Stages {
     }
   }
 
-  // Scores become exponentials of their distance to the largest one so far.
+  // Scores become exponentials of their distance to the largest one so far. Where a vector holds
+  // those of several entries, all heads are worked on at once.
   void exponentiate(A* scores, int count) {
-    A shift[kMaxStepHeads];
-    for (int64_t h = 0; h < heads_; ++h) {
-      A most = most_[h];
-      for (int j = 0; j < count; ++j)
-        most = larger(most, scores[j * heads_ + h]);
-      const A before = most_[h];
-      most_[h] = most;
-      rescale(h, before);
-      shift[h] = most == -std::numeric_limits<A>::infinity() ? A{} : most;
+    if (L % heads_ == 0) {
+      const int n = count * static_cast<int>(heads_), vectors = (n + L - 1) / L;
+      exponentiate(scores, count, L, vectors, n - (vectors - 1) * L, 0, static_cast<int>(heads_));
+    } else {
+      for (int64_t h = 0; h < heads_; h += L) {
+        const int lanes = static_cast<int>(smaller(heads_ - h, L));
+        exponentiate(scores + h, count, heads_, count, lanes, h, lanes);
+      }
     }
-    for (int j = 0; j < count; ++j)
-      for (int64_t h = 0; h < heads_; ++h)
-        scores[j * heads_ + h] -= shift[h];
-    const int n = count * static_cast<int>(heads_);
-    for (int i = 0; i < n; i += L) {
-      const V v = vexp(part(scores + i, n - i, 0));
-      store_n(scores + i, v, n - i < L ? n - i : L);
+    started_ = true;
+  }
+
+  // Of `heads` heads from h on of `count` entries, in vectors `stride` apart, the last of `lanes`
+  // lanes.
+  void
+  exponentiate(A* scores, int count, int64_t stride, int vectors, int lanes, int64_t h, int heads) {
+    const A none = -std::numeric_limits<A>::infinity();
+    const auto larger_lanes = [](V a, V b) { return b > a ? b : a; };
+    const bool whole = stride == L;  // a vector but the last has L lanes
+    const int period = whole ? heads : L;
+    const V before =
+        folded(first_lanes(load_n(most_ + h, heads), heads, none), period, larger_lanes);
+    V most = before;
+    for (int i = 0; i < vectors; ++i) {
+      const int n = whole && i + 1 < vectors ? L : lanes;
+      most = larger_lanes(most, first_lanes(load_n(scores + i * stride, n), n, none));
     }
+    most = folded(most, period, larger_lanes);
+    store_n(most_ + h, most, heads);
+    if (started_) {
+      for (int g = 0; g < heads; ++g)
+        rescale(h + g, before[g]);
+    }
+    const V shift = most == none ? V{} : most;
+    for (int i = 0; i < vectors; ++i) {
+      const int n = whole && i + 1 < vectors ? L : lanes;
+      store_n(scores + i * stride, vexp(load_n(scores + i * stride, n) - shift), n);
+    }
+    // Entry by entry, so that sums do not depend on how many heads there are.
+    V sum = load_n(sum_ + h, heads);
     for (int j = 0; j < count; ++j)
-      for (int64_t h = 0; h < heads_; ++h)
-        sum_[h] += scores[j * heads_ + h];
+      sum += load_n(scores + j * heads_, heads);
+    store_n(sum_ + h, sum, heads);
   }
 
   // Brings what was added up of a head so far to its largest score.
@@ -359,22 +458,16 @@ class Stages {
       if (!term.fetched)
         prefetch(operand, width, k + at + j);
     }
-    if (operand.per_head && width % L == 0) {  // heads side by side are one long row
-      add_columns(0, heads_ * width, width, coefficient, count, total);
+    if (operand.per_head) {  // heads side by side are one long row
+      add_columns(heads_ * width, width, coefficient, count, total);
       return;
     }
     for (int64_t h = 0; h < heads_; ++h)
-      add_columns(operand.per_head ? h * width : 0, width, width, coefficient + h, count,
-                  total + h * width);
+      add_columns(width, width, coefficient + h, count, total + h * width);
   }
 
-  // Columns [begin, begin + columns) of the rows, with a coefficient for every `width` of them.
-  void add_columns(int64_t begin,
-                   int64_t columns,
-                   int64_t width,
-                   const A* coefficient,
-                   int count,
-                   A* total) {
+  // Columns of the rows, with a coefficient for every `width` of them.
+  void add_columns(int64_t columns, int64_t width, const A* coefficient, int count, A* total) {
     int64_t f = 0;
     auto block = [&]<int NV>() {
       V sum[NV] = {};
@@ -382,7 +475,7 @@ class Stages {
       for (int i = 0; i < NV; ++i)
         c[i] = coefficient + (f + i * L) / width;
       for (int j = 0; j < count; ++j) {
-        const T* p = rows_[j] + begin + f;
+        const T* p = rows_[j] + f;
 #pragma GCC unroll 8
         for (int i = 0; i < NV; ++i)
           sum[i] += load(p + i * L) * c[i][j * heads_];
@@ -390,19 +483,21 @@ class Stages {
       for (int i = 0; i < NV; ++i, f += L)
         store_n(total + f, load(total + f) + sum[i], L);
     };
-    while (f + 8 * L <= columns)
-      block.template operator()<8>();
-    while (f + 2 * L <= columns)
-      block.template operator()<2>();
-    while (f + L <= columns)
-      block.template operator()<1>();
-    if (f == columns)
-      return;
-    const int left = static_cast<int>(columns - f);
-    V sum{};
-    for (int j = 0; j < count; ++j)
-      sum += load_n(rows_[j] + begin + f, left) * coefficient[j * heads_ + f / width];
-    store_n(total + f, load_n(total + f, left) + sum, left);
+    if (width % L == 0) {
+      while (f + 8 * L <= columns)
+        block.template operator()<8>();
+      while (f + 2 * L <= columns)
+        block.template operator()<2>();
+    }
+    for (; f < columns; f += L) {
+      const int n = static_cast<int>(smaller(columns - f, L));
+      const HeadsOfLanes heads(f, width);
+      const A* c = coefficient + heads.first;
+      V sum{};
+      for (int j = 0; j < count; ++j)
+        sum += load_n(rows_[j] + f, n) * heads.spread(load(c + j * heads_));
+      store_n(total + f, load_n(total + f, n) + sum, n);
+    }
   }
 
   // Of head h, or of all of them side by side.
@@ -460,6 +555,8 @@ class Stages {
   const T* rows_[kStepEntries];  // of features, of every entry
   alignas(64) A coefficients_[kStepNumbers + 16];
   alignas(64) A numbers_[kMaxNumbers][kStepNumbers];
+  A padding_[16];         // vectors of numbers reach over their end
+  bool started_ = false;  // entries of the row or piece were added before
   Scratch<T, I> scratch_;
   alignas(Machine<T, I>) unsigned char machines_[kTerms + kMaxTerms][sizeof(Machine<T, I>)];
 };

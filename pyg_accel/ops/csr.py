@@ -7,13 +7,12 @@ It returns copies: the memory of an operator's results is the compiler's, which 
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import derived, find, keep
+from pyg_accel.derived import derived, is_new, keep
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.ops.operator import define
 
-__all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of", "is_built_ahead", "keep_graph"]
+__all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of", "keep_graph"]
 
-_AHEAD = "built ahead"  # key of graphs that were built before anything asked for them
 _ARGS = "Tensor edge_index, SymInt num_rows, SymInt num_cols, int target"
 
 
@@ -61,12 +60,7 @@ def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
 def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
     """Let :func:`graph_of` find a graph that was built before anything asked for it."""
     keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols), graph)
-    keep((edge_index,), _AHEAD, True)
-
-
-def is_built_ahead(edge_index: Tensor) -> bool:
-    """Return whether :func:`keep_graph` has a graph of an edge_index."""
-    return find((edge_index,), _AHEAD) is not None
+    is_new(edge_index, None)
 
 
 class CompiledGraph(Graph):

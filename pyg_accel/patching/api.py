@@ -47,20 +47,22 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()
 _handles: "list[OverrideHandle]" = []
-_installed: dict[str, Callable[..., Any]] = {}
+_installed: list[dict[str, Callable[..., Any]]] = []  # the hooks of handles, each once
+_NONE: dict[str, Callable[..., Any]] = {}
 
 
 def _install() -> None:
     """Install the hooks of all handles, unless they are; without a handle there are none."""
     global _installed
-    hooks = dict(_HOOKS)
-    for handle in _handles:
-        hooks |= handle.hooks
-    if _handles and overrides.installed() and hooks == _installed:
+    hooks, own = dict(_HOOKS), {id(h.hooks): h.hooks for h in _handles if h.hooks is not _NONE}
+    same = [*own] == [*map(id, _installed)]
+    if _handles and overrides.installed() and same:
         return
+    for more in own.values():
+        hooks |= more
     overrides.uninstall()
     if _handles:
-        _installed = hooks
+        _installed = [*own.values()]
         overrides.install(hooks)
 
 
@@ -102,7 +104,7 @@ class PatchHandle(OverrideHandle):
             None if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
         fast_backend_reasons("cpu")  # loads the backends now: the first call is slow enough
-        super().__init__({})
+        super().__init__(_NONE)
 
     def _switch(self, by: int) -> None:
         reasons.switch(self._modules, by)

@@ -21,6 +21,7 @@ from torch.nn import Module
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, record
+from pyg_accel.derived import is_new
 from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.patching import programs
 from pyg_accel.patching.reasons import forced
@@ -198,7 +199,7 @@ def too_small(
     if known or edges >= fewest:
         return []
     # A checkpoint repeats what ran now, and then the graph is not new any more.
-    new = saved_tensors_are_hooked() or programs.is_new_to(weakref.ref(owner), graph)
+    new = saved_tensors_are_hooked() or is_new(graph, weakref.ref(owner))
     return size_reasons(edges, fewest, new=True) if new else []
 
 

@@ -9,7 +9,7 @@ in everything else.
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
 from pyg_accel.derived import is_new
 from pyg_accel.hooks import hook_reasons, hooks_in
-from pyg_accel.ops.csr import is_built_ahead
 from pyg_accel.patching.overrides import is_rendered
 from pyg_accel.patching.reasons import (
     forced,
@@ -47,7 +46,7 @@ from pyg_accel.settings import settings, variables
 
 __all__ = [
     "NONE", "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget",
-    "forget_unpatched", "is_graph", "is_new_to", "layers", "note", "recorded", "why",
+    "forget_unpatched", "is_graph", "layers", "note", "recorded", "why",
 ]  # fmt: skip
 
 _MOST = 8  # programs of one layer, and records that came to nothing
@@ -201,25 +200,20 @@ def find(
         graph = leaves[kind.graph]
         if (
             caller is not None
-            and graph.size(1) < kind.fewest_new
+            and (edges := graph.size(1)) < kind.fewest_new
             and kind.gradient is torch.is_grad_enabled()
             and known.changes == settings.changes
             and in_force() is None
             and not saved_tensors_are_hooked()  # of a call made again this was decided
         ):
-            if graph.size(1) < kind.fewest:
+            if edges < kind.fewest:
                 return program, leaves, kind.small[0] or True
-            if is_new_to((weakref.ref(caller[0]), caller[1]), graph):
+            if is_new(graph, (weakref.ref(caller[0]), caller[1])):
                 return program, leaves, kind.small[1] or True
         now = now or context()
         if program.context == now and program.guard.holds():
             return program, leaves, None
     return None
-
-
-def is_new_to(owner: Hashable, graph: Tensor) -> bool:
-    """Return whether a graph is new to an owner; it will not be another time."""
-    return is_new(graph, owner) and not is_built_ahead(graph)
 
 
 _variables = variables("backend", "disable", "isa", "always", "verify", "tuning")

@@ -28,18 +28,27 @@ FORMS = {  # score, value, the operands' sides and shapes
 CHOSEN = pytest.mark.parametrize(
     ("score", "value", "shapes", "expected"),
     [
-        ("leaky_relu(add(u1,v2),0.2)", "u0", ((4, 8), (4, 1), (4, 1)), False),
-        ("sum(mul(leaky_relu(add(v1,u0),0.2),v2))", "u0", ((4, 8),) * 3, True),
-        ("div(sum(mul(v0,u1)),8.0)", "u2", ((4, 8),) * 3, False),
-        ("div(sum(mul(v0,u1)),8.0)", "u1", ((4, 8),) * 2, True),
+        ("leaky_relu(add(u1,v2),0.2)", "u0", ((4, 8), (4, 1), (4, 1)), True),
+        ("leaky_relu(add(u1,v2),0.2)", "u0", ((1, 8), (1, 1), (1, 1)), False),
+        ("sum(mul(leaky_relu(add(v1,u0),0.2),v2))", "u0", ((1, 8),) * 3, True),
+        ("div(sum(mul(v0,u1)),8.0)", "u2", ((4, 8),) * 3, True),
+        ("div(sum(mul(v0,u1)),8.0)", "u2", ((1, 8),) * 3, False),
+        ("div(sum(mul(v0,u1)),8.0)", "u1", ((1, 8),) * 2, True),
     ],
-    ids=["gat", "gatv2", "transformer", "values-are-keys"],
+    ids=[
+        "gat",
+        "gat-one-head",
+        "gatv2-one-head",
+        "transformer",
+        "transformer-one-head",
+        "values-are-keys-one-head",
+    ],
 )
 
 
 @CHOSEN
 def test_one_pass_is_taken_where_it_was_measured_to_pay(score, value, shapes, expected):
-    spec = OpSpec("attention", "cpu", torch.float32, 1, 1, 1, 4, 8, value,
+    spec = OpSpec("attention", "cpu", torch.float32, 1, 1, 1, *shapes[0], value,
                   shapes=shapes, score=score)  # fmt: skip
     assert is_fast(spec) == expected
 

@@ -64,6 +64,7 @@ def results(run: Callable[..., Tensor], model: torch.nn.Module, x: Tensor, edges
 
 @pytest.mark.heavy("sage")
 @pytest.mark.heavy("gin")
+@pytest.mark.heavy("gat")
 @pytest.mark.heavy("gatv2")
 @pytest.mark.heavy("transformer")
 @pytest.mark.parametrize("name", MODELS)
@@ -328,6 +329,8 @@ def of_edges(name: str, count: int) -> tuple[Tensor, ...]:
 @pytest.mark.heavy("hetero")
 @pytest.mark.heavy("to-hetero")
 @pytest.mark.heavy("static")
+@pytest.mark.heavy("eg")
+@pytest.mark.heavy("rgcn")
 @pytest.mark.each
 # Without graph breaks either value of `whole` compiles the same.
 @pytest.mark.parametrize(

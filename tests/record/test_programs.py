@@ -1677,7 +1677,8 @@ def test_samples_of_edges(name: str, monkeypatch: pytest.MonkeyPatch, report_of:
     assert {(row.formula, row.backend) for row in report_of()} == told
     sampled = any("over 2 edges" in formula for formula, _ in told)
     assert sampled or name not in ("sage", "gcn", "graph", "gat", "tag")
-    assert sampled == any(not torch.equal(expected[-1], out) for out in expected[:-2])
+    # Attention that is not sampled runs as its two formulas, which round in another way.
+    assert sampled == any(not torch.allclose(expected[-1], out, atol=1e-5) for out in expected[:-2])
     if not name.startswith("transformer"):  # a softmax and a sum over a sample are two formulas
         assert seen[-len(ways) :] == ["plan"] * len(ways)
 

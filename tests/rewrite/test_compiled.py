@@ -62,6 +62,10 @@ def whole(fast, **kwargs):
     return torch.compile(fast, backend="aot_eager", fullgraph=True, dynamic=True, **kwargs)
 
 
+@pytest.mark.heavy("gatv2")
+@pytest.mark.heavy("transformer")
+@pytest.mark.heavy("gin")
+@pytest.mark.heavy("sgc")
 @pytest.mark.each
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", MODELS)
@@ -80,6 +84,7 @@ def test_a_compiled_model_is_one_graph_for_all_sizes(name, train):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.heavy("gcn")
 @pytest.mark.heavy("sage")
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
 def test_a_graph_without_edges(name):

@@ -163,6 +163,7 @@ def test_the_orders_that_the_benchmark_measures_are_associations_of_the_layer(na
         assert {model.default(*sizes)} | {f(*sizes) for f in model.families.values()} <= known
 
 
+@pytest.mark.full
 def test_an_unpickled_tree_is_found_where_an_equal_one_is():
     tree = enumerate_trees(GCN)[0]
     assert pickle.loads(pickle.dumps(tree)) == tree

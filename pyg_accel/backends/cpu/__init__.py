@@ -72,9 +72,9 @@ def _is_product(formula: Formula) -> bool:
     return False
 
 
-def _gathers_once(spec: OpSpec) -> bool:
+def _has_one_head(spec: OpSpec) -> bool:
     """Its parts have kernels of their own, which are faster unless one pass saves a gather."""
-    return not shares_rows(spec)
+    return spec.heads == 1 and not shares_rows(spec)
 
 
 def _scatter_arg(grad: Tensor, arg: Tensor, num_cols: int) -> Tensor:
@@ -127,7 +127,7 @@ CPU = Backend(
         "gspmm_several": Kernel(
             attention.run_several, _cost, _fused_reasons, prefers_unfused=_are_products
         ),
-        "attention": Kernel(attention.run, _cost, _fused_reasons, attention.bind, _gathers_once),
+        "attention": Kernel(attention.run, _cost, _fused_reasons, attention.bind, _has_one_head),
         "attention_backward": Kernel(attention.run_backward, _cost, _fused_reasons),
         "scatter_arg": Kernel(_scatter_arg, _cost, _of_cpu, _bind_scatter_arg),
         "sampled_spmm": Kernel(_sampled_spmm, _cost, _sampled_reasons),
