@@ -317,6 +317,7 @@ def test_a_graph_that_was_built_ahead_is_not_new():
 @pytest.mark.skipif(
     not (WITH_PYG_LIB or WITH_TORCH_SPARSE), reason="NeighborLoader needs pyg-lib or torch-sparse"
 )
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without a 'pyg-lib' installation")
 def test_a_neighbor_loader_builds_graphs_in_its_workers(builds, always):
     layer, fast = twins(LAYERS["SAGE"]())
     data = sample(0, 400)

@@ -119,6 +119,7 @@ class Sizes:
         for value in _leaves([args, kwargs]):
             if isinstance(value, Graph):
                 varying |= {value.num_edges} & {s for k in self._known.values() for s in k.values()}
+                fixed |= {value.num_rows, value.num_cols}
             elif isinstance(value, Tensor):
                 known = self._of(value)
                 for dim, size in enumerate(_shape(value)):

@@ -286,8 +286,11 @@ def rewritten_graph(
         if (decision := decided.get(node)) is None:
             builder.copy(node)
         else:
-            builder.replace(node, lower(builder, decision.region, decision.choice.tree,
-                                        decision.assumed.static, cast=cast))  # fmt: skip
+            out = lower(builder, decision.region, decision.choice.tree, decision.assumed.static,
+                        cast=cast)  # fmt: skip
+            if len(node.meta[ABOUT].shape) > 2:  # heads, which the layer may view as one row
+                out = builder.call(Tensor.contiguous, out)
+            builder.replace(node, out)
     text = "; ".join(str(decision.choice.tree) for decision in decided.values())
     return text, builder.finish(program.graph), [*decided.values()]
 

@@ -78,5 +78,5 @@ def _examples(conv: MessagePassing) -> tuple[Any, ...]:
     like = next(conv.parameters(), torch.empty(0))
     widths = channels if isinstance(channels, (tuple, list)) else (channels,)
     x = tuple(like.new_ones(4, max(width, 1)) for width in widths)
-    edges = torch.zeros(2, 4, dtype=torch.long, device=like.device)
+    edges = torch.arange(26, device=like.device).view(2, 13) % 4  # no other size is 13
     return (x if len(x) > 1 else x[0]), edges

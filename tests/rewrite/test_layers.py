@@ -332,3 +332,11 @@ def test_attention_without_edges_or_nodes(layer, nodes):
     fast = RewrittenLayer(conv, Options())
     for _ in range(2):
         torch.testing.assert_close(fast(x, edge_index), conv(x, edge_index))
+
+
+@pytest.mark.parametrize("conv", [nn.GATConv, nn.GATv2Conv])
+def test_attention_on_a_ring_which_has_as_many_edges_as_nodes(conv):
+    layer, node = conv(8, 4, heads=3), torch.arange(20)
+    edge_index, x = torch.stack([node, (node + 1) % 20]), torch.randn(20, 8)
+    fast = RewrittenLayer(layer, Options(train=True))
+    torch.testing.assert_close(fast(x, edge_index), layer(x, edge_index))
