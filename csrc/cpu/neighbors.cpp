@@ -83,6 +83,8 @@ struct NodeType {
   int64_t end = 0;
 };
 
+constexpr int64_t kMostSamples = int64_t{1} << 40;  // of a hop: more than any memory holds
+
 // What a task works in.
 struct Scratch {
   std::vector<uint64_t> drawn;  // a bit an entry of the row, all zero between rows
@@ -124,8 +126,10 @@ class NeighborSampler {
         offsets[i + 1] = picks(r, ranges_[i], k);
       }
     });
-    for (int64_t i = 0; i < count; ++i)
-      offsets[i + 1] += offsets[i];
+    for (int64_t i = 0; i < count && !fault(); ++i)
+      if (__builtin_add_overflow(offsets[i], offsets[i + 1], &offsets[i + 1]) ||
+          offsets[i + 1] > kMostSamples)
+        fault_ = "expected fewer samples of every node";
     if (fault() || offsets[count] == 0)
       return 0;
     const int64_t old = r.size;
@@ -165,6 +169,10 @@ class NeighborSampler {
     for (int64_t i = 0; i < targets.positions.size(); ++i) {
       const auto [begin, end] = range(r, i, -1);
       for (int64_t e = begin; e < end; ++e) {
+        if (r.row[e] < 0 || r.row[e] >= types[r.source].num_nodes) {
+          fault_ = "expected 'edge_index' to hold ids of nodes that exist";
+          return;
+        }
         if (const int64_t at = sources.find(r.row[e], targets.positions.batch(i)); at >= 0) {
           row.push_back(static_cast<I>(at));
           col.push_back(static_cast<I>(i));

@@ -64,7 +64,8 @@ class _Group:
         inc = type(self.graphs[0]).__inc__
         if inc in STOCK_INC and not is_shifted(name):
             return torch.zeros(len(values), dtype=torch.long)
-        if inc is Data.__inc__ and "batch" not in name:
+        stock = inc is Data.__inc__ and type(self.graphs[0]).num_nodes is Data.num_nodes
+        if stock and "batch" not in name:
             return cumsum(torch.tensor(self.num_nodes)[:-1])
         incs: Tensor = get_incs(name, values, self.graphs, self.stores)
         return incs
@@ -73,7 +74,13 @@ class _Group:
         """Collate one attribute: its value, where each graph begins, increments."""
         first, graph = values[0], self.graphs[0]
         moves = increment and (is_shifted(name) or type(graph).__inc__ not in STOCK_INC)
-        if not are_dense(values) or (moves and first.dtype != torch.long):
+        incs = None
+        simple = are_dense(values) and not (moves and any(v.dtype != torch.long for v in values))
+        if simple and increment:
+            incs = self.increments(name, values)
+            pairs = incs.shape[1:] == (2, 1) and all(v.dim() == 2 == v.size(0) for v in values)
+            simple = incs.dtype == torch.long and (incs.dim() == 1 or pairs)
+        if not simple:
             result: tuple[Any, Any, Any] = _collate(
                 name, values, self.graphs, self.stores, increment
             )
@@ -83,13 +90,12 @@ class _Group:
             values = [value.unsqueeze(0) for value in values]
         sizes = torch.tensor([value.size(dim or 0) for value in values])
         slices = cumsum(sizes)
-        out = shared_like(values[0], dim or 0, int(slices[-1]))
+        alike = all(value.dim() == values[0].dim() for value in values)
+        out = shared_like(values[0], dim or 0, int(slices[-1])) if alike else None
         joined = torch.cat(values, dim or 0, out=out)
-        if not increment:
-            return joined, slices, None
-        incs = self.increments(name, values)
-        if incs.dim() > 1 or int(incs[-1]) != 0:
-            joined = _shifted(joined, incs, sizes, dim or 0)
+        if incs is not None and (incs.dim() > 1 or int(incs[-1]) != 0):
+            parts = joined.split(sizes.tolist(), dim or 0)
+            torch._foreach_add_(parts, incs.tolist() if incs.dim() == 1 else [*incs.unbind()])
         return joined, slices, incs
 
 
@@ -173,7 +179,7 @@ def are_dense(values: list[Any]) -> bool:
 
 
 def shared_like(like: Tensor, dim: int, size: int) -> Tensor | None:
-    """Return memory for a result, in a worker that sends it; None elsewhere."""
+    """Return memory for a result of so many rows, in a worker that sends it; None elsewhere."""
     if get_worker_info() is None:
         return None
     shape = list(like.shape)
@@ -181,23 +187,6 @@ def shared_like(like: Tensor, dim: int, size: int) -> Tensor | None:
     count = torch.Size(shape).numel()
     storage = like.untyped_storage()._new_shared(count * like.element_size(), device=like.device)
     return like.new(storage).resize_(shape)
-
-
-def _shifted(value: Tensor, incs: Tensor, sizes: Tensor, dim: int) -> Tensor:
-    """Add a number per graph, or with [B, 2, 1] one per graph and row, in place.
-
-    Args:
-        value: the graphs behind one another along ``dim``.
-        incs: the numbers.
-        sizes: [B], of each graph along ``dim``.
-        dim: dimension of ``value``.
-    """
-    dim %= value.dim()
-    sizes, incs = sizes.to(value.device), incs.to(value.device)
-    each = incs.repeat_interleave(sizes, dim=0, output_size=value.size(dim))
-    if incs.dim() == 1:
-        return value.add_(each.view(-1, *(1 for _ in range(value.dim() - dim - 1))))
-    return value.add_(each.squeeze(-1).movedim(0, dim))
 
 
 def batch_of(slices: Any, device: torch.device | None) -> Any:

@@ -126,10 +126,23 @@ def _homogeneous(sampler: Any) -> _Graph:
 def _typed(sampler: Any) -> _Graph:
     relations = {sampler.to_rel_type[kind]: (kind[0], kind[-1]) for kind in sampler.edge_types}
     return _Graph(
-        relations, sampler.colptr_dict, sampler.row_dict, sampler.num_nodes,
+        relations, sampler.colptr_dict, sampler.row_dict, _counted(sampler, relations),
         sampler.num_neighbors.get_mapped_values(sampler.edge_types), sampler.node_time or {},
         sampler.edge_time or {}, sampler.edge_weight or {},
     )  # fmt: skip
+
+
+def _counted(sampler: Any, relations: Mapping[Any, tuple[Any, Any]]) -> dict[Any, int]:
+    """How many nodes there are of each type; as many as its edges tell where PyG cannot."""
+    counts = dict(sampler.num_nodes)
+    for kind in (kind for kind, count in counts.items() if count is None):
+        as_target = [
+            sampler.colptr_dict[k].numel() - 1 for k, e in relations.items() if e[1] == kind
+        ]
+        rows = [sampler.row_dict[k] for k, e in relations.items() if e[0] == kind]
+        as_source = [int(row.max()) + 1 for row in rows if row.numel()]
+        counts[kind] = max([0, *as_target, *as_source])
+    return counts
 
 
 def _run(

@@ -91,7 +91,7 @@ class Selected(Sequence[Any]):
             all_slices[name] = part.slices.clone()
             if name in followed:
                 out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(part.slices, device)
-        if add_batch:
+        if add_batch and data._store.can_infer_num_nodes:
             out.batch, out.ptr = batch_of(nodes, device)
         return out, all_slices, all_incs
 
@@ -125,7 +125,7 @@ class _Parts:
 
     def of(self, where: Tensor, device: torch.device | None) -> _Part:
         """Return the part of attributes with these slices, which lie on a device."""
-        begin, end = where[self._index], where[self._next]
+        begin, end = where[self._index].long(), where[self._next].long()
         sizes = end - begin
         for part in self._known:
             same = part.device == device and torch.equal(part.begin, begin)
@@ -152,7 +152,13 @@ def _counted(dataset: InMemoryDataset) -> str:
     """The attribute that has a row per node, if the items are what the dataset's tensors say."""
     cls, data, where = type(dataset), dataset._data, dataset.slices
     stock = cls.get is InMemoryDataset.get and cls.__getitem__ is Dataset.__getitem__
-    if not stock or dataset.transform is not None or type(data) is not Data or not where:
+    if (
+        not stock
+        or "get" in vars(dataset)
+        or dataset.transform is not None
+        or type(data) is not Data
+        or not where
+    ):
         return ""
     store = data._store
     if type(data).__inc__ not in STOCK_INC or type(data).__cat_dim__ not in STOCK_CAT_DIM:

@@ -42,7 +42,6 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "segment": readouts.segment,
     "quantile": ordered.quantile,
     "collate": loading.collate,
-    "getitems": loading.getitems,
 }
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()

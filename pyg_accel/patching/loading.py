@@ -1,19 +1,18 @@
 """Loaders under ``patch()``: what stands in for PyG's functions that make batches."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch_geometric
-from torch_geometric.data import InMemoryDataset
+from torch_geometric.sampler import NeighborSampler
 
 from pyg_accel.loader import collate as several
 from pyg_accel.loader import neighbors
-from pyg_accel.loader.selected import Selected, select
 from pyg_accel.native import cpu_unavailable_reasons
 from pyg_accel.patching.reasons import is_active
 
-__all__ = ["collate", "construct", "getitems", "sample"]
+__all__ = ["collate", "construct", "sample"]
 
 
 def collate(
@@ -28,16 +27,9 @@ def collate(
     """Stand in for ``torch_geometric.data.collate.collate``."""
     if not is_active():
         return original(cls, data_list, increment, add_batch, follow_batch, exclude_keys)
-    if increment and isinstance(data_list, Selected):
-        return data_list.collate(cls, add_batch, follow_batch, exclude_keys)
     return several.collate(
         original, cls, data_list, increment, add_batch, follow_batch, exclude_keys
     )
-
-
-def getitems(self: InMemoryDataset, index: Sequence[int]) -> Sequence[Any]:
-    """Return the items of a batch; ``__getitems__`` of datasets, which torch's loaders call."""
-    return select(self, index) if is_active() else [self[i] for i in index]
 
 
 def _takes_part() -> bool:
@@ -60,6 +52,16 @@ def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: An
     )  # fmt: skip
     complete.__kwdefaults__ = function.__kwdefaults__
     complete(self, *args, **kwargs)
+    weighted = self.edge_weight is not None and type(self) is NeighborSampler
+    if weighted and not torch_geometric.typing.WITH_WEIGHTED_NEIGHBOR_SAMPLE:
+        self.__class__ = WeightedSampler
+
+
+class WeightedSampler(NeighborSampler):
+    """A sampler with weights, which PyG's own would ignore where ``patch()`` is not in force."""
+
+    def _sample(self, seed: Any, seed_time: Any = None, **kwargs: Any) -> Any:
+        return neighbors.sample(self, seed, seed_time)
 
 
 def sample(function: Callable[..., Any], self: Any, seed: Any, seed_time: Any = None,

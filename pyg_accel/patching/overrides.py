@@ -24,8 +24,7 @@ whoever imported a function before reaches the hook as well. These functions are
 * ``collate``, which puts graphs into a batch.
 
 Methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its
-hooks, for only inside of it results are remembered; the one that compilers ask; and
-``InMemoryDataset.__getitems__``, which torch's loaders call for the graphs of a batch.
+hooks, for only inside of it results are remembered; and the one that compilers ask.
 """
 
 import functools
@@ -39,7 +38,6 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
-from torch_geometric.data import InMemoryDataset
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 from torch_geometric.sampler import NeighborSampler
@@ -93,7 +91,6 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
 _ADDED: tuple[tuple[type, str, str], ...] = (
     (MessagePassing, "_call_impl", "layer"),
     (MessagePassing, "_pyg_accel_read", "remember"),
-    (InMemoryDataset, "__getitems__", "getitems"),
 )
 
 # What the accelerated side provides, by name. Every function gets the original first, except for

@@ -168,10 +168,9 @@ def test_graphs_of_a_dataset_are_not_separated(monkeypatch):
         "torch_geometric.data.in_memory_dataset.separate",
         lambda **options: made.append(options["idx"]) or stock_separate(**options),
     )
-    with pyg_accel.patched():
-        for _ in DataLoader(dataset, batch_size=20):
-            pass
-    assert made == [0, 20]  # the first of each batch, whose type PyG asks for
+    for _ in loader.DataLoader(dataset, batch_size=20):
+        pass
+    assert made == []
 
 
 @pytest.mark.parametrize("which", ["shuffled", "split", "subset", "indexed", "transformed"])
@@ -231,12 +230,103 @@ def test_graphs_of_a_batch_can_be_had_again():
 
 
 def test_everything_is_put_back():
-    assert "__getitems__" not in vars(InMemoryDataset)
     with pyg_accel.patched():
-        assert "__getitems__" in vars(InMemoryDataset)
-    assert "__getitems__" not in vars(InMemoryDataset)
+        pass
     assert stock_collate.__code__.co_name == "collate"
     assert stock_collate.__code__.co_filename.endswith("collate.py")
+
+
+def test_items_that_a_collate_function_changes_are_batched_as_they_are():
+    def augmented(items: list[Data]) -> Any:
+        assert isinstance(items, list)
+        for item in items:
+            item.x = item.x + 100
+        return Batch.from_data_list(items)
+
+    dataset = Items([molecule() for _ in range(4)])
+    with pyg_accel.patched():
+        batches = torch.utils.data.DataLoader(dataset, batch_size=4, collate_fn=augmented)
+        assert float(next(iter(batches)).x.min()) > 50
+
+
+class Ten(Data):
+    """It says itself how many nodes it has."""
+
+    @property
+    def num_nodes(self) -> int:
+        return 10
+
+    @num_nodes.setter
+    def num_nodes(self, value: int) -> None:
+        pass
+
+
+class Incremented(Data):
+    """Its increments are what a function says."""
+
+    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.by(self) if "index" in key or key == "tri" else 0
+
+
+def incremented(by: Callable[[Any], Any], **more: Any) -> Incremented:
+    data = Incremented(x=torch.ones(3, 1), edge_index=torch.tensor([[0], [1]]), **more)
+    object.__setattr__(data, "by", by)
+    return data
+
+
+def two_types(index: Tensor) -> HeteroData:
+    data = HeteroData()
+    data["a"].x, data["b"].x = torch.ones(3, 1), torch.ones(2, 1)
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 1], [0, 1]])
+    data["a", "to", "b"].index_map = index
+    return data
+
+
+ODD: dict[str, Callable[[int], Any]] = {
+    "own num_nodes": lambda i: Ten(x=torch.ones(3, 1), edge_index=torch.tensor([[0], [1]])),
+    "a vector": lambda i: incremented(lambda d: torch.tensor([d.x.size(0)])),
+    "a float": lambda i: incremented(lambda d: 3.0),
+    "a float tensor": lambda i: incremented(lambda d: d.x.max()),
+    "a row": lambda i: incremented(
+        lambda d: torch.tensor([[3, 1]]), tri=torch.zeros(2, 2, dtype=torch.long)
+    ),
+    "an index of a relation": lambda i: two_types(torch.tensor([0, 1])),
+    "one of three dimensions": lambda i: two_types(torch.zeros(3, 2, 2, dtype=torch.long)),
+    "uint8 among int64": lambda i: Data(
+        num_nodes=200, index=torch.tensor([1], dtype=torch.uint8 if i else torch.long)
+    ),
+    "features by another name": lambda i: Data(feat=torch.ones(2 + i, 1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Unable to accurately infer")
+@pytest.mark.parametrize("name", ODD)
+def test_odd_increments_are_those_of_pyg(name):
+    def run() -> tuple[str, Any]:
+        try:
+            return "", parts(Batch.from_data_list([ODD[name](i) for i in range(3)]))
+        except (RuntimeError, IndexError, TypeError) as error:
+            return type(error).__name__, None
+
+    theirs = run()
+    with pyg_accel.patched():
+        ours = run()
+    assert_same(ours, theirs)
+
+
+def test_a_loader_of_features_by_another_name_adds_no_batch_vector():
+    graphs = [Data(feat=torch.ones(2 + i, 1)) for i in range(3)]
+    theirs = [parts(batch) for batch in DataLoader(graphs, batch_size=3)]
+    assert_same([parts(batch) for batch in loader.DataLoader(graphs, batch_size=3)], theirs)
+
+
+def test_workers_put_together_shapes_that_differ():
+    empty = Data(x=torch.ones(2, 1), edge_index=torch.tensor([]).long())
+    full = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1, 0], [1, 0, 1]]))
+    theirs = [parts(batch) for batch in DataLoader([empty, full], batch_size=2)]
+    with pyg_accel.patched():
+        ours = [parts(batch) for batch in DataLoader([empty, full], batch_size=2, num_workers=1)]
+    assert_same(ours, theirs)
 
 
 def test_a_dataset_whose_items_are_made_otherwise_is_asked_for_them():

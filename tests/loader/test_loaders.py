@@ -1,5 +1,6 @@
 """PyG's loaders on the sampler of this package, from the first line to the batch."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.nn import SAGEConv, to_hetero
 from torch_geometric.nn.models import GraphSAGE
+from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
 import pyg_accel
 
@@ -200,3 +202,42 @@ def test_typed_models_run_on_batches(typed: HeteroData):
     model = to_hetero(Model(), typed.metadata())
     for batch in NeighborLoader(typed, [4], input_nodes="u", batch_size=25):
         assert model(batch.x_dict, batch.edge_index_dict)["u"].shape[0] == batch["u"].num_nodes
+
+
+def test_weights_outlive_the_patch():
+    """PyG's own sampler would ignore them beside torch-sparse."""
+    weight = torch.zeros(20)
+    weight[3] = 1.0
+    star = Data(
+        edge_index=torch.stack([torch.arange(1, 21), torch.zeros(20, dtype=torch.long)]),
+        num_nodes=21, w=weight,
+    )  # fmt: skip
+    loader = NeighborLoader(star, [1], input_nodes=torch.zeros(20).long(), weight_attr="w")
+    pyg_accel.unpatch()
+    assert {int(batch.n_id[-1]) for batch in loader} == {4}
+    assert {int(batch.n_id[-1]) for batch in copy.deepcopy(loader)} == {4}
+
+
+def test_a_type_of_nodes_whose_number_pyg_cannot_tell():
+    data = HeteroData()
+    data["a"].x, data["c"].y = torch.ones(2, 1), torch.ones(2)
+    data["c", "t", "a"].edge_index = torch.tensor([[0, 1], [0, 1]])
+    batch = next(iter(NeighborLoader(data, [-1], input_nodes=("a", torch.tensor([0])))))
+    assert batch["c", "t", "a"].edge_index.tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("count", [2**62 + 1, 2**62, 2**41])
+def test_more_samples_than_memory_holds_are_refused(count):
+    sampler = NeighborSampler(
+        Data(edge_index=torch.randint(0, 9, (2, 300)), num_nodes=9), [count], replace=True
+    )
+    with pytest.raises(ValueError, match="fewer samples"):
+        sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([1, 2, 3, 4])))
+
+
+def test_induced_subgraphs_refuse_ids_that_are_no_nodes():
+    data = Data(edge_index=torch.tensor([[3, 1], [0, 0]]), num_nodes=3)
+    loader = NeighborLoader(data, [0], input_nodes=torch.tensor([0, 0, 1]), batch_size=3,
+                            subgraph_type="induced", disjoint=True)  # fmt: skip
+    with pytest.raises(ValueError, match="ids of nodes"):
+        next(iter(loader))
