@@ -75,7 +75,7 @@ class _Group:
         first, graph = values[0], self.graphs[0]
         moves = increment and (is_shifted(name) or type(graph).__inc__ not in STOCK_INC)
         incs = None
-        simple = are_dense(values) and not (moves and any(v.dtype != torch.long for v in values))
+        simple = are_dense(values) and not (moves and {v.dtype for v in values} != {torch.long})
         if simple and increment:
             incs = self.increments(name, values)
             pairs = incs.shape[1:] == (2, 1) and all(v.dim() == 2 == v.size(0) for v in values)
@@ -90,7 +90,7 @@ class _Group:
             values = [value.unsqueeze(0) for value in values]
         sizes = torch.tensor([value.size(dim or 0) for value in values])
         slices = cumsum(sizes)
-        alike = all(value.dim() == values[0].dim() for value in values)
+        alike = len({value.dim() for value in values}) == 1
         out = shared_like(values[0], dim or 0, int(slices[-1])) if alike else None
         joined = torch.cat(values, dim or 0, out=out)
         if incs is not None and (incs.dim() > 1 or int(incs[-1]) != 0):
@@ -172,10 +172,9 @@ def is_shifted(name: str) -> bool:
 
 def are_dense(values: list[Any]) -> bool:
     """Whether values are ordinary tensors."""
-    return (
-        all(type(value) is Tensor and value.layout is torch.strided for value in values)
-        and not values[0].is_nested
-    )
+    if set(map(type, values)) != {Tensor} or values[0].is_nested:
+        return False
+    return {value.layout for value in values} == {torch.strided}
 
 
 def shared_like(like: Tensor, dim: int, size: int) -> Tensor | None:
