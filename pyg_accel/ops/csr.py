@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyg_accel.derived import derived, is_new, keep
 from pyg_accel.graph import CSR, Graph
+from pyg_accel.machine import is_captured
 from pyg_accel.ops.operator import define
 
 __all__ = ["CompiledGraph", "IdleRows", "graph_of", "idle_rows_of", "keep_graph"]
@@ -45,8 +46,8 @@ class IdleRows:
         """Look at a row of an edge_index."""
         idle = torch.ones(nodes, dtype=torch.bool, device=edge_index.device)
         idle.index_fill_(0, edge_index[row].long(), False)
-        looks = type(idle) is Tensor and not idle.is_cuda  # a GPU would be waited for
-        self.mask = None if looks and not idle.any() else idle
+        waits = idle.is_cuda or is_captured(idle)  # for a GPU
+        self.mask = None if type(idle) is Tensor and not waits and not idle.any() else idle
 
 
 def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:

@@ -21,6 +21,7 @@ from torch_geometric.utils import (
 import pyg_accel
 from pyg_accel.cuda_graphs.entry import Entry
 from pyg_accel.layers import MaxKGCNConv
+from pyg_accel.machine import as_captured
 from pyg_accel.patching import overrides
 from pyg_accel.patching.reading import Look
 
@@ -61,7 +62,7 @@ def without_waits(monkeypatch: pytest.MonkeyPatch, rerun: Any) -> None:
     compute = Entry.compute
 
     def checked(self: Entry) -> list[Tensor]:
-        with NoWaits():
+        with NoWaits(), as_captured():
             return compute(self)
 
     monkeypatch.setattr(Entry, "compute", checked)
