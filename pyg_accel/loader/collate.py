@@ -19,8 +19,6 @@ from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 from torch_geometric.utils import cumsum
 
 __all__ = [
-    "STOCK_CAT_DIM",
-    "STOCK_INC",
     "are_dense",
     "batch_of",
     "collate",
@@ -28,8 +26,8 @@ __all__ = [
     "shared_like",
 ]
 
-STOCK_INC = (Data.__inc__, HeteroData.__inc__)
-STOCK_CAT_DIM = (Data.__cat_dim__, HeteroData.__cat_dim__)
+_STOCK_INC = (Data.__inc__, HeteroData.__inc__)
+_STOCK_CAT_DIM = (Data.__cat_dim__, HeteroData.__cat_dim__)
 
 Collated = tuple[Any, dict[Any, Any], dict[Any, Any]]
 
@@ -52,7 +50,7 @@ class _Group:
     def _count(self) -> list[int]:
         names = list(self.maps[0])
         name = next((key for key in names if key in N_KEYS), "")
-        stock = type(self.graphs[0]).__cat_dim__ in STOCK_CAT_DIM
+        stock = type(self.graphs[0]).__cat_dim__ in _STOCK_CAT_DIM
         if stock and name and "num_nodes" not in names:
             values: list[Any] = [m.get(name) for m in self.maps]
             if are_dense(values) and all(list(m) == names for m in self.maps):
@@ -62,7 +60,7 @@ class _Group:
     def increments(self, name: str, values: list[Tensor]) -> Tensor:
         """By how much an attribute is shifted in each graph: [B], or [B, 2, 1]."""
         inc = type(self.graphs[0]).__inc__
-        if inc in STOCK_INC and not is_shifted(name):
+        if inc in _STOCK_INC and not is_shifted(name):
             return torch.zeros(len(values), dtype=torch.long)
         stock = inc is Data.__inc__ and type(self.graphs[0]).num_nodes is Data.num_nodes
         if stock and "batch" not in name:
@@ -73,7 +71,7 @@ class _Group:
     def attribute(self, name: str, values: list[Any], increment: bool) -> tuple[Any, Any, Any]:
         """Collate one attribute: its value, where each graph begins, increments."""
         first, graph = values[0], self.graphs[0]
-        moves = increment and (is_shifted(name) or type(graph).__inc__ not in STOCK_INC)
+        moves = increment and (is_shifted(name) or type(graph).__inc__ not in _STOCK_INC)
         incs = None
         simple = are_dense(values) and not (moves and {v.dtype for v in values} != {torch.long})
         if simple and increment:

@@ -9,7 +9,7 @@ from torch.utils.data import Subset
 from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.loader import DataLoader as StockDataLoader
 
-from pyg_accel.loader.selected import Selected, is_selectable, select
+from pyg_accel.loader.selected import Selected, counted_by
 
 __all__ = ["DataLoader"]
 
@@ -76,8 +76,8 @@ class DataLoader(StockDataLoader):
 class _Resident(torch.utils.data.Dataset[Any]):
     """A dataset in memory, whose items are collated without being made."""
 
-    def __init__(self, graphs: InMemoryDataset) -> None:
-        self.graphs = graphs
+    def __init__(self, graphs: InMemoryDataset, counted: str) -> None:
+        self.graphs, self.counted = graphs, counted
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -85,8 +85,8 @@ class _Resident(torch.utils.data.Dataset[Any]):
     def __getitem__(self, at: int) -> Any:
         return self.graphs[at]
 
-    def __getitems__(self, index: Sequence[int]) -> Sequence[Any]:
-        return select(self.graphs, index)
+    def __getitems__(self, index: Sequence[int]) -> Selected:
+        return Selected(self.graphs, index, self.counted)
 
 
 class _Collated(InMemoryDataset):
@@ -104,11 +104,12 @@ def _resident(dataset: Any, device: torch.device | None) -> Any:
     listed = isinstance(dataset, (list, tuple)) and dataset
     if listed and all(type(graph) is Data for graph in dataset):
         dataset = _Collated(dataset)
-    if not isinstance(dataset, InMemoryDataset) or not is_selectable(dataset):
+    counted = counted_by(dataset) if isinstance(dataset, InMemoryDataset) else ""
+    if not counted:
         return dataset
     held = copy.copy(dataset)
     held._data_list = None
     if device is not None:
         data: Any = dataset._data
         held._data = copy.copy(data).to(device)
-    return _Resident(held)
+    return _Resident(held, counted)

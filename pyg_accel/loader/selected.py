@@ -3,7 +3,7 @@
 The dataset holds all graphs as one: an attribute of a batch is one ``index_select`` of it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,52 +12,31 @@ from torch_geometric.data import Data, Dataset, InMemoryDataset
 from torch_geometric.data.storage import N_KEYS
 from torch_geometric.utils import cumsum
 
-from pyg_accel.loader.collate import (
-    STOCK_CAT_DIM,
-    STOCK_INC,
-    are_dense,
-    batch_of,
-    is_shifted,
-    shared_like,
-)
+from pyg_accel.loader.collate import are_dense, batch_of, is_shifted, shared_like
 
-__all__ = ["Selected", "is_selectable", "select"]
+__all__ = ["Selected", "counted_by"]
 
 
-class Selected(Sequence[Any]):
-    """Items of a dataset, each made when it is asked for."""
+class Selected:
+    """Graphs of a dataset, by their numbers."""
 
     def __init__(self, dataset: InMemoryDataset, index: Sequence[int], counted: str) -> None:
-        """Note them; use :func:`select`.
+        """Note them.
 
         Args:
-            dataset: holds the graphs.
+            dataset: holds the graphs; :func:`counted_by` has accepted it.
             index: their numbers among the items of the dataset.
             counted: attribute that has a row per node.
         """
         self._dataset, self._index, self._counted = dataset, index, counted
-        self._made: list[Any] | None = None  # once someone has asked for all of them
 
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._index)
 
-    def __getitem__(self, at: Any) -> Any:
-        """Return one of them, or some as a list."""
-        if isinstance(at, slice) or self._made is not None:
-            return [*self][at]
-        return self._dataset[self._index[at]]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Return all of them, the same ones each time."""
-        if self._made is None:
-            self._made = [self._dataset[i] for i in self._index]
-        return iter(self._made)
-
     def collate(
         self,
         cls: type,
-        add_batch: bool = True,
         follow_batch: Iterable[str] | None = None,
         exclude_keys: Iterable[str] | None = None,
     ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -91,7 +70,7 @@ class Selected(Sequence[Any]):
             all_slices[name] = part.slices.clone()
             if name in followed:
                 out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(part.slices, device)
-        if add_batch and data._store.can_infer_num_nodes:
+        if data._store.can_infer_num_nodes:
             out.batch, out.ptr = batch_of(nodes, device)
         return out, all_slices, all_incs
 
@@ -135,21 +114,11 @@ class _Parts:
         return self._known[-1]
 
 
-def select(dataset: InMemoryDataset, index: Sequence[int]) -> Sequence[Any]:
-    """Return items of a dataset: as a list, where they cannot be collated without being made."""
-    counted = _counted(dataset)
-    if not counted or not index:
-        return [dataset[i] for i in index]
-    return Selected(dataset, index, counted)
+def counted_by(dataset: InMemoryDataset) -> str:
+    """Return the attribute that has a row per node, if a dataset's items are what its tensors say.
 
-
-def is_selectable(dataset: InMemoryDataset) -> bool:
-    """Whether :func:`select` makes no items of a dataset."""
-    return bool(_counted(dataset))
-
-
-def _counted(dataset: InMemoryDataset) -> str:
-    """The attribute that has a row per node, if the items are what the dataset's tensors say."""
+    It is empty for others, whose items have to be made.
+    """
     cls, data, where = type(dataset), dataset._data, dataset.slices
     stock = cls.get is InMemoryDataset.get and cls.__getitem__ is Dataset.__getitem__
     if (
@@ -161,8 +130,6 @@ def _counted(dataset: InMemoryDataset) -> str:
     ):
         return ""
     store = data._store
-    if type(data).__inc__ not in STOCK_INC or type(data).__cat_dim__ not in STOCK_CAT_DIM:
-        return ""
     names = [name for name in where if name in store._mapping]
     if len(names) < len(store._mapping) or "ptr" in names or "_num_nodes" in vars(store):
         return ""

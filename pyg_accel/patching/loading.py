@@ -1,6 +1,6 @@
 """Loaders under ``patch()``: what stands in for PyG's functions that make batches."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -15,21 +15,11 @@ from pyg_accel.patching.reasons import is_active
 __all__ = ["collate", "construct", "sample"]
 
 
-def collate(
-    original: Callable[..., Any],
-    cls: type,
-    data_list: Any,
-    increment: bool = True,
-    add_batch: bool = True,
-    follow_batch: Iterable[str] | None = None,
-    exclude_keys: Iterable[str] | None = None,
-) -> Any:
+def collate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stand in for ``torch_geometric.data.collate.collate``."""
     if not is_active():
-        return original(cls, data_list, increment, add_batch, follow_batch, exclude_keys)
-    return several.collate(
-        original, cls, data_list, increment, add_batch, follow_batch, exclude_keys
-    )
+        return original(*args, **kwargs)
+    return several.collate(original, *args, **kwargs)
 
 
 def _takes_part() -> bool:

@@ -1,10 +1,10 @@
 """Networks on messages: their functions are recorded, and run on blocks of target rows.
 
 A message that no formula expresses, because a linear layer follows something of several operands,
-is a :class:`Network`: an operand of edges with the functions that compute it, as a node of
-a torch.fx graph. They must work row by
-row (:mod:`pyg_accel.patching.rules.rowwise`). A reduction over the targets runs them on the edges
-of a block, reduces, and frees the results; see :mod:`pyg_accel.ops.blocked`.
+is a :class:`Network`: an operand of edges with the functions that compute it, as a node of a
+torch.fx graph. They must work row by row (:mod:`pyg_accel.patching.rules.rowwise`). A reduction
+over the targets runs them on the edges of a block, reduces, and frees the results; see
+:mod:`pyg_accel.ops.blocked`.
 """
 
 from collections.abc import Callable, Sequence
