@@ -60,7 +60,7 @@ def reuse_of(csr: CSR) -> tuple[Shared, ...]:
 
     Estimated from some of the windows; waits for the device when it is first asked of a graph.
     """
-    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
+    facts = facts_of(csr)
     if facts.shared_kind is None:
         facts.shared_kind = Kind.of(csr.rowptr, csr.col, csr.num_cols, _estimate(csr))
     return facts.shared_kind.sharing
@@ -74,19 +74,19 @@ def kind_of(csr: CSR) -> Kind:
     estimated, and what was not known stays unknown. Nor is anything told to those who asked torch
     for deterministic algorithms: another kernel after a while means other roundings.
     """
-    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
+    facts = facts_of(csr)
     facts.uses += 1
     return _known_kind(csr) if csr.col.is_cuda else facts.kind
 
 
 def typical_column_reuse(csr: CSR) -> tuple[Shared, ...]:
     """Return what :func:`kind_of` would tell on a GPU, and count a use."""
-    facts_of(csr.rowptr, csr.col, csr.num_cols).uses += 1
+    facts_of(csr).uses += 1
     return _known_kind(csr).sharing
 
 
 def _known_kind(csr: CSR) -> Kind:
-    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
+    facts = facts_of(csr)
     if facts.shared_kind is None and not facts.stays:
         return facts.kind
     if torch.are_deterministic_algorithms_enabled():

@@ -1,16 +1,22 @@
 """Facts of a CSR matrix beside its arrays."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_accel.derived import derived
+from pyg_accel.graph import CSR
 
-__all__ = ["INT32_ENTRIES", "Facts", "Kind", "expect_to_stay", "facts_of", "rounded"]
+__all__ = [
+    "INT32_ENTRIES", "Facts", "Kind", "expect_to_stay", "facts_of", "known_of", "of_matrix",
+    "rounded",
+]  # fmt: skip
+
+T = TypeVar("T")
 
 # Kernels that ran on a graph before it counts as one that stays, by the number of its entries:
 # a deep model runs some twenty on a batch that is gone after a step.
@@ -109,10 +115,30 @@ class Facts:
         return _expecting > 0 or self.uses > most
 
 
-def facts_of(rowptr: Tensor, col: Tensor, num_cols: int) -> Facts:
+def known_of(csr: CSR) -> dict[Any, Any]:
+    """Return what was derived of a CSR matrix, by what it is.
+
+    It belongs to the graph, or to the arrays of operators that a compiler calls. Values must not
+    refer to the memory of all arrays, or those would never be freed.
+    """
+    if csr.known is not None:
+        return csr.known
+    return derived((csr.col, csr.rowptr), ("known", csr.num_cols), dict, lasting=True)
+
+
+def of_matrix(csr: CSR, key: Hashable, make: Callable[[], T]) -> T:
+    """Return what was derived of a CSR matrix before; compute and store it otherwise."""
+    known = known_of(csr)
+    found: T | None = known.get(key)
+    if found is None:
+        found = known[key] = make()
+    return found
+
+
+def facts_of(csr: CSR) -> Facts:
     """Return what is known of a CSR matrix."""
-
-    def make() -> Facts:
-        return Facts(Kind.of(rowptr, col, num_cols, ()))
-
-    return derived((col, rowptr), ("facts", num_cols), make, lasting=True)
+    known = known_of(csr)
+    facts: Facts | None = known.get("facts")
+    if facts is None:
+        facts = known["facts"] = Facts(Kind.of(csr.rowptr, csr.col, csr.num_cols, ()))
+    return facts

@@ -29,6 +29,8 @@ class CSR(NamedTuple):
         eid: [E], the row of edge operands that belongs to every entry; None if they are in order.
         num_cols: number of columns.
         sorted: columns ascend within each row.
+        known: what was derived of the matrix (:func:`pyg_accel.facts.known_of`); None where only
+            its arrays tell matrices apart.
     """
 
     rowptr: Tensor
@@ -36,6 +38,7 @@ class CSR(NamedTuple):
     eid: Tensor | None
     num_cols: int
     sorted: bool
+    known: dict[Any, Any] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -136,9 +139,12 @@ class Graph:
         self._degree: Tensor | None = None
         self.is_cuda = rowptr.is_cuda
         self.plans: dict[Any, Any] = {}
+        self._known: dict[Any, Any] = {}
+        self._known_of_transpose: dict[Any, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"plans": {}}  # copies run with plans of their own
+        # Copies run with plans of their own.
+        return self.__dict__ | {"plans": {}, "_known": {}, "_known_of_transpose": {}}
 
     @classmethod
     def trusted(
@@ -302,7 +308,7 @@ class Graph:
             edge_order: edge operands are in the order of the edge list, not in that of the CSR.
         """
         eid = self.perm if edge_order else None
-        return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted)
+        return CSR(self.rowptr, self.col, eid, self.num_cols, self.sorted, self._known)
 
     @for_autograd
     def transposed(self, *, edge_order: bool = False) -> CSR:
@@ -314,7 +320,7 @@ class Graph:
             if self._transposed_edges is None:
                 self._transposed_edges = self.perm.index_select(0, perm)
             perm = self._transposed_edges
-        return CSR(rowptr, col, perm, self.num_rows, True)
+        return CSR(rowptr, col, perm, self.num_rows, True, self._known_of_transpose)
 
     def __repr__(self) -> str:
         return (

@@ -47,6 +47,7 @@ class Setting:
 
     def __set__(self, instance: "Settings", value: bool | int | str | None) -> None:
         """Override the environment; None gives the setting back to it."""
+        before = instance.assigned.get(self.name)
         if value is None:
             instance.assigned.pop(self.name, None)
         elif type(value) is not type(self.default):
@@ -54,7 +55,7 @@ class Setting:
             raise ValueError(f"expected setting '{self.name}' to be {expected} (got {value!r})")
         else:
             instance.assigned[self.name] = value
-        instance.changes += 1
+        instance.changes += value != before
 
     def parse(self, text: str) -> bool | int | str:
         """Convert the text of the environment variable, or raise a ValueError that names it."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.checks import whole
-from pyg_accel.derived import derived
+from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR, ptr2index
 from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
@@ -124,12 +124,8 @@ def tiles_of(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:
     Raises:
         ValueError: for a window or tile that is not positive, or too large together.
     """
-    key = "tiles", csr.num_cols, window, tile, least
-
-    def make() -> Tiles:
-        return build_tiles(csr, window, tile, least)
-
-    return derived((csr.col, csr.rowptr), key, make, lasting=True)
+    key = "tiles", window, tile, least
+    return of_matrix(csr, key, lambda: build_tiles(csr, window, tile, least))
 
 
 def build_tiles(csr: CSR, window: int, tile: int, least: int = 1) -> Tiles:

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from pyg_accel.backends.base import Launch
-from pyg_accel.derived import find, keep
+from pyg_accel.facts import known_of
 from pyg_accel.graph import CSR
 from pyg_accel.native import direct
 
@@ -65,13 +65,14 @@ class Matrix:
             key: what tells ``how`` apart.
             owned: what must live for as long.
         """
-        owners = [t for t in (csr.col, csr.rowptr, csr.eid) if t is not None]
-        place = "matrix", library.name, csr.num_cols, *key
-        found = find(owners, place, lasting=True)
+        # An address is not used again while there is the matrix, which owns the memory.
+        eid = 0 if csr.eid is None else csr.eid.data_ptr()
+        known, place = known_of(csr), ("matrix", library.name, eid, *key)
+        found = known.get(place)
         matrix: Matrix | None = None if found is None else found()
         if matrix is None:
             matrix = cls(library, csr, how, owned)
-            keep(owners, place, weakref.ref(matrix), lasting=True)  # it refers to their memory
+            known[place] = weakref.ref(matrix)  # it refers to the memory of the arrays
         return matrix
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import find, keep
-from pyg_accel.facts import facts_of
+from pyg_accel.facts import facts_of, known_of
 from pyg_accel.graph import CSR
 from pyg_accel.machine import is_captured
 
@@ -69,11 +68,11 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
         ordered: bring rows of like length together.
     """
     rowptr, entries = csr.rowptr, csr.col.numel()
-    facts = facts_of(rowptr, csr.col, csr.num_cols)
-    owners, key = (csr.col, rowptr), ("schedule", split, piece, ordered)
-    found: Schedule | None = find(owners, key, lasting=True)
+    known, key = known_of(csr), ("schedule", split, piece, ordered)
+    found: Schedule | None = known.get(key)
     if found is not None:
         return found
+    facts = facts_of(csr)
     if rowptr.is_cuda:
         new = entries < _FEW and not facts.stays
         if new and not torch.are_deterministic_algorithms_enabled():
@@ -88,7 +87,7 @@ def schedule_of(csr: CSR, split: int, piece: int, *, ordered: bool) -> Schedule:
         _order(rowptr, split, longest) if ordered and uneven else None,
         _cut(rowptr, split, piece) if longest > split else None,
     )
-    keep(owners, key, found, lasting=True)
+    known[key] = found
     return found
 
 

@@ -49,7 +49,7 @@ class Arrays(NamedTuple):
     @classmethod
     def join(cls, csr: CSR, transposed: CSR | None = None) -> "Arrays":
         """Return the arrays of a graph and of its transpose."""
-        rowptr, col, eid, num_cols, in_order = csr
+        rowptr, col, eid, num_cols, in_order = csr[:5]
         if transposed is None:
             return cls(rowptr, col, eid, None, None, None, num_cols, in_order)
         return cls(rowptr, col, eid, *transposed[:3], num_cols, in_order)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from pyg_accel.backends.base import winners_are_columns
 from pyg_accel.backends.spec import Shapes, shapes_of
-from pyg_accel.derived import find, keep
-from pyg_accel.facts import facts_of
+from pyg_accel.facts import facts_of, known_of
 from pyg_accel.formula import (
     Binary,
     Const,
@@ -255,12 +254,12 @@ def is_plain_mean(text: str, reduces: tuple[str, ...], turned: CSR | None) -> bo
 
 def degrees(csr: CSR, dtype: torch.dtype) -> Tensor:
     """Return what the gradient of a mean is divided by, [num_rows, 1, 1]; stored with the graph."""
-    owners, key = (csr.col, csr.rowptr), ("degrees", dtype)
-    found: Tensor | None = find(owners, key, lasting=True)
+    known, key = known_of(csr), ("degrees", dtype)
+    found: Tensor | None = known.get(key)
     if found is None:
         found = _degrees(csr.rowptr, dtype)
         if not is_captured(csr.col):
-            keep(owners, key, found, lasting=True)
+            known[key] = found
     return found
 
 
@@ -286,15 +285,15 @@ def mean_share(rowptr: Tensor, turned: CSR, dtype: torch.dtype) -> tuple[Tensor,
     by_edge, by_node = "mul(u0,e1)", "mul(u0,u1)"
     if type(turned.col) is not Tensor:  # a compiler's tensors have symbols for sizes
         return _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1), by_edge
-    owners, key = (turned.col, turned.rowptr), ("mean", dtype)
-    weight: Tensor | None = find(owners, key, lasting=True)
+    known, key = known_of(turned), ("mean", dtype)
+    weight: Tensor | None = known.get(key)
     if weight is not None:
         return weight, by_edge
     capturing = is_captured(turned.col)
-    if turned.col.is_cuda and (capturing or not facts_of(*owners[::-1], turned.num_cols).stays):
+    if turned.col.is_cuda and (capturing or not facts_of(turned).stays):
         return _share(rowptr, dtype).view(-1, 1, 1), by_node
     weight = _share(rowptr, dtype).index_select(0, turned.col).view(-1, 1, 1)
-    keep(owners, key, weight, lasting=True)
+    known[key] = weight
     return weight, by_edge
 
 

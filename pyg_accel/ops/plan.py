@@ -196,7 +196,7 @@ def _keep(graph: Graph, key: Any, plan: Plan) -> None:
     if plan.rule is not None:
         plan.asked = asked_for()
     if graph.is_cuda and not torch.are_deterministic_algorithms_enabled():
-        facts = facts_of(graph.rowptr, graph.col, graph.num_cols)
+        facts = facts_of(graph.csr())
         if facts.shared_kind is None:
             plan.facts = facts
     if not is_captured(graph.col):

@@ -78,7 +78,7 @@ def plan_of(
 def transposed_of(graph: Graph, *, edge_order: bool) -> CSR:
     """Return the transposed graph, which stays if the graph does."""
     csr, turned = graph.csr(), graph.transposed(edge_order=edge_order)
-    facts, of_turned = (facts_of(c.rowptr, c.col, c.num_cols) for c in (csr, turned))
+    facts, of_turned = map(facts_of, (csr, turned))
     of_turned.uses = max(of_turned.uses, facts.uses)
     return turned
 

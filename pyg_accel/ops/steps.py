@@ -104,7 +104,7 @@ class Pass(NamedTuple):
         if len(self.formulas) > 1:
             csr = arrays.transposed if self.source else arrays.csr
             outs: list[Tensor] = call(
-                "gspmm_several", *csr, given, list(self.formulas), list(self.reduces)
+                "gspmm_several", *csr[:5], given, list(self.formulas), list(self.reduces)
             )
             return outs
         arrays = arrays.turned() if self.source else arrays

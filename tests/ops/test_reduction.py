@@ -77,21 +77,27 @@ def test_sizes_are_rounded_up_to_three_bits(size):
     assert found == 0 or (found // (found & -found)) < 8
 
 
-def test_facts_go_with_the_arrays_they_are_of(graph):
-    csr = graph.csr()
-    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
-    assert facts_of(csr.rowptr, csr.col, csr.num_cols) is facts
-    assert facts_of(csr.rowptr.clone(), csr.col, csr.num_cols) is not facts
-    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
+def test_facts_go_with_the_graph(graph):
+    facts = facts_of(graph.csr())
+    assert facts_of(graph.csr(edge_order=True)) is facts
+    assert facts_of(graph.transposed()) is facts_of(graph.transposed(edge_order=True)) is not facts
+    assert facts_of(copy.deepcopy(graph).csr()) is not facts
+
+
+def test_facts_of_arrays_go_with_the_arrays(graph):
+    csr = graph.csr()._replace(known=None)  # as operators get it from a compiler
+    facts = facts_of(csr)
+    assert facts_of(csr) is facts
+    assert facts_of(csr._replace(rowptr=csr.rowptr.clone())) is not facts
+    facts = facts_of(csr)
     csr.col.add_(0)
-    assert facts_of(csr.rowptr, csr.col, csr.num_cols) is not facts
+    assert facts_of(csr) is not facts
 
 
 def test_arrays_with_facts_are_copied_and_saved(graph):
-    csr = graph.csr()
-    facts = facts_of(csr.rowptr, csr.col, csr.num_cols)
-    twin = copy.deepcopy(csr.col)
-    assert facts_of(csr.rowptr, twin, csr.num_cols) is not facts
+    csr = graph.csr()._replace(known=None)
+    facts = facts_of(csr)
+    assert facts_of(csr._replace(col=copy.deepcopy(csr.col))) is not facts
     file = io.BytesIO()
     torch.save(csr.col, file)
     file.seek(0)

@@ -35,7 +35,7 @@ def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor 
     if _dense_pays(x.size(1), indices.size(1)):
         return weighted_sum(gspmm.run, transposed, x, weight, "sum").gather(1, indices.long())
     out: Tensor = cpu_library().cbsr_sspmm(
-        *csr, transposed.rowptr, widened(x), indices, widened(weight)
+        *csr[:5], transposed.rowptr, widened(x), indices, widened(weight)
     )
     return out.to(x.dtype)
 

@@ -13,7 +13,7 @@ from pyg_accel.backends.cuda.plan import in_32_bits
 from pyg_accel.backends.cuda.spmm import reordered
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.spec import OpSpec
-from pyg_accel.derived import derived
+from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR
 from pyg_accel.machine import INTERPRETED, gpu_of
 from pyg_accel.native import cuda_library
@@ -109,8 +109,7 @@ def _first_guess(k: int, width: int) -> float:
 
 def plan_of(csr: CSR) -> Plan:
     """Return the plan of a graph, made once and stored for as long as its arrays live."""
-    key = "CBSR plan", csr.col.numel()
-    return derived((csr.rowptr,), key, lambda: _build(csr), lasting=True)
+    return of_matrix(csr, "CBSR plan", lambda: _build(csr))
 
 
 def _build(csr: CSR) -> Plan:

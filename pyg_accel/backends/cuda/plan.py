@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.derived import derived
+from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR, ptr2index
 from pyg_accel.tiles import tiles_of
 
@@ -69,7 +70,7 @@ def in_32_bits(csr: CSR) -> CSR:
     def make() -> CSR:
         rowptr, col, eid = (None if t is None else t.to(torch.int32) for t in csr[:3])
         assert rowptr is not None and col is not None
-        return csr._replace(rowptr=rowptr, col=col, eid=eid)
+        return csr._replace(rowptr=rowptr, col=col, eid=eid, known={})
 
     owners = [t for t in csr[:3] if t is not None]
     return derived(owners, ("32 bits", csr.num_cols, csr.sorted), make, lasting=True)
@@ -83,8 +84,8 @@ def plan_of(csr: CSR, window: int, least: int = 1) -> Plan:
         window: rows of a tile.
         least: entries of a column in a window for which it is in a tile.
     """
-    key = "Tensor-Core plan", csr.num_cols, window, least
-    return derived((csr.col, csr.rowptr), key, lambda: _build(csr, window, least), lasting=True)
+    key = "Tensor-Core plan", window, least
+    return of_matrix(csr, key, lambda: _build(csr, window, least))
 
 
 def _build(csr: CSR, window: int, least: int) -> Plan:

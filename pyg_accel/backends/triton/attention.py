@@ -207,7 +207,7 @@ def _pass_over(
     infinite: int = -1,
 ) -> "_Pass":
     """The pass for calls of a kind: graphs of about one size, operands like these but for rows."""
-    kind = facts_of(csr.rowptr, csr.col, csr.num_cols).kind
+    kind = facts_of(csr).kind
     key = (
         formulas, heads, width, infinite, kind, csr.eid is None,
         *[(t.dtype, t.stride(0), t.size(1), t.size(2)) for t in operands],
