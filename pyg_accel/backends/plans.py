@@ -47,9 +47,10 @@ class Matrix:
         storages = [t.untyped_storage() for t in csr[:3] if t is not None]
         self._owned = storages, owned
 
-    def __del__(self) -> None:
+    # A default argument, since a module's names are gone when Python exits.
+    def __del__(self, add: Callable[[Any], None] = _gone.append) -> None:
         if hasattr(self, "number"):
-            _gone.append((self._remove, self.number))
+            add((self._remove, self.number))
 
     @classmethod
     def of(

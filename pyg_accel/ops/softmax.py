@@ -116,7 +116,7 @@ def _run(csr: CSR, scores: Tensor, grad: Tensor | None) -> Any:
 
 def _row_sum(arrays: list[Any], values: Tensor) -> Tensor:
     """The sum over each row, given back to its edges."""
-    graph = Arrays.join(CSR(*arrays[:4], False))
+    graph = Arrays.join(CSR(arrays[0], arrays[1], arrays[2], arrays[3], False))
     (sums,) = call("gspmm", *graph, [values.unsqueeze(-1)], "e0", ["sum"], False)
     (back,) = call("gspmm", *graph, [sums], "v0", ["none"], False)
     result: Tensor = back.squeeze(-1)
