@@ -189,9 +189,9 @@ class _Rule(NamedTuple):
     sizes: Shapes
     shapes: tuple[torch.Size, ...]
 
-    def _arrays(self, graph: Graph) -> Arrays:
+    def _csrs(self, graph: Graph) -> tuple[CSR, CSR]:
         turned = transposed_of(graph, edge_order=self.edge_order)
-        return Arrays.join(graph.csr(edge_order=self.edge_order), turned)
+        return graph.csr(edge_order=self.edge_order), turned
 
     def bind(self, graph: Graph, tensors: list[Tensor | None]) -> Gradient | None:
         """Plan the pass for saved tensors and gradients like these."""
@@ -209,7 +209,7 @@ class _Rule(NamedTuple):
         if fold is not None:
             folds.append((len(given) + 1, fold))
         order, launch = gradient_launch(
-            self._arrays(graph), ready[:-1], folded, (self.score, self.value), self.needs
+            *self._csrs(graph), ready[:-1], folded, (self.score, self.value), self.needs
         )
         results = tuple(Result(i, methodcaller("reshape", self.shapes[i])) for i in order)
         return Gradient((), folds, [(launch, False, tuple(range(len(tensors))), results)], {})
@@ -223,7 +223,7 @@ class _Rule(NamedTuple):
         pairs = zip(operands, self.sizes, strict=True)
         folded = [contiguous_rows(t.reshape(t.size(0), *size)) for t, size in pairs]
         given = AttentionCall(self.score, self.value, self.needs, folded, out, total)
-        found = given.gradients(self._arrays(graph), contiguous_rows(grads[0]))
+        found = given.gradients(Arrays.join(*self._csrs(graph)), contiguous_rows(grads[0]))
         return [None if g is None else g.reshape(shape)
                 for g, shape in zip(found, self.shapes, strict=True)]  # fmt: skip
 

@@ -11,7 +11,7 @@ operands. Those of targets are added up in either of two ways, the cheaper one:
 * a second pass, over the graph itself, computes p once more, and stores nothing per edge.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pyg_accel.backends import Decision, OpSpec
 from pyg_accel.backends.attention import AttentionGradient
+from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import asked_for, decide, is_fast, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
@@ -45,7 +46,7 @@ from pyg_accel.ops.attention_unfused import unfused
 from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.steps import Step, fit, renumber, run_steps
+from pyg_accel.ops.steps import Pass, Step, fit, passes_of, renumber
 
 __all__ = [
     "AttentionCall", "backward", "gradient_launch", "is_backward_fast", "setup_context",
@@ -245,13 +246,15 @@ _ways: Bounded[tuple[Any, ...], _Way] = Bounded(4096)
 
 def _attention_backward(*args: Any) -> list[Tensor]:
     arrays, (operands, grad, out, total, score, value, needs) = Arrays.split(args)
-    _, run = gradient_launch(arrays, operands, grad, (score, value), tuple(needs))
+    csrs = arrays.csr, arrays.transposed
+    _, run = gradient_launch(*csrs, operands, grad, (score, value), tuple(needs))
     found: list[Tensor] = run(*operands, out, total, grad)
     return found
 
 
 def gradient_launch(
-    arrays: Arrays,
+    csr: CSR,
+    turned: CSR,
     operands: list[Tensor],
     grad: Tensor,
     texts: tuple[str, str],
@@ -261,15 +264,15 @@ def gradient_launch(
 
     It takes the operands, the results and the gradient of the first, all like those of this call.
     """
-    csr, turned = arrays.csr, arrays.transposed
     kinds = kind_of(csr), kind_of(turned)
     facts = [(t.dtype, t.size(1), t.size(2)) for t in (*operands, grad)]
     key = (*texts, needs, *kinds, situation(), *facts)
     way = _ways.get(key)
     if way is None:
-        way = _ways[key] = _find_way(arrays, kinds, operands, grad, texts, needs)
+        way = _ways[key] = _find_way((csr, turned), kinds, operands, grad, texts, needs)
     plan, first, of_first, second, of_second = way
-    count = len(plan.sources)
+    count, n = len(plan.sources), len(operands)
+    of_targets = [] if second is not None else _launches(plan.others, csr, operands, grad)
 
     def run(*tensors: Tensor) -> list[Tensor]:
         *operands, out, total, grad = tensors
@@ -278,17 +281,28 @@ def gradient_launch(
         if second is not None and of_second is not None:
             return _fitted(plan, found + second.run(of_second, csr, given), operands)
         made = dict(enumerate([*operands, grad]))
-        # Those of scores come first.
-        made |= dict(zip((len(made) + 1, len(made)), found[count:], strict=False))
-        others = run_steps(plan.others, made, arrays)
+        made |= dict(zip((n + 2, n + 1), found[count:], strict=False))  # those of scores come first
+        others: dict[int, Tensor] = {}
+        for part, launch in of_targets:
+            others |= zip(part.operands, launch([made[i] for i in part.used]), strict=True)
         left = [others[step.operand] for step in plan.others]
         return _fitted(plan, found[:count] + left, operands)
 
     return plan.order, run
 
 
+def _launches(
+    steps: Sequence[Step], csr: CSR, operands: list[Tensor], grad: Tensor
+) -> list[tuple[Pass, Launch]]:
+    """The passes of the gradients of targets and edges, of operands and gradients like these."""
+    by_edge = grad.new_empty(0, grad.size(1), 1)  # weights, and gradients of scores
+    like = dict(enumerate([*operands, grad, by_edge, by_edge]))
+    passes = passes_of(steps, like)
+    return [(part, part.launch(csr, [like[i] for i in part.used])[1]) for part in passes]
+
+
 def _find_way(
-    arrays: Arrays,
+    csrs: tuple[CSR, CSR],
     kinds: tuple[Kind, Kind],
     operands: list[Tensor],
     grad: Tensor,
@@ -296,7 +310,7 @@ def _find_way(
     needs: tuple[bool, ...],
 ) -> _Way:
     """Choose the cheaper way."""
-    csr, turned = arrays.csr, arrays.transposed
+    csr, turned = csrs
     plan = _plan(*texts, needs, kinds_of(operands))
 
     first = _Pass(

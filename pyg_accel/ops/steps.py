@@ -26,11 +26,10 @@ from pyg_accel.formula import (
 from pyg_accel.graph import CSR
 from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
 from pyg_accel.ops.launch import launch_of
-from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.winners import scatter_launch
 
-__all__ = ["SCATTER", "Pass", "Step", "fit", "passes_of", "renumber", "run_steps"]
+__all__ = ["SCATTER", "Pass", "Step", "fit", "passes_of", "renumber"]
 
 SCATTER = "scatter"  # in place of a formula: gradients go to the winners of a maximum
 
@@ -123,26 +122,6 @@ class Pass(NamedTuple):
             return decision.backend.name, Launch(decision.kernel.run, before, listed=True)
         csr = csr if self.numbered else csr._replace(eid=None)
         return launch_of(csr, self.formulas[0], self.reduces, given, want_arg=False)
-
-
-def run_steps(
-    steps: Sequence[Step], tensors: Mapping[int, Tensor], arrays: Arrays
-) -> dict[int, Tensor]:
-    """Compute gradients by operand.
-
-    Args:
-        steps: one an operand; none reads the result of another.
-        tensors: operands of the backward pass, by the index that ``used`` has.
-        arrays: of the graph and of its transpose.
-
-    Raises:
-        RuntimeError: if the transposed graph is missing and asked for.
-    """
-    found: dict[int, Tensor] = {}
-    for part in passes_of(steps, tensors):
-        outs = part.run(arrays, [contiguous_rows(tensors[i]) for i in part.used])
-        found |= zip(part.operands, outs, strict=True)
-    return found
 
 
 def passes_of(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[Pass]:
