@@ -41,12 +41,13 @@ from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, record
+from pyg_accel.record.recorder import running_recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.settings import settings, variables
 
 __all__ = [
     "NONE", "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget",
-    "forget_unpatched", "is_graph", "layers", "note", "recorded", "why",
+    "forget_unpatched", "is_graph", "layers", "note", "overwrites", "recorded", "why",
 ]  # fmt: skip
 
 _MOST = 8  # programs of one layer, and records that came to nothing
@@ -92,6 +93,8 @@ class Programs:
         records: how many were made.
         failures: records that came to nothing.
         reason: why the last of them did.
+        overwrites: code of the layer may change what its messages read in place afterwards; so it
+            is until a record of a whole call has shown that it does not.
     """
 
     programs: list[LayerProgram] = field(default_factory=list)
@@ -99,6 +102,7 @@ class Programs:
     records: int = 0
     failures: int = 0
     reason: str = ""
+    overwrites: bool = True
 
     def give_up(self, reason: str) -> None:
         """Drop all programs, and record no other call."""
@@ -140,7 +144,7 @@ class _Running(threading.local):
     seen: _Seen | None = None
 
 
-_running = _Running()
+_running, _UNKNOWN = _Running(), Programs()
 layers: "weakref.WeakKeyDictionary[Module, dict[str, Programs]]" = weakref.WeakKeyDictionary()
 
 
@@ -165,6 +169,19 @@ def why(layer: Module, name: str) -> str:
     """
     known = layers.get(layer, NONE).get(name)
     return "" if known is None else known.reason
+
+
+def overwrites(layer: Module) -> bool:
+    """Return whether what a message of a layer reads may be changed before its gradient is made."""
+    recorder = running_recorder.recorder
+    if recorder is not None and recorder.whole:
+        return True
+    return is_users(layer) and layers.get(layer, NONE).get("call", _UNKNOWN).overwrites
+
+
+def is_users(layer: Module) -> bool:
+    """Return whether the code of a layer is none of torch, PyG and this package."""
+    return not is_library(module_of(type(layer)))
 
 
 def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> bool:
@@ -306,19 +323,20 @@ def attempt(
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic or alike.exact else None
-        exact = alike is None and not is_library(module_of(type(layer)))
+        exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
         try:
             with record_choices() as backends:
                 out, recorder, guard = record(
-                    layer, _ENTRIES[name], make, args, kwargs, signature, exact=exact
+                    layer, _ENTRIES[name], make, args, kwargs, signature, exact=exact, whole=whole
                 )
         finally:
             _running.seen = before
     except NotComparable as error:
         known.failures, known.reason = _MOST, str(error)
         return Attempt(make(layer, *args, **kwargs))
+    known.overwrites = recorder.overwrites or (known.records > 0 and known.overwrites)
     known.records += 1
     made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred")
     reason = recorder.reason

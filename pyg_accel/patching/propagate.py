@@ -179,6 +179,7 @@ def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]
     assert isinstance(self, MessagePassing)
     trace, plain, kwargs = _trace(call)
     trace.layer = self
+    trace.copies = torch.is_grad_enabled() and programs.overwrites(self)
     trace.forward = returns_none(self)
     if isinstance(trace, Trace):
         trace.size = kwargs.get("size")

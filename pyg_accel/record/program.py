@@ -195,6 +195,7 @@ def record(
     signature: Signature,
     *,
     exact: bool = False,
+    whole: bool = False,
 ) -> tuple[Any, Recorder, Guard]:
     """Make a call and record it.
 
@@ -206,6 +207,7 @@ def record(
         kwargs: of the call.
         signature: of the arguments.
         exact: of :class:`~pyg_accel.record.sizes.Sizes`.
+        whole: of :class:`~pyg_accel.record.recorder.Recorder`.
 
     Returns:
         The result, what was seen and the guard.
@@ -214,7 +216,8 @@ def record(
         NotComparable: if the call cannot be recorded; then it was not made.
     """
     guard = Guard(layer, [getattr(type(layer), name) for name in entries])
-    recorder = Recorder(guard, signature.leaves(args, kwargs), signature.shapes, exact=exact)
+    inputs = signature.leaves(args, kwargs)
+    recorder = Recorder(guard, inputs, signature.shapes, exact=exact, whole=whole)
     with recorder.watching():
         out = function(layer, *args, **kwargs)
     recorder.finish(out)
