@@ -216,6 +216,8 @@ def record(
         NotComparable: if the call cannot be recorded; then it was not made.
     """
     guard = Guard(layer, [getattr(type(layer), name) for name in entries])
+    if any(kind is float for kind, *_ in signature.key):
+        guard.floats.add("")
     inputs = signature.leaves(args, kwargs)
     recorder = Recorder(guard, inputs, signature.shapes, exact=exact, whole=whole)
     with recorder.watching():

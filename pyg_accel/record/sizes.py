@@ -7,8 +7,9 @@ leaves or a mask selects, and what follows from them.
 import dis
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from types import CodeType
 from typing import Any
@@ -32,6 +33,8 @@ _SELECT = frozenset({
 })  # fmt: skip
 
 _ROUNDS = frozenset({"int", "round", "ceil", "floor", "trunc", "float", "math", "divmod", "bool"})
+# Of Python 3.10; later ones have the operator as the argument of one instruction.
+_QUOTIENTS = ("BINARY_TRUE_DIVIDE", "INPLACE_TRUE_DIVIDE", "BINARY_POWER", "INPLACE_POWER")
 
 
 def asks_for_size(function: Callable[..., Any]) -> bool:
@@ -131,14 +134,38 @@ class Sizes:
             self.vary(result, node, dims)
 
 
+def rounds(codes: Iterable[CodeType], floats: Collection[str]) -> bool:
+    """Return whether code may make the same of sizes that differ: it rounds, or compares floats.
+
+    A float times a size is no :class:`Dim`, and what becomes of it is not seen.
+
+    Args:
+        codes: that ran.
+        floats: names by which they may read floats.
+    """
+    own = [code for code in codes if not is_library_file(code.co_filename)]
+    names = {"", *(name for code in own for name in (*code.co_names, *code.co_freevars))}
+    if not _ROUNDS.isdisjoint(names):
+        return True
+    has_floats = not names.isdisjoint(floats) or any(map(_makes_floats, own))
+    return has_floats and any(map(_compares_numbers, own))
+
+
 @lru_cache(maxsize=1024)
-def rounds(code: CodeType) -> bool:
-    """Return whether code may make the same of sizes that differ: it rounds, or compares floats."""
-    if is_library_file(code.co_filename):
-        return False
-    compares = any(step.opname == "COMPARE_OP" for step in dis.get_instructions(code))
-    has_floats = any(isinstance(constant, float) for constant in code.co_consts)
-    return (compares and has_floats) or not _ROUNDS.isdisjoint(code.co_names)
+def _makes_floats(code: CodeType) -> bool:
+    return any(isinstance(constant, float) for constant in code.co_consts) or any(
+        step.opname in _QUOTIENTS or step.argrepr in ("/", "/=", "**", "**=")
+        for step in dis.get_instructions(code)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _compares_numbers(code: CodeType) -> bool:
+    steps = [*dis.get_instructions(code)]
+    return any(
+        step.opname == "COMPARE_OP" and not isinstance(before.argval, str)
+        for before, step in pairwise(steps)
+    )
 
 
 def _selected(name: str, args: Any, kwargs: Any, rank: int) -> range:
