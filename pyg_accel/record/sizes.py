@@ -168,10 +168,10 @@ def _makes_floats(code: CodeType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _compares_numbers(code: CodeType) -> bool:
-    steps = [*dis.get_instructions(code)]
     return any(
-        step.opname == "COMPARE_OP" and not isinstance(before.argval, str)
-        for before, step in pairwise(steps)
+        step.opname == "COMPARE_OP"
+        and not (before.opname == "LOAD_CONST" and isinstance(before.argval, str))
+        for before, step in pairwise(dis.get_instructions(code))
     )
 
 
