@@ -29,13 +29,15 @@ from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
 from pyg_accel.derived import is_new
 from pyg_accel.hooks import hook_reasons, hooks_in
-from pyg_accel.patching.overrides import is_rendered
+from pyg_accel.module_state import ModuleState, modules_in
+from pyg_accel.patching.overrides import is_rendered, template
 from pyg_accel.patching.reasons import (
     forced,
     is_active,
     torch_records,
     transform_reasons,
 )
+from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
 from pyg_accel.record.code import is_library, module_of
@@ -47,7 +49,8 @@ from pyg_accel.settings import settings, variables
 
 __all__ = [
     "NONE", "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget",
-    "forget_unpatched", "is_graph", "layers", "note", "overwrites", "recorded", "why",
+    "forget_unpatched", "is_graph", "layers", "left_to_pyg", "note", "overwrites", "recorded",
+    "why",
 ]  # fmt: skip
 
 _MOST = 8  # programs of one layer, and records that came to nothing
@@ -286,9 +289,19 @@ def recorded(
     if known.changes != settings.changes:
         known = layers[layer][name] = Programs(changes=settings.changes)
     start = perf_counter()
+    device = next((v.device for v in (*args, *kwargs.values()) if is_graph(v)), None)
+    state = ModuleState(modules_in(layer), device or torch.device("cpu"))
     made = attempt(known, layer, name, make, args, kwargs)
     if isinstance(made, str):
         return make(layer, *args, **kwargs)
+    if made.program is not None:
+        leaves = made.program.signature.leaves(args, kwargs)
+        graph, kind = leaves[made.program.sizes.graph], made.program.sizes
+        if graph.size(1) < kind.fewest and not made.program.writes:  # as it is in later calls
+            state.restore()
+            stock = make if name == "call" else template(layer, name)
+            return left_to_pyg(layer, stock, args, kwargs, kind.small[0] or True)
+        is_new(graph, (weakref.ref(layer), name))  # it is not in the next call
     if made.formulas:
         count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
     return made.out
@@ -356,6 +369,21 @@ def attempt(
     return made._replace(program=program)
 
 
+def left_to_pyg(
+    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, row: Row | bool
+) -> Any:
+    """Make a call as PyG does, and the functions inside of it too."""
+    start = perf_counter()
+    before, running.stock = running.stock, True
+    try:
+        out = original(layer, *args, **kwargs)
+    finally:
+        running.stock = before
+    if isinstance(row, Row):
+        row.add(perf_counter() - start)
+    return out
+
+
 def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
     """Return from which size on a program is faster than PyG's own path."""
     place, name = next(i for i, leaf in enumerate(leaves) if is_graph(leaf)), type(layer).__name__
@@ -375,7 +403,8 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
     return Sizes(place, gradient, fewest[0], fewest[1], row, (small[0], small[1]))
 
 
-skip_code(recorded.__code__)  # Dynamo begins no graph here
+for _function in (recorded, left_to_pyg):
+    skip_code(_function.__code__)  # Dynamo begins no graph here
 
 
 def _unrecordable(
