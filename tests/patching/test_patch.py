@@ -161,13 +161,14 @@ def test_handles_may_be_removed_in_any_order_and_twice(x, edge_index, ran):
 
 def test_an_optimized_model_leaves_programs_of_others(always, x, edge_index):
     """Overrides that are in force stay as they are: guards compare the code of functions."""
-    layer = SAGEConv(x.size(1), 4).eval()
+    layer, models = SAGEConv(x.size(1), 4).eval(), []
     with pyg_accel.patched(), torch.no_grad():
+        models += [pyg_accel.optimize(GCN(x.size(1), 4, 2).eval(), x, edge_index)]
         layer(x, edge_index)
         (program,) = programs.layers[layer]["call"].programs
         code = SAGEConv.propagate.__code__
-        model = pyg_accel.optimize(GCN(x.size(1), 4, 2).eval(), x, edge_index)
-        model(x, edge_index)
+        models += [pyg_accel.optimize(GCN(x.size(1), 4, 2).eval(), x, edge_index)]
+        models[1](x, edge_index)
         assert SAGEConv.propagate.__code__ is code
         assert program.guard.holds()
         layer(x, edge_index)
