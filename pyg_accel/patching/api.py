@@ -76,7 +76,7 @@ class OverrideHandle:
     """
 
     def __init__(self, hooks: dict[str, Callable[..., Any]]) -> None:
-        self.hooks = hooks
+        self.hooks = hooks or _NONE  # without hooks of its own it reinstalls nothing
         with _lock:
             _handles.append(self)
             _install()

@@ -20,12 +20,12 @@ from torch.nn import Module
 
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
-from pyg_accel.call_report import Row, record
+from pyg_accel.call_report import record
 from pyg_accel.derived import is_new
 from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.patching import programs
 from pyg_accel.patching.reasons import forced
-from pyg_accel.patching.running import Unrecognised, running
+from pyg_accel.patching.running import Unrecognised
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import Work, fewest_edges, size_reasons
 from pyg_accel.patching.verification import verify
@@ -85,7 +85,7 @@ def by_program(
         return NOTHING
     program, leaves, small = found
     if small is not None:
-        return _left_to_pyg(layer, original, args, kwargs, small)
+        return programs.left_to_pyg(layer, original, args, kwargs, small)
     if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
         return NOTHING
     start = perf_counter()
@@ -97,21 +97,6 @@ def by_program(
     except (Unexpected, IndexError, ValueError):
         return NOTHING  # sizes that do not agree, which PyG explains
     program.sizes.row.add(perf_counter() - start)
-    return out
-
-
-def _left_to_pyg(
-    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, row: Row | bool
-) -> Any:
-    """Make a call as PyG does, and the functions inside of it too."""
-    start = perf_counter()
-    before, running.stock = running.stock, True
-    try:
-        out = original(layer, *args, **kwargs)
-    finally:
-        running.stock = before
-    if isinstance(row, Row):
-        row.add(perf_counter() - start)
     return out
 
 
@@ -203,5 +188,4 @@ def too_small(
     return size_reasons(edges, fewest, new=True) if new else []
 
 
-for _function in (by_program, _left_to_pyg):
-    skip_code(_function.__code__)  # Dynamo begins no graph here
+skip_code(by_program.__code__)  # Dynamo begins no graph here

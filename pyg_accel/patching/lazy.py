@@ -29,6 +29,7 @@ from pyg_accel.patching.reasons import subclass_reasons
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.watch import Watch
 from pyg_accel.record.edge_tensors import EdgeTensor, asks, plain_shape, replaced
+from pyg_accel.record.recorder import copied
 
 __all__ = [
     "IDENTITY",
@@ -140,6 +141,7 @@ class Tracer(Watch):
         gathered: node features and the row of edge_index that gathers them.
         size: of sources and targets, by row of edge_index, if the call was given it.
         writes_weights: whether attention weights are ordinary tensors, as they leave the layer.
+        copies: what the message reads may be changed in place before its gradient is computed.
         source: of the attention weights that were made.
         read: the formulas of all messages that were computed or reduced.
     """
@@ -162,8 +164,9 @@ class Tracer(Watch):
         self.sizes: list[int | None] = [None, None]
         self._rows: dict[int, tuple[Tensor, int, int]] = {}  # by identity: row and version
         self.gathered: list[tuple[Tensor, int]] = []
+        self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.size: Sequence[int | None] | None = None
-        self.writes_weights = False
+        self.writes_weights = self.copies = False
         self.source: Any = None
         self.read: list[Formula] = []
 
@@ -242,11 +245,26 @@ class Tracer(Watch):
             raise Unrecognised("node features of different numbers of rows")
         self.sizes[row] = source.size(dim)
         self.gathered.append((source, row))
+        source = self.unchanged(source)
         side = "v" if row == self.target else "u"
         shape = [*source.shape]
         shape[dim] = self.num_edges
         # Not even a view where none is needed: an operand that comes twice is known by identity.
         return self.leaf(side, source.movedim(dim, 0) if dim else source, shape, dim)
+
+    def unchanged(self, tensor: Tensor) -> Tensor:
+        """Return features as they are now, where PyG's path copies them and code may change them.
+
+        A function whose gradient reads its arguments has to see the tensor itself: torch raises
+        where that was changed.
+        """
+        if not self.copies or type(tensor) not in (Tensor, Parameter):
+            return tensor
+        key = id(tensor), _version(tensor)
+        known = self._copies.get(key)
+        if known is None:  # the tensor is held, so that no other one has its identity
+            known = self._copies[key] = tensor, copied(tensor)
+        return known[1]
 
     def leaf(
         self,

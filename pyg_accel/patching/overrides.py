@@ -28,6 +28,7 @@ hooks, for only inside of it results are remembered; and the one that compilers 
 """
 
 import functools
+import logging
 import sys
 import threading
 import weakref
@@ -98,6 +99,7 @@ _ADDED: tuple[tuple[type, str, str], ...] = (
 Hooks = Mapping[str, Callable[..., Any]]
 
 _lock = threading.RLock()
+_log = logging.getLogger("pyg_accel")
 
 
 class _HandedOver(NamedTuple):
@@ -267,15 +269,15 @@ _ADVICE = {
     "could not": "define the class in a file, where its source can be read",
     "source code not available": "define the class in a file, where its source can be read",
 }
-_RENDERING_FAILURES = (
-    ValueError, TypeError, AttributeError, LookupError, NameError, AssertionError, OSError,
-    SyntaxError, ImportError, RuntimeError,
-)  # fmt: skip
 _not_rendered: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
 
 
 def rendering_reason(module: MessagePassing) -> str:
-    """Return why PyG rendered no ``propagate`` for a layer, and what to change; empty if it did."""
+    """Return why PyG rendered no ``propagate`` for a layer, and what to change; empty if it did.
+
+    Rendering reads a user's class, so it may raise anything. PyG drops what it raised when the
+    first instance was made; here it is logged with its traceback, once for each class.
+    """
     cls: Any = type(module)
     if cls._jinja_propagate is not cls._orig_propagate:
         return ""
@@ -283,7 +285,8 @@ def rendering_reason(module: MessagePassing) -> str:
         message = "no reason is known"
         try:
             module._set_jittable_templates(raise_on_error=True)
-        except _RENDERING_FAILURES as error:
+        except Exception as error:
+            _log.info("PyG cannot render %s", cls.__name__, exc_info=True)
             message = str(error).rstrip(".") or type(error).__name__
         advice = [text for start, text in _ADVICE.items() if message.startswith(start)]
         _not_rendered[cls] = "; ".join([f"PyG cannot render this layer: {message}", *advice[:1]])

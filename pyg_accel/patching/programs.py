@@ -29,24 +29,28 @@ from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
 from pyg_accel.derived import is_new
 from pyg_accel.hooks import hook_reasons, hooks_in
-from pyg_accel.patching.overrides import is_rendered
+from pyg_accel.module_state import ModuleState, modules_in
+from pyg_accel.patching.overrides import is_rendered, template
 from pyg_accel.patching.reasons import (
     forced,
     is_active,
     torch_records,
     transform_reasons,
 )
+from pyg_accel.patching.running import running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import fewest_edges, size_reasons, work_of
 from pyg_accel.record.code import is_library, module_of
 from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, record
+from pyg_accel.record.recorder import running_recorder
 from pyg_accel.record.signature import Signature
 from pyg_accel.settings import settings, variables
 
 __all__ = [
     "NONE", "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget",
-    "forget_unpatched", "is_graph", "layers", "note", "recorded", "why",
+    "forget_unpatched", "is_graph", "layers", "left_to_pyg", "note", "overwrites", "recorded",
+    "why",
 ]  # fmt: skip
 
 _MOST = 8  # programs of one layer, and records that came to nothing
@@ -92,6 +96,8 @@ class Programs:
         records: how many were made.
         failures: records that came to nothing.
         reason: why the last of them did.
+        overwrites: code of the layer may change what its messages read in place afterwards; so it
+            is until a record of a whole call has shown that it does not.
     """
 
     programs: list[LayerProgram] = field(default_factory=list)
@@ -99,6 +105,7 @@ class Programs:
     records: int = 0
     failures: int = 0
     reason: str = ""
+    overwrites: bool = True
 
     def give_up(self, reason: str) -> None:
         """Drop all programs, and record no other call."""
@@ -140,7 +147,7 @@ class _Running(threading.local):
     seen: _Seen | None = None
 
 
-_running = _Running()
+_running, _UNKNOWN = _Running(), Programs()
 layers: "weakref.WeakKeyDictionary[Module, dict[str, Programs]]" = weakref.WeakKeyDictionary()
 
 
@@ -165,6 +172,19 @@ def why(layer: Module, name: str) -> str:
     """
     known = layers.get(layer, NONE).get(name)
     return "" if known is None else known.reason
+
+
+def overwrites(layer: Module) -> bool:
+    """Return whether what a message of a layer reads may be changed before its gradient is made."""
+    recorder = running_recorder.recorder
+    if recorder is not None and recorder.whole:
+        return True
+    return is_users(layer) and layers.get(layer, NONE).get("call", _UNKNOWN).overwrites
+
+
+def is_users(layer: Module) -> bool:
+    """Return whether the code of a layer is none of torch, PyG and this package."""
+    return not is_library(module_of(type(layer)))
 
 
 def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> bool:
@@ -269,9 +289,19 @@ def recorded(
     if known.changes != settings.changes:
         known = layers[layer][name] = Programs(changes=settings.changes)
     start = perf_counter()
+    device = next((v.device for v in (*args, *kwargs.values()) if is_graph(v)), None)
+    state = ModuleState(modules_in(layer), device or torch.device("cpu"))
     made = attempt(known, layer, name, make, args, kwargs)
     if isinstance(made, str):
         return make(layer, *args, **kwargs)
+    if made.program is not None:
+        leaves = made.program.signature.leaves(args, kwargs)
+        graph, kind = leaves[made.program.sizes.graph], made.program.sizes
+        if graph.size(1) < kind.fewest and not made.program.writes:  # as it is in later calls
+            state.restore()
+            stock = make if name == "call" else template(layer, name)
+            return left_to_pyg(layer, stock, args, kwargs, kind.small[0] or True)
+        is_new(graph, (weakref.ref(layer), name))  # it is not in the next call
     if made.formulas:
         count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
     return made.out
@@ -306,19 +336,20 @@ def attempt(
         if alike is not None:
             signature = Signature(args, kwargs, alike.signature)
             alike = alike if signature.dynamic or alike.exact else None
-        exact = alike is None and not is_library(module_of(type(layer)))
+        exact, whole = alike is None and is_users(layer), name == "call" and is_users(layer)
         before, _running.seen = _running.seen, _Seen()
         seen = _running.seen
         try:
             with record_choices() as backends:
                 out, recorder, guard = record(
-                    layer, _ENTRIES[name], make, args, kwargs, signature, exact=exact
+                    layer, _ENTRIES[name], make, args, kwargs, signature, exact=exact, whole=whole
                 )
         finally:
             _running.seen = before
     except NotComparable as error:
         known.failures, known.reason = _MOST, str(error)
         return Attempt(make(layer, *args, **kwargs))
+    known.overwrites = recorder.overwrites or (known.records > 0 and known.overwrites)
     known.records += 1
     made = Attempt(out, None, seen.text(), "+".join(seen.backends) or "deferred")
     reason = recorder.reason
@@ -336,6 +367,21 @@ def attempt(
     program.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
     known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
     return made._replace(program=program)
+
+
+def left_to_pyg(
+    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, row: Row | bool
+) -> Any:
+    """Make a call as PyG does, and the functions inside of it too."""
+    start = perf_counter()
+    before, running.stock = running.stock, True
+    try:
+        out = original(layer, *args, **kwargs)
+    finally:
+        running.stock = before
+    if isinstance(row, Row):
+        row.add(perf_counter() - start)
+    return out
 
 
 def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
@@ -357,7 +403,8 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
     return Sizes(place, gradient, fewest[0], fewest[1], row, (small[0], small[1]))
 
 
-skip_code(recorded.__code__)  # Dynamo begins no graph here
+for _function in (recorded, left_to_pyg):
+    skip_code(_function.__code__)  # Dynamo begins no graph here
 
 
 def _unrecordable(

@@ -182,6 +182,7 @@ def _attempt(call: gate.Call) -> tuple[Any, Trace | SparseTrace, dict[str, None]
     trace.forward = returns_none(self)
     if isinstance(trace, Trace):
         trace.size = kwargs.get("size")
+        trace.copies = torch.is_grad_enabled() and programs.overwrites(self)
         trace.writes_weights = writes_weights(self, original.__name__, trace.forward)
     if isinstance(trace, Trace) and makes_matrices(getattr(self.message, "__code__", None)):
         trace.watched |= {"linear"}

@@ -189,7 +189,7 @@ def _changed(context: ComptimeContext) -> dict[int, Any]:
     effects = _output(context).side_effects
     return {
         key: variable
-        for key, variable in effects.id_to_variable.items()
+        for key, variable in [*effects.id_to_variable.items()]  # to look at one may make others
         if not isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         and effects.is_modified(variable)
     }
@@ -197,7 +197,7 @@ def _changed(context: ComptimeContext) -> dict[int, Any]:
 
 def _pending(context: ComptimeContext, variable: Any) -> dict[str, Any]:
     found: dict[str, Any] = _output(context).side_effects.store_attr_mutations.get(variable, {})
-    return found
+    return dict(found)
 
 
 def _draws(node: Node) -> bool:

@@ -62,6 +62,7 @@ class Guard:
     Attributes:
         codes: code objects whose reads are compared.
         tensors: those among the compared values, by identity.
+        floats: names that lead to floats; "" if there is one that any code may read.
 
     Raises:
         NotComparable: naming what cannot be compared.
@@ -70,6 +71,7 @@ class Guard:
     def __init__(self, layer: Module, entries: Iterable[Callable[..., Any]]) -> None:
         self.codes: set[types.CodeType] = set()
         self.tensors: dict[int, Tensor] = {}
+        self.floats: set[str] = set()
         self._containers: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._dicts: dict[int, tuple[Mapping[Any, Any], int, _Getter, list[Any]]] = {}
         self._names: dict[int, tuple[Mapping[str, Any], dict[str, Any], bool]] = {}
@@ -225,6 +227,8 @@ class Guard:
     def _add_value(self, name: str, value: Any, depth: int = _DEPTH) -> None:
         if isinstance(value, Tensor):
             self.tensors[id(value)] = value
+        elif isinstance(value, float):
+            self.floats.update(name.split("."))
         elif isinstance(value, _CONSTANTS + _BUILTINS):
             return
         elif type(value) in _CONTAINERS:
@@ -281,7 +285,7 @@ class Guard:
         code = function.__code__
         self._functions[id(function)] = function
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._add_value(f"a default of {code.co_name}", value)
+            self._add_value(f"{code.co_name}.default", value)
         if isinstance(wrapped := getattr(function, "__wrapped__", None), types.FunctionType):
             self._pending.append(wrapped)
         if is_library_file(code.co_filename) and not _is_layer_code(function):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyg_accel.derived import find, keep
 from pyg_accel.ops.csr import graph_of, idle_rows_of
+from pyg_accel.record.about import WRITES
 from pyg_accel.record.dims import expect
 from pyg_accel.record.guard import Guard, NotComparable
 from pyg_accel.record.recorder import Recorder
@@ -42,6 +43,7 @@ class LayerProgram:
         admit: returns the tensors among the arguments of a call that it fits, else None.
         derives: how many functions of the graph it runs once a graph.
         derives_anew: one of them reads more than the graph, so that it runs in each call.
+        writes: it changes tensors in place.
         exact: it expects the sizes of what its calls select that it was recorded with.
         unseen: calls in a row whose graphs were new.
         sizes: from which on it is faster than PyG's own path, if that was asked.
@@ -73,6 +75,7 @@ class LayerProgram:
     def _compile(self) -> None:
         constants = _Constants(self.constants)
         self._parts = split(self.graph)
+        self.writes = any(WRITES in node.meta for node in self.graph.nodes)
         self.derives = sum(_remembers(node) for node in self.graph.nodes)
         self.derives_anew = derives_anew(self.graph)
         if self._parts is None:
@@ -195,6 +198,7 @@ def record(
     signature: Signature,
     *,
     exact: bool = False,
+    whole: bool = False,
 ) -> tuple[Any, Recorder, Guard]:
     """Make a call and record it.
 
@@ -206,6 +210,7 @@ def record(
         kwargs: of the call.
         signature: of the arguments.
         exact: of :class:`~pyg_accel.record.sizes.Sizes`.
+        whole: of :class:`~pyg_accel.record.recorder.Recorder`.
 
     Returns:
         The result, what was seen and the guard.
@@ -214,7 +219,10 @@ def record(
         NotComparable: if the call cannot be recorded; then it was not made.
     """
     guard = Guard(layer, [getattr(type(layer), name) for name in entries])
-    recorder = Recorder(guard, signature.leaves(args, kwargs), signature.shapes, exact=exact)
+    if any(kind is float for kind, *_ in signature.key):
+        guard.floats.add("")
+    inputs = signature.leaves(args, kwargs)
+    recorder = Recorder(guard, inputs, signature.shapes, exact=exact, whole=whole)
     with recorder.watching():
         out = function(layer, *args, **kwargs)
     recorder.finish(out)

@@ -31,7 +31,7 @@ from pyg_accel.record.signature import LEAST
 from pyg_accel.record.sizes import Sizes, asks_for_size, rounds
 from pyg_accel.record.split import DERIVED
 
-__all__ = ["Recorder", "perform", "quiet", "running_recorder"]
+__all__ = ["Recorder", "copied", "perform", "quiet", "running_recorder"]
 
 T = TypeVar("T")
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
@@ -74,6 +74,18 @@ def perform(function: Callable[..., T], *args: Any, borrows: bool = False, **kwa
     return result
 
 
+def copied(tensor: Tensor) -> Tensor:
+    """Return a copy of what a message reads, for its gradient.
+
+    PyG copies features to the edges, so that they may be changed in place before the backward pass.
+    A program of a whole call leaves a copy out where nothing changed the features.
+    """
+    copy = perform(torch.clone, tensor)
+    if running_recorder.recorder is not None:
+        running_recorder.recorder.note_copy(tensor, copy)
+    return copy
+
+
 def quiet() -> AbstractContextManager[Any]:
     """Return a context in which a record alone sees the functions of torch."""
     recorder = running_recorder.recorder
@@ -88,9 +100,11 @@ class Recorder(TorchFunctionMode):
         inputs: the tensors among the arguments, in the order of the placeholders.
         sizes: of them; None for one that may be any.
         exact: of :class:`Sizes`.
+        whole: the call is one of a layer, not only of its propagate.
 
     Attributes:
         reason: why the call is not recorded; empty if it is.
+        overwrites: what a message read was changed in place afterwards.
         graph: what ran.
         constants: values that are no arguments, by the name of their node.
         ran: code that ran.
@@ -103,9 +117,10 @@ class Recorder(TorchFunctionMode):
         sizes: Sequence[tuple[int | None, ...]],
         *,
         exact: bool = False,
+        whole: bool = False,
     ) -> None:
         super().__init__()
-        self.reason = ""
+        self.reason, self.whole, self.overwrites = "", whole, False
         self.graph = fx.Graph()
         self.constants: dict[str, Any] = {}
         self._calls = Calls(guard, self.stop)
@@ -113,6 +128,8 @@ class Recorder(TorchFunctionMode):
         self._guard = guard
         self._values: dict[int, tuple[Any, fx.Node]] = {}
         self._borrowed: list[Tensor] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []  # of what messages read
+        self._needed: set[int] = set()  # copies of what was changed, by identity
         self._quiet = 0
         self._sizes = Sizes(exact=exact)
         self._modes = _modes()
@@ -207,11 +224,13 @@ class Recorder(TorchFunctionMode):
         borrows: bool = False,
     ) -> None:
         """Take a note of a function that ran; see :func:`perform`."""
-        if self.reason:
-            return
         name, changes = name_of(function), list[Tensor]()
         if not trusted:
             changes = changed_in_place(name, args, kwargs)
+            self._note_changes(changes)
+        if self.reason:
+            return
+        if not trusted:
             if _is_fact(function, name):
                 return
             if any(known is tensor for known in self._borrowed for tensor in changes):
@@ -237,6 +256,18 @@ class Recorder(TorchFunctionMode):
             self._sizes.follow(tensor, part, name, args, kwargs, derived=borrows)
             if borrows:
                 self._borrowed.append(tensor)
+
+    def note_copy(self, tensor: Tensor, copy: Tensor) -> None:
+        """Take a note of a copy of what a message reads."""
+        self._copies.append((tensor, copy))
+
+    def _note_changes(self, changes: list[Tensor]) -> None:
+        if changes and self._copies:
+            with torch._C.DisableTorchFunction():
+                memory = set(map(memory_of, changes))
+                needed = {id(copy) for t, copy in self._copies if memory_of(t) in memory}
+            self._needed |= needed
+            self.overwrites |= bool(needed)
 
     def _node(self, function: Any, name: str, args: Any, kwargs: Any) -> fx.Node:
         if name == "__get__":
@@ -310,10 +341,11 @@ class Recorder(TorchFunctionMode):
     def finish(self, out: Any) -> None:
         """Record what the call returns, and let go of the tensors of the call."""
         self._record_result(out)
-        if self._sizes.read and not self.exact and any(map(rounds, self.ran)):
+        if self._sizes.read and not self.exact and rounds(self.ran, self._guard.floats):
             self.stop("what it does depends on sizes")
         self._values.clear()
         self._borrowed.clear()
+        self._copies.clear()
         self._sizes.clear()
 
     def _record_result(self, out: Any) -> None:
@@ -323,6 +355,10 @@ class Recorder(TorchFunctionMode):
             self.graph.output(self._left(out))
         except NotComparable as error:
             return self.stop(f"its result: {error}")
+        for tensor, copy in self._copies:
+            if self.whole and id(copy) not in self._needed:
+                self.node_of(copy).replace_all_uses_with(self.node_of(tensor))
+                self.graph.erase_node(self.node_of(copy))
         for node in reversed(self.graph.nodes):
             name = node.target if node.op == "call_method" else name_of(node.target)
             if not node.users and node.op.startswith("call") and name in _WITHOUT_EFFECT:

@@ -6,9 +6,11 @@ leaves or a mask selects, and what follows from them.
 
 import dis
 import operator
+import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from types import CodeType
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from pyg_accel.graph import Graph
+from pyg_accel.ops.csr import graph_of
 from pyg_accel.record.code import is_library_file
 from pyg_accel.record.dims import Dim, expect
 from pyg_accel.record.edge_tensors import EdgeTensor, name_of
@@ -30,8 +33,12 @@ _SELECT = frozenset({
     "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim",
     "bincount", "one_hot", "repeat_interleave",
 })  # fmt: skip
-
+# Operators whose results have a row for each target of a graph.
+_REDUCTIONS = ("gspmm", "sampled_spmm", "attention")
 _ROUNDS = frozenset({"int", "round", "ceil", "floor", "trunc", "float", "math", "divmod", "bool"})
+_RENDERED = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # by PyG, of a user's class
+# Of Python 3.10; later ones have the operator as the argument of one instruction.
+_QUOTIENTS = ("BINARY_TRUE_DIVIDE", "INPLACE_TRUE_DIVIDE", "BINARY_POWER", "INPLACE_POWER")
 
 
 def asks_for_size(function: Callable[..., Any]) -> bool:
@@ -128,17 +135,51 @@ class Sizes:
                 (varying if isinstance(value, Dim) else fixed).add(int(value))
         if varying:
             dims = [d for d, size in enumerate(shape) if size in varying or size not in fixed]
+            if name in _REDUCTIONS and kwargs.get("reduce") != "none":  # not as long as the edges
+                dims = [d for d in dims if d or _rows_vary(node)]
             self.vary(result, node, dims)
 
 
+def rounds(codes: Iterable[CodeType], floats: Collection[str]) -> bool:
+    """Return whether code may make the same of sizes that differ: it rounds, or compares floats.
+
+    A float times a size is no :class:`Dim`, and what becomes of it is not seen.
+
+    Args:
+        codes: that ran.
+        floats: names by which they may read floats.
+    """
+    own = [code for code in codes if not is_library_file(code.co_filename)
+           and not _RENDERED.search(code.co_filename)]  # fmt: skip
+    names = {"", *(name for code in own for name in (*code.co_names, *code.co_freevars))}
+    if not _ROUNDS.isdisjoint(names):
+        return True
+    has_floats = not names.isdisjoint(floats) or any(map(_makes_floats, own))
+    return has_floats and any(map(_compares_numbers, own))
+
+
 @lru_cache(maxsize=1024)
-def rounds(code: CodeType) -> bool:
-    """Return whether code may make the same of sizes that differ: it rounds, or compares floats."""
-    if is_library_file(code.co_filename):
-        return False
-    compares = any(step.opname == "COMPARE_OP" for step in dis.get_instructions(code))
-    has_floats = any(isinstance(constant, float) for constant in code.co_consts)
-    return (compares and has_floats) or not _ROUNDS.isdisjoint(code.co_names)
+def _makes_floats(code: CodeType) -> bool:
+    return any(isinstance(constant, float) for constant in code.co_consts) or any(
+        step.opname in _QUOTIENTS or step.argrepr in ("/", "/=", "**", "**=")
+        for step in dis.get_instructions(code)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _compares_numbers(code: CodeType) -> bool:
+    return any(
+        step.opname == "COMPARE_OP"
+        and not (before.opname == "LOAD_CONST" and isinstance(before.argval, str))
+        for before, step in pairwise(dis.get_instructions(code))
+    )
+
+
+def _rows_vary(node: fx.Node) -> bool:
+    """Whether the number of targets of the graph that a node reads differs between calls."""
+    graph = node if node.target is not operator.getitem else node.all_input_nodes[0]
+    graph = graph.all_input_nodes[0]
+    return graph.target is not graph_of or isinstance(graph.args[1], fx.Node)
 
 
 def _selected(name: str, args: Any, kwargs: Any, rank: int) -> range:

@@ -82,6 +82,28 @@ def test_what_pyg_cannot_render_says_what_to_change(make, says, always, report_o
     assert re.search(says, row.reason), row.reason
 
 
+def test_what_rendering_raises_is_logged_once_with_its_traceback(always, report_of, caplog):
+    """PyG reads a user's class, whose code may raise anything."""
+
+    class Strange(Exception):
+        pass
+
+    class Raises(MessagePassing):
+        def _get_propagate_signature(self) -> None:
+            raise Strange("of the user")
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+    layer = Raises()
+    with caplog.at_level("INFO", "pyg_accel"), pyg_accel.patched():
+        for _ in range(2):
+            layer(torch.randn(20, 4), torch.randint(20, (2, 90)))
+    assert any("cannot render this layer: of the user" in row.reason for row in report_of())
+    (entry,) = [record for record in caplog.records if "Raises" in record.getMessage()]
+    assert entry.exc_info is not None and entry.exc_info[0] is Strange
+
+
 def test_a_call_of_the_base_says_so(always, report_of):
     with pyg_accel.patched():
         x = torch.randn(20, 4)

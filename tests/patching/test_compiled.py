@@ -15,6 +15,7 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 import pyg_accel
 from pyg_accel.patching import compiled as compiled_calls
+from pyg_accel.patching import reading
 from pyg_accel.settings import settings
 
 pytestmark = [pytest.mark.usefixtures("always"), pytest.mark.slow]
@@ -643,3 +644,25 @@ def test_a_hook_inside_of_a_message_is_called():
     with pyg_accel.patched():
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(x, edges), expected)
+
+
+def test_objects_that_dynamo_finds_while_it_is_asked_for_others():
+    """Variables of Dynamo are made when somebody looks at them."""
+
+    class Effects:
+        def __init__(self) -> None:
+            self.id_to_variable = {0: SimpleNamespace(mutation_type=None)}
+            self.store_attr_mutations: dict[object, object] = {}
+
+        def is_modified(self, variable: object) -> bool:
+            number = len(self.id_to_variable)
+            self.id_to_variable[number] = SimpleNamespace(mutation_type=None)
+            return True
+
+    output = SimpleNamespace(side_effects=Effects())
+    context: Any = SimpleNamespace(
+        _i_will_not_complain_if_bc_breaks_InstructionTranslator=lambda: SimpleNamespace(
+            output=output
+        )
+    )
+    assert [*reading._changed(context)] == [0]

@@ -26,7 +26,7 @@ from torch_geometric.nn.aggr import Aggregation, SumAggregation
 from torch_geometric.nn.conv import gcn_conv
 
 import pyg_accel
-from pyg_accel.patching import overrides, reasons
+from pyg_accel.patching import overrides, programs, reasons
 
 pytestmark = pytest.mark.usefixtures("always")
 
@@ -157,6 +157,22 @@ def test_handles_may_be_removed_in_any_order_and_twice(x, edge_index, ran):
     handles[2].remove()
     handles[2].remove()
     assert snapshot() == before
+
+
+def test_an_optimized_model_leaves_programs_of_others(always, x, edge_index):
+    """Overrides that are in force stay as they are: guards compare the code of functions."""
+    layer, models = SAGEConv(x.size(1), 4).eval(), []
+    with pyg_accel.patched(), torch.no_grad():
+        models += [pyg_accel.optimize(GCN(x.size(1), 4, 2).eval(), x, edge_index)]
+        layer(x, edge_index)
+        (program,) = programs.layers[layer]["call"].programs
+        code = SAGEConv.propagate.__code__
+        models += [pyg_accel.optimize(GCN(x.size(1), 4, 2).eval(), x, edge_index)]
+        models[1](x, edge_index)
+        assert SAGEConv.propagate.__code__ is code
+        assert program.guard.holds()
+        layer(x, edge_index)
+        assert programs.layers[layer]["call"].programs == [program]
 
 
 def test_unpatch_without_patch_does_nothing():

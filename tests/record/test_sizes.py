@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, TAGConv
 from torch_geometric.utils import add_self_loops, coalesce, remove_self_loops
 
 import pyg_accel
 from benchmarks.layers.cases import CASES, Case, Inputs, inputs
-from pyg_accel.patching import gate
+from pyg_accel.patching import gate, programs
 
 pytestmark = [pytest.mark.usefixtures("always"), pytest.mark.filterwarnings("ignore")]
 
@@ -196,6 +196,7 @@ class Rounds(MessagePassing):
         super().__init__(aggr="sum")
         self.lin = torch.nn.Linear(WIDTH, 4)
         self.number, self.ratio, self.table = number, 0.1, {14: 3.0}
+        self.bounds, self.whole = {"most": 1.35}, 3
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=self.lin(x)) * self.number(self, x.size(0))
@@ -210,10 +211,65 @@ ROUNDS: dict[str, Callable[[Any, int], Any]] = {
     "round": lambda layer, n: round(n * 0.1),
     "a table": lambda layer, n: layer.table.get(n, 1.0),
     "a branch": lambda layer, n: 2.0 if layer.ratio * n > 1.35 else 3.0,
+    "attributes": lambda layer, n: 2 if layer.ratio * n > layer.bounds["most"] else 3,
+    "a quotient": lambda layer, n: 2 if n / 4 > layer.whole else 3,
+    "a function": lambda layer, n: 2 if _is_above(layer.ratio, n) else 3,
+    "a default": lambda layer, n: 2 if _is_large(n) else 3,
 }
+
+
+def _is_above(ratio: float, size: int) -> bool:
+    return ratio * size > 1
+
+
+def _is_large(size: int, ratio: float = 0.1) -> bool:
+    return ratio * size > 1
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_sizes_of_which_the_same_number_is_made(name: str) -> None:
-    calls = [(torch.randn(n, WIDTH), torch.randint(11, (2, 20))) for n in (11, 12, 13, 14, 30, 11)]
+    sizes = (11, 12, 13, 14, 30, 8, 11)
+    calls = [(torch.randn(n, WIDTH), torch.randint(8, (2, 20))) for n in sizes]
     same(Rounds(ROUNDS[name]), calls, train=False)
+
+
+def test_sizes_times_a_number_among_the_arguments() -> None:
+    class Scaled(Rounds):
+        def forward(self, x: Tensor, edge_index: Tensor, ratio: float) -> Tensor:
+            factor = 2 if ratio * x.size(0) > self.whole else 3
+            return self.propagate(edge_index, x=self.lin(x)) * factor
+
+    calls = [(torch.randn(n, WIDTH), torch.randint(8, (2, 20)), 0.25) for n in (11, 12, 13, 30, 8)]
+    same(Scaled(int), calls, train=False)
+
+
+class Hops(MessagePassing):
+    """Means over neighbours of neighbours, without self-loops."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="mean")
+        self.lin = torch.nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges, _ = remove_self_loops(edge_index)
+        for _ in range(3):
+            x = x + self.propagate(edges, x=x)
+        return self.lin(x)
+
+
+@pytest.mark.parametrize("make", [Hops, lambda: TAGConv(WIDTH, 4)], ids=["own", "TAGConv"])
+def test_as_many_derived_edges_as_nodes(make: Callable[[], MessagePassing]) -> None:
+    """Sums have a row for each node, whatever the number of edges."""
+    source = torch.arange(NODES).repeat(2)
+    cycle = torch.stack([source, (source + torch.arange(1, 3).repeat_interleave(NODES)) % NODES])
+    loops = torch.arange(NODES).expand(2, -1)
+    graphs = [torch.cat([cycle[:, :count], loops[:, : 2 * NODES - count]], 1)
+              for count in (NODES, NODES, NODES + 7, NODES)]  # fmt: skip
+    if isinstance(make(), TAGConv):
+        graphs = [cycle[:, :NODES], cycle[:, :NODES], cycle[:, : NODES + 7], cycle[:, :NODES]]
+    layer, calls = make(), [(torch.randn(NODES, WIDTH), graph) for graph in graphs]
+    same(copy.deepcopy(layer), calls, train=True)
+    with pyg_accel.patched():
+        layer(*calls[0])
+        (program,) = programs.layers[layer]["call"].programs
+    assert not any(node.target == "size" for node in program.graph.nodes)

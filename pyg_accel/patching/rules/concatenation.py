@@ -101,6 +101,7 @@ def _linear_of_part(
     func: Callable[..., Any], trace: Tracer, part: Any, columns: Tensor, bias: Tensor | None
 ) -> Any:
     if not isinstance(part, LazyTensor):
+        part = trace.unchanged(part)
         numbers = part.shape[:-1].numel() * columns.size(0)
         if numbers * columns.itemsize < FEWEST_BYTES or reasons_against(trace):
             return trace.apply(func, part, columns, bias)

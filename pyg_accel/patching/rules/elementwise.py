@@ -199,6 +199,8 @@ def _combine(op: str, left: Any, right: Any) -> LazyTensor:
     """Add an operation to the formula, or do it on the nodes if only one side takes part."""
     lead = need_formula(left if isinstance(left, LazyTensor) else right, summed=True)
     trace = lead.tracer
+    if op in ("add", "sub"):  # whose gradients read nothing
+        left, right = (trace.unchanged(t) if type(t) is Tensor else t for t in (left, right))
     a, b = _as_lazy(trace, left, lead), _as_lazy(trace, right, lead)
     shapes = [plain_shape(t) for t in (a, b) if isinstance(t, LazyTensor)]
     try:
