@@ -26,7 +26,8 @@ class Row:
             ``torch`` for rewritten layers without a kernel of a backend.
         reason: why PyG's own path was taken.
         calls: number of forward calls.
-        seconds: time spent in them.
+        seconds: time spent in them; not measured of those that PyG computed for their size, which
+            may take less time than it takes to look at a clock.
     """
 
     layer: str

@@ -20,10 +20,10 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_accel.cache import EXACT, arrays_of, changes_unseen, version_of
+from pyg_accel.cache import EXACT, arrays_of, changes_unseen
 from pyg_accel.settings import settings
 
-__all__ = ["derived", "find", "forget", "holding", "is_new", "keep", "values"]
+__all__ = ["Seen", "derived", "find", "forget", "holding", "keep", "values"]
 
 T = TypeVar("T")
 _Place = tuple[Any, ...]
@@ -33,8 +33,6 @@ _Record = dict[_Place, tuple[list[int], Any]]  # versions of the owners, and the
 _records: "dict[ref[Any], _Record]" = {}  # by the first owner
 _recent: "OrderedDict[ref[Any], ref[Any]]" = OrderedDict()  # those that graph_cache limits
 _holders: list[list[Any]] = []
-# Of tensors by their memory: the version, and who has seen which part of it.
-_seen: "dict[ref[Any], tuple[int, set[Any]]]" = {}
 
 
 def derived(
@@ -104,34 +102,37 @@ def keep(owners: Sequence[Any], key: Hashable, value: Any, *, lasting: bool = Fa
     return True
 
 
-def is_new(tensor: Tensor, by: Hashable) -> bool:
-    """Return whether this asks for the first time of a tensor as it is, for as long as it lives.
+class Seen:
+    """Tensors that were seen as they are, for as long as they live."""
 
-    Args:
-        tensor: the tensor.
-        by: who asks; None for all, to whom it is not new from then on.
-    """
-    with torch._C.DisableTorchFunction():
-        array = arrays_of(tensor)[0]
-        owner = array.untyped_storage()
-        part, version = (array.storage_offset(), array.shape), version_of(array)
-        seen = _seen.get(ref(owner))
-        if seen is None or seen[0] != version:
-            _seen.pop(ref(owner), None)
-            seen = _seen[ref(owner, _forget_seen)] = version, set()
-    if (by, part) in seen[1] or (None, part) in seen[1]:
-        return False
-    seen[1].add((by, part))
-    return True
+    __slots__ = ("_parts",)
 
+    def __init__(self) -> None:
+        """Begin with none."""
+        # Of memory: the versions of its parts.
+        self._parts: dict[ref[Any], dict[_Place, int]] = {}
 
-def _forget_seen(owner: "ref[Any]") -> None:
-    _seen.pop(owner, None)
+    def is_new(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is seen for the first time, and nothing was derived of it."""
+        if tensor.layout is not _STRIDED:
+            tensor = arrays_of(tensor)[0]
+        owner, version = tensor.untyped_storage(), -1 if tensor.is_inference() else tensor._version
+        weak, part = ref(owner), (tensor.storage_offset(), tensor.shape)
+        parts = self._parts.get(weak)
+        if parts is None:  # a callback in C: this is asked in calls that take microseconds
+            parts = self._parts[ref(owner, self._parts.__delitem__)] = {}
+        if parts.get(part) == version:
+            return False
+        parts[part] = version
+        record = _records.get(weak)
+        return record is None or not any(
+            place[1:3] == part and versions[0] == version
+            for place, (versions, _) in [*record.items()]
+        )
 
 
 def forget() -> None:
     """Drop what is not stored for as long as its owners live."""
-    _seen.clear()
     while _recent:
         with suppress(KeyError):
             _drop(_recent.popitem()[0])

@@ -13,7 +13,7 @@ from pyg_accel import Graph, column_reuse, tiles
 from pyg_accel.backends import schedule
 from pyg_accel.backends.cuda import cbsr, plan, spmm
 from pyg_accel.cache import Snapshot, arrays_of, version_of
-from pyg_accel.derived import derived, find, forget, holding, is_new, keep, values
+from pyg_accel.derived import Seen, derived, find, forget, holding, keep, values
 from pyg_accel.graph import CSR
 from pyg_accel.ops.csr import graph_of
 from pyg_accel.ops.groups import groups_of_ptr
@@ -160,11 +160,12 @@ def test_owners_can_be_swapped():
 def test_sparse_tensors_are_known_by_their_arrays():
     dense = torch.eye(3)
     for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()):
+        seen = Seen()
+        assert [seen.is_new(sparse) for _ in range(2)] == [True, False]
         assert not keep((sparse,), (), 1, lasting=True)
         assert find((sparse,), (), lasting=True) is None
         keep(arrays_of(sparse), (), 1)
         assert find(arrays_of(sparse), ()) == 1
-        assert [is_new(sparse, "me") for _ in range(2)] == [True, False]
         sparse.mul_(2)
         assert find(arrays_of(sparse), ()) is None
         torch.utils.swap_tensors(sparse, sparse.clone())
@@ -178,12 +179,26 @@ def test_tensors_get_no_attributes():
 
 
 def test_a_tensor_is_new_to_each_once_and_after_a_change():
-    edges = torch.arange(4)
-    assert [is_new(edges, by) for by in (0, 1, 0, 1)] == [True, True, False, False]
+    edges, first, second = torch.arange(4), Seen(), Seen()
+    assert [seen.is_new(edges) for seen in (first, second, first, second)] == [1, 1, 0, 0]
     edges.add_(1)
-    assert is_new(edges, 0)
-    assert not is_new(edges, 0)
-    assert is_new(edges.clone(), 0)
+    assert [first.is_new(t) for t in (edges, edges, edges[1:], edges)] == [1, 0, 1, 0]
+    assert first.is_new(edges.clone())
+
+
+def test_a_tensor_of_which_something_was_derived_is_not_new():
+    edges = torch.arange(4)
+    keep((edges,), (), 1)
+    assert [Seen().is_new(t) for t in (edges, edges[1:])] == [False, True]
+    edges.add_(1)
+    assert Seen().is_new(edges)
+
+
+def test_of_a_tensor_that_died_nothing_was_seen():
+    seen = Seen()
+    for _ in range(5):
+        assert seen.is_new(torch.arange(4))
+    assert not seen._parts
 
 
 def test_threads_store_and_drop_at_the_same_time():

@@ -7,7 +7,7 @@ It returns copies: the memory of an operator's results is the compiler's, which 
 import torch
 from torch import Tensor
 
-from pyg_accel.derived import derived, is_new, keep
+from pyg_accel.derived import derived, keep
 from pyg_accel.graph import CSR, Graph
 from pyg_accel.machine import is_captured
 from pyg_accel.ops.operator import define
@@ -61,7 +61,6 @@ def idle_rows_of(edge_index: Tensor, row: int, nodes: int) -> IdleRows:
 def keep_graph(edge_index: Tensor, target: int, graph: Graph) -> None:
     """Let :func:`graph_of` find a graph that was built before anything asked for it."""
     keep((edge_index,), ("graph", target, graph.num_rows, graph.num_cols), graph)
-    is_new(edge_index, None)
 
 
 class CompiledGraph(Graph):

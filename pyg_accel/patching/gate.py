@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import _is_tracing
+from torch._C import _is_tracing, is_grad_enabled
+from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensors_hooks
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
@@ -21,11 +22,11 @@ from torch.nn import Module
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import record
-from pyg_accel.derived import is_new
+from pyg_accel.derived import Seen
 from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.patching import programs
 from pyg_accel.patching.reasons import forced
-from pyg_accel.patching.running import Unrecognised
+from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force
 from pyg_accel.patching.size import Work, fewest_edges, size_reasons
 from pyg_accel.patching.verification import verify
@@ -35,6 +36,7 @@ from pyg_accel.settings import settings
 __all__ = ["NOTHING", "Call", "by_program", "enter", "too_small"]
 
 NOTHING = object()
+_seen: "weakref.WeakKeyDictionary[object, Seen]" = weakref.WeakKeyDictionary()  # by owners
 
 
 class Call(NamedTuple):
@@ -80,12 +82,30 @@ def by_program(
     known = programs.layers.get(layer, programs.NONE).get(name)
     if known is None or not known.programs or get_eval_frame_callback() or _is_tracing():
         return NOTHING  # Dynamo would compile what runs here, and sizes are tensors in a trace
-    found = programs.find(known, args, kwargs, (layer, name))
-    if found is None:
+    now: tuple[Any, ...] | None = None
+    for program in known.programs:
+        leaves, sizes = program.admit(args, kwargs), program.sizes
+        if leaves is None:
+            continue
+        if (
+            (edges := leaves[sizes.graph].size(1)) < sizes.fewest_new
+            and sizes.gradient is is_grad_enabled()
+            and known.changes == settings.changes
+            and in_force() is None
+            and saved_tensors_hooks(False) is None  # of a call made again this was decided
+            and ((few := edges < sizes.fewest) or sizes.seen.is_new(leaves[sizes.graph]))
+        ):
+            (sizes.row_few if few else sizes.row_new).add(0.0)
+            before, running.stock = running.stock, True  # functions inside of it are PyG's too
+            try:
+                return original(layer, *args, **kwargs)
+            finally:
+                running.stock = before
+        now = now or programs.context()
+        if program.context == now and program.guard.holds():
+            break
+    else:
         return NOTHING
-    program, leaves, small = found
-    if small is not None:
-        return programs.left_to_pyg(layer, original, args, kwargs, small)
     if saved_tensors_are_hooked():  # a checkpoint expects the same of a call made again
         return NOTHING
     start = perf_counter()
@@ -184,7 +204,9 @@ def too_small(
     if known or edges >= fewest:
         return []
     # A checkpoint repeats what ran now, and then the graph is not new any more.
-    new = saved_tensors_are_hooked() or is_new(graph, weakref.ref(owner))
+    if not (new := saved_tensors_are_hooked()):
+        with torch._C.DisableTorchFunction():
+            new = _seen.setdefault(owner, Seen()).is_new(graph)
     return size_reasons(edges, fewest, new=True) if new else []
 
 

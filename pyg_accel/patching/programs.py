@@ -27,7 +27,7 @@ from pyg_accel.backends.dispatch import named, record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
-from pyg_accel.derived import is_new
+from pyg_accel.derived import Seen
 from pyg_accel.hooks import hook_reasons, hooks_in
 from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.patching.overrides import is_rendered, template
@@ -49,7 +49,7 @@ from pyg_accel.settings import settings, variables
 
 __all__ = [
     "NONE", "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget",
-    "forget_unpatched", "is_graph", "layers", "left_to_pyg", "note", "overwrites", "recorded",
+    "forget_unpatched", "is_graph", "layers", "note", "overwrites", "recorded",
     "why",
 ]  # fmt: skip
 
@@ -74,7 +74,9 @@ class Sizes(NamedTuple):
         fewest: edges from which on the program is faster than PyG's own path.
         fewest_new: the same on a graph that was not seen before.
         row: of the report.
-        small: rows of the report for calls on fewer edges, and on a new graph of fewer.
+        row_few: the same for calls on fewer edges.
+        row_new: the same for calls on a new graph of fewer.
+        seen: graphs of fewer edges than that.
     """
 
     graph: int
@@ -82,7 +84,9 @@ class Sizes(NamedTuple):
     fewest: int
     fewest_new: int
     row: Row
-    small: tuple[Row | None, Row | None]
+    row_few: Row
+    row_new: Row
+    seen: Seen
 
 
 @dataclass
@@ -198,41 +202,20 @@ def note(formulas: Iterable[str], backends: dict[str, None], row_bytes: int) -> 
 
 
 def find(
-    known: Programs,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    caller: tuple[Module, str] | None = None,
-) -> tuple[LayerProgram, tuple[Tensor, ...], Row | bool | None] | None:
-    """Return the program that a call fits, the tensors among its arguments, and if it is small.
+    known: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[LayerProgram, tuple[Tensor, ...]] | None:
+    """Return the program that a call fits, and the tensors among its arguments.
 
     Args:
         known: programs of the layer.
         args: of the call.
         kwargs: of the call.
-        caller: the layer and the name of its call, if PyG makes calls that are too small. For such
-            a call True, or a row of the report, is returned, whatever else has changed.
     """
-    now: tuple[Any, ...] | None = None
+    now = context()
     for program in known.programs:
-        leaves, kind = program.admit(args, kwargs), program.sizes
-        if leaves is None:
-            continue
-        graph = leaves[kind.graph]
-        if (
-            caller is not None
-            and (edges := graph.size(1)) < kind.fewest_new
-            and kind.gradient is torch.is_grad_enabled()
-            and known.changes == settings.changes
-            and in_force() is None
-            and not saved_tensors_are_hooked()  # of a call made again this was decided
-        ):
-            if edges < kind.fewest:
-                return program, leaves, kind.small[0] or True
-            if is_new(graph, (weakref.ref(caller[0]), caller[1])):
-                return program, leaves, kind.small[1] or True
-        now = now or context()
-        if program.context == now and program.guard.holds():
-            return program, leaves, None
+        leaves = program.admit(args, kwargs)
+        if leaves is not None and program.context == now and program.guard.holds():
+            return program, leaves
     return None
 
 
@@ -296,12 +279,18 @@ def recorded(
         return make(layer, *args, **kwargs)
     if made.program is not None:
         leaves = made.program.signature.leaves(args, kwargs)
-        graph, kind = leaves[made.program.sizes.graph], made.program.sizes
-        if graph.size(1) < kind.fewest and not made.program.writes:  # as it is in later calls
+        sizes = made.program.sizes
+        graph = leaves[sizes.graph]
+        if graph.size(1) < sizes.fewest and not made.program.writes:  # as it is in later calls
             state.restore()
             stock = make if name == "call" else template(layer, name)
-            return left_to_pyg(layer, stock, args, kwargs, kind.small[0] or True)
-        is_new(graph, (weakref.ref(layer), name))  # it is not in the next call
+            sizes.row_few.add(perf_counter() - start)
+            before, running.stock = running.stock, True
+            try:
+                return stock(layer, *args, **kwargs)
+            finally:
+                running.stock = before
+        sizes.seen.is_new(graph)  # it is not in the next call
     if made.formulas:
         count(type(layer).__name__, made.formulas, made.backends, "", perf_counter() - start)
     return made.out
@@ -369,21 +358,6 @@ def attempt(
     return made._replace(program=program)
 
 
-def left_to_pyg(
-    layer: Module, original: Callable[..., Any], args: Any, kwargs: Any, row: Row | bool
-) -> Any:
-    """Make a call as PyG does, and the functions inside of it too."""
-    start = perf_counter()
-    before, running.stock = running.stock, True
-    try:
-        out = original(layer, *args, **kwargs)
-    finally:
-        running.stock = before
-    if isinstance(row, Row):
-        row.add(perf_counter() - start)
-    return out
-
-
 def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
     """Return from which size on a program is faster than PyG's own path."""
     place, name = next(i for i, leaf in enumerate(leaves) if is_graph(leaf)), type(layer).__name__
@@ -394,17 +368,15 @@ def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: 
             fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient)
             for new in (program.derives_anew, True)
         ]
-    small = [
-        row_of(name, "", "PyG", reason) if reason else None
-        for least, new in zip(fewest, (False, True), strict=True)
-        for reason in size_reasons(0, least, new=new) or [""]
-    ]
     row = row_of(name, program.formulas, program.backends, "")
-    return Sizes(place, gradient, fewest[0], fewest[1], row, (small[0], small[1]))
+    few, new = (
+        row_of(name, "", "PyG", *size_reasons(-1, least, new=new))
+        for least, new in zip(fewest, (False, True), strict=True)
+    )
+    return Sizes(place, gradient, fewest[0], fewest[1], row, few, new, Seen())
 
 
-for _function in (recorded, left_to_pyg):
-    skip_code(_function.__code__)  # Dynamo begins no graph here
+skip_code(recorded.__code__)  # Dynamo begins no graph here
 
 
 def _unrecordable(

@@ -117,7 +117,7 @@ class RewrittenLayer(torch.nn.Module):
         rewritten = None if found is None else self._rewritten.get(found[0])
         if found is None or rewritten is None or rewritten.program is None:
             raise NotLifted(next(reversed(self.reasons), "it cannot be recorded"))
-        self._decide(*found[:2], rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
+        self._decide(*found, rewritten, None, static=rewritten.static, fresh=rewritten.fresh)
         return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,7 +130,7 @@ class RewrittenLayer(torch.nn.Module):
         found = find(known, args, kwargs)
         if found is None:
             return self._first(known, halos, args, kwargs)
-        program, leaves, _ = found
+        program, leaves = found
         rewritten = self._rewritten.get(program)
         if rewritten is None:  # another thread is about to read it
             return self.conv(*args, **kwargs)
