@@ -27,7 +27,7 @@ from pyg_accel.backends.dispatch import named, record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
-from pyg_accel.derived import Seen
+from pyg_accel.derived import Seen, derived
 from pyg_accel.hooks import hook_reasons, hooks_in
 from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.patching.overrides import is_rendered, template
@@ -77,6 +77,7 @@ class Sizes(NamedTuple):
         row_few: the same for calls on fewer edges.
         row_new: the same for calls on a new graph of fewer.
         seen: graphs of fewer edges than that.
+        limit: of the number of layers that share a new graph, returns ``fewest_new``.
     """
 
     graph: int
@@ -87,6 +88,7 @@ class Sizes(NamedTuple):
     row_few: Row
     row_new: Row
     seen: Seen
+    limit: Callable[[int], int]
 
 
 @dataclass
@@ -354,6 +356,7 @@ def attempt(
         seen.text(), "+".join(seen.backends | backends) or "deferred", recorder.exact,
     )  # fmt: skip
     program.sizes = _sizes_of(layer, program, signature.leaves(args, kwargs), seen)
+    _share(layer, program, signature.leaves(args, kwargs)[program.sizes.graph])
     known.programs = [program, *(p for p in known.programs if p is not alike)][:_MOST]
     return made._replace(program=program)
 
@@ -361,19 +364,33 @@ def attempt(
 def _sizes_of(layer: Module, program: LayerProgram, leaves: list[Tensor], seen: _Seen) -> Sizes:
     """Return from which size on a program is faster than PyG's own path."""
     place, name = next(i for i, leaf in enumerate(leaves) if is_graph(leaf)), type(layer).__name__
-    fewest, gradient = [0, 0], torch.is_grad_enabled()
-    if in_force() is None:  # samples are of graphs of any size
-        work, device = work_of(seen.formulas, program.derives), leaves[place].device.type
-        fewest = [
-            fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient)
-            for new in (program.derives_anew, True)
-        ]
+    work, device = work_of(seen.formulas, program.derives), leaves[place].device.type
+    gradient, any_size = torch.is_grad_enabled(), in_force() is not None  # as samples are of
+
+    def limit(layers: int, new: bool = True) -> int:
+        if any_size:
+            return 0
+        return fewest_edges(device, work, seen.row_bytes, new=new, gradient=gradient, layers=layers)
+
+    fewest = limit(1, new=program.derives_anew), limit(1)
     row = row_of(name, program.formulas, program.backends, "")
     few, new = (
         row_of(name, "", "PyG", *size_reasons(-1, least, new=new))
         for least, new in zip(fewest, (False, True), strict=True)
     )
-    return Sizes(place, gradient, fewest[0], fewest[1], row, few, new, Seen())
+    return Sizes(place, gradient, *fewest, row, few, new, Seen(), limit)
+
+
+def _share(layer: Module, program: LayerProgram, graph: Tensor) -> None:
+    """Set the limits of all layers that were recorded on a graph: they will share new ones too."""
+    key = "layers", program.sizes.gradient
+    sharing: weakref.WeakKeyDictionary[Module, weakref.ref[LayerProgram]]
+    sharing = derived((graph,), key, weakref.WeakKeyDictionary)
+    sharing[layer] = weakref.ref(program)
+    for each in [one for known in sharing.values() if (one := known()) is not None]:
+        least, row = each.sizes.limit(len(sharing)), each.sizes.row_new
+        new = row_of(row.layer, "", "PyG", *size_reasons(-1, least, new=True))
+        each.sizes = each.sizes._replace(fewest_new=least, row_new=new)
 
 
 skip_code(recorded.__code__)  # Dynamo begins no graph here

@@ -2,8 +2,9 @@
 
 PyG runs a function of torch for each step of a message and writes a tensor of all edges in most of
 them. A program reads the features once. It costs the host as much as a few functions, more where a
-gradient is recorded, and on a graph that was not seen before the CSR form has to be built. So each
-kind of call has a number of edges from which on it is faster, :func:`fewest_edges`.
+kernel is generated for its formula, and on a graph that was not seen before the CSR form has to be
+built, which all layers share that get the graph. So each kind of call has a number of edges from
+which on it is faster, :func:`fewest_edges`.
 
 ``python -m pyg_accel tune`` measures the three numbers of a machine; those shipped are of one core
 of an AMD EPYC and of an NVIDIA H100.
@@ -41,22 +42,24 @@ class Costs(NamedTuple):
     graph_us: float
 
 
-SHIPPED = {"cpu": Costs(12.0, 5.0, 100.0), "cuda": Costs(50.0, 500.0, 400.0)}
+SHIPPED = {"cpu": Costs(12.0, 5.0, 100.0), "cuda": Costs(50.0, 500.0, 500.0)}
 # Functions of torch that cost the host as much as ...
-_CALL = 6  # one call of a program
-_GRADIENT = 9  # one whose gradient is computed, beyond what PyG's gradient costs
+_CALL = 5  # one call of a program
+_GENERATED = 6  # a kernel on a GPU that is generated for a formula, and that of its gradient
 _DERIVED = 10  # gcn_norm, or another function of a graph that a program runs once a graph
 _TRACE = 60  # a call that is traced because it has no program
 HOOK = 12  # a call of a function that was replaced, without a program
 _SOFTMAX = 8  # those of PyG's softmax
 _MESSAGES = 2  # tensors of messages without attention
+# What needs no generated kernel: features of sources, with a weight per edge or source.
+_PLAIN = re.compile(r"(\w+_j )?(u\d+|mul\([eu]\d+,[eu]\d+\))$")
 _REDUCES = {"sum": 2, "mean": 6, "max": 2, "min": 2}  # those of its reductions
 # Kernels save a quarter of what they do elsewhere where attention reads features of edges, and
 # where a network makes a matrix of every edge.
 _FEW = 0.25
 # Bytes per edge that are read and written to build a CSR form.
-_BUILD = 40
-# A compiler fuses the functions of a message: about this share of the bytes is left to be saved.
+_BUILD = 200
+# A compiler fuses the functions of a message: about this share of the bytes is saved beside it.
 _COMPILED = 0.2
 
 
@@ -68,12 +71,14 @@ class Work(NamedTuple):
         tensors: of messages that PyG writes, at least.
         derived: functions of the graph, such as ``gcn_norm``, that are run once a graph.
         overhead: functions that cost the host as much as what is done outside of a program.
+        generated: a kernel is generated for it on a GPU.
     """
 
     functions: int = 3
     tensors: float = 1.0
     derived: int = 0
     overhead: int = 0
+    generated: bool = False
 
 
 def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) -> Work:
@@ -84,35 +89,35 @@ def work_of(formulas: Iterable[str], derived: int = 0, *, traced: bool = False) 
         derived: functions of the graph that are run once a graph.
         traced: it has no program.
     """
-    functions, tensors, blocks = 0, 1.0, False
+    functions, tensors, blocks, generated = 0, 1.0, False, False
     for text in formulas:
+        generated |= not _PLAIN.match(text)
         reduce, message = text.partition("_j ")[::2]
         count = sum(_REDUCES.get(name, 4) for name in reduce.split("+")) if message else 0
         count += len(set(re.findall(r"[uv]\d+", text))) + text.count("(")
         count += _SOFTMAX * text.count("softmax_j")
         relations = re.search(r"(\d+) relations", text)
         functions += count * int(relations[1]) if relations else count
-        tensors = max(tensors, 1.0 + ("(" in text) + ("softmax_j" in text))
+        by_edge = not _PLAIN.match(text) and bool(re.search(r"\be\d", text))  # features are read
+        tensors = max(tensors, 1.0 + ("(" in text and not by_edge) + ("softmax_j" in text))
         blocks |= "network(" in text or "outer(" in text
         if "outer(" in text or ("softmax_j" in text and re.search(r"\be\d", text)):
             tensors, blocks = _FEW, True
-    return Work(functions, tensors, derived, _TRACE if traced or blocks else 0)
+    return Work(functions, tensors, derived, _TRACE if traced or blocks else 0, generated)
 
 
 @lru_cache(maxsize=4096)
 def _fewest(
-    costs: Costs, work: Work, row_bytes: int, new: bool, gradient: bool, compiled: bool
+    costs: Costs, work: Work, row_bytes: int, layers: int, gradient: bool, compiled: bool
 ) -> int:
     passes = 2 if gradient else 1
-    saved = work.tensors * row_bytes * (_COMPILED if compiled else 1.0)
-    functions = (_GRADIENT if gradient else _CALL - work.functions) + work.overhead
-    if not new:
-        fixed = costs.launch_us * (functions - _DERIVED * work.derived)
-    else:
-        saved -= _BUILD
-        fixed = costs.launch_us * max(functions, 0)
-        # Functions of the graph are remembered, and launches of attention are bound, once a graph.
-        fixed += passes * costs.graph_us * (1 + (work.derived > 0) + (work.tensors > _MESSAGES))
+    functions = _CALL + _GENERATED * work.generated * passes + work.overhead - work.functions
+    share = 1 / layers if layers else 0.0  # of what is done once a graph
+    saved = (work.tensors * row_bytes - _BUILD * share) * (_COMPILED if compiled else 1.0)
+    fixed = costs.launch_us * (functions - _DERIVED * work.derived * (1 - share))
+    # Functions of the graph are remembered, and launches of attention are bound, once a graph.
+    once = 1 + (work.derived > 0) + (work.tensors > _MESSAGES)
+    fixed += passes * costs.graph_us * once * share
     if fixed <= 0:
         return 0
     per_edge = passes * saved / (1e3 * costs.gigabytes)  # microseconds
@@ -127,6 +132,7 @@ def fewest_edges(
     new: bool,
     gradient: bool,
     compiled: bool = False,
+    layers: int = 1,
 ) -> int:
     """Return the number of edges from which on a call is faster than PyG's own path.
 
@@ -137,9 +143,13 @@ def fewest_edges(
         new: the graph was not seen before.
         gradient: a gradient is recorded.
         compiled: PyG's own path would be compiled.
+        layers: that share a new graph.
     """
     found = None if settings.always else costs(device)
-    return 0 if found is None else _fewest(found, work, row_bytes, new, gradient, compiled)
+    if device == "cpu" and work.generated:  # formulas are interpreted
+        work = work._replace(generated=False)
+    layers = layers if new else 0
+    return 0 if found is None else _fewest(found, work, row_bytes, layers, gradient, compiled)
 
 
 def size_reasons(edges: int | torch.SymInt, fewest: int, *, new: bool = False) -> list[str]:

@@ -23,7 +23,7 @@ from torch_geometric.nn import (
 import pyg_accel
 from pyg_accel import derived
 from pyg_accel.memo import _Remembered
-from pyg_accel.patching import propagate
+from pyg_accel.patching import programs, propagate
 from pyg_accel.patching.reasons import row_bytes
 from pyg_accel.patching.running import running
 from pyg_accel.patching.size import NEVER, SHIPPED, Costs, Work, costs, fewest_edges, work_of
@@ -103,6 +103,39 @@ def test_limits_are_in_order(formula, device):
     assert fewest_edges("cpu", work, 4, new=True, gradient=False) == NEVER
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_done_once_a_graph_is_shared_by_layers(device):
+    limits = [
+        fewest_edges(device, work_of(["sum_j u0"]), 256, new=True, gradient=True, layers=layers)
+        for layers in (1, 2, 4, 1000)
+    ]
+    assert limits == sorted(limits, reverse=True)
+    known = fewest_edges(device, work_of(["sum_j u0"]), 256, new=False, gradient=True)
+    assert known < limits[-1] < 1.1 * known
+
+
+def test_layers_that_were_recorded_on_a_graph_share_new_ones():
+    layers = [SAGEConv(256, 256) for _ in range(3)]
+    x, edges = torch.randn(20, 256), graph()
+    settings.always = False
+    with pyg_accel.patched(), torch.no_grad():
+        limits = []
+        for layer in layers:
+            layer(x, edges)
+            found = [
+                programs.layers[one]["call"].programs[0].sizes for one in layers[: len(limits) + 1]
+            ]
+            limits.append({sizes.fewest_new for sizes in found})
+        assert all(len(one) == 1 for one in limits)  # layers that share a graph have one limit
+        assert [*map(min, limits)] == sorted(map(max, limits), reverse=True)
+        assert limits[0] != limits[-1]
+        alone = SAGEConv(256, 256)
+        alone(x, graph())
+        assert {programs.layers[alone]["call"].programs[0].sizes.fewest_new} == limits[0]
+        reasons = outcomes(layers[0], (x, graph(min(limits[-1]) - 1)))
+    assert reasons == [f"small: a new graph of fewer than {min(limits[-1])} edges"]
+
+
 @pytest.mark.parametrize(
     ("shape", "node_dim", "width"),
     [((30, 2, 5), -2, 10), ((2, 30, 5), -2, 10), ((30, 2, 5), 0, 10), ((30, 2, 5), 3, 10),
@@ -171,12 +204,12 @@ def test_of_a_new_graph_that_is_left_to_pyg_nothing_is_remembered(numbers):
 
 def test_always_ignores_sizes(numbers):
     numbers(DEAR)
-    layer, args = SAGEConv(F, 3), (torch.randn(20, F), graph())
+    layer, args = GINConv(torch.nn.Linear(F, 3)), (torch.randn(20, F), graph())
     with pyg_accel.patched():
         layer(*args)
         assert outcomes(layer, args)[0].startswith("small: fewer than")
         settings.always = True
-        assert outcomes(layer, args, args) == ["mean_j u0"] * 2
+        assert outcomes(layer, args, args) == ["sum_j u0"] * 2
 
 
 class Pool(GCNConv):
