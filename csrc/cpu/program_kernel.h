@@ -13,6 +13,8 @@ class Reducer {
   explicit Reducer(const ProgramArgs& a)
       : a_(a),
         machine_(a, scratch_, static_cast<const I*>(a.rows)),
+        many_args_(entry_by_entry(a)),
+        many_(many_args_, scratch_, targets_),
         rowptr_(static_cast<const I*>(a.csr.rowptr)),
         col_(static_cast<const I*>(a.csr.col)),
         eid_(static_cast<const I*>(a.csr.eid)) {}
@@ -35,6 +37,39 @@ class Reducer {
     }
     close_run();
     taken_ = k1 - k0;
+  }
+
+  // The same of rows [row, row_end), whose entries fit one tile, and writes their results: those of
+  // `row` at element offset `place` in the outputs, `columns` from row to row.
+  void
+  rows(int64_t row, int64_t row_end, int64_t h, int64_t f, int n, int64_t place, int64_t columns) {
+    const int64_t k0 = rowptr_[row];
+    const int count = static_cast<int>(rowptr_[row_end] - k0);
+    I* target = targets_;
+    for (int64_t r = row; r < row_end; ++r)
+      for (int64_t k = rowptr_[r]; k < rowptr_[r + 1]; ++k)
+        *target++ = static_cast<I>(r);
+    n_ = n;
+    head_ = h;
+    many_.use_rows(k0, count);
+    many_.start(row, h, f, n, count);
+    const A* messages = many_.evaluate(k0, count);
+    for (; row < row_end; ++row, place += columns) {
+      first_ = rowptr_[row];
+      taken_ = rowptr_[row + 1] - first_;
+      const int64_t done = first_ - k0;
+      for (int r = 0; r < a_.num_reduces; ++r) {
+        if (a_.reduces[r] == Reduce::kSum || a_.reduces[r] == Reduce::kMean) {
+          write_sum(r, messages + done * n, place);
+          continue;
+        }
+        start_accumulator(r);
+        accumulate(r, messages + done * n, many_.edges() + done, first_, static_cast<int>(taken_),
+                   f);
+        close_run(r);
+        finish(r, row, place);
+      }
+    }
   }
 
   // The same for a message that is summed over the whole width: one value an entry.
@@ -65,20 +100,8 @@ class Reducer {
 
   // Writes the accumulators of a finished row; `place` is its element offset in the outputs.
   void finish(int64_t row, int64_t place) {
-    const int64_t k_row = rowptr_[row];
-    for (int r = 0; r < a_.num_reduces; ++r) {
-      if (a_.reduces[r] == Reduce::kNone)
-        continue;
-      T* out = static_cast<T*>(a_.outs[r]) + place;
-      const A scale = a_.reduces[r] == Reduce::kMean && taken_ > 1 ? static_cast<A>(taken_) : A(1);
-      for (int i = 0; i < n_; ++i)
-        out[i] = from_acc<T>(result_of(r, i) / scale);
-      if (a_.args[r]) {
-        I* arg = static_cast<I*>(a_.args[r]) + place;
-        for (int i = 0; i < n_; ++i)
-          arg[i] = taken_ ? winner_of(k_row + slots_[r][i]) : I(-1);
-      }
-    }
+    for (int r = 0; r < a_.num_reduces; ++r)
+      finish(r, row, place);
   }
 
   // Raw accumulators and slots of a piece: [num_reduces][2][columns], at column `place`.
@@ -129,8 +152,45 @@ class Reducer {
   }
 
  private:
+  void finish(int r, int64_t row, int64_t place) {
+    if (a_.reduces[r] == Reduce::kNone)
+      return;
+    T* out = static_cast<T*>(a_.outs[r]) + place;
+    const A scale = scale_of(r);
+    for (int i = 0; i < n_; ++i)
+      out[i] = from_acc<T>(result_of(r, i) / scale);
+    if (a_.args[r]) {
+      I* arg = static_cast<I*>(a_.args[r]) + place;
+      for (int i = 0; i < n_; ++i)
+        arg[i] = taken_ ? winner_of(rowptr_[row] + slots_[r][i]) : I(-1);
+    }
+  }
+
+  A scale_of(int r) const {
+    return a_.reduces[r] == Reduce::kMean && taken_ > 1 ? static_cast<A>(taken_) : A(1);
+  }
+
+  // The sum of a row's messages, which are one run, without a stay in the accumulators.
+  void write_sum(int r, const A* messages, int64_t place) {
+    T* out = static_cast<T*>(a_.outs[r]) + place;
+    const V scale = splat<A>(scale_of(r));
+    for (int i = 0; i < n_; i += L) {
+      V s{};
+      for (int64_t j = 0; j < taken_; ++j)
+        s += part(messages + j * n_, n_, i);
+      store_n(out + i, s / scale, n_ - i < L ? n_ - i : L);
+    }
+  }
+
   I winner_of(int64_t k) const {
     return a_.arg_is_col ? col_[k] : eid_ ? eid_[k] : static_cast<I>(k);
+  }
+
+  // A program of which nothing is the same for the entries of a tile.
+  static ProgramArgs entry_by_entry(ProgramArgs a) {
+    for (int i = 0; i < a.num_instructions; ++i)
+      a.instructions[i].invariant = false;
+    return a;
   }
 
   // Entries of the next tile; a tile ends where a run of additions does.
@@ -160,14 +220,17 @@ class Reducer {
   }
 
   void start_accumulators() {
-    for (int r = 0; r < a_.num_reduces; ++r) {
-      const V start = splat<A>(a_.reduces[r] == Reduce::kProd ? A(1) : A(0));
+    for (int r = 0; r < a_.num_reduces; ++r)
+      start_accumulator(r);
+  }
+
+  void start_accumulator(int r) {
+    const V start = splat<A>(a_.reduces[r] == Reduce::kProd ? A(1) : A(0));
+    for (int i = 0; i < n_; i += L)
+      __builtin_memcpy(sums_[r] + i, &start, sizeof(start));
+    if (adds(r)) {
       for (int i = 0; i < n_; i += L)
-        __builtin_memcpy(sums_[r] + i, &start, sizeof(start));
-      if (adds(r)) {
-        for (int i = 0; i < n_; i += L)
-          __builtin_memcpy(totals_[r] + i, &start, sizeof(start));
-      }
+        __builtin_memcpy(totals_[r] + i, &start, sizeof(start));
     }
   }
 
@@ -178,13 +241,14 @@ class Reducer {
 
   // Adds the sums of a run to the totals; finish() and save() read the totals.
   void close_run() {
-    for (int r = 0; r < a_.num_reduces; ++r) {
-      if (!adds(r))
-        continue;
-      for (int i = 0; i < n_; ++i) {
-        totals_[r][i] += sums_[r][i];
-        sums_[r][i] = A{};
-      }
+    for (int r = 0; r < a_.num_reduces; ++r)
+      close_run(r);
+  }
+
+  void close_run(int r) {
+    for (int i = 0; adds(r) && i < n_; ++i) {
+      totals_[r][i] += sums_[r][i];
+      sums_[r][i] = A{};
     }
   }
 
@@ -252,6 +316,9 @@ class Reducer {
   const ProgramArgs& a_;
   Scratch<T, I> scratch_;
   Machine<T, I> machine_;
+  ProgramArgs many_args_;
+  I targets_[kTile];  // the rows of the entries of a tile
+  Machine<T, I> many_;
   const I* rowptr_;
   const I* col_;
   const I* eid_;
@@ -296,12 +363,22 @@ void program_rows(const ProgramArgs& a, const Range& range) {
   const I* rowptr = static_cast<const I*>(a.csr.rowptr);
   const int64_t columns = a.heads * (a.sum_result ? 1 : a.width);
   Reducer<T, I> reducer(a);
-  for (int64_t row = range.row_begin; row < range.row_end; ++row) {
+  // Entries that fit a tile. Where that is several rows, the machine runs once for all of them.
+  const int64_t most = a.sum_result ? 0 : kTile / smaller(range.f_end - range.f_begin, kTile);
+  for (int64_t row = range.row_begin, next; row < range.row_end; row = next) {
+    for (next = row + 1; next < range.row_end && rowptr[next + 1] - rowptr[row] <= most;)
+      ++next;
     if (rowptr[row + 1] - rowptr[row] > kHubDegree)
       continue;
     program_blocks(a, range.f_begin, range.f_end, [&](int64_t h, int64_t f, int n, int64_t place) {
-      program_entries(reducer, a, {row, rowptr[row], rowptr[row + 1]}, h, f, n);
-      reducer.finish(row, row * columns + place);
+      if (next > row + 1 && rowptr[next] > rowptr[row]) {
+        reducer.rows(row, next, h, f, n, row * columns + place, columns);
+        return;
+      }
+      for (int64_t r = row; r < next; ++r) {
+        program_entries(reducer, a, {r, rowptr[r], rowptr[r + 1]}, h, f, n);
+        reducer.finish(r, r * columns + place);
+      }
     });
   }
 }

@@ -210,6 +210,27 @@ def everything(graph: Graph) -> list[Tensor]:
     return [*outs, *torch.autograd.grad(loss, [x, e, scores])]
 
 
+@pytest.mark.parametrize("width", [1, 3, 16, 40, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_row_has_the_same_bits_among_short_rows_and_alone(isa, dtype, width):
+    torch.manual_seed(0)
+    degrees = torch.tensor([0, 1, 3, 2, 0, 0, 17, 4, 1, 300, 2, 0])
+    rowptr = torch.cat([torch.zeros(1, dtype=torch.long), degrees.cumsum(0)])
+    edges, rows = int(rowptr[-1]), degrees.numel()
+    col = torch.randint(9, (edges,))
+    target, source = (torch.randn(n, 2, width).to(dtype) for n in (rows, 9))
+    weight = torch.randn(edges, 2, 1).to(dtype)
+    formula = "mul(exp(sub(v0,u1)),add(e2,sigmoid(v0)))"
+    for reduce in ("sum", "mean", "max", "min", "prod"):
+        graph = Graph.from_csr(rowptr, col, num_cols=9)
+        found = ops.gspmm(graph, formula, [target, source, weight], reduce=reduce)
+        for row in range(rows):
+            part = slice(int(rowptr[row]), int(rowptr[row + 1]))
+            alone = Graph.from_csr(torch.tensor([0, int(degrees[row])]), col[part], num_cols=9)
+            operands = [target[row : row + 1], source, weight[part]]
+            assert torch.equal(ops.gspmm(alone, formula, operands, reduce=reduce)[0], found[row])
+
+
 def test_results_are_bit_equal_for_any_number_of_threads_and_every_run():
     graph = hub_graph()
     torch.set_num_threads(1)
