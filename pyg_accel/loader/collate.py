@@ -7,7 +7,7 @@ same, attribute for attribute. Attributes other than tensors are collated by PyG
 graphs whose class has its own ``__inc__`` are asked one by one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = [
     "are_dense",
     "batch_of",
     "collate",
+    "collate_reasons",
     "empty",
     "is_shifted",
     "shared_like",
@@ -125,10 +126,19 @@ def _joined(values: list[Tensor], dim: int | None, incs: Tensor | None) -> tuple
     return joined, slices
 
 
+def collate_reasons(graphs: Sequence[Any]) -> list[str]:
+    """Return why PyG has to collate graphs; empty if :func:`collate` does."""
+    kinds = set(map(type, graphs))
+    if len(kinds) > 1:
+        return [f"graphs of several classes: {', '.join(sorted(k.__name__ for k in kinds))}"]
+    if not all(issubclass(kind, (Data, HeteroData)) for kind in kinds):
+        return [f"{kind.__name__} is neither Data nor HeteroData" for kind in kinds]
+    return [] if graphs else ["no graphs"]
+
+
 def collate(
-    original: Callable[..., Collated],
     cls: type,
-    data_list: Any,
+    data_list: Sequence[Any],
     increment: bool = True,
     add_batch: bool = True,
     follow_batch: Iterable[str] | None = None,
@@ -137,9 +147,8 @@ def collate(
     """Collate graphs into one object; see ``torch_geometric.data.collate.collate``.
 
     Args:
-        original: PyG's function, for graphs that this one does not collate.
         cls: class of the result.
-        data_list: the graphs.
+        data_list: the graphs, against which there are no :func:`collate_reasons`.
         increment: shift indices by the nodes of the graphs before.
         add_batch: add the vectors ``batch`` and ``ptr``.
         follow_batch: attributes that get batch vectors of their own.
@@ -148,10 +157,7 @@ def collate(
     Returns:
         The result, where each attribute of each graph begins, and its increments.
     """
-    graphs = data_list if isinstance(data_list, (list, tuple)) else list(data_list)
-    kind = type(graphs[0])
-    if not issubclass(kind, (Data, HeteroData)) or set(map(type, graphs)) != {kind}:
-        return original(cls, graphs, increment, add_batch, follow_batch, exclude_keys)
+    graphs, kind = data_list, type(data_list[0])
     out: Any = empty(cls, kind)
     out.stores_as(graphs[0])
     followed, excluded = set(follow_batch or ()), set(exclude_keys or ())

@@ -86,3 +86,15 @@ def test_an_exception_in_a_transform_is_the_user_s(data):
 
     with pytest.raises(KeyError, match="mine"):
         rows_of(NeighborLoader(data, [3], transform=broken))
+
+
+def test_graphs_that_pyg_collates_have_a_row_that_says_why(data):
+    class Own(Data):
+        pass
+
+    row = rows_of(DataLoader([data] * 4, batch_size=2))["Batch"]
+    assert (row.formula, row.backend, row.reason, row.calls) == ("graphs", "cpu", "", 2)
+    mixed = [data, Own(x=data.x, edge_index=data.edge_index)]
+    row = rows_of(DataLoader(mixed, batch_size=2))["Batch"]
+    assert (row.formula, row.backend) == ("", "PyG")
+    assert row.reason == "graphs of several classes: Data, Own"
