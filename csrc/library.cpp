@@ -50,6 +50,9 @@ STABLE_TORCH_LIBRARY(pyg_accel_cpu, m) {
       "int[] num_neighbors, Tensor[] node_time, Tensor[] edge_time, Tensor[] edge_weight, "
       "Tensor seed_time, bool replace, bool induced, bool disjoint, bool last, int random_seed) -> "
       "(Tensor[], Tensor, str)");
+  m.def("join(Tensor[] parts, int? dim, Tensor? shift) -> Tensor[]");
+  m.def("take(Tensor value, int dim, Tensor where, Tensor index, Tensor? shift) -> Tensor[]");
+  m.def("ptr2index(Tensor ptr) -> Tensor");
   m.def("configure(str isa, int block_width, int block_cols) -> ()");
   m.def("info() -> str");
   m.def("functions() -> str");

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from pyg_accel.large_pages import small_pages_reasons
 
-__all__ = ["Report", "Row", "record", "report", "reset_report", "uncounted"]
+__all__ = ["Report", "Row", "record", "record_batch", "report", "reset_report", "uncounted"]
 
 
 @dataclass
@@ -18,16 +18,18 @@ class Row:
     """One kind of call.
 
     Attributes:
-        layer: class name of the layer.
+        layer: class name of the layer, or of what makes batches.
         formula: what was computed, e.g. ``mean_j u0``, or by a rewritten layer its association,
             e.g. ``(A·(X·W))``; empty if PyG computed it.
         backend: backend, or ``PyG``; of models and steps ``CUDA graph`` or ``eager``;
             ``deferred`` for attention weights that are computed inside the sum after them;
             ``torch`` for rewritten layers without a kernel of a backend.
         reason: why PyG's own path was taken.
-        calls: number of forward calls.
-        seconds: time spent in them; not measured of those that PyG computed for their size, which
-            may take less time than it takes to look at a clock.
+        calls: number of forward calls, or of batches.
+        seconds: time spent in them; of a loader, that its batches were waited for. It is not
+            measured of calls that PyG computed for their size, which may take less time than it
+            takes to look at a clock.
+        is_forward: these are forward calls; batches that are sampled, collated or loaded are not.
     """
 
     layer: str
@@ -36,6 +38,7 @@ class Row:
     reason: str
     calls: int = 0
     seconds: float = 0.0
+    is_forward: bool = True
     _times: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def _key(self) -> tuple[str, str, str, str]:
@@ -89,8 +92,9 @@ class Report:
             return "  ".join([*left, *right]).rstrip()
 
         rule = "-" * len(show(tuple("x" * width for width in widths)))
-        accelerated = sum(row.calls for row in self.rows if row.formula)
-        total = sum(row.calls for row in self.rows)
+        forward = [row for row in self.rows if row.is_forward]
+        accelerated = sum(row.calls for row in forward if row.formula)
+        total = sum(row.calls for row in forward)
         summary = f"pyg_accel: {accelerated} of {total} forward calls accelerated"
         notes = [f"Memory is in small pages, which is slower: {r}" for r in self.small_pages]
         return "\n".join([summary, show(head), rule, *(show(line) for line in lines[1:]), *notes])
@@ -109,6 +113,14 @@ def record(layer: str, formula: str, backend: str, reason: str, seconds: float) 
     """Count one call."""
     if _counted.get():
         row_of(layer, formula, backend, reason).add(seconds)
+
+
+def record_batch(maker: str, what: str, where: str, reason: str, seconds: float) -> None:
+    """Count one batch, in the row of what makes such batches."""
+    if _counted.get():
+        row = row_of(maker, what, where, reason)
+        row.is_forward = False
+        row.add(seconds)
 
 
 def row_of(layer: str, formula: str, backend: str, reason: str) -> Row:
@@ -148,7 +160,7 @@ def report(file: TextIO | None = None) -> Report:
     with _lock:
         for row in _rows.values():
             row._count()
-        rows = [Row(*row._key(), row.calls, row.seconds) for row in _rows.values()]
+        rows = [Row(*row._key(), row.calls, row.seconds, row.is_forward) for row in _rows.values()]
         snapshot = Report(rows, small_pages_reasons())
     snapshot.rows.sort(key=lambda row: -row.seconds)
     print(snapshot, file=file or sys.stdout)

@@ -7,7 +7,9 @@ same, attribute for attribute. Attributes other than tensors are collated by PyG
 graphs whose class has its own ``__inc__`` are asked one by one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,15 +20,20 @@ from torch_geometric.data.collate import _batch_and_ptr, _collate, get_incs
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 from torch_geometric.utils import cumsum
 
+from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+
 __all__ = [
     "are_dense",
     "batch_of",
     "collate",
+    "collate_reasons",
+    "empty",
     "is_shifted",
     "shared_like",
 ]
 
 _STOCK_INC = (Data.__inc__, HeteroData.__inc__)
+_RECORDS = attrgetter("requires_grad")
 _STOCK_CAT_DIM = (Data.__cat_dim__, HeteroData.__cat_dim__)
 
 Collated = tuple[Any, dict[Any, Any], dict[Any, Any]]
@@ -38,24 +45,28 @@ class _Group:
     def __init__(self, stores: list[BaseStorage], graphs: Any) -> None:
         self.stores, self.graphs = stores, graphs
         self.maps = [store._mapping for store in stores]
-        self._num_nodes: list[int] | None = None
+        self._ptr: Tensor | None = None
+        self._collated: dict[str, tuple[Any, Any, Any]] = {}
 
     @property
-    def num_nodes(self) -> list[int]:
-        """Number of nodes of each graph."""
-        if self._num_nodes is None:
-            self._num_nodes = self._count()
-        return self._num_nodes
+    def ptr(self) -> Tensor:
+        """Number of nodes of the graphs before each, and of all: [B + 1]."""
+        if self._ptr is None:
+            self._ptr = self._counted()
+        return self._ptr
 
-    def _count(self) -> list[int]:
+    def _counted(self) -> Tensor:
+        """Count nodes by the attribute that PyG counts, if it is the same in all graphs."""
         names = list(self.maps[0])
-        name = next((key for key in names if key in N_KEYS), "")
+        name = next((key for key in names if key in N_KEYS), "batch")
         stock = type(self.graphs[0]).__cat_dim__ in _STOCK_CAT_DIM
-        if stock and name and "num_nodes" not in names:
+        if stock and not is_shifted(name) and "num_nodes" not in names:
             values: list[Any] = [m.get(name) for m in self.maps]
-            if are_dense(values) and all(list(m) == names for m in self.maps):
-                return [value.size(0) for value in values]
-        return [store.num_nodes or 0 for store in self.stores]
+            alike = are_dense(values) and all(list(m) == names for m in self.maps)
+            if alike and values[0].dim() > 0:
+                slices: Tensor = self.attribute(name, values, True)[1]
+                return slices
+        return cumsum(torch.tensor([store.num_nodes or 0 for store in self.stores]))
 
     def increments(self, name: str, values: list[Tensor]) -> Tensor:
         """By how much an attribute is shifted in each graph: [B], or [B, 2, 1]."""
@@ -64,12 +75,17 @@ class _Group:
             return torch.zeros(len(values), dtype=torch.long)
         stock = inc is Data.__inc__ and type(self.graphs[0]).num_nodes is Data.num_nodes
         if stock and "batch" not in name:
-            return cumsum(torch.tensor(self.num_nodes)[:-1])
+            return self.ptr[:-1].clone()
         incs: Tensor = get_incs(name, values, self.graphs, self.stores)
         return incs
 
     def attribute(self, name: str, values: list[Any], increment: bool) -> tuple[Any, Any, Any]:
         """Collate one attribute: its value, where each graph begins, increments."""
+        if name not in self._collated:
+            self._collated[name] = self._attribute(name, values, increment)
+        return self._collated[name]
+
+    def _attribute(self, name: str, values: list[Any], increment: bool) -> tuple[Any, Any, Any]:
         first, graph = values[0], self.graphs[0]
         moves = increment and (is_shifted(name) or type(graph).__inc__ not in _STOCK_INC)
         incs = None
@@ -84,23 +100,45 @@ class _Group:
             )
             return result
         dim = graph.__cat_dim__(name, first, self.stores[0])
-        if dim is None or first.dim() == 0:
-            values = [value.unsqueeze(0) for value in values]
-        sizes = torch.tensor([value.size(dim or 0) for value in values])
-        slices = cumsum(sizes)
-        alike = len({value.dim() for value in values}) == 1
-        out = shared_like(values[0], dim or 0, int(slices[-1])) if alike else None
-        joined = torch.cat(values, dim or 0, out=out)
-        if incs is not None and (incs.dim() > 1 or int(incs[-1]) != 0):
-            parts = joined.split(sizes.tolist(), dim or 0)
-            torch._foreach_add_(parts, incs.tolist() if incs.dim() == 1 else [*incs.unbind()])
-        return joined, slices, incs
+        return *_joined(values, dim, incs if moves else None), incs
+
+
+def _joined(values: list[Tensor], dim: int | None, incs: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Join tensors along a dimension, or along a new one; add to each what it is shifted by.
+
+    Returns the result and where each part begins in it.
+    """
+    shared = get_worker_info() is not None  # where results lie in memory of their own
+    if not (shared or cpu_unavailable_reasons() or any(map(_RECORDS, values))):
+        found = cpu_library().join(values, dim, incs)
+        if found:
+            return found[0], found[1]
+    if dim is None or values[0].dim() == 0:
+        values = [value.unsqueeze(0) for value in values]
+    sizes = torch.tensor([value.size(dim or 0) for value in values])
+    slices = cumsum(sizes)
+    alike = len({value.dim() for value in values}) == 1
+    out = shared_like(values[0], dim or 0, int(slices[-1])) if alike else None
+    joined = torch.cat(values, dim or 0, out=out)
+    if incs is not None and (incs.dim() > 1 or int(incs[-1]) != 0):
+        parts = joined.split(sizes.tolist(), dim or 0)
+        torch._foreach_add_(parts, incs.tolist() if incs.dim() == 1 else [*incs.unbind()])
+    return joined, slices
+
+
+def collate_reasons(graphs: Sequence[Any]) -> list[str]:
+    """Return why PyG has to collate graphs; empty if :func:`collate` does."""
+    kinds = set(map(type, graphs))
+    if len(kinds) > 1:
+        return [f"graphs of several classes: {', '.join(sorted(k.__name__ for k in kinds))}"]
+    if not all(issubclass(kind, (Data, HeteroData)) for kind in kinds):
+        return [f"{kind.__name__} is neither Data nor HeteroData" for kind in kinds]
+    return [] if graphs else ["no graphs"]
 
 
 def collate(
-    original: Callable[..., Collated],
     cls: type,
-    data_list: Any,
+    data_list: Sequence[Any],
     increment: bool = True,
     add_batch: bool = True,
     follow_batch: Iterable[str] | None = None,
@@ -109,9 +147,8 @@ def collate(
     """Collate graphs into one object; see ``torch_geometric.data.collate.collate``.
 
     Args:
-        original: PyG's function, for graphs that this one does not collate.
         cls: class of the result.
-        data_list: the graphs.
+        data_list: the graphs, against which there are no :func:`collate_reasons`.
         increment: shift indices by the nodes of the graphs before.
         add_batch: add the vectors ``batch`` and ``ptr``.
         follow_batch: attributes that get batch vectors of their own.
@@ -120,17 +157,17 @@ def collate(
     Returns:
         The result, where each attribute of each graph begins, and its increments.
     """
-    graphs = data_list if isinstance(data_list, (list, tuple)) else list(data_list)
-    kind = type(graphs[0])
-    if not issubclass(kind, (Data, HeteroData)) or any(type(g) is not kind for g in graphs):
-        return original(cls, graphs, increment, add_batch, follow_batch, exclude_keys)
-    out: Any = cls() if cls is kind else cls(_base_cls=kind)
+    graphs, kind = data_list, type(data_list[0])
+    out: Any = empty(cls, kind)
     out.stores_as(graphs[0])
     followed, excluded = set(follow_batch or ()), set(exclude_keys or ())
     by_key: dict[Any, list[BaseStorage]] = {}
-    for graph in graphs:
-        for store in graph.stores:
-            by_key.setdefault(store._key, []).append(store)
+    if kind.stores is Data.stores:
+        by_key[None] = [graph._store for graph in graphs]
+    else:
+        for graph in graphs:
+            for store in graph.stores:
+                by_key.setdefault(store._key, []).append(store)
     device: torch.device | None = None
     all_slices: dict[Any, Any] = {}
     all_incs: dict[Any, Any] = {}
@@ -158,9 +195,26 @@ def collate(
             all_slices[key], all_incs[key] = slices_of, incs_of
         first = group.stores[0]
         if add_batch and isinstance(first, NodeStorage) and first.can_infer_num_nodes:
-            slices = cumsum(torch.tensor(group.num_nodes))
-            out_store.batch, out_store.ptr = batch_of(slices, device)
+            out_store.batch, out_store.ptr = batch_of(group.ptr, device)
     return out, all_slices, all_incs
+
+
+def empty(cls: type, kind: Any) -> Any:
+    """Make a result without attributes.
+
+    PyG makes a class of batches once for each class of graphs, and then looks at arguments of
+    ``__init__``, of which those of its own classes need none.
+    """
+    if cls is kind:
+        return cls()
+    if kind.__init__ in (Data.__init__, HeteroData.__init__):
+        return type.__call__(_class_of_batches(cls, kind))
+    return cls(_base_cls=kind)
+
+
+@cache
+def _class_of_batches(cls: Any, kind: type) -> type:
+    return type(cls(_base_cls=kind))
 
 
 def is_shifted(name: str) -> bool:
@@ -169,10 +223,10 @@ def is_shifted(name: str) -> bool:
 
 
 def are_dense(values: list[Any]) -> bool:
-    """Whether values are ordinary tensors."""
-    if set(map(type, values)) != {Tensor} or values[0].is_nested:
+    """Whether values are ordinary tensors; of their layouts PyG looks at the first one as well."""
+    if set(map(type, values)) != {Tensor}:
         return False
-    return {value.layout for value in values} == {torch.strided}
+    return not values[0].is_nested and values[0].layout is torch.strided
 
 
 def shared_like(like: Tensor, dim: int, size: int) -> Tensor | None:
@@ -190,6 +244,8 @@ def batch_of(slices: Any, device: torch.device | None) -> Any:
     """Return the batch vector of an attribute, and where each graph begins in it."""
     if not isinstance(slices, Tensor) or slices.dim() != 1:
         return _batch_and_ptr(slices, device)
+    if device is None and not cpu_unavailable_reasons():
+        return cpu_library().ptr2index(slices), slices.clone()
     total, slices = int(slices[-1]), slices.to(device)
     graph = torch.arange(slices.numel() - 1, device=device)
     return graph.repeat_interleave(slices.diff(), output_size=total), slices.clone()

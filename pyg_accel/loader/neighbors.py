@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
-from pyg_accel.call_report import record
+from pyg_accel.call_report import record_batch
 from pyg_accel.native import cpu_library
 
 __all__ = ["sample"]
@@ -102,7 +102,7 @@ def sample(
             num_sampled_edges=None if induced else found.edges_per_hop[_ONE],
         )
     what = f"neighbors {sampler.num_neighbors.values}"
-    record(type(sampler).__name__, what, "cpu", "", time.perf_counter() - began)
+    record_batch(type(sampler).__name__, what, "cpu", "", time.perf_counter() - began)
     return out
 
 

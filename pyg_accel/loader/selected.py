@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 from torch_geometric.data import Data, Dataset, InMemoryDataset
 from torch_geometric.data.storage import N_KEYS
 from torch_geometric.utils import cumsum
 
-from pyg_accel.loader.collate import are_dense, batch_of, is_shifted, shared_like
+from pyg_accel.loader.collate import are_dense, batch_of, empty, is_shifted, shared_like
+from pyg_accel.native import cpu_library, cpu_unavailable_reasons
 
 __all__ = ["Selected", "counted_by"]
 
@@ -45,7 +47,7 @@ class Selected:
         where: dict[str, Tensor] = self._dataset.slices  # type: ignore[assignment]
         numbers = self._dataset.indices()
         index = torch.tensor([numbers[i] for i in self._index])
-        out: Any = cls(_base_cls=type(data))
+        out: Any = empty(cls, type(data))
         followed, excluded = set(follow_batch or ()), set(exclude_keys or ())
         device: torch.device | None = None
         all_slices: dict[str, Any] = {}
@@ -55,21 +57,16 @@ class Selected:
         for name in (name for name in where if name in data and name not in excluded):
             value = data[name]
             if isinstance(value, Tensor):
-                part = parts.of(where[name], value.device)
                 device = value.device if value.is_cuda else device
-                dim, incs = data.__cat_dim__(name, value), torch.zeros_like(nodes[:-1])
-                shared = shared_like(value, dim, part.rows.numel())
-                out[name] = torch.index_select(value, dim, part.rows, out=shared)
-                if is_shifted(name):
-                    incs = nodes[:-1].clone()
-                    out[name] += incs.to(value.device)[part.graph]
+                incs = nodes[:-1].clone() if is_shifted(name) else torch.zeros_like(nodes[:-1])
+                dim, shift = data.__cat_dim__(name, value), incs if is_shifted(name) else None
+                out[name], all_slices[name] = parts.take(value, dim, where[name], shift)
                 all_incs[name] = incs
             else:
-                part = parts.of(where[name], None)
+                all_slices[name] = parts.of(where[name], None).slices.clone()
                 out[name], all_incs[name] = [value[i] for i in index.tolist()], None
-            all_slices[name] = part.slices.clone()
             if name in followed:
-                out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(part.slices, device)
+                out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(all_slices[name], device)
         if data._store.can_infer_num_nodes:
             out.batch, out.ptr = batch_of(nodes, device)
         return out, all_slices, all_incs
@@ -101,6 +98,23 @@ class _Parts:
     def __init__(self, index: Tensor) -> None:
         self._index, self._next = index, index + 1
         self._known: list[_Part] = []
+
+    def take(
+        self, value: Tensor, dim: int, where: Tensor, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the graphs have of a tensor, shifted, and where each begins in it."""
+        shared = get_worker_info() is not None  # where results lie in memory of their own
+        if not (shared or cpu_unavailable_reasons() or value.requires_grad):
+            found = cpu_library().take(value, dim, where, self._index, shift)
+            if found:
+                return found[0], found[1]
+        part = self.of(where, value.device)
+        out = torch.index_select(
+            value, dim, part.rows, out=shared_like(value, dim, part.rows.numel())
+        )
+        if shift is not None:
+            out += shift.to(value.device)[part.graph]
+        return out, part.slices.clone()
 
     def of(self, where: Tensor, device: torch.device | None) -> _Part:
         """Return the part of attributes with these slices, which lie on a device."""

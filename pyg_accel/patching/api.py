@@ -10,6 +10,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_accel.backends.dispatch import fast_backend_reasons
 from pyg_accel.patching import (
+    batches,
     hetero,
     layers,
     loading,
@@ -42,6 +43,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "segment": readouts.segment,
     "quantile": ordered.quantile,
     "collate": loading.collate,
+    "batch": batches.next_batch,
 }
 # Threads may enter and leave patched() at once: what is counted must agree with what is installed.
 _lock = threading.RLock()

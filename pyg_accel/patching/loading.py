@@ -1,12 +1,15 @@
 """Loaders under ``patch()``: what stands in for PyG's functions that make batches."""
 
+import time
 from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch_geometric
+from torch_geometric.data import Batch
 from torch_geometric.sampler import NeighborSampler
 
+from pyg_accel.call_report import record_batch
 from pyg_accel.loader import collate as several
 from pyg_accel.loader import neighbors
 from pyg_accel.native import cpu_unavailable_reasons
@@ -15,11 +18,24 @@ from pyg_accel.patching.reasons import is_active
 __all__ = ["collate", "construct", "sample"]
 
 
-def collate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def collate(
+    original: Callable[..., Any], cls: type, data_list: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Stand in for ``torch_geometric.data.collate.collate``."""
     if not is_active():
-        return original(*args, **kwargs)
-    return several.collate(original, *args, **kwargs)
+        return original(cls, data_list, *args, **kwargs)
+    began = time.perf_counter()
+    graphs = data_list if isinstance(data_list, (list, tuple)) else list(data_list)
+    reason = next(iter(several.collate_reasons(graphs)), "")
+    if reason:
+        made = original(cls, graphs, *args, **kwargs)
+    else:
+        made = several.collate(cls, graphs, *args, **kwargs)
+    seconds = time.perf_counter() - began
+    what, backend = ("", "PyG") if reason else ("graphs", "cpu")
+    if issubclass(cls, Batch):
+        record_batch(cls.__name__, what, backend, reason, seconds)
+    return made
 
 
 def _takes_part() -> bool:

@@ -22,6 +22,7 @@ whoever imported a function before reaches the hook as well. These functions are
 * ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, and its
   ``__init__``.
 * ``collate``, which puts graphs into a batch.
+* ``__next__`` of the iterators of loaders, torch's and PyG's, for a row of the report.
 
 Methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its
 hooks, for only inside of it results are remembered; and the one that compilers ask.
@@ -39,6 +40,8 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch_geometric.loader.base import DataLoaderIterator
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 from torch_geometric.sampler import NeighborSampler
@@ -86,6 +89,8 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (HeteroConv, "forward", "hetero", True),
     (NeighborSampler, "__init__", "sampler", True),
     (NeighborSampler, "_sample", "sample", True),
+    (_BaseDataLoaderIter, "__next__", "batch", True),
+    (DataLoaderIterator, "__next__", "batch", True),
 )
 
 # The methods that classes get, and their hooks.

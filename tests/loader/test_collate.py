@@ -14,7 +14,8 @@ from torch_geometric.loader import DataLoader
 
 import pyg_accel
 from pyg_accel import loader
-from pyg_accel.loader import selected
+from pyg_accel.loader import collate, selected
+from pyg_accel.native import cpu_library
 
 
 def assert_same(ours: Any, theirs: Any, path: str = "") -> None:
@@ -423,3 +424,65 @@ def test_batches_on_a_gpu_are_those_of_pyg(name):
 
 def test_an_empty_dataset_has_no_batches():
     assert [*loader.DataLoader([], batch_size=2)] == [*DataLoader([], batch_size=2)] == []
+
+
+TENSORS: dict[str, Callable[[int], Tensor]] = {
+    "bool": lambda n: torch.rand(n, 2) > 0.5,
+    "uint8": lambda n: torch.randint(9, (n,), dtype=torch.uint8),
+    "int16": lambda n: torch.randint(9, (n, 1, 2), dtype=torch.int16),
+    "float8": lambda n: torch.rand(n, 3).to(torch.float8_e4m3fn).view(torch.uint8),
+    "complex": lambda n: torch.randn(n, 2, dtype=torch.complex64),
+    "conjugated": lambda n: torch.randn(n, 2, dtype=torch.complex64).conj(),
+    "negated": lambda n: torch.randn(1, 1, dtype=torch.complex64).conj().imag,
+    "strided": lambda n: torch.randn(n, 4)[:, ::2],
+    "turned": lambda n: torch.randn(3, n).t(),
+    "empty": lambda n: torch.randn(0, 3),
+    "some empty": lambda n: torch.randn(n % 2, 3),
+    "no columns": lambda n: torch.randn(n, 0),
+    "expanded": lambda n: torch.randn(1, 3).expand(n, 3),
+    "parts of one": lambda n: torch.arange(40.0)[n : 2 * n],
+    "parameters": lambda n: torch.nn.Parameter(torch.randn(n, 2)),
+    "a gradient": lambda n: torch.randn(n, 2, requires_grad=n == 3),
+}
+
+
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_of_all_kinds_are_joined(name, library, monkeypatch):
+    items = [Data(x=torch.ones(n, 1), value=TENSORS[name](n)) for n in (3, 1, 2, 4)]
+    theirs = parts(Batch.from_data_list(items))
+    if not library:
+        for module in (collate, selected):
+            monkeypatch.setattr(module, "cpu_unavailable_reasons", lambda: ["none"])
+    with pyg_accel.patched():
+        batch = Batch.from_data_list(items)
+    assert_same(parts(batch), theirs)
+    assert batch.value.requires_grad == theirs["stores"]["None"][0]["value"].requires_grad
+    dataset = Items(items)
+    (theirs_of_it,) = (parts(batch) for batch in DataLoader(dataset, batch_size=4))
+    (ours,) = (parts(batch) for batch in loader.DataLoader(dataset, batch_size=4))
+    assert_same(ours, theirs_of_it)
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"batches"}))
+def test_batches_do_not_depend_on_the_library(name, monkeypatch):
+    items = [CASES[name]() for _ in range(5)]
+    with pyg_accel.patched():
+        with_it = parts(Batch.from_data_list(items, follow_batch=["x"]))
+        monkeypatch.setattr(collate, "cpu_unavailable_reasons", lambda: ["none"])
+        assert_same(with_it, parts(Batch.from_data_list(items, follow_batch=["x"])))
+
+
+@pytest.mark.parametrize(
+    "bad", ["an index beyond", "a negative index", "slices beyond", "descending"]
+)
+def test_what_is_outside_of_a_tensor_is_not_read(bad):
+    value, where, index = torch.ones(5), torch.tensor([0, 2, 5]), torch.tensor([0, 1])
+    if "index" in bad:
+        index[1] = 2 if bad == "an index beyond" else -1
+    else:
+        where[1 if bad == "descending" else 2] = 6
+    with pytest.raises(RuntimeError, match="expected"):
+        cpu_library().take(value, 0, where, index, None)
+    with pytest.raises(RuntimeError, match="expected"):
+        cpu_library().ptr2index(torch.tensor([0, 3, 2]))
