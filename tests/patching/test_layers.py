@@ -265,6 +265,7 @@ def test_the_other_flow_equals_stock(name, same_as_stock):
     same_as_stock(layer, *LAYERS[name].inputs(World()))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", [n for n in LAYERS if n not in ("sage-lstm", "sage-median")])
 @pytest.mark.parametrize(("nodes", "edges"), [(N, 0), (N, 1), (1, 3)], ids=str)
 def test_graphs_with_next_to_nothing_in_them_equal_stock(name, nodes, edges, same_as_stock):

@@ -1806,6 +1806,7 @@ class OfIdleNodes(MessagePassing):
         return self.kind(self, x_j, d_j)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", IDLE_MESSAGES)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_what_idle_nodes_have_reaches_no_gradient(name: str, bad: float, like_stock: Any) -> None:
