@@ -284,6 +284,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("conv", "name", "value"), CHANGES, ids=lambda v: str(v)[:16])
 def test_options_that_are_set_later_have_effect(conv, name, value, compiled):
