@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.layers import modes
 from benchmarks.papers import tables as papers
 from benchmarks.tools import frames, results, timing
 from benchmarks.tools.markdown import NONE, TIMES, Make, columns, markdown, measured, pivot
@@ -124,6 +125,11 @@ def layers(frame: pd.DataFrame) -> list[str]:
         left = group[group["reason"] != ""]
         small = left["reason"].str.startswith("small")
         reasons = list(dict.fromkeys(left.loc[~small, "reason"]))
+        now = modes.recorded().get((layer, option, "training"), {})
+        if now.get("runs") == "PyG":  # what was measured may be of another version
+            formulas, reasons = "", [now["reason"], *(r for r in reasons if r == "out of memory")]
+        elif now and reasons and not formulas:
+            reasons = ["all calls when this was measured, none since"]
         if small.any():
             reasons.append(f"up to {left.loc[small, 'edges'].max():,} edges: too small")
         rows.append({

@@ -38,32 +38,11 @@ def _unchanged(func: Handler, input: Tensor, *args: Any, **kwargs: Any) -> Tenso
     return input
 
 
-def _zeros(func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-    zeros: Handler = torch.zeros if func is torch.randn else torch.zeros_like
-    made: Tensor = zeros(*args, **kwargs)
-    return made
-
-
-def _half(func: Handler, *args: Any, **kwargs: Any) -> Tensor:
-    if func is torch.rand_like:
-        return torch.full_like(args[0], 0.5, **kwargs)
-    shape = args[0] if args and not isinstance(args[0], int) else args
-    return torch.full(tuple(shape), 0.5, **kwargs)
-
-
-def _rounded(func: Handler, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return func(input, *args, **kwargs) if args or kwargs else (input > 0.5).to(input.dtype)
-
-
 # No random numbers: padded and unpadded calls would draw different ones.
-NOT_RANDOM: dict[Any, Handler] = {
-    **dict.fromkeys((
-        F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d,
-        torch.dropout, torch.alpha_dropout, torch.feature_dropout,
-    ), _unchanged),
-    torch.randn: _zeros, torch.randn_like: _zeros, torch.rand: _half, torch.rand_like: _half,
-    torch.bernoulli: _rounded, Tensor.bernoulli: _rounded,
-}  # fmt: skip
+NOT_RANDOM: dict[Any, Handler] = dict.fromkeys((
+    F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d,
+    torch.dropout, torch.alpha_dropout, torch.feature_dropout,
+), _unchanged)  # fmt: skip
 
 
 def _constant(func: Handler, *args: Any, **kwargs: Any) -> Any:

@@ -153,7 +153,7 @@ class _Masks:
             return func(x, *args, **kwargs)
         void = self._padding.void(axis, x)
         if name in _FILL:
-            return func(_filled(x, void, _FILL[name]), *args, **kwargs)
+            return func(x.masked_fill(void, _FILL[name]), *args, **kwargs)
         others = torch.Size([x.size(dim) for dim in listed if dim]).numel()
         count = self._padding.rows(axis).count * others
         return _moments(name, x, void, count, listed, args, kwargs)
@@ -182,15 +182,6 @@ def _with_tensor_first(handler: Handler) -> Handler:
         return handler(func, *args, **kwargs) if known else func(*args, **kwargs)
 
     return handle
-
-
-def _filled(x: Tensor, void: Tensor, value: float) -> Tensor:
-    if x.dtype == torch.bool:
-        return x | void if value else x & ~void
-    if not x.is_floating_point() and abs(value) == torch.inf:
-        bounds = torch.iinfo(x.dtype)
-        value = bounds.max if value > 0 else bounds.min
-    return x.masked_fill(void, value)
 
 
 def _moments(

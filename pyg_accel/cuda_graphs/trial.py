@@ -7,7 +7,7 @@ anything is recorded, and what was recorded with both, once when it is made and 
 data of a later call.
 
 Why without randomness. Dropout draws other numbers for padded rows, so unpadded and padded calls
-are compared with dropout and noise switched off, and the recording with a padded call that draws
+are compared with dropout switched off, and the recording with a padded call that draws
 the same numbers. Where results are in half precision, rounding would hide what padding changes, so
 autocast is off in the first comparison.
 

@@ -252,6 +252,7 @@ def sizes(case: str, dtype: torch.dtype) -> list[tuple[int, int]]:
     return [(2, 33), (1, 1)] if dtype == torch.float64 else [(3, 16)]
 
 
+@pytest.mark.each("reference")  # the others are compared with the truth, not with this one
 @compiled
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("case", CASES)
@@ -261,7 +262,7 @@ def test_float64_results_and_gradients_equal_the_truth(backend, case, name):
             check(backend, CASES[case], name, *size, torch.float64, reduce)
 
 
-@pytest.mark.pairs("hub")
+@pytest.mark.pairs
 @compiled
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=["f32", "bf16", "f16"])
 @pytest.mark.parametrize("name", MAIN)
@@ -301,7 +302,7 @@ def test_interpreted_kernels_take_graphs_without_edges(backend, case, name, dtyp
     check(backend, CASES[case], name, *size, dtype, reduce)
 
 
-@pytest.mark.pairs("triton")
+@pytest.mark.pairs
 @pytest.mark.parametrize("width", [1, 7, 33, 64, 100, 257])
 @pytest.mark.parametrize(
     ("name", "reduce"),
@@ -423,7 +424,7 @@ GRADIENT_LAYOUTS = {
 }
 
 
-@pytest.mark.pairs("triton")
+@pytest.mark.pairs
 @pytest.mark.parametrize("gradient", GRADIENT_LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
@@ -519,7 +520,7 @@ def cpu_variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
     library.configure("", 0, 0)
 
 
-@pytest.mark.each("hub")
+@pytest.mark.pairs
 @each_cpu_variant
 @pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "quotient", "attention-score"])
 @pytest.mark.parametrize("case", ["directed", "empty-rows", "bipartite", "duplicates", "hub"])

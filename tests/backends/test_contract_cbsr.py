@@ -211,7 +211,7 @@ def check(
         assert not bool((~(error <= 0)).any()), f"{what} is off by {float(error.max()):.2e}"
 
 
-@pytest.mark.pairs("triton")
+@pytest.mark.pairs
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("case", CASES)

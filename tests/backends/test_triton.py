@@ -379,8 +379,9 @@ def test_rows_are_copied_only_where_loads_are_narrow_and_many(copies, monkeypatc
     assert made(torch.randn(5, 43)) == 0
 
 
-@pytest.mark.parametrize(("heads", "width"), [(1, 41), (2, 11)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("heads", "width", "dtype"), [(1, 41, torch.float64), (2, 11, torch.float32)]
+)
 @pytest.mark.parametrize(
     ("score", "value", "sides", "copied"),
     [

@@ -24,6 +24,7 @@ _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique
 
 
 def _waits(func: Any, args: Sequence[Any]) -> bool:
+    """Whether an operator's host waits for the device: numbers, and sizes that depend on data."""
     name = func._schema.name.partition("::")[2]
     if name == "repeat_interleave":
         return func._overloadname == "Tensor" and args[-1] is None
@@ -112,6 +113,11 @@ class Taped(Captured):
     def backward(self) -> Grads:
         self._backward.repeat()
         return [grad if grad is None else grad.clone() for grad in self._made]
+
+
+@pytest.fixture
+def waits() -> Callable[[Any, Sequence[Any]], bool]:
+    return _waits
 
 
 @pytest.fixture

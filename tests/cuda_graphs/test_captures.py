@@ -364,6 +364,7 @@ def test_sampled_batches_run_our_kernels_in_captures_whatever_their_size(kind, r
     assert any(b.startswith(("triton", "cuda", "cpu")) for b in backends), backends
 
 
+@needs_gpu  # without one: test_captures_that_pay_go_on_being_made
 def test_shapes_in_rotation_are_not_captured_for_ever(report_of):
     """Twelve sizes in turn and eight captures: what is captured stays, the others are eager."""
     fast = twins(Molecules("GIN"), dynamic=False)[1]

@@ -684,6 +684,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum", "Adam"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_step_leaves_padding_out_of_its_loss(name, optimizer, batches, replays, reasons):

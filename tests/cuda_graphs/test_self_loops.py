@@ -28,11 +28,6 @@ from pyg_accel.patching.reading import Look
 WIDTH = 8
 Inputs = dict[str, Tensor]
 
-_WAITS = {
-    "aten::nonzero", "aten::masked_select", "aten::_local_scalar_dense", "aten::is_nonzero",
-    "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
-}  # fmt: skip
-
 
 class Waits(RuntimeError):
     """What a capture would end with on a GPU."""
@@ -41,28 +36,26 @@ class Waits(RuntimeError):
 class NoWaits(Look):  # one of ours: under a mode of the user calls are PyG's
     """Refuses what waits for a GPU: numbers in Python, and sizes that depend on data."""
 
+    def __init__(self, waits: Callable[[Any, Any], bool]) -> None:
+        super().__init__()
+        self._waits = waits
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = func.overloadpacket._qualified_op_name
-        masks = name.startswith(("aten::index", "aten::_index_put", "aten::_unsafe_index"))
-        if masks and isinstance(args[1], (list, tuple)):
-            by_mask = any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
-            filled = len(args) > 2 and args[2].numel() == 1  # that is masked_fill
-            if by_mask and not filled:
-                raise Waits(f"{name} by a mask")
         # patch() looks for equal graphs too, but not in a capture.
-        if name in _WAITS or (name == "aten::equal" and not overrides.installed()):
-            raise Waits(name)
+        looks = func is torch.ops.aten.equal.default and overrides.installed()
+        if not looks and self._waits(func, [*args, *(kwargs or {}).values()]):
+            raise Waits(f"it waits for the device ({func})")
         return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)
-def without_waits(monkeypatch: pytest.MonkeyPatch, rerun: Any) -> None:
+def without_waits(monkeypatch: pytest.MonkeyPatch, rerun: Any, waits: Any) -> None:
     compute = Entry.compute
 
     def checked(self: Entry) -> list[Tensor]:
-        with NoWaits(), as_captured():
+        with NoWaits(waits), as_captured():
             return compute(self)
 
     monkeypatch.setattr(Entry, "compute", checked)
@@ -401,7 +394,7 @@ def test_a_graph_that_is_no_argument_is_not_padded(batches, replays, reasons):
             return self.conv(x, edge_index) + self.other(self.table, self.edges).sum(0)
 
     same(run(Fixed().double(), [fields()(inputs) for inputs in batches]))
-    assert replays() == 0 and all("by a mask" in reason for reason in reasons())
+    assert replays() == 0 and all("it waits for the device" in reason for reason in reasons())
 
 
 @pytest.mark.parametrize("name", ["GCN", "GAT"])

@@ -76,7 +76,7 @@ def typed_graph(types: int = 5) -> tuple[dict[str, Any], dict[tuple[str, str, st
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
 def test_a_layer_an_edge_type_equals_stock(same_as_stock, aggr):
-    x, edges = typed_graph()
+    x, edges = few(typed_graph())
 
     def layer(relation: int) -> torch.nn.Module:
         if relation % 2:
@@ -353,7 +353,7 @@ UNLIKE: dict[str, Callable[[Any], HeteroConv]] = {
 
 @pytest.mark.parametrize("name", UNLIKE)
 def test_layers_that_cannot_be_stacked_are_calls_of_their_own(same_as_stock, report_of, name):
-    x, edges = few(typed_graph())
+    x, edges = few(typed_graph(), 6)
     same_as_stock(UNLIKE[name](edges), x, edges)
     assert "HeteroConv" not in {row.layer for row in report_of()}
 

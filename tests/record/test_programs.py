@@ -9,7 +9,6 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -1589,22 +1588,6 @@ def test_copies(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert seen[:4] == ["trace", "trace", "plan", "plan"]
 
 
-def test_threads() -> None:
-    layer = GATConv(WIDTH, 4)
-    graphs = [(features(N + k, WIDTH, seed=k), graph(E + k, seed=k)) for k in range(8)] * 4
-    expected = [layer(*args) for args in graphs]
-    with pyg_accel.patched(), ThreadPoolExecutor(4) as pool:
-        for out, value in zip(pool.map(lambda args: layer(*args), graphs), expected, strict=True):
-            torch.testing.assert_close(out, value)
-
-
-def test_vmap_is_declined(like_stock: Any) -> None:
-    def mapped(layer: Any) -> Any:
-        return torch.vmap(lambda x: layer(x, EDGES))(torch.stack([X, X * 2]))
-
-    like_stock(SAGEConv(WIDTH, 4, aggr="sum"), call(), call(), mapped, call())
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_nothing_is_kept_alive(name: str) -> None:
     make, more = LAYERS[name]
@@ -1823,6 +1806,7 @@ class OfIdleNodes(MessagePassing):
         return self.kind(self, x_j, d_j)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", IDLE_MESSAGES)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_what_idle_nodes_have_reaches_no_gradient(name: str, bad: float, like_stock: Any) -> None:

@@ -83,6 +83,7 @@ def same(model: torch.nn.Module, calls: list[tuple[Any, ...]], *, train: bool) -
                                        msg=lambda m, n=number: f"call {n}: {m}")  # fmt: skip
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("case", DERIVED.values(), ids=map(" ".join, DERIVED))
 def test_self_loops_of_any_number(case: Case, train: bool) -> None:

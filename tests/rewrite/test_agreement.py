@@ -164,30 +164,6 @@ def test_function_transforms_see_the_layer():
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-class Branching(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gnn = nn.GAT(8, 6, 2, dropout=0.5)
-
-    def forward(self, x, edge_index):
-        if x.sum() > 1e9:
-            return x
-        return self.gnn(x, edge_index)
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["branching", "gat"])
-def test_modes_are_those_of_the_model(whole):
-    x, edge_index = example()
-    model = Branching() if whole else nn.GAT(8, 6, 2, dropout=0.5)
-    fast = optimize(model.train(), x, edge_index)
-    fast.eval()
-    assert not any(module.training for module in model.modules())
-    agree(model, fast, x, edge_index)
-    model.train()
-    assert all(module.training for module in fast.modules())
-    assert not torch.equal(fast(x, edge_index), fast(x, edge_index))
-
-
 def test_modes_inside_of_layers_are_those_of_the_model():
     x, edge_index = example()
     conv = nn.GINConv(nn.MLP([8, 8, 8], dropout=0.5))

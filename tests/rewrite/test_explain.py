@@ -103,22 +103,29 @@ def test_every_option_of_optimize_is_taken(show, options, capsys):
     assert (layer.sizes, layer.by) == (same.sizes, same.by)
 
 
-def test_options_that_mean_nothing_are_refused_as_by_optimize():
+def test_options_that_mean_nothing_are_refused_by_name():
     for options, told in (
         ({"price_all": 1}, "'price_all' to be True or False"),
         ({"train": "yes"}, "'train' to be True or False"),
         ({"static": ("z",)}, "'static' to name arguments"),
+        ({"static": 3}, "expected 'static'"),
+        ({"static": [torch.ones(2)]}, "expected 'static'"),
         ({"choose": 3}, "'choose' to be"),
         ({"cost": 3}, "'cost' to be a CostModel"),
+        ({"cost": "abc"}, "expected 'cost'"),
         ({"no_such_option": 3}, "do not fit"),
     ):
-        for show in (pyg_accel.plan, pyg_accel.explain):
+        for run in (pyg_accel.optimize, pyg_accel.plan, pyg_accel.explain):
             with pytest.raises(ValueError, match=told):
-                show(Net(), *inputs(), **options)
+                run(Net(), *inputs(), **options)
     for options in ({"price_all": True}, {"train": True}, {"cost": Flops()}):
         fast = pyg_accel.optimize(Net(), *inputs())
         with pytest.raises(ValueError, match="no options with a model that is rewritten"):
             pyg_accel.explain(fast, **options)
+    with pytest.raises(ValueError, match="rewritten"):
+        pyg_accel.plan(fast, *inputs())
+    with pytest.raises(ValueError, match="expected 'file' to be a name or an open file"):
+        pyg_accel.explain(fast, file=3)
 
 
 def test_without_price_all_only_those_that_compete_are_priced():
@@ -236,9 +243,10 @@ def test_no_names_of_a_drawing_touch():
         assert spans[0][0] > 0 and spans[-1][1] < int(root.get("width"))
 
 
-def test_an_unknown_format_is_refused():
-    with pytest.raises(ValueError, match="text, md, svg"):
-        pyg_accel.explain(Net(), *inputs(), format="pdf")
+@pytest.mark.parametrize("format", ["pdf", ["text"]], ids=str)
+def test_an_unknown_format_is_refused(format):
+    with pytest.raises(ValueError, match=r"expected 'format'.*text, md, svg"):
+        pyg_accel.explain(Net(), *inputs(), format=format)
 
 
 def test_code_that_could_not_be_read_is_told():

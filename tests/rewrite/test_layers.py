@@ -158,6 +158,7 @@ def test_a_subclass_with_its_own_message_and_learned_weights_take_part():
     check(nn.GCNConv(6, 4), features(), graph(), weights(requires_grad=True))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize(
     "make",
@@ -177,6 +178,7 @@ def mlp(*sizes):
     return nn.MLP(list(sizes), norm=None)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     "network",
     [lambda: torch.nn.Linear(6, 4), lambda: mlp(6, 8, 4), lambda: nn.MLP([6, 8, 4]),
@@ -190,6 +192,7 @@ def test_gin(network, train_eps):
     check(conv, (features(), features(30)), graph(30))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("k", [1, 2, 6, 9])
 @pytest.mark.parametrize(
     "make",
@@ -255,6 +258,7 @@ def test_attention(layer, options):
     check(layer((6, 5), 4, **options, **residual), (features(), features(30, 5)), graph(30))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("layer", [nn.GATConv, nn.GATv2Conv])
 @pytest.mark.parametrize("fill", ["mean", "max", 0.5])
 @pytest.mark.parametrize("width", [None, 3])

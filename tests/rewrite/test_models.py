@@ -544,31 +544,3 @@ def test_a_model_that_cannot_be_trained_on_the_example():
     x = torch.randn(1, 12)  # BatchNorm refuses a single row in training mode
     fast = optimize(model, x, edge_index)
     torch.testing.assert_close(fast(x, edge_index), model(x, edge_index))
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"train": "yes"}, "train"),
-        ({"cost": "abc"}, "cost"),
-        ({"static": 3}, "static"),
-        ({"static": [torch.ones(2)]}, "static"),
-        ({"choose": 3}, "choose"),
-        ({"price_all": 1}, "price_all"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused_by_name(options, name):
-    with pytest.raises(ValueError, match=f"expected '{name}'"):
-        optimize(Block(), *inputs(), **options)
-
-
-def test_explain_and_plan_refuse_what_they_would_ignore():
-    args = inputs()
-    fast = optimize(Block(), *args)
-    for given, options in (((), {"train": True}), (args, {}), ((), {"static": "x"})):
-        with pytest.raises(ValueError, match="rewritten"):
-            plan(fast, *given, **options)
-    with pytest.raises(ValueError, match="expected 'file' to be a name or an open file"):
-        pyg_accel.explain(fast, file=3)
-    with pytest.raises(ValueError, match="expected 'format'"):
-        pyg_accel.explain(fast, format=["text"])

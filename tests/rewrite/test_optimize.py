@@ -1,7 +1,6 @@
 """``optimize()``: the same model, parameters and modes."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -152,58 +151,6 @@ def test_results_gradients_names_and_modes_stay(name, train):
     assert all(layer.decisions and not layer.reasons for layer in layers(fast))
 
 
-def test_nothing_of_the_original_changes():
-    model, args = Net(), inputs()
-    before = {name: type(module) for name, module in model.named_modules()}
-    statistics = model.norm.running_mean.clone()
-    model.second.eval()
-    optimize(model, *args)
-    assert {name: type(module) for name, module in model.named_modules()} == before
-    assert torch.equal(model.norm.running_mean, statistics)
-    assert model.training
-    assert not model.second.training
-
-
-def test_a_step_of_an_optimiser_moves_both():
-    model, args = Net(), inputs()
-    fast = optimize(model, *args, train=True)
-    optimiser = torch.optim.SGD(fast.parameters(), lr=0.1)
-    fast(*args).sum().backward()
-    optimiser.step()
-    same(model, fast, *args)
-
-
-def test_a_copy_is_independent():
-    args = inputs()
-    fast = optimize(Net(), *args).eval()
-    copied = copy.deepcopy(fast)
-    assert set(copied.state_dict()) == set(fast.state_dict())
-    with torch.no_grad():
-        assert torch.equal(copied(*args), fast(*args))
-        copied.first.lin.weight.zero_()
-        assert not torch.equal(copied(*args), fast(*args))
-
-
-def test_it_can_be_saved_and_loaded():
-    args = inputs()
-    fast = optimize(Net(), *args).eval()
-    file = io.BytesIO()
-    torch.save(fast, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    with torch.no_grad():
-        assert torch.equal(loaded(*args), fast(*args))
-        assert not torch.equal(loaded.train()(*args), fast(*args))
-
-
-@pytest.mark.parametrize("name", ["user", "branching", "layer"])
-def test_a_state_dict_of_the_original_can_be_loaded(name):
-    args = inputs()
-    fast, other = optimize(MODELS[name](), *args), MODELS[name]()
-    fast.load_state_dict(other.state_dict())
-    same(other, fast, *args)
-
-
 def test_a_module_that_is_frozen_stays_frozen():
     model, args = Nested(), inputs()
     fast = optimize(model, *args).train()
@@ -281,16 +228,6 @@ def test_the_example_is_not_what_a_layer_caches(make):
     assert any(v is not None for v in kept)  # of the first call of the result
 
 
-def test_a_hook_on_a_layer_is_called():
-    model, args = Net(), inputs()
-    fast = optimize(model, *args)
-    seen = []
-    model.first.register_forward_hook(lambda *_: seen.append(1))
-    fast(*args)
-    assert seen == [1]
-    assert list(rewritten_layers(fast)["first"].reasons) == ["a forward hook"]
-
-
 def test_other_constants_than_those_of_the_example_take_their_own_branch():
     class Net(torch.nn.Module):
         def __init__(self):
@@ -346,14 +283,6 @@ def test_beside_patch_and_on_another_backend():
         same(model, fast, *args)
     with pyg_accel.use_backend("reference"):
         same(model, fast, *args)
-
-
-def test_under_autocast():
-    model, (x, edge_index) = Net().float().eval(), inputs()
-    fast = optimize(model, x.float(), edge_index)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        mine, theirs = fast(x.float(), edge_index), model(x.float(), edge_index)
-    torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.05, atol=0.05)
 
 
 def test_verification_compares_with_the_original(monkeypatch):

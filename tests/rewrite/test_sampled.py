@@ -40,6 +40,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("rescale", ["row", "gcn", "none"])
 @pytest.mark.parametrize("strategy", ["fastrand", "bucket"])
 @pytest.mark.parametrize("name", LAYERS)

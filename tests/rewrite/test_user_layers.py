@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -615,16 +614,6 @@ def test_threads_do_not_see_each_other_s_calls():
     done.set()
     thread.join()
     torch.testing.assert_close(found[0], expected)
-
-
-def test_many_threads_at_once():
-    conv, (x, edge_index) = Before().double(), inputs()
-    fast = optimize(conv, x, edge_index)
-    xs = [torch.randn(N, 6, dtype=x.dtype) for _ in range(8)]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda x: fast(x, edge_index), xs * 8))
-    for mine, x in zip(found, xs * 8, strict=True):
-        torch.testing.assert_close(mine, conv(x, edge_index), rtol=1e-10, atol=1e-10)
 
 
 def test_subclasses_that_a_class_hears_of_are_its_users_own():

@@ -5,7 +5,6 @@ import functools
 import gc
 import inspect
 import pickle
-import threading
 
 import pytest
 import torch
@@ -284,6 +283,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("conv", "name", "value"), CHANGES, ids=lambda v: str(v)[:16])
 def test_options_that_are_set_later_have_effect(conv, name, value, compiled):
@@ -346,24 +346,6 @@ def test_calls_that_a_layer_refuses_are_refused(call):
     for run in (model, fast):
         with pytest.raises(TypeError):
             run(*args)
-
-
-def test_threads_do_not_meet(report_of):
-    model, args = nn.GAT(12, 8, 2, 4).eval(), inputs()
-    fast, expected, wrong = optimize(model, *args), model(*args), []
-
-    def work(run):
-        for _ in range(20):
-            if not torch.allclose(run(*args), expected):
-                wrong.append(run)
-
-    threads = [threading.Thread(target=work, args=(run,)) for run in (fast, model, fast, model)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert sum(row.calls for row in report_of()) == 2 * 20 * 2
 
 
 class Checkpointed(torch.nn.Module):
