@@ -40,7 +40,6 @@ def maxk(csr, transposed, width, k, dtype):  # type: ignore[no-untyped-def]
         cbsr.spmm(csr, values, indices, width, weight, "mean")
     for settings.atomics in (False, True):
         cbsr.sspmm(csr, transposed, y, indices, weight)
-    cbsr.dot(csr, values, indices, y)
 
 
 WAY = parse("sum(mul(v0,u1))"), parse("u2")

@@ -57,17 +57,13 @@ struct CombineArgs {
 
 void combine_cuda(const CombineArgs& args, cudaStream_t stream);
 
-// What is read from a dense row x[i] at the stored columns of its neighbours j:
-//   push: out[j, s] += weight_ij * x[i, indices[j, s]], by atomic additions;
-//   dot: out[eid[ij]] = sum_s values[j, s] * x[i, indices[j, s]].
-struct CbsrRowArgs {
+// out[j, s] += weight_ij * x[i, indices[j, s]] for every neighbour j of a row i, by atomic additions.
+struct CbsrPushArgs {
   Rows rows;
-  const int32_t* eid;   // or null: the order of `col`
   const float* weight;  // [E] in the order of `col`, or null for 1
   const float* x;       // [num_rows, width], 16-byte aligned
-  const float* values;  // [num_cols, stride], for dot alone
   const void* indices;  // [num_cols, stride], uint8 or uint16
-  float* out;           // [num_cols, stride], or [E]
+  float* out;           // [num_cols, stride]
   int stride;
   int k;
   int width;
@@ -76,8 +72,7 @@ struct CbsrRowArgs {
   bool wide_columns;
 };
 
-void cbsr_push_cuda(const CbsrRowArgs& args, cudaStream_t stream);
-void cbsr_dot_cuda(const CbsrRowArgs& args, cudaStream_t stream);
+void cbsr_push_cuda(const CbsrPushArgs& args, cudaStream_t stream);
 
 // out[j, s] = sum_i weight_ij * x[i, indices[j, s]] over the rows j of the transposed graph,
 // `slice` columns of x at a time.

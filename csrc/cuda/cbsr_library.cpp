@@ -138,36 +138,6 @@ void combine(const Tensor& partial,
   combine_cuda(args, stream_of(out));
 }
 
-// What push and dot have in common.
-CbsrRowArgs row_args(const Tensor& rowptr,
-                     const Tensor& col,
-                     const std::optional<Tensor>& pieces,
-                     int64_t limit,
-                     const std::optional<Tensor>& weight,
-                     const Tensor& x,
-                     const Tensor& indices,
-                     int64_t k,
-                     int64_t shift,
-                     int64_t lanes) {
-  STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 &&
-                      x.scalar_type() == ScalarType::Float && x.size(0) == rowptr.numel() - 1 &&
-                      reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0,
-                  "expected 'x' to be contiguous float32 rows, aligned");
-  check_slots(indices, "indices", x);
-  CbsrRowArgs args{};
-  args.rows = rows_of(rowptr, col, pieces, limit, x);
-  args.weight = weights(weight, col.numel(), x);
-  args.x = static_cast<const float*>(x.const_data_ptr());
-  args.indices = indices.const_data_ptr();
-  args.wide_columns = is_wide_columns(indices);
-  args.stride = static_cast<int>(indices.size(1));
-  args.k = static_cast<int>(k);
-  args.width = static_cast<int>(x.size(1));
-  args.shift = static_cast<int>(shift);
-  args.lanes = static_cast<int>(lanes);
-  return args;
-}
-
 void cbsr_push(const Tensor& rowptr,
                const Tensor& col,
                const std::optional<Tensor>& pieces,
@@ -179,10 +149,25 @@ void cbsr_push(const Tensor& rowptr,
                int64_t shift,
                int64_t lanes,
                Tensor out) {
-  CbsrRowArgs args = row_args(rowptr, col, pieces, limit, weight, x, indices, k, shift, lanes);
+  STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 &&
+                      x.scalar_type() == ScalarType::Float && x.size(0) == rowptr.numel() - 1 &&
+                      reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0,
+                  "expected 'x' to be contiguous float32 rows, aligned");
+  check_slots(indices, "indices", x);
   check_slots(out, "out", x);
   STD_TORCH_CHECK(out.scalar_type() == ScalarType::Float && out.numel() == indices.numel(),
                   "expected 'out' in float32 and like indices");
+  CbsrPushArgs args{};
+  args.rows = rows_of(rowptr, col, pieces, limit, x);
+  args.weight = weights(weight, col.numel(), x);
+  args.x = static_cast<const float*>(x.const_data_ptr());
+  args.indices = indices.const_data_ptr();
+  args.wide_columns = is_wide_columns(indices);
+  args.stride = static_cast<int>(indices.size(1));
+  args.k = static_cast<int>(k);
+  args.width = static_cast<int>(x.size(1));
+  args.shift = static_cast<int>(shift);
+  args.lanes = static_cast<int>(lanes);
   args.out = static_cast<float*>(out.mutable_data_ptr());
   const auto guard = guard_of(x);
   cbsr_push_cuda(args, stream_of(x));
@@ -250,32 +235,6 @@ std::vector<Tensor> maxk(const Tensor& x, int64_t k, double first) {
   return {values, indices};
 }
 
-void cbsr_dot(const Tensor& rowptr,
-              const Tensor& col,
-              const std::optional<Tensor>& eid,
-              const std::optional<Tensor>& pieces,
-              int64_t limit,
-              const Tensor& x,
-              const Tensor& values,
-              const Tensor& indices,
-              int64_t k,
-              int64_t shift,
-              int64_t lanes,
-              Tensor out) {
-  CbsrRowArgs args =
-      row_args(rowptr, col, pieces, limit, std::nullopt, x, indices, k, shift, lanes);
-  check_slots(values, "values", x);
-  check_vector(out, "out", col.numel(), x);
-  STD_TORCH_CHECK(values.scalar_type() == ScalarType::Float && values.numel() == indices.numel() &&
-                      out.scalar_type() == ScalarType::Float,
-                  "expected values like indices, and 'out', in float32");
-  args.eid = eid ? int32s(*eid, "eid", col.numel(), x) : nullptr;
-  args.values = static_cast<const float*>(values.const_data_ptr());
-  args.out = static_cast<float*>(out.mutable_data_ptr());
-  const auto guard = guard_of(x);
-  cbsr_dot_cuda(args, stream_of(x));
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
@@ -291,10 +250,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
       "Tensor indices, int slice, Tensor(a!)? partial, Tensor(b!) out) -> ()");
   m.def("pack(Tensor values, Tensor indices) -> Tensor");
   m.def("maxk(Tensor x, int k, float first) -> Tensor[]");
-  m.def(
-      "cbsr_dot(Tensor rowptr, Tensor col, Tensor? eid, Tensor? pieces, int limit, Tensor x, "
-      "Tensor values, Tensor indices, int k, int shift, int lanes, "
-      "Tensor(a!) out) -> ()");
   m.def("combine(Tensor partial, Tensor row, Tensor first, Tensor? rowptr, Tensor(a!) out) -> ()");
 }
 
@@ -304,7 +259,6 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, PYG_ACCEL_DEVICE, m) {
   m.impl("cbsr_pull", TORCH_BOX(&cbsr_pull));
   m.impl("pack", TORCH_BOX(&pack));
   m.impl("maxk", TORCH_BOX(&maxk));
-  m.impl("cbsr_dot", TORCH_BOX(&cbsr_dot));
   m.impl("combine", TORCH_BOX(&combine));
 }
 

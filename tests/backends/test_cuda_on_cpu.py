@@ -93,11 +93,6 @@ def test_products_and_gradients_equal_the_truth(name, width, k, dtype, monkeypat
         monkeypatch.setattr(cbsr, "near_bytes", lambda device, near=cache: near)
         close(cbsr.sspmm(csr, transposed, y, indices, weight), right, scale)
 
-    dots, size = torch.zeros(2, row.numel(), dtype=torch.float64)
-    terms = dense[source] * y.double()[row]
-    dots[number], size[number] = terms.sum(1), terms.abs().sum(1)
-    close(cbsr.dot(csr, values, indices, y), dots, size)
-
 
 def test_a_row_that_does_not_fit_is_taken_block_by_block():
     case = CASES["bipartite"]

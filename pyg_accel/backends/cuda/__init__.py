@@ -167,11 +167,7 @@ CUDA = Backend(
             _attention_cost,
             _attention_reasons,
         ),
-        **table(
-            {"cbsr_spmm": cbsr.spmm, "sspmm": cbsr.sspmm, "cbsr_dot": cbsr.dot},
-            cbsr.cost,
-            _reasons,
-        ),
+        **table({"cbsr_spmm": cbsr.spmm, "sspmm": cbsr.sspmm}, cbsr.cost, _reasons),
     },
     _unavailable_reasons,
     _tolerance,

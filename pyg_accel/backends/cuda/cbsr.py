@@ -19,7 +19,7 @@ from pyg_accel.machine import INTERPRETED, gpu_of
 from pyg_accel.native import cuda_library
 from pyg_accel.settings import settings
 
-__all__ = ["MAXK_WIDTH", "cost", "dot", "maxk", "spmm", "sspmm"]
+__all__ = ["MAXK_WIDTH", "cost", "maxk", "spmm", "sspmm"]
 
 SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
 MAXK_WIDTH = 1024  # features that a warp has in registers
@@ -254,19 +254,3 @@ def apart(indices: Tensor, passes: int) -> list[Tensor]:
         return [indices]
     wide = indices.view(torch.int16) if indices.dtype == torch.uint16 else indices
     return [wide[:, i::passes].contiguous().view(indices.dtype) for i in range(passes)]
-
-
-def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
-    """Multiply the rows of both ends of every edge."""
-    out = torch.empty(csr.col.numel(), dtype=torch.float32, device=x.device)
-    if out.numel() == 0 or values.numel() == 0:
-        return out.zero_().to(values.dtype)
-    csr = in_32_bits(csr)
-    plan, k = plan_of(csr), values.size(1)
-    layout = layout_of(k, x.size(1), plan.mean)
-    cuda_library().cbsr_dot(
-        csr.rowptr, csr.col, csr.eid, plan.pieces, plan.limit, aligned(x.float()),
-        in_quads(values.float()), in_quads(indices), k, layout.shift, layout.lanes,
-        out,
-    )  # fmt: skip
-    return out.to(values.dtype)
