@@ -43,10 +43,8 @@ Stored stored_as(const Tensor& t, const char* name) {
       return Stored::kBFloat16;
     case ScalarType::Half:
       return Stored::kHalf;
-    case ScalarType::Int:
-      return Stored::kPacked;
     default:
-      STD_TORCH_CHECK(false, "expected '", name, "' in float32, bfloat16, float16 or packed");
+      STD_TORCH_CHECK(false, "expected '", name, "' in float32, bfloat16 or float16");
   }
 }
 
@@ -78,7 +76,7 @@ void cbsr_spmm(const Tensor& rowptr,
                int64_t limit,
                const std::optional<Tensor>& weight,
                const Tensor& values,
-               const std::optional<Tensor>& indices,
+               const Tensor& indices,
                int64_t k,
                int64_t shift,
                int64_t lanes,
@@ -91,15 +89,11 @@ void cbsr_spmm(const Tensor& rowptr,
   args.weight = weights(weight, col.numel(), values);
   args.values = values.const_data_ptr();
   args.stored = stored_as(values, "values");
-  STD_TORCH_CHECK(indices.has_value() == (args.stored != Stored::kPacked),
-                  "expected indices, or packed values");
-  if (indices) {
-    check_slots(*indices, "indices", values);
-    args.indices = indices->const_data_ptr();
-    args.wide_columns = is_wide_columns(*indices);
-    STD_TORCH_CHECK(indices->size(1) == values.size(1) && indices->size(0) == values.size(0),
-                    "expected indices like values");
-  }
+  check_slots(indices, "indices", values);
+  STD_TORCH_CHECK(indices.size(1) == values.size(1) && indices.size(0) == values.size(0),
+                  "expected indices like values");
+  args.indices = indices.const_data_ptr();
+  args.wide_columns = is_wide_columns(indices);
   args.stride = static_cast<int>(values.size(1));
   args.k = static_cast<int>(k);
   args.width = static_cast<int>(out.size(1));
@@ -108,10 +102,9 @@ void cbsr_spmm(const Tensor& rowptr,
   args.mean = mean;
   STD_TORCH_CHECK(is_on_device(out) && out.is_contiguous() && out.dim() == 2,
                   "expected a dense 'out'");
-  STD_TORCH_CHECK(out.size(0) == rowptr.numel() - 1 &&
-                      out.scalar_type() == (args.stored == Stored::kPacked ? ScalarType::Float
-                                                                           : values.scalar_type()),
-                  "expected 'out' to have the rows and the dtype of the result");
+  STD_TORCH_CHECK(
+      out.size(0) == rowptr.numel() - 1 && out.scalar_type() == values.scalar_type(),
+      "expected 'out' to have the rows and the dtype of the result");
   args.out = out.mutable_data_ptr();
   args.partial = partial_of(partial, args.rows, args.width);
   const auto guard = guard_of(values);
@@ -204,21 +197,6 @@ void cbsr_pull(const Tensor& rowptr,
   cbsr_pull_cuda(args, stream_of(x));
 }
 
-Tensor pack(const Tensor& values, const Tensor& indices) {
-  check_slots(values, "values", values);
-  check_slots(indices, "indices", values);
-  STD_TORCH_CHECK(values.scalar_type() == ScalarType::Float &&
-                      indices.scalar_type() == ScalarType::Byte &&
-                      values.numel() == indices.numel(),
-                  "expected values in float32 and as many indices in uint8");
-  const auto guard = guard_of(values);
-  Tensor out = torch::stable::new_empty(values, {values.size(0), values.size(1)}, ScalarType::Int);
-  pack_cuda(static_cast<const float*>(values.const_data_ptr()),
-            static_cast<const uint8_t*>(indices.const_data_ptr()),
-            static_cast<uint32_t*>(out.mutable_data_ptr()), values.numel(), stream_of(values));
-  return out;
-}
-
 std::vector<Tensor> maxk(const Tensor& x, int64_t k, double first) {
   STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 && x.size(1) <= 1024 &&
                       k >= 1 && k < x.size(1) &&
@@ -240,7 +218,7 @@ std::vector<Tensor> maxk(const Tensor& x, int64_t k, double first) {
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
   m.def(
       "cbsr_spmm(Tensor rowptr, Tensor col, Tensor? pieces, int limit, Tensor? weight, "
-      "Tensor values, Tensor? indices, int k, int shift, int lanes, bool mean, "
+      "Tensor values, Tensor indices, int k, int shift, int lanes, bool mean, "
       "Tensor(a!)? partial, Tensor(b!) out) -> ()");
   m.def(
       "cbsr_push(Tensor rowptr, Tensor col, Tensor? pieces, int limit, Tensor? weight, Tensor x, "
@@ -248,7 +226,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
   m.def(
       "cbsr_pull(Tensor rowptr, Tensor col, Tensor? pieces, int limit, Tensor? weight, Tensor x, "
       "Tensor indices, int slice, Tensor(a!)? partial, Tensor(b!) out) -> ()");
-  m.def("pack(Tensor values, Tensor indices) -> Tensor");
   m.def("maxk(Tensor x, int k, float first) -> Tensor[]");
   m.def("combine(Tensor partial, Tensor row, Tensor first, Tensor? rowptr, Tensor(a!) out) -> ()");
 }
@@ -257,7 +234,6 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, PYG_ACCEL_DEVICE, m) {
   m.impl("cbsr_spmm", TORCH_BOX(&cbsr_spmm));
   m.impl("cbsr_push", TORCH_BOX(&cbsr_push));
   m.impl("cbsr_pull", TORCH_BOX(&cbsr_pull));
-  m.impl("pack", TORCH_BOX(&pack));
   m.impl("maxk", TORCH_BOX(&maxk));
   m.impl("combine", TORCH_BOX(&combine));
 }

@@ -17,7 +17,6 @@ from pyg_accel.derived import derived
 from pyg_accel.graph import CSR
 from pyg_accel.machine import INTERPRETED, gpu_of
 from pyg_accel.native import cuda_library
-from pyg_accel.settings import settings
 
 __all__ = ["MAXK_WIDTH", "cost", "maxk", "spmm", "sspmm"]
 
@@ -166,12 +165,9 @@ def spmm(
     plan, library, k, mean = plan_of(csr), cuda_library(), values.size(1), reduce == "mean"
     layout, partial = layout_of(k, width, plan.mean), plan.partial(values, width)
     stored, columns = in_quads(values), in_quads(indices)
-    packed = settings.packed and stored.dtype == torch.float32 and columns.dtype == torch.uint8
-    if packed:
-        stored = library.pack(stored, columns)
     library.cbsr_spmm(
-        csr.rowptr, csr.col, plan.pieces, plan.limit, in_order(csr, weight), stored,
-        None if packed else columns, k, layout.shift, layout.lanes, mean, partial, out,
+        csr.rowptr, csr.col, plan.pieces, plan.limit, in_order(csr, weight), stored, columns, k,
+        layout.shift, layout.lanes, mean, partial, out,
     )  # fmt: skip
     if partial is not None:
         library.combine(partial, plan.long, plan.first, csr.rowptr if mean else None, out)
