@@ -57,7 +57,8 @@ struct CombineArgs {
 
 void combine_cuda(const CombineArgs& args, cudaStream_t stream);
 
-// out[j, s] += weight_ij * x[i, indices[j, s]] for every neighbour j of a row i, by atomic additions.
+// out[j, s] += weight_ij * x[i, indices[j, s]] for every neighbour j of a row i, by atomic
+// additions.
 struct CbsrPushArgs {
   Rows rows;
   const float* weight;  // [E] in the order of `col`, or null for 1

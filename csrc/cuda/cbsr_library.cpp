@@ -102,9 +102,8 @@ void cbsr_spmm(const Tensor& rowptr,
   args.mean = mean;
   STD_TORCH_CHECK(is_on_device(out) && out.is_contiguous() && out.dim() == 2,
                   "expected a dense 'out'");
-  STD_TORCH_CHECK(
-      out.size(0) == rowptr.numel() - 1 && out.scalar_type() == values.scalar_type(),
-      "expected 'out' to have the rows and the dtype of the result");
+  STD_TORCH_CHECK(out.size(0) == rowptr.numel() - 1 && out.scalar_type() == values.scalar_type(),
+                  "expected 'out' to have the rows and the dtype of the result");
   args.out = out.mutable_data_ptr();
   args.partial = partial_of(partial, args.rows, args.width);
   const auto guard = guard_of(values);
