@@ -96,7 +96,6 @@ class Settings:
     disable = Setting("", "comma-separated names of backends that must not be chosen")
     graph_cache = Setting(64, "number of edge_index tensors whose graphs are stored")
     isa = Setting("", "CPU kernels: `portable`, `avx2` or `avx512`; empty picks the fastest")
-    packed = Setting(False, "MaxK sums on a GPU read float32 in 24 bits: faster, off by 2^-16")
     tuning = Setting(
         "~/.cache/pyg_accel/tuning.json",
         "what `python -m pyg_accel tune` measured on this machine: a JSON file",

@@ -9,7 +9,7 @@ wherever they can run, `dispatch` what a user gets; the ways take turns.
 gpu_attention.csv (forms): the scores of GATConv, GATv2Conv and TransformerConv, operands in float32
 and bfloat16; Triton's kernel against its parts, each where dispatch puts it.
 gpu_dot_attention.csv (dot): epochs of AGNN, the second model of the TC-GNN paper, beside stock PyG;
-and one head of 128 features in fp16, on Tensor Cores in one kernel, by its parts, by Triton's
+and one head of 128 features in fp16, by its parts, on Tensor Cores and on CUDA cores, by Triton's
 kernel and by stock PyG. Outputs and gradients are compared before they are timed; what runs out of
 memory stays in the table without a time.
 """
@@ -139,17 +139,12 @@ def running(way: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preferring(backend: str) -> Iterator[None]:
-    """Attention in one kernel of this backend, its gradient in two, whatever they would cost."""
-    with contextlib.ExitStack() as stack:
-        for name in ("cuda", "triton"):
-            kernels, price = get_backend(name).kernels, float(name != backend)
-            fixed = {
-                op: replace(kernel, cost=lambda spec, price=price: price,
-                            prefers_unfused=lambda spec: False)
-                for op, kernel in kernels.items() if op.startswith("attention")
-            }  # fmt: skip
-            stack.enter_context(patch.dict(kernels, fixed))
+def in_one_kernel() -> Iterator[None]:
+    """Attention, and its gradient, by Triton's kernels, whatever their parts would cost."""
+    kernels = get_backend("triton").kernels
+    fixed = {op: replace(kernel, prefers_unfused=lambda spec: False)
+             for op, kernel in kernels.items() if op.startswith("attention")}  # fmt: skip
+    with patch.dict(kernels, fixed):
         forget_decisions()
         yield
     forget_decisions()
@@ -237,7 +232,7 @@ def fused(graph: Graph, form: str, heads: int, width: int, dtype: torch.dtype) -
         ("parts", lambda: unfused(graph, score, value, given(), edge_order=False)),
         ("one", lambda: ops.attention(graph, score, value, given())),
     ):
-        with preferring("triton"):
+        with in_one_kernel():
             found = within_memory(lambda run=run: trained(run, leaves, grad, right, form, 0.1))
         for name in ("forward_ms", "ms"):
             row[f"{way}_{name}"] = found[name] if found else nan
@@ -296,11 +291,10 @@ def dot_products(name: str) -> Iterator[dict[str, Any]]:
 
     free = contextlib.nullcontext
     ways: dict[str, tuple[Any, Callable[[], Tensor]]] = {
-        "Tensor Cores, one kernel": (partial(preferring, "cuda"), whole),
         "dispatch": (free, whole),
         "parts": (free, parts),
         "parts, CUDA cores": (partial(pyg_accel.use_backend, "triton"), parts),
-        "Triton, one kernel": (partial(preferring, "triton"), whole),
+        "Triton, one kernel": (in_one_kernel, whole),
         "stock": (free, stock),
     }
     right: list[Tensor] = []

@@ -8,9 +8,7 @@ The products of MaxK and the Tensor-Core kernels. Reads no results: the tests do
 import torch
 
 from pyg_accel import Graph
-from pyg_accel.backends.attention import AttentionGradient
-from pyg_accel.backends.cuda import attention, cbsr, plan, sddmm, spmm
-from pyg_accel.formula import parse, swap_sides
+from pyg_accel.backends.cuda import cbsr, plan, sddmm, spmm
 from pyg_accel.settings import settings
 from pyg_accel.testing import zoo
 
@@ -36,22 +34,16 @@ def maxk(csr, transposed, width, k, dtype):  # type: ignore[no-untyped-def]
     y = torch.randn(csr.num_rows, width, device="cuda").to(dtype)
     weight = torch.randn(csr.col.numel(), device="cuda").to(dtype)
     values, indices = cbsr.maxk(x, k)
-    for settings.packed in (False, True):
-        cbsr.spmm(csr, values, indices, width, weight, "mean")
+    cbsr.spmm(csr, values, indices, width, weight, "mean")
     for settings.atomics in (False, True):
         cbsr.sspmm(csr, transposed, y, indices, weight)
-    cbsr.dot(csr, values, indices, y)
-
-
-WAY = parse("sum(mul(v0,u1))"), parse("u2")
 
 
 def tensor_cores() -> None:
     plan.SHORTEST = 2  # divided windows too
     for case in zoo(hub=600):
         sizes = (case.num_sources, case.num_targets)
-        both = Graph.from_edge_index(case.edge_index.cuda(), sizes)
-        csr, transposed = both.csr(edge_order=True), both.transposed(edge_order=True)
+        csr = Graph.from_edge_index(case.edge_index.cuda(), sizes).csr(edge_order=True)
         if csr.col.numel() == 0:
             continue
         for dtype, exact in ((torch.float32, True), (torch.float32, False), (torch.bfloat16, False),
@@ -64,15 +56,6 @@ def tensor_cores() -> None:
                     spmm.run(csr, x, weight, window=window, warps=warps, exact=exact, mean=True,
                              least=least)  # fmt: skip
                     sddmm.run(csr, y, x, window=window, slice=64, exact=exact, least=least)
-            if dtype.itemsize == 2:
-                for width in (7, 64, 128):
-                    nodes = (csr.num_rows, csr.num_cols, csr.num_cols)
-                    operands = [torch.randn(n, 2, width, device="cuda").to(dtype) for n in nodes]
-                    out, total = attention.run(csr, *WAY, operands)
-                    call = AttentionGradient(*WAY, operands, out, out, total, [], [], False, False)
-                    attention.run_targets(csr, call)
-                    score, value = map(swap_sides, WAY)
-                    attention.run_backward(transposed, call._replace(score=score, value=value))
 
 
 if __name__ == "__main__":

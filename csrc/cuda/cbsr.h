@@ -7,8 +7,8 @@
 
 namespace pyg_accel {
 
-// How a feature is stored. Packed: a float's upper 24 bits and a column of 8, in one word.
-enum class Stored { kFloat, kBFloat16, kHalf, kPacked };
+// How a feature is stored.
+enum class Stored { kFloat, kBFloat16, kHalf };
 
 // The rows of a graph, those with more than `limit` entries in pieces: a warp has one of either.
 struct Rows {
@@ -28,8 +28,8 @@ struct CbsrSpmmArgs {
   Rows rows;
   const float* weight;  // [E] in the order of `col`, or null for 1
   const void* values;   // [num_cols, stride]
-  const void* indices;  // likewise, uint8 or uint16; null with packed values
-  void* out;            // [num_rows, width] like the values (float32 for packed ones)
+  const void* indices;  // likewise, uint8 or uint16
+  void* out;            // [num_rows, width] like the values
   float* partial;       // [pieces, width]
   int stride;           // slots of a stored row, a multiple of 4
   int k;                // those that count
@@ -57,17 +57,14 @@ struct CombineArgs {
 
 void combine_cuda(const CombineArgs& args, cudaStream_t stream);
 
-// What is read from a dense row x[i] at the stored columns of its neighbours j:
-//   push: out[j, s] += weight_ij * x[i, indices[j, s]], by atomic additions;
-//   dot: out[eid[ij]] = sum_s values[j, s] * x[i, indices[j, s]].
-struct CbsrRowArgs {
+// out[j, s] += weight_ij * x[i, indices[j, s]] for every neighbour j of a row i, by atomic
+// additions.
+struct CbsrPushArgs {
   Rows rows;
-  const int32_t* eid;   // or null: the order of `col`
   const float* weight;  // [E] in the order of `col`, or null for 1
   const float* x;       // [num_rows, width], 16-byte aligned
-  const float* values;  // [num_cols, stride], for dot alone
   const void* indices;  // [num_cols, stride], uint8 or uint16
-  float* out;           // [num_cols, stride], or [E]
+  float* out;           // [num_cols, stride]
   int stride;
   int k;
   int width;
@@ -76,8 +73,7 @@ struct CbsrRowArgs {
   bool wide_columns;
 };
 
-void cbsr_push_cuda(const CbsrRowArgs& args, cudaStream_t stream);
-void cbsr_dot_cuda(const CbsrRowArgs& args, cudaStream_t stream);
+void cbsr_push_cuda(const CbsrPushArgs& args, cudaStream_t stream);
 
 // out[j, s] = sum_i weight_ij * x[i, indices[j, s]] over the rows j of the transposed graph,
 // `slice` columns of x at a time.
@@ -96,13 +92,6 @@ struct CbsrPullArgs {
 };
 
 void cbsr_pull_cuda(const CbsrPullArgs& args, cudaStream_t stream);
-
-// out[i] = the upper 24 bits of values[i], rounded, and indices[i].
-void pack_cuda(const float* values,
-               const uint8_t* indices,
-               uint32_t* out,
-               int64_t count,
-               cudaStream_t stream);
 
 // The k largest of each row of x [rows, width], width up to 1024, and their columns, ascending.
 struct MaxkArgs {

@@ -43,10 +43,8 @@ Stored stored_as(const Tensor& t, const char* name) {
       return Stored::kBFloat16;
     case ScalarType::Half:
       return Stored::kHalf;
-    case ScalarType::Int:
-      return Stored::kPacked;
     default:
-      STD_TORCH_CHECK(false, "expected '", name, "' in float32, bfloat16, float16 or packed");
+      STD_TORCH_CHECK(false, "expected '", name, "' in float32, bfloat16 or float16");
   }
 }
 
@@ -78,7 +76,7 @@ void cbsr_spmm(const Tensor& rowptr,
                int64_t limit,
                const std::optional<Tensor>& weight,
                const Tensor& values,
-               const std::optional<Tensor>& indices,
+               const Tensor& indices,
                int64_t k,
                int64_t shift,
                int64_t lanes,
@@ -91,15 +89,11 @@ void cbsr_spmm(const Tensor& rowptr,
   args.weight = weights(weight, col.numel(), values);
   args.values = values.const_data_ptr();
   args.stored = stored_as(values, "values");
-  STD_TORCH_CHECK(indices.has_value() == (args.stored != Stored::kPacked),
-                  "expected indices, or packed values");
-  if (indices) {
-    check_slots(*indices, "indices", values);
-    args.indices = indices->const_data_ptr();
-    args.wide_columns = is_wide_columns(*indices);
-    STD_TORCH_CHECK(indices->size(1) == values.size(1) && indices->size(0) == values.size(0),
-                    "expected indices like values");
-  }
+  check_slots(indices, "indices", values);
+  STD_TORCH_CHECK(indices.size(1) == values.size(1) && indices.size(0) == values.size(0),
+                  "expected indices like values");
+  args.indices = indices.const_data_ptr();
+  args.wide_columns = is_wide_columns(indices);
   args.stride = static_cast<int>(values.size(1));
   args.k = static_cast<int>(k);
   args.width = static_cast<int>(out.size(1));
@@ -108,9 +102,7 @@ void cbsr_spmm(const Tensor& rowptr,
   args.mean = mean;
   STD_TORCH_CHECK(is_on_device(out) && out.is_contiguous() && out.dim() == 2,
                   "expected a dense 'out'");
-  STD_TORCH_CHECK(out.size(0) == rowptr.numel() - 1 &&
-                      out.scalar_type() == (args.stored == Stored::kPacked ? ScalarType::Float
-                                                                           : values.scalar_type()),
+  STD_TORCH_CHECK(out.size(0) == rowptr.numel() - 1 && out.scalar_type() == values.scalar_type(),
                   "expected 'out' to have the rows and the dtype of the result");
   args.out = out.mutable_data_ptr();
   args.partial = partial_of(partial, args.rows, args.width);
@@ -138,36 +130,6 @@ void combine(const Tensor& partial,
   combine_cuda(args, stream_of(out));
 }
 
-// What push and dot have in common.
-CbsrRowArgs row_args(const Tensor& rowptr,
-                     const Tensor& col,
-                     const std::optional<Tensor>& pieces,
-                     int64_t limit,
-                     const std::optional<Tensor>& weight,
-                     const Tensor& x,
-                     const Tensor& indices,
-                     int64_t k,
-                     int64_t shift,
-                     int64_t lanes) {
-  STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 &&
-                      x.scalar_type() == ScalarType::Float && x.size(0) == rowptr.numel() - 1 &&
-                      reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0,
-                  "expected 'x' to be contiguous float32 rows, aligned");
-  check_slots(indices, "indices", x);
-  CbsrRowArgs args{};
-  args.rows = rows_of(rowptr, col, pieces, limit, x);
-  args.weight = weights(weight, col.numel(), x);
-  args.x = static_cast<const float*>(x.const_data_ptr());
-  args.indices = indices.const_data_ptr();
-  args.wide_columns = is_wide_columns(indices);
-  args.stride = static_cast<int>(indices.size(1));
-  args.k = static_cast<int>(k);
-  args.width = static_cast<int>(x.size(1));
-  args.shift = static_cast<int>(shift);
-  args.lanes = static_cast<int>(lanes);
-  return args;
-}
-
 void cbsr_push(const Tensor& rowptr,
                const Tensor& col,
                const std::optional<Tensor>& pieces,
@@ -179,10 +141,25 @@ void cbsr_push(const Tensor& rowptr,
                int64_t shift,
                int64_t lanes,
                Tensor out) {
-  CbsrRowArgs args = row_args(rowptr, col, pieces, limit, weight, x, indices, k, shift, lanes);
+  STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 &&
+                      x.scalar_type() == ScalarType::Float && x.size(0) == rowptr.numel() - 1 &&
+                      reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0,
+                  "expected 'x' to be contiguous float32 rows, aligned");
+  check_slots(indices, "indices", x);
   check_slots(out, "out", x);
   STD_TORCH_CHECK(out.scalar_type() == ScalarType::Float && out.numel() == indices.numel(),
                   "expected 'out' in float32 and like indices");
+  CbsrPushArgs args{};
+  args.rows = rows_of(rowptr, col, pieces, limit, x);
+  args.weight = weights(weight, col.numel(), x);
+  args.x = static_cast<const float*>(x.const_data_ptr());
+  args.indices = indices.const_data_ptr();
+  args.wide_columns = is_wide_columns(indices);
+  args.stride = static_cast<int>(indices.size(1));
+  args.k = static_cast<int>(k);
+  args.width = static_cast<int>(x.size(1));
+  args.shift = static_cast<int>(shift);
+  args.lanes = static_cast<int>(lanes);
   args.out = static_cast<float*>(out.mutable_data_ptr());
   const auto guard = guard_of(x);
   cbsr_push_cuda(args, stream_of(x));
@@ -219,21 +196,6 @@ void cbsr_pull(const Tensor& rowptr,
   cbsr_pull_cuda(args, stream_of(x));
 }
 
-Tensor pack(const Tensor& values, const Tensor& indices) {
-  check_slots(values, "values", values);
-  check_slots(indices, "indices", values);
-  STD_TORCH_CHECK(values.scalar_type() == ScalarType::Float &&
-                      indices.scalar_type() == ScalarType::Byte &&
-                      values.numel() == indices.numel(),
-                  "expected values in float32 and as many indices in uint8");
-  const auto guard = guard_of(values);
-  Tensor out = torch::stable::new_empty(values, {values.size(0), values.size(1)}, ScalarType::Int);
-  pack_cuda(static_cast<const float*>(values.const_data_ptr()),
-            static_cast<const uint8_t*>(indices.const_data_ptr()),
-            static_cast<uint32_t*>(out.mutable_data_ptr()), values.numel(), stream_of(values));
-  return out;
-}
-
 std::vector<Tensor> maxk(const Tensor& x, int64_t k, double first) {
   STD_TORCH_CHECK(is_on_device(x) && x.is_contiguous() && x.dim() == 2 && x.size(1) <= 1024 &&
                       k >= 1 && k < x.size(1) &&
@@ -250,38 +212,12 @@ std::vector<Tensor> maxk(const Tensor& x, int64_t k, double first) {
   return {values, indices};
 }
 
-void cbsr_dot(const Tensor& rowptr,
-              const Tensor& col,
-              const std::optional<Tensor>& eid,
-              const std::optional<Tensor>& pieces,
-              int64_t limit,
-              const Tensor& x,
-              const Tensor& values,
-              const Tensor& indices,
-              int64_t k,
-              int64_t shift,
-              int64_t lanes,
-              Tensor out) {
-  CbsrRowArgs args =
-      row_args(rowptr, col, pieces, limit, std::nullopt, x, indices, k, shift, lanes);
-  check_slots(values, "values", x);
-  check_vector(out, "out", col.numel(), x);
-  STD_TORCH_CHECK(values.scalar_type() == ScalarType::Float && values.numel() == indices.numel() &&
-                      out.scalar_type() == ScalarType::Float,
-                  "expected values like indices, and 'out', in float32");
-  args.eid = eid ? int32s(*eid, "eid", col.numel(), x) : nullptr;
-  args.values = static_cast<const float*>(values.const_data_ptr());
-  args.out = static_cast<float*>(out.mutable_data_ptr());
-  const auto guard = guard_of(x);
-  cbsr_dot_cuda(args, stream_of(x));
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
   m.def(
       "cbsr_spmm(Tensor rowptr, Tensor col, Tensor? pieces, int limit, Tensor? weight, "
-      "Tensor values, Tensor? indices, int k, int shift, int lanes, bool mean, "
+      "Tensor values, Tensor indices, int k, int shift, int lanes, bool mean, "
       "Tensor(a!)? partial, Tensor(b!) out) -> ()");
   m.def(
       "cbsr_push(Tensor rowptr, Tensor col, Tensor? pieces, int limit, Tensor? weight, Tensor x, "
@@ -289,12 +225,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
   m.def(
       "cbsr_pull(Tensor rowptr, Tensor col, Tensor? pieces, int limit, Tensor? weight, Tensor x, "
       "Tensor indices, int slice, Tensor(a!)? partial, Tensor(b!) out) -> ()");
-  m.def("pack(Tensor values, Tensor indices) -> Tensor");
   m.def("maxk(Tensor x, int k, float first) -> Tensor[]");
-  m.def(
-      "cbsr_dot(Tensor rowptr, Tensor col, Tensor? eid, Tensor? pieces, int limit, Tensor x, "
-      "Tensor values, Tensor indices, int k, int shift, int lanes, "
-      "Tensor(a!) out) -> ()");
   m.def("combine(Tensor partial, Tensor row, Tensor first, Tensor? rowptr, Tensor(a!) out) -> ()");
 }
 
@@ -302,9 +233,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, PYG_ACCEL_DEVICE, m) {
   m.impl("cbsr_spmm", TORCH_BOX(&cbsr_spmm));
   m.impl("cbsr_push", TORCH_BOX(&cbsr_push));
   m.impl("cbsr_pull", TORCH_BOX(&cbsr_pull));
-  m.impl("pack", TORCH_BOX(&pack));
   m.impl("maxk", TORCH_BOX(&maxk));
-  m.impl("cbsr_dot", TORCH_BOX(&cbsr_dot));
   m.impl("combine", TORCH_BOX(&combine));
 }
 

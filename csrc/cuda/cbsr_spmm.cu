@@ -7,12 +7,9 @@ namespace {
 
 constexpr int kAhead = 4;  // edges of a group of lanes whose features are under way
 
-struct Packed {};  // a float's upper 24 bits and a column
-
 // The features of a quad of slots, and their columns.
 template <typename Value, typename Column>
 struct Features {
-  using Out = Value;
   Quad<Value> value;
   Quad<Column> column;
 
@@ -21,23 +18,6 @@ struct Features {
     column = load_row<Column>(args.indices, source, args.stride, slot);
   }
   __device__ float get(int i) const { return float_of<Value>(value.bits(i)); }
-  __device__ Quad<Column> columns() const { return column; }
-};
-
-template <typename Column>
-struct Features<Packed, Column> {
-  using Out = float;
-  Quad<uint32_t> value;
-
-  __device__ void load(const CbsrSpmmArgs& args, uint32_t source, int slot) {
-    value = load_row<uint32_t>(args.values, source, args.stride, slot);
-  }
-  __device__ float get(int i) const { return __uint_as_float(value.word[i] & ~255u); }
-  __device__ Quad<uint8_t> columns() const {
-    const uint32_t low = __byte_perm(value.word[0], value.word[1], 0x0040);
-    const uint32_t high = __byte_perm(value.word[2], value.word[3], 0x0040);
-    return {__byte_perm(low, high, 0x5410)};
-  }
 };
 
 template <typename Value, typename Column, int kLanes>
@@ -87,8 +67,7 @@ __global__ void cbsr_spmm_kernel(CbsrSpmmArgs args) {
 #pragma unroll
         for (int a = 0; a < kAhead; ++a) {
           const int live = from + a * kGroups + group < count ? valid : 0;
-          const Places at =
-              places_of(features[a].columns(), copy, args.shift, first, depth * kLanes);
+          const Places at = places_of(features[a].column, copy, args.shift, first, depth * kLanes);
           if (live == kQuad && !kBlocks) {
             float before[kQuad];  // columns are distinct: all are read before any is written
 #pragma unroll
@@ -138,8 +117,7 @@ __global__ void cbsr_spmm_kernel(CbsrSpmmArgs args) {
           out[i] = total[i];
       continue;
     }
-    using Out = typename Features<Value, Column>::Out;
-    Out* out = static_cast<Out*>(args.out) + task.row * args.width + column;
+    Value* out = static_cast<Value*>(args.out) + task.row * args.width + column;
     if (args.width % kQuad == 0) {
       if (column < args.width)
         store_quad(out, total);
@@ -147,7 +125,7 @@ __global__ void cbsr_spmm_kernel(CbsrSpmmArgs args) {
 #pragma unroll
       for (int i = 0; i < kQuad; ++i)
         if (column + i < args.width)
-          out[i] = rounded<Out>(total[i]);
+          out[i] = rounded<Value>(total[i]);
     }
   }
 }
@@ -204,8 +182,6 @@ void cbsr_spmm_cuda(const CbsrSpmmArgs& args, cudaStream_t stream) {
       return launch<__nv_bfloat16>(args, stream);
     case Stored::kHalf:
       return launch<__half>(args, stream);
-    case Stored::kPacked:
-      return launch<Packed, uint8_t>(args, stream);
   }
 }
 

@@ -237,7 +237,7 @@ def of_cbsr(op: str, k: int, **changes: Any) -> OpSpec:
         (of_cbsr("sspmm", 16, atomics=True, num_rows=10**6, num_edges=10**7), "triton"),
         (of_cbsr("sspmm", 32), "cuda"),
         (of_cbsr("sspmm", 128), "triton"),
-        (of_cbsr("cbsr_dot", 32), "cuda"),
+        (of_cbsr("cbsr_dot", 32), "triton"),
         (of_cbsr("maxk", 32), "cuda"),
         (of_cbsr("maxk", 32, width=2000), "triton"),
         (of_cbsr("maxk", 32, dtype=torch.float64), "triton"),

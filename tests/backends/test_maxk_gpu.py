@@ -150,33 +150,6 @@ def test_gradients_gathered_slice_by_slice_are_the_same(most, monkeypatch):
     check_close(found, [t.cpu() for t in expected], torch.float32)
 
 
-def test_packed_features_are_off_by_no_more_than_they_may_be():
-    graph = make_graph()
-    x = torch.randn(500, 256, device="cuda") * torch.logspace(-30, 30, 500, device="cuda")[:, None]
-    cbsr = ops.maxk(x, 32)
-    exact = adjacency(graph, torch.ones(graph.num_edges, dtype=torch.float64), mean=False)
-    dense = cbsr.dense().double().cpu()
-    with use_backend("cuda"):
-        settings.packed = True
-        found = ops.cbsr_spmm(graph, cbsr).double().cpu()
-        settings.packed = False
-        whole = ops.cbsr_spmm(graph, cbsr).double().cpu()
-    allowed = (2.0**-16 + 2e-5) * (exact @ dense.abs())
-    assert bool(((found - exact @ dense).abs() <= allowed).all())
-    assert not torch.equal(found, whole)
-
-
-def test_packed_features_keep_what_is_not_finite():
-    values = torch.tensor([[torch.inf, -torch.inf, torch.nan, 3.4028234e38, 1.0, -0.0]]).cuda()
-    indices = torch.arange(6, dtype=torch.uint8, device="cuda")[None]
-    rowptr, col = torch.tensor([0, 1]).int().cuda(), torch.tensor([0]).int().cuda()
-    graph = Graph.from_csr(rowptr, col, num_cols=1)
-    settings.packed = True
-    with use_backend("cuda"):
-        found = ops.cbsr_spmm(graph, CBSR(values, indices, 6))
-    torch.testing.assert_close(found, values, rtol=2**-16, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize("switch", ["setting", "torch"])
 def test_the_same_bits_come_out_every_time(backend, switch):
     if switch == "setting":

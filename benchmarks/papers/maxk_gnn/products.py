@@ -7,7 +7,7 @@ scattered mask that a plain implementation of the paper uses; `cbsr_spmm` and it
 weighted, by every backend that has them, against our dense SpMM and that of torch (cuSPARSE, MKL)
 on the masked matrix. The dense gradients leave out the selection that would follow. `auto` is what
 dispatch chooses where there is a choice; on a GPU gradients are taken with atomic additions, and
-without (`deterministic`, PYG_ACCEL_ATOMICS=0); `packed` is PYG_ACCEL_PACKED=1.
+without (`deterministic`, PYG_ACCEL_ATOMICS=0).
 
 Every result is first held against float64 on the longest rows and a sample of the others; a wrong
 one of ours ends the run.
@@ -145,8 +145,6 @@ def products(graph: Graph, cbsr: CBSR, weight: Tensor) -> dict[str, Call]:
         name: on(name, lambda: ops.cbsr_spmm(graph, cbsr, weight))
         for name in able("cbsr_spmm", graph, cbsr.k)
     }
-    if "cuda" in calls:
-        calls["cuda, packed"] = with_setting("packed", True, calls["cuda"])
     calls["our dense SpMM"] = lambda: ops.spmm(graph, dense, weight)
     calls["torch CSR"] = lambda: matrix @ dense
     return calls

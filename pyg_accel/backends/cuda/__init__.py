@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.base import Backend, Kernel, placement_reasons, table
-from pyg_accel.backends.cuda import attention, cbsr, sddmm, spmm
-from pyg_accel.backends.cuda.choice import Launch, attention_ratio, choose_launch, gradient_ratio
+from pyg_accel.backends.cuda import cbsr, sddmm, spmm
+from pyg_accel.backends.cuda.choice import Launch, choose_launch
 from pyg_accel.backends.cuda.match import product_of
 from pyg_accel.backends.cuda.rest import can_share
 from pyg_accel.backends.dtypes import DTYPES, Tolerance
@@ -65,10 +65,6 @@ def _gspmm_reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
-def _attention_reasons(spec: OpSpec) -> list[str]:
-    return _reasons(spec) + attention.reasons(spec)
-
-
 def _bytes_gathered(spec: OpSpec) -> int:
     """At least 1: an infinite ratio means never, also where there is nothing to gather."""
     return max(spec.num_edges * spec.heads * spec.width, 1) * spec.dtype.itemsize
@@ -82,11 +78,6 @@ def _gspmm_cost(spec: OpSpec) -> float:
         dot=spec.reduces == ("none",),
     )  # fmt: skip
     return _HOST + 2.5e-13 * _bytes_gathered(spec) * launch.ratio
-
-
-def _attention_cost(spec: OpSpec) -> float:
-    ratio = attention_ratio if spec.op == "attention" else gradient_ratio
-    return _HOST + 2.5e-13 * _bytes_gathered(spec) * ratio(spec.width, spec.sharing)
 
 
 def _tolerance(dtype: torch.dtype) -> Tolerance:
@@ -158,20 +149,7 @@ CUDA = Backend(
     {
         "gspmm": Kernel(_gspmm, _gspmm_cost, _gspmm_reasons),
         "maxk": Kernel(cbsr.maxk, cbsr.cost, _maxk_reasons),
-        **table(
-            {
-                "attention": attention.run,
-                "attention_backward": attention.run_backward,
-                "attention_targets": attention.run_targets,
-            },
-            _attention_cost,
-            _attention_reasons,
-        ),
-        **table(
-            {"cbsr_spmm": cbsr.spmm, "sspmm": cbsr.sspmm, "cbsr_dot": cbsr.dot},
-            cbsr.cost,
-            _reasons,
-        ),
+        **table({"cbsr_spmm": cbsr.spmm, "sspmm": cbsr.sspmm}, cbsr.cost, _reasons),
     },
     _unavailable_reasons,
     _tolerance,

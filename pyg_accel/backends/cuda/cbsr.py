@@ -17,9 +17,8 @@ from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR
 from pyg_accel.machine import INTERPRETED, gpu_of
 from pyg_accel.native import cuda_library
-from pyg_accel.settings import settings
 
-__all__ = ["MAXK_WIDTH", "cost", "dot", "maxk", "spmm", "sspmm"]
+__all__ = ["MAXK_WIDTH", "cost", "maxk", "spmm", "sspmm"]
 
 SPLIT, PIECE = 2048, 1024  # entries: longer rows are cut, into such pieces
 MAXK_WIDTH = 1024  # features that a warp has in registers
@@ -165,12 +164,9 @@ def spmm(
     plan, library, k, mean = plan_of(csr), cuda_library(), values.size(1), reduce == "mean"
     layout, partial = layout_of(k, width, plan.mean), plan.partial(values, width)
     stored, columns = in_quads(values), in_quads(indices)
-    packed = settings.packed and stored.dtype == torch.float32 and columns.dtype == torch.uint8
-    if packed:
-        stored = library.pack(stored, columns)
     library.cbsr_spmm(
-        csr.rowptr, csr.col, plan.pieces, plan.limit, in_order(csr, weight), stored,
-        None if packed else columns, k, layout.shift, layout.lanes, mean, partial, out,
+        csr.rowptr, csr.col, plan.pieces, plan.limit, in_order(csr, weight), stored, columns, k,
+        layout.shift, layout.lanes, mean, partial, out,
     )  # fmt: skip
     if partial is not None:
         library.combine(partial, plan.long, plan.first, csr.rowptr if mean else None, out)
@@ -253,19 +249,3 @@ def apart(indices: Tensor, passes: int) -> list[Tensor]:
         return [indices]
     wide = indices.view(torch.int16) if indices.dtype == torch.uint16 else indices
     return [wide[:, i::passes].contiguous().view(indices.dtype) for i in range(passes)]
-
-
-def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
-    """Multiply the rows of both ends of every edge."""
-    out = torch.empty(csr.col.numel(), dtype=torch.float32, device=x.device)
-    if out.numel() == 0 or values.numel() == 0:
-        return out.zero_().to(values.dtype)
-    csr = in_32_bits(csr)
-    plan, k = plan_of(csr), values.size(1)
-    layout = layout_of(k, x.size(1), plan.mean)
-    cuda_library().cbsr_dot(
-        csr.rowptr, csr.col, csr.eid, plan.pieces, plan.limit, aligned(x.float()),
-        in_quads(values.float()), in_quads(indices), k, layout.shift, layout.lanes,
-        out,
-    )  # fmt: skip
-    return out.to(values.dtype)

@@ -14,14 +14,12 @@ from pathlib import Path
 
 import torch
 
-from pyg_accel.column_reuse import HEIGHTS, Shared, per_column
+from pyg_accel.column_reuse import HEIGHTS, Shared
 
 __all__ = [
     "FILE",
     "Launch",
-    "attention_ratio",
     "choose_launch",
-    "gradient_ratio",
     "mode_of",
     "terms",
 ]
@@ -33,13 +31,6 @@ _FULL_ROW = 512  # bytes: what costs the same for shorter rows is a larger part 
 _SLICE, _L2 = 256, 60e6  # bytes of a row that CUDA cores have at a time; of features near by
 # A sum that is done by both reads and writes the output once more: 10 TB/s over the HBM's 4.2.
 _ADD = 2 * 10 / 4.2
-
-# Entries a column at which attention over tiles is as fast as in one kernel on CUDA cores, for
-# heads of 256 bytes; per halving below them; and a win within the spread of both is none.
-_ATTENTION, _WIDE_HEAD, _NARROW, _DOUBT = 2.5, 256, 1.38, 1.05
-# Of a pass of its gradient, over one gather on CUDA cores: with a column for every entry, for heads
-# of 256 bytes; per halving below them. (Both ways are alike at 5.6 entries a column.)
-_PASS, _NARROW_PASS = 5.2, 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,34 +146,6 @@ def choose_launch(
     piece = min(-(-width // step) * step, MOST_SLICE // dtype.itemsize)
     warps = max(1, -(-needed // blocks)) if blocks else 1
     return Launch(window, least, warps, max(piece, step), ratio)
-
-
-def attention_ratio(width: int, sharing: tuple[Shared, ...]) -> float:
-    """Return the time of attention over tiles over that of one kernel on CUDA cores.
-
-    Args:
-        width: features of a head, of 16 bits.
-        sharing: what rows share; empty if it was not measured.
-    """
-    if not sharing:
-        return 1e6
-    return float(_DOUBT * _ATTENTION / per_column(sharing)[-1] * _NARROW ** _halvings(width))
-
-
-def gradient_ratio(width: int, sharing: tuple[Shared, ...]) -> float:
-    """Return the time of a pass of its gradient over that of one gather on CUDA cores.
-
-    Args:
-        width: features of a head, of 16 bits.
-        sharing: what rows share; empty if it was not measured.
-    """
-    if not sharing:
-        return 1e6
-    return float(_DOUBT * _PASS / per_column(sharing)[-1] * _NARROW_PASS ** _halvings(width))
-
-
-def _halvings(width: int) -> float:
-    return max(math.log2(_WIDE_HEAD / max(2 * width, 1)), 0.0)
 
 
 @cache

@@ -5,14 +5,13 @@ from a tile. They stay a CSR matrix, for kernels on CUDA cores.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from pyg_accel.derived import derived
 from pyg_accel.facts import of_matrix
-from pyg_accel.graph import CSR, ptr2index
+from pyg_accel.graph import CSR
 from pyg_accel.tiles import tiles_of
 
 __all__ = ["TILE", "Plan", "in_32_bits", "plan_of"]
@@ -51,15 +50,6 @@ class Plan:
     num_columns: int
     rest: CSR | None
     rest_entry: Tensor | None
-
-    @cached_property
-    def masks(self) -> Tensor:
-        """[T * window] int32, which columns of a tile each of its rows has: bit c is column c."""
-        slot, tiles = self.slot.int(), self.tile_ptr.numel() - 1
-        place = ptr2index(self.tile_ptr, slot.numel()).mul_(self.window).add_(slot // TILE)
-        bits = torch.bitwise_left_shift(torch.ones_like(slot), slot % TILE)
-        masks = torch.zeros(tiles * self.window, dtype=torch.int32, device=slot.device)
-        return masks.index_add_(0, place, bits)  # slots are distinct: to add is to set
 
 
 def in_32_bits(csr: CSR) -> CSR:

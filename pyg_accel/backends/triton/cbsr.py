@@ -5,8 +5,8 @@ neighbours of the reddit-like graph (115 million edges, F = 256, k = 32; 13.3 ms
 columns in registers that fetch their values by rank 16.8 ms, dense rows without their empty sectors
 23 ms, gathering the stored columns of a gradient 21 ms. So sums go over dense rows, and what gains
 from the format is what reads from a row: atomic additions of a gradient, and products along edges.
-The kernels in CUDA C++ (:mod:`pyg_accel.backends.cuda.cbsr`) are faster at all of it; these are for
-float64, and where there is no CUDA compiler.
+Sums, and gradients in graphs of long rows, are faster in CUDA C++
+(:mod:`pyg_accel.backends.cuda.cbsr`).
 """
 
 from typing import Any
