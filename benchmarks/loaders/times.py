@@ -1,11 +1,11 @@
-"""Training on batches of NeighborLoader, the loader's time included: stock PyG against `patched()`.
+"""Batches, and training on those of NeighborLoader, the loader's time included: stock and patched.
 
     OMP_NUM_THREADS=1 python -m benchmarks.loaders [--graph NAME] [--batches N] [--quick]
 
-A GraphSAGE with a layer a hop, fan-outs 15, 10 and 5 from 1,024 seeds. `sampler` is the time of
-`NeighborSampler` alone; `share` is what the loader takes of an epoch. Stock PyG needs pyg-lib or
-torch-sparse; without them its rows are left out. Workers are processes, which have cores of
-their own only where there are as many.
+First 128 molecules are put into a batch. Then a GraphSAGE with a layer a hop, fan-outs 15, 10 and 5
+from 1,024 seeds, is trained. `sampler` is the time of `NeighborSampler` alone; `share` is what the
+loader takes of an epoch. Stock PyG needs pyg-lib or torch-sparse; without them its rows are left
+out. Workers are processes, which have cores of their own only where there are as many.
 """
 
 import time
@@ -20,6 +20,7 @@ from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn.models import GraphSAGE
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
+from benchmarks.loaders.collation import collation
 from benchmarks.tools import graphs, results, timing
 from benchmarks.tools.variants import patched
 
@@ -80,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         del variants["stock"]
     rows = results.Rows(NAME, options, fan_outs=" ".join(map(str, FAN_OUTS)))
     shape: dict[str, Any] = {"graph": options.graph, "N": num_nodes, "E": data.num_edges}
+    for what, name, took in collation():
+        rows.add([took.columns()], show=True, graph="128 molecules", what=what, backend=name,
+                 workers=0)  # fmt: skip
     for name, took in sampling(data, seeds, variants).items():
         rows.add([took.columns()], show=True, **shape, what="sampler", backend=name, workers=0)
     for workers in results.each(options.workers):

@@ -132,6 +132,15 @@ def _typed(sampler: Any) -> _Graph:
     )  # fmt: skip
 
 
+def _by_edges(graph: _Graph) -> dict[Any, int]:
+    """How many nodes there are of each type, those included that only edges tell of."""
+    counts = dict(graph.num_nodes)
+    for relation, (source, _) in graph.ends.items():
+        row = graph.row[relation]
+        counts[source] = max(counts[source], int(row.max()) + 1 if row.numel() else 0)
+    return counts
+
+
 def _counted(sampler: Any, relations: Mapping[Any, tuple[Any, Any]]) -> dict[Any, int]:
     """How many nodes there are of each type; as many as its edges tell where PyG cannot."""
     counts = dict(sampler.num_nodes)
@@ -175,23 +184,33 @@ def _run(
     now = nothing
     if graph.node_time or graph.edge_time:
         now = torch.cat([nothing, *_times_of(seeds, seed_time, graph)])
-    tensors, counts, fault = cpu_library().neighbor_sample(
-        [_on_cpu(graph.colptr[k]) for k in relations],
-        [_on_cpu(graph.row[k]) for k in relations],
-        [types.index(end) for k in relations for end in graph.ends[k]],
-        [graph.num_nodes[kind] for kind in types],
-        [seeds.get(kind, nothing) for kind in types],
-        [int(count) for k in relations for count in graph.num_neighbors[k]],
-        [_on_cpu(graph.node_time.get(kind, nothing)) for kind in types],
-        [_on_cpu(graph.edge_time.get(k, nothing)) for k in relations],
-        [_on_cpu(graph.edge_weight.get(k, no_weight)) for k in relations],
-        now,
-        sampler.replace,
-        induced,
-        sampler.disjoint,
-        sampler.temporal_strategy == "last",
-        int(torch.empty((), dtype=torch.int64).random_()),
-    )
+    random_seed = int(torch.empty((), dtype=torch.int64).random_())
+
+    def attempt(num_nodes: Mapping[Any, int]) -> tuple[list[Tensor], Tensor, str]:
+        out: tuple[list[Tensor], Tensor, str] = cpu_library().neighbor_sample(
+            [_on_cpu(graph.colptr[k]) for k in relations],
+            [_on_cpu(graph.row[k]) for k in relations],
+            [types.index(end) for k in relations for end in graph.ends[k]],
+            [num_nodes[kind] for kind in types],
+            [seeds.get(kind, nothing) for kind in types],
+            [int(count) for k in relations for count in graph.num_neighbors[k]],
+            [_on_cpu(graph.node_time.get(kind, nothing)) for kind in types],
+            [_on_cpu(graph.edge_time.get(k, nothing)) for k in relations],
+            [_on_cpu(graph.edge_weight.get(k, no_weight)) for k in relations],
+            now,
+            sampler.replace,
+            induced,
+            sampler.disjoint,
+            sampler.temporal_strategy == "last",
+            random_seed,
+        )
+        return out
+
+    tensors, counts, fault = attempt(graph.num_nodes)
+    if "ids of nodes" in fault and "edge_index" in fault:
+        # PyG reaches nodes beyond `num_nodes` all the same; only their own neighbors are unknown.
+        tensors, counts, again = attempt(_by_edges(graph))
+        fault = again and fault
     if fault:
         raise ValueError(fault)
     each = iter(tensors)
@@ -221,9 +240,9 @@ _WEIGHTS = (torch.float32, torch.float64)
 
 def _checked_seed(ids: Tensor) -> Tensor:
     integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-    if ids.dim() != 1 or not (integers or ids.numel() == 0):
-        raise ValueError(f"expected 'seed' to be a vector of integers (got {_shown(ids)})")
-    return _on_cpu(ids.to(torch.int64))
+    if not (integers or ids.numel() == 0):
+        raise ValueError(f"expected 'seed' to hold integers (got {_shown(ids)})")
+    return _on_cpu(ids.to(torch.int64)).view(-1)
 
 
 def _times_of(

@@ -235,9 +235,11 @@ def test_more_samples_than_memory_holds_are_refused(count):
         sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([1, 2, 3, 4])))
 
 
-def test_induced_subgraphs_refuse_ids_that_are_no_nodes():
+def test_induced_subgraphs_leave_out_ids_that_are_no_nodes():
     data = Data(edge_index=torch.tensor([[3, 1], [0, 0]]), num_nodes=3)
     loader = NeighborLoader(data, [0], input_nodes=torch.tensor([0, 0, 1]), batch_size=3,
                             subgraph_type="induced", disjoint=True)  # fmt: skip
-    with pytest.raises(ValueError, match="ids of nodes"):
-        next(iter(loader))
+    assert next(iter(loader)).edge_index.shape == (2, 0)
+    loader = NeighborLoader(data, [0], input_nodes=torch.tensor([0, 1]), batch_size=2,
+                            subgraph_type="induced")  # fmt: skip
+    assert next(iter(loader)).edge_index.tolist() == [[1], [0]]

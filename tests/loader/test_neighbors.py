@@ -408,7 +408,6 @@ BAD_SEEDS = {
     "negative": torch.tensor([-1]),
     "bool": torch.tensor([True, False]),
     "float": torch.tensor([1.0]),
-    "two dimensions": torch.zeros(2, 2, dtype=torch.long),
 }
 
 
@@ -417,6 +416,31 @@ BAD_SEEDS = {
 def test_seeds_that_are_no_nodes_raise(case: str, options: dict[str, Any]):
     with pytest.raises(ValueError, match="'seed'"):
         NeighborSampler(random_data(), [2], **options)._sample(BAD_SEEDS[case])
+
+
+def test_seeds_of_two_dimensions_are_taken_in_order():
+    sampler = NeighborSampler(random_data(), [-1])
+    out = sampler._sample(torch.tensor([[3, 1], [2, 3]]))
+    flat = sampler._sample(torch.tensor([3, 1, 2, 3]))
+    assert out.node[:4].tolist() == [3, 1, 2, 3]
+    for name in ("node", "row", "col", "edge"):
+        assert torch.equal(getattr(out, name), getattr(flat, name))
+    assert out.num_sampled_nodes == flat.num_sampled_nodes
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_nodes_beyond_num_nodes_are_reached_by_the_last_hop(disjoint: bool):
+    far = torch.tensor([[7, 2**40, 1, 2], [0, 0, 1, 1]])
+    data = Data(edge_index=far, num_nodes=3)
+    sampler = NeighborSampler(data, [-1], disjoint=disjoint)
+    out = sampler._sample(torch.tensor([0, 1]))
+    assert out.node.tolist() == [0, 1, 7, 2**40, 2]
+    assert out.node[out.row].tolist() == far[0].tolist()
+    with pytest.raises(ValueError, match="edge_index"):
+        NeighborSampler(data, [-1, -1], disjoint=disjoint)._sample(torch.tensor([0]))
+    data.edge_index[0, 0] = -1
+    with pytest.raises(ValueError, match="edge_index"):
+        NeighborSampler(data, [-1], disjoint=disjoint)._sample(torch.tensor([0]))
 
 
 def test_bad_arguments_are_named():
