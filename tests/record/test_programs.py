@@ -306,32 +306,35 @@ def test_attention_weights_are_returned(name: str, like_stock: Any) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_derivatives_and_transforms(name: str, like_stock: Any) -> None:
     make, more = LAYERS[name]
+    wide, more = X.double(), tuple(t.double() for t in more)
 
     def again(reentrant: bool) -> Step:
         def step(layer: Any) -> Any:
-            x = X.clone().requires_grad_()
+            x = wide.clone().requires_grad_()
             return checkpoint(layer, x, EDGES, *more, use_reentrant=reentrant)
 
         return step
 
     def twice(layer: Any) -> Any:
-        x = X.clone().requires_grad_()
+        x = wide.clone().requires_grad_()
         (grad,) = torch.autograd.grad(layer(x, EDGES, *more).pow(3).sum(), [x], create_graph=True)
         return grad, *torch.autograd.grad(grad.square().sum(), [x], retain_graph=True)
 
     def batched(layer: Any) -> Any:
-        x = X.clone().requires_grad_()
+        x = wide.clone().requires_grad_()
         out = layer(x, EDGES, *more)
-        return torch.autograd.grad(out, [x], features(3, *out.shape), is_grads_batched=True)
+        return torch.autograd.grad(
+            out, [x], features(3, *out.shape).double(), is_grads_batched=True
+        )
 
     def transformed(layer: Any) -> Any:
-        return torch.func.grad(lambda x: layer(x, EDGES, *more).square().sum())(X)
+        return torch.func.grad(lambda x: layer(x, EDGES, *more).square().sum())(wide)
 
-    run = call(X, EDGES, *more)
+    run = call(wide, EDGES, *more)
     steps = [run, run, again(False), again(False), again(True), twice, twice, batched, transformed]
     if name == "sage max":  # the mask of a maximum: PyG's own has no rule for batches
         steps.remove(batched)
-    assert like_stock(make(), *steps, run)[-1] == "plan"
+    assert like_stock(make().double(), *steps, run)[-1] == "plan"
 
 
 def test_first_call_in_a_checkpoint(like_stock: Any) -> None:
