@@ -77,9 +77,18 @@ def test_the_example_with_a_folder_asks_for_its_arguments(ended):
         ("quickstart.py", ["--nodes", "2000", "--edges", "40000", "--models", "GCN"], "GCNConv"),
         ("maxk_sage.py", ["--nodes", "400", "--epochs", "2", "--seeds", "1"], "MaxK 32"),
         ("neighbor_loader.py", ["2000", "1"], "neighbors [15, 10]"),
+        ("relational.py", ["400", "1"], "neighbors [16, 16]"),
+        ("molecules.py", ["300", "1"], "graphs"),
         ("patch_any_model.py", [], "14 of 14 forward calls accelerated"),
     ],
-    ids=["quickstart", "maxk_sage", "neighbor_loader", "patch_any_model"],
+    ids=[
+        "quickstart",
+        "maxk_sage",
+        "neighbor_loader",
+        "relational",
+        "molecules",
+        "patch_any_model",
+    ],
 )
 def test_an_example_runs_out_of_the_checkout(name, arguments, printed, tmp_path):
     done = started(name, tmp_path, *arguments)

@@ -46,4 +46,4 @@ def collation() -> Iterator[tuple[str, str, timing.Quantiles]]:
     ]
     for what, backend, call in cases:
         with patched(backend == "patched"):
-            yield what, backend, timing.timed(call, repeats=ROUNDS, min_time=0)
+            yield what, backend, timing.in_turns({"": call}, "cpu", ROUNDS)[""]

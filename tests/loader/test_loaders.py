@@ -1,6 +1,8 @@
 """PyG's loaders on the sampler of this package, from the first line to the batch."""
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -243,3 +245,38 @@ def test_induced_subgraphs_leave_out_ids_that_are_no_nodes():
     loader = NeighborLoader(data, [0], input_nodes=torch.tensor([0, 1]), batch_size=2,
                             subgraph_type="induced")  # fmt: skip
     assert next(iter(loader)).edge_index.tolist() == [[1], [0]]
+
+
+NEEDED = {
+    "HGTLoader(typed, [4], input_nodes='a')": "'HGTSampler' requires 'torch-sparse'",
+    "ShaDowKHopSampler(data, 2, 3)": "'ShaDowKHopSampler' requires 'torch-sparse'",
+    "ClusterData(data, 3)": "'ClusterData' requires either 'pyg-lib' or 'torch-sparse'",
+    "GraphSAINTNodeSampler(data, 10)": "'SparseTensor' requires 'torch-sparse'",
+    "NeighborSampler(data.edge_index, [3])": "'SparseTensor' requires 'torch-sparse'",
+}
+SCRIPT = """
+import sys
+sys.modules["torch_sparse"] = sys.modules["pyg_lib"] = None
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import *
+import pyg_accel
+pyg_accel.patch()
+data = Data(edge_index=torch.randint(50, (2, 300)), x=torch.randn(50, 3))
+typed = HeteroData()
+typed["a"].x, typed["a", "to", "a"].edge_index = torch.randn(50, 3), data.edge_index
+next(iter(NeighborLoader(data, [2])))
+for call in sys.argv[1:]:
+    try:
+        eval(call)
+    except ImportError as error:
+        print(error)
+"""
+
+
+@pytest.mark.full
+def test_loaders_that_need_other_operators_raise_the_error_of_pyg():
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *NEEDED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    printed = [line for line in done.stdout.splitlines() if "requires" in line]
+    assert printed == list(NEEDED.values())
