@@ -252,7 +252,6 @@ def sizes(case: str, dtype: torch.dtype) -> list[tuple[int, int]]:
     return [(2, 33), (1, 1)] if dtype == torch.float64 else [(3, 16)]
 
 
-@pytest.mark.each("reference")  # the others are compared with the truth, not with this one
 @compiled
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("case", CASES)
@@ -520,7 +519,7 @@ def cpu_variant(request: pytest.FixtureRequest) -> Iterator[Backend]:
     library.configure("", 0, 0)
 
 
-@pytest.mark.pairs
+@pytest.mark.each("hub")
 @each_cpu_variant
 @pytest.mark.parametrize("name", [*MAIN, "weight-an-edge", "quotient", "attention-score"])
 @pytest.mark.parametrize("case", ["directed", "empty-rows", "bipartite", "duplicates", "hub"])
