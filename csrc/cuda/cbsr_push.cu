@@ -9,7 +9,10 @@ namespace {
 constexpr int kAhead = 4;  // edges of a group of lanes whose columns are under way
 
 // Copy columns [first, first + kLanes << shift) of a row, each lane those of its own bank.
-__device__ inline void copy_row(const CbsrPushArgs& args, const float* x, uint32_t bank, int first) {
+__device__ inline void copy_row(const CbsrPushArgs& args,
+                                const float* x,
+                                uint32_t bank,
+                                int first) {
   const int depth = 1 << args.shift;
   const bool whole = args.width % kQuad == 0;
   for (int from = 0; from < depth; from += kQuad) {

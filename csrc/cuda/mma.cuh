@@ -9,57 +9,32 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "cuda/rounded.cuh"
 
 namespace pyg_accel {
 
 template <typename T>
-struct Mma;
-
-template <>
-struct Mma<float> {
-  static constexpr int kDepth = 8;   // of the instruction
-  static constexpr int kVector = 4;  // elements of a 16-byte load
+struct Mma {
+  static constexpr int kDepth = 32 / sizeof(T);   // of the instruction
+  static constexpr int kVector = 16 / sizeof(T);  // elements of a 16-byte load
 
   static __device__ __forceinline__ void multiply(float (&c)[4],
                                                   const uint32_t (&a)[4],
                                                   uint32_t b0,
                                                   uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-};
-
-template <>
-struct Mma<__nv_bfloat16> {
-  static constexpr int kDepth = 16;
-  static constexpr int kVector = 8;
-
-  static __device__ __forceinline__ void multiply(float (&c)[4],
-                                                  const uint32_t (&a)[4],
-                                                  uint32_t b0,
-                                                  uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-};
-
-template <>
-struct Mma<__half> {
-  static constexpr int kDepth = 16;
-  static constexpr int kVector = 8;
-
-  static __device__ __forceinline__ void multiply(float (&c)[4],
-                                                  const uint32_t (&a)[4],
-                                                  uint32_t b0,
-                                                  uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define PYG_ACCEL_MMA(shape_and_types)                                                             \
+  asm("mma.sync.aligned." shape_and_types " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                             \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if constexpr (std::is_same_v<T, float>)
+      PYG_ACCEL_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
+    else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+      PYG_ACCEL_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
+    else
+      PYG_ACCEL_MMA("m16n8k16.row.col.f32.f16.f16.f32");
+#undef PYG_ACCEL_MMA
   }
 };
 
@@ -81,31 +56,6 @@ __device__ __forceinline__ void split_tf32(uint32_t value, uint32_t& high, uint3
   const float whole = __uint_as_float(value);  // `high` may be where `value` is
   high = value & 0xffffe000u;
   low = __float_as_uint(whole - __uint_as_float(high));
-}
-
-__device__ __forceinline__ float to_float(float value) {
-  return value;
-}
-__device__ __forceinline__ float to_float(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
-__device__ __forceinline__ float to_float(__half value) {
-  return __half2float(value);
-}
-
-template <typename T>
-__device__ __forceinline__ T from_float(float value);
-template <>
-__device__ __forceinline__ float from_float<float>(float value) {
-  return value;
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
-  return __float2bfloat16_rn(value);
-}
-template <>
-__device__ __forceinline__ __half from_float<__half>(float value) {
-  return __float2half_rn(value);
 }
 
 }  // namespace pyg_accel

@@ -21,7 +21,6 @@ struct RowMatrix {
   RowSpmmArgs args;
   int64_t num_cols;
   int64_t num_entries;
-  bool numbered;
   int32_t device;
 };
 
@@ -53,7 +52,6 @@ int64_t add_matrix(const Tensor& rowptr,
   RowMatrix made{};
   made.num_cols = num_cols;
   made.num_entries = col.numel();
-  made.numbered = eid.has_value();
   made.device = rowptr.get_device_index();
   RowSpmmArgs& args = made.args;
   args.num_rows = rowptr.numel() - 1;
@@ -67,14 +65,13 @@ int64_t add_matrix(const Tensor& rowptr,
   args.lanes = static_cast<int>(lanes);
   args.few = few;
   if (!pieces.empty()) {
-    STD_TORCH_CHECK(pieces.size() == 5, "expected five arrays of pieces");
+    STD_TORCH_CHECK(pieces.size() == 4, "expected four arrays of pieces");
     args.long_rows = pieces[0].numel();
     args.pieces = pieces[2].numel();
     args.long_row = pointer(pieces[0], "rows", args.long_rows);
     args.long_first = pointer(pieces[1], "first", args.long_rows + 1);
-    args.piece_row = pointer(pieces[2], "row", args.pieces);
-    args.piece_begin = pointer(pieces[3], "begin", args.pieces);
-    args.piece_end = pointer(pieces[4], "end", args.pieces);
+    args.piece_begin = pointer(pieces[2], "begin", args.pieces);
+    args.piece_end = pointer(pieces[3], "end", args.pieces);
   }
   return table().add(made);
 }

@@ -20,9 +20,8 @@ struct RowSpmmArgs {
   const void* order;   // [num_rows], in which rows are taken; null as they come
   int64_t num_rows;
   int64_t limit;  // rows of more entries are cut, if there are pieces
-  // Of long rows: [pieces] row, first entry, one past the last; [long_rows] rows, and [long_rows +
-  // 1] where the pieces of each begin.
-  const void* piece_row;
+  // Of long rows: [pieces] first entry, one past the last; [long_rows] rows, and [long_rows + 1]
+  // where the pieces of each begin.
   const void* piece_begin;
   const void* piece_end;
   const void* long_row;

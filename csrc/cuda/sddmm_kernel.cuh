@@ -29,7 +29,7 @@ __device__ __noinline__ float repeat_dot(const SddmmArgs& args, int row, int sou
   const T* b = static_cast<const T*>(args.source) + source * args.source_stride;
   float sum = 0.0f;
   for (int f = args.begin; f < args.end; ++f)
-    sum += to_float(a[f]) * to_float(b[f]);
+    sum += static_cast<float>(a[f]) * static_cast<float>(b[f]);
   return sum;
 }
 
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(32 * kSddmmWarps)
       if (args.sum)
         args.sum[place] = args.first ? value : args.sum[place] + value;
       else
-        static_cast<T*>(args.out)[place] = from_float<T>(value);
+        static_cast<T*>(args.out)[place] = rounded<T>(value);
     };
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {

@@ -12,8 +12,8 @@ __device__ __noinline__ float repeat_element(const SpmmArgs& args, int row, int 
   const T* weight = static_cast<const T*>(args.weight);
   float sum = 0.0f;
   for (int32_t e = args.rowptr[row]; e < args.rowptr[row + 1]; ++e) {
-    const float value = to_float(x[args.csr_col[e] * args.x_stride + feature]);
-    sum += weight ? to_float(weight[args.eid ? args.eid[e] : e]) * value : value;
+    const float value = static_cast<float>(x[args.csr_col[e] * args.x_stride + feature]);
+    sum += weight ? static_cast<float>(weight[args.eid ? args.eid[e] : e]) * value : value;
   }
   return sum;
 }
@@ -28,7 +28,7 @@ __device__ __forceinline__ void add_output(const SpmmArgs& args,
   alignas(16) T value[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
-    value[i] = from_float<T>(0.0f);
+    value[i] = rounded<T>(0.0f);
   if (args.width == args.padded) {
 #pragma unroll
     for (int i = 0; i < kCount; i += kVector)
@@ -42,7 +42,7 @@ __device__ __forceinline__ void add_output(const SpmmArgs& args,
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
-    sum[i] += to_float(value[i]);
+    sum[i] += static_cast<float>(value[i]);
 }
 
 // Writes neighbouring features of a row: scaled, and computed again if not finite.
@@ -67,7 +67,7 @@ __device__ __forceinline__ void finish(const SpmmArgs& args,
   for (int i = 0; i < kCount; ++i) {
     if (!isfinite(sum[i]) && feature + i < args.width)
       sum[i] = repeat_element<T>(args, row, feature + i);
-    value[i] = from_float<T>(args.mean ? sum[i] / scale : sum[i]);
+    value[i] = rounded<T>(args.mean ? sum[i] / scale : sum[i]);
   }
   if (args.width == args.padded) {  // whole vectors
 #pragma unroll

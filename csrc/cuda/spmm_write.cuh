@@ -21,7 +21,7 @@ __device__ __forceinline__ void write_tiles(const SpmmArgs& args,
   constexpr int kStages = Shape::kStages;
   constexpr int kSlots = 8, kValues = 16 / sizeof(T);  // of a 16-byte copy
   const T* values = static_cast<const T*>(args.value);
-  const T zero = from_float<T>(0.0f);
+  const T zero = rounded<T>(0.0f);
   const int last = item.end;
   // Ends of tiles, 32 at a time, the next 32 ahead of need.
   const auto pointers = [&](int tile) { return args.tile_ptr[min(tile + lane, last)]; };
@@ -98,7 +98,7 @@ __device__ __forceinline__ void write_tiles(const SpmmArgs& args,
         for (int i = 0; i < kAtOnce; ++i) {
           const int e = (first + 32 * i) % kBlock;
           place[i] = Shape::place(memory.slots[ring][e]);
-          value[i] = values ? memory.values[ring][e] : from_float<T>(1.0f);
+          value[i] = values ? memory.values[ring][e] : rounded<T>(1.0f);
           if constexpr (sizeof(T) == 4 && !kExact)
             value[i] = __uint_as_float(to_tf32(value[i]));
         }

@@ -11,11 +11,10 @@ __all__ = ["AttentionGradient", "gradient_formulas"]
 
 
 class AttentionGradient(NamedTuple):
-    """One backward pass, over the transposed graph or over the graph itself.
+    """The backward pass, over the transposed graph.
 
     Attributes:
-        score: of attention, as the graph of the pass sees it: in the transposed graph, what targets
-            own has side u.
+        score: of attention, as the transposed graph sees it: what targets own has side u.
         value: likewise.
         operands: of attention.
         grad: [targets, H, F], of the result.

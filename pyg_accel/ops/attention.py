@@ -32,7 +32,6 @@ from pyg_accel.ops.attention_backward import (
     setup_context,
 )
 from pyg_accel.ops.attention_unfused import extent, unfused, unfused_launch
-from pyg_accel.ops.csr import CompiledGraph
 from pyg_accel.ops.gspmm import check_operands
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
@@ -95,11 +94,8 @@ def attention(
     # Without edge operands the order of the CSR will do, in which they are neighbours.
     edge_order = edge_order and (from_edges or graph.in_edge_order)
     needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in folded)
-    # A function that Dynamo does not look into runs with is_compiling() false in torch 2.11.
-    known_by_shape = torch.compiler.is_compiling() or isinstance(graph, CompiledGraph)
-    sharing = () if known_by_shape else kind_of(graph.csr(edge_order=edge_order)).sharing
     shapes = tuple((int(h), int(f)) for h, f in shapes_of(folded))
-    if not _is_fused(graph.device.type, dtype, score, value, shapes, needs, sharing):
+    if not _is_fused(graph.device.type, dtype, score, value, shapes, needs):
         return unfused(graph, score, value, folded, edge_order=edge_order)
     arrays = Arrays.of(graph, edge_order=edge_order, transposed=any(needs))
     result: Tensor = call("attention", *arrays, folded, score, value)[0]
@@ -113,12 +109,10 @@ def _is_fused(
     value: str,
     shapes: Shapes,
     needs: tuple[bool, ...],
-    sharing: tuple[Any, ...],
 ) -> bool:
     """Whether backends run calls, and their gradients, as one operator."""
     sized = OpSpec.of_any_size("attention", device, dtype, *extent(score, value, shapes),
-                               score=score, formula=value, shapes=shapes,
-                               sharing=sharing)  # fmt: skip
+                               score=score, formula=value, shapes=shapes)  # fmt: skip
     return is_fast(sized) and not (any(needs) and not is_backward_fast(sized, needs))
 
 
@@ -143,7 +137,7 @@ def _make_plan(
     edge_order = edge_order and from_edges
     csr = graph.csr(edge_order=edge_order)
     shape = (graph.num_rows, *extent(score, value, shapes_of(folded)))
-    facts = (graph.device.type, folded[0].dtype, score, value, sizes, needs, kind_of(csr).sharing)
+    facts = (graph.device.type, folded[0].dtype, score, value, sizes, needs)
     if _cached_is_fused(situation(), *facts):
         name, launch = _launch(csr, score, value, list(folded))
         if not any(needs):

@@ -4,11 +4,8 @@ With ``p`` the weight of an edge and ``g`` the gradient of the result, the gradi
 ``ds = p * (sum(g * value) - delta)``, where ``delta = sum(g * out)`` is one number per target and
 head: the sum over the target's edges of ``p * sum(g * value)`` never has to be made. The pass
 computes p anew from the scores and the logarithm of their sum, and adds up the gradients of source
-operands. Those of targets are added up in either of two ways, the cheaper one:
-
-* the pass writes ds (and p, if requested), E x heads, and the other gradients are sums
-  of formulas that read them; edge operands have this one alone;
-* a second pass, over the graph itself, computes p once more, and stores nothing per edge.
+operands. It writes ds (and p, if requested), E x heads, and the gradients of targets and edges are
+sums of formulas that read them.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +19,11 @@ from torch import Tensor
 from pyg_accel.backends import Decision, OpSpec
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Launch
-from pyg_accel.backends.dispatch import asked_for, decide, is_fast, situation
+from pyg_accel.backends.dispatch import decide, is_fast, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.cache import Bounded
 from pyg_accel.column_reuse import kind_of
-from pyg_accel.facts import Kind
 from pyg_accel.formula import (
     Binary,
     Formula,
@@ -65,16 +61,21 @@ class _Plan:
             transposed graph and as it sees them.
         others: those of target and edge operands.
         weights: the formulas of others use the weights.
-        targets: (operand, formula) of the others, in a pass over the graph itself; nothing if
-            there is an edge operand among them.
         turned: score and value, as the transposed graph sees them.
     """
 
     sources: tuple[tuple[int, str], ...]
     others: tuple[Step, ...]
     weights: bool
-    targets: tuple[tuple[int, str], ...]
     turned: tuple[str, str]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Formulas and reductions of the pass, for the choice of its kernel."""
+        score, value = self.turned
+        formulas = tuple(formula for _, formula in self.sources)
+        reduces = ("sum",) * len(formulas) + ("none",) * (bool(self.others) + self.weights)
+        return {"score": score, "formula": value, "formulas": formulas, "reduces": reduces}
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
     sizes[n] = (heads, shape_of(values, sizes)[1])
     sizes[n + 1] = sizes[n + 2] = (heads, 1)
     grad, weight, of_score = Operand("v", n), Operand("e", n + 1), Operand("e", n + 2)
-    sources, others, targets, weights = [], [], [], False
+    sources, others, weights = [], [], False
     sides = {o.index: o.side for o in (*operands_of(scores), *operands_of(values))}
     for index, side in sides.items():
         if not needs[index]:
@@ -111,28 +112,16 @@ def _plan(score: str, value: str, needs: tuple[bool, ...], shapes: Shapes) -> _P
             continue
         used = tuple(dict.fromkeys(o.index for o in operands_of(wanted)))
         weights = weights or n + 1 in used
-        targets.append((index, str(wanted)))
         others.append(Step(index, side, map_operands(wanted, partial(renumber, used)), used))
-    if any(step.side == "e" for step in others):
-        targets = []
     turned = (str(swap_sides(scores)), str(swap_sides(values)))
-    return _Plan(tuple(sources), tuple(others), weights, tuple(targets), turned)
+    return _Plan(tuple(sources), tuple(others), weights, turned)
 
 
 def is_backward_fast(spec: OpSpec, needs: tuple[bool, ...]) -> bool:
     """Return whether backends run the backward pass of a call, whatever the size of its graph."""
     kinds = tuple((1 if h == 1 else 2, 1 if f == 1 else 2) for h, f in spec.shapes)
     plan = _plan(spec.score, spec.formula, needs, kinds)
-    score, value = plan.turned
-    turned = replace(spec, op="attention_backward", formula=value, score=score,
-                     formulas=tuple(formula for _, formula in plan.sources))  # fmt: skip
-    left = ("none",) * (bool(plan.others) + plan.weights)
-    sums = ("sum",) * len(plan.sources)
-    if is_fast(replace(turned, reduces=sums + left)):
-        return True
-    targets = replace(spec, op="attention_targets", reduces=("sum",) * len(plan.targets),
-                      formulas=tuple(formula for _, formula in plan.targets))  # fmt: skip
-    return bool(plan.targets) and is_fast(replace(turned, reduces=sums)) and is_fast(targets)
+    return is_fast(replace(spec, op="attention_backward", **plan.facts))
 
 
 def setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -192,56 +181,7 @@ class AttentionCall(NamedTuple):
         return [next(each) if needs else None for needs in self.needs]
 
 
-class _Pass(NamedTuple):
-    """A pass over the graph or its transpose that adds up gradients.
-
-    Attributes:
-        op: the operator.
-        texts: score and value, as the graph of the pass sees them.
-        gradients: (operand, formula) of what is added up.
-        kept: the gradients of scores, and the weights, are left behind.
-    """
-
-    op: str
-    texts: tuple[str, str]
-    gradients: tuple[tuple[int, str], ...]
-    kept: tuple[bool, bool] = (False, False)
-
-    def spec(self, csr: CSR, kind: Kind, operands: list[Tensor], grad: Tensor) -> OpSpec:
-        """Return the facts of the pass on a graph."""
-        score, value = self.texts
-        formulas = tuple(text for _, text in self.gradients)
-        reduces = ("sum",) * len(formulas) + ("none",) * sum(self.kept)
-        return OpSpec.on(self.op, csr, grad, grad.size(1), grad.size(2), score=score,
-                         formula=value, formulas=formulas, reduces=reduces,
-                         shapes=shapes_of(operands), sharing=kind.sharing)  # fmt: skip
-
-    def run(
-        self,
-        decision: Decision,
-        csr: CSR,
-        given: tuple[list[Tensor], Tensor, Tensor, Tensor],
-    ) -> list[Tensor]:
-        """Run it: sums by operand, and what it leaves behind."""
-        call = AttentionGradient(parse(self.texts[0]), parse(self.texts[1]), *given,
-                                 [parse(text) for _, text in self.gradients],
-                                 [index for index, _ in self.gradients], *self.kept)  # fmt: skip
-        note_choice(decision.backend.name)
-        found: list[Tensor] = decision.kernel.run(csr, call)
-        return found
-
-
-class _Way(NamedTuple):
-    """How calls of a kind are differentiated: by a pass and sums of what it leaves, or by two."""
-
-    plan: _Plan
-    first: _Pass
-    of_first: Decision
-    second: _Pass | None = None
-    of_second: Decision | None = None
-
-
-_ways: Bounded[tuple[Any, ...], _Way] = Bounded(4096)
+_choices: Bounded[tuple[Any, ...], tuple[_Plan, Decision]] = Bounded(4096)
 
 
 def _attention_backward(*args: Any) -> list[Tensor]:
@@ -267,23 +207,28 @@ def gradient_launch(
     kinds = kind_of(csr), kind_of(turned)
     facts = [(t.dtype, t.size(1), t.size(2)) for t in (*operands, grad)]
     key = (*texts, needs, *kinds, situation(), *facts)
-    way = _ways.get(key)
-    if way is None:
-        way = _ways[key] = _find_way((csr, turned), kinds, operands, grad, texts, needs)
-    plan, first, of_first, second, of_second = way
-    count, n = len(plan.sources), len(operands)
-    of_targets = [] if second is not None else _launches(plan.others, csr, operands, grad)
+    choice = _choices.get(key)
+    if choice is None:
+        plan = _plan(*texts, needs, kinds_of(operands))
+        choice = _choices[key] = plan, decide(
+            OpSpec.on("attention_backward", turned, grad, grad.size(1), grad.size(2),
+                      shapes=shapes_of(operands), **plan.facts)
+        )  # fmt: skip
+    plan, decision = choice
+    count, (score, value) = len(plan.sources), map(parse, plan.turned)
+    formulas, of = [parse(text) for _, text in plan.sources], [index for index, _ in plan.sources]
+    of_others, n = _launches(plan.others, csr, operands, grad), len(operands)
 
     def run(*tensors: Tensor) -> list[Tensor]:
         *operands, out, total, grad = tensors
-        given = operands, grad, out, total
-        found = first.run(of_first, turned, given)
-        if second is not None and of_second is not None:
-            return _fitted(plan, found + second.run(of_second, csr, given), operands)
+        note_choice(decision.backend.name)
+        call = AttentionGradient(score, value, operands, grad, out, total, formulas, of,
+                                 bool(plan.others), plan.weights)  # fmt: skip
+        found: list[Tensor] = decision.kernel.run(turned, call)
         made = dict(enumerate([*operands, grad]))
         made |= dict(zip((n + 2, n + 1), found[count:], strict=False))  # those of scores come first
         others: dict[int, Tensor] = {}
-        for part, launch in of_targets:
+        for part, launch in of_others:
             others |= zip(part.operands, launch([made[i] for i in part.used]), strict=True)
         left = [others[step.operand] for step in plan.others]
         return _fitted(plan, found[:count] + left, operands)
@@ -301,53 +246,10 @@ def _launches(
     return [(part, part.launch(csr, [like[i] for i in part.used])[1]) for part in passes]
 
 
-def _find_way(
-    csrs: tuple[CSR, CSR],
-    kinds: tuple[Kind, Kind],
-    operands: list[Tensor],
-    grad: Tensor,
-    texts: tuple[str, str],
-    needs: tuple[bool, ...],
-) -> _Way:
-    """Choose the cheaper way."""
-    csr, turned = csrs
-    plan = _plan(*texts, needs, kinds_of(operands))
-
-    first = _Pass(
-        "attention_backward", plan.turned, plan.sources, (bool(plan.others), plan.weights)
-    )
-    spec = first.spec(turned, kinds[1], operands, grad)
-    if plan.targets and (spec.sharing or asked_for() != "auto"):
-        alone = _Pass("attention_backward", plan.turned, plan.sources)
-        second = _Pass("attention_targets", texts, plan.targets)
-        specs = [alone.spec(turned, kinds[1], operands, grad),
-                 second.spec(csr, kinds[0], operands, grad)]  # fmt: skip
-        steps = [_step_spec(step, operands, grad, csr, kinds[0]) for step in plan.others]
-        if _price(specs) < _price([spec, *steps]):
-            return _Way(plan, alone, decide(specs[0]), second, decide(specs[1]))
-    return _Way(plan, first, decide(spec))
-
-
 def _fitted(plan: _Plan, found: list[Tensor], operands: list[Tensor]) -> list[Tensor]:
     """Gradients in the shapes of their operands."""
     shapes = shapes_of(operands)
     return [fit(one, shapes[index]) for index, one in zip(plan.order, found, strict=True)]
-
-
-def _step_spec(step: Step, operands: list[Tensor], grad: Tensor, csr: CSR, kind: Kind) -> OpSpec:
-    """The facts of a step by itself."""
-    heads, width = grad.size(1), grad.size(2)
-    every = (*shapes_of(operands), (heads, width), (heads, 1), (heads, 1))
-    shapes = tuple(every[i] for i in step.used)
-    return OpSpec.on("gspmm", csr, grad, heads, width, formula=str(step.formula), reduces=("sum",),
-                     shapes=shapes, sharing=kind.sharing)  # fmt: skip
-
-
-def _price(specs: list[OpSpec]) -> tuple[int, float]:
-    """How many calls are not for the backend that was asked for, and what they all cost."""
-    decisions, asked = [decide(spec) for spec in specs], asked_for()
-    strange = sum(d.backend.name != asked for d in decisions) if asked != "auto" else 0
-    return strange, sum(d.cost for d in decisions)
 
 
 def _attention_backward_fake(*args: Any) -> list[Tensor]:

@@ -10,7 +10,6 @@ from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
 from pyg_accel.backends.dispatch import forget_decisions, is_fast
 from pyg_accel.errors import BackendNotSupported
-from pyg_accel.ops import attention_backward
 from pyg_accel.testing import GraphCase, truth, zoo
 
 CASES = {case.name: case for case in zoo(hub=400)}
@@ -33,16 +32,10 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["reference", "two-passes", "cpu", "triton", "parts"])
+@pytest.fixture(params=["reference", "cpu", "triton", "parts"])
 def way(request, monkeypatch):
-    """How attention is computed: by the operator, its gradient in two ways, or by its parts."""
-    name = "reference" if request.param in ("parts", "two-passes") else request.param
-    if request.param == "two-passes":
-
-        def price(specs: list[OpSpec]) -> tuple[int, float]:
-            return 0, float(all(spec.op != "attention_targets" for spec in specs))
-
-        monkeypatch.setattr(attention_backward, "_price", price)
+    """How attention is computed: by the operator or by its parts."""
+    name = "reference" if request.param == "parts" else request.param
     if reasons := get_backend(name).unavailable_reasons():
         pytest.skip("; ".join(reasons))
     if name == "triton" and torch.cuda.is_available():

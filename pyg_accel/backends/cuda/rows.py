@@ -110,7 +110,7 @@ def _bind(
     def launch(csr: CSR) -> Launch:
         schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
         cut = schedule.pieces
-        pieces = [] if cut is None else [cut.rows, cut.first, cut.row, cut.begin, cut.end]
+        pieces = [] if cut is None else [cut.rows, cut.first, cut.begin, cut.end]
         how = (schedule.order, pieces, tile.split, tile.columns, lanes, few)
         key = (id(schedule), tile.columns, lanes, few)
         matrix = Matrix.of(library, csr, how, key, schedule)

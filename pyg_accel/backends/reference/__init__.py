@@ -13,11 +13,7 @@ from torch import Tensor
 
 from pyg_accel.backends.base import Backend, table, winners_are_columns
 from pyg_accel.backends.dtypes import widened
-from pyg_accel.backends.reference.attention import (
-    attention,
-    attention_backward,
-    attention_targets,
-)
+from pyg_accel.backends.reference.attention import attention, attention_backward
 from pyg_accel.backends.reference.cbsr import (
     cbsr_dot,
     cbsr_mm,
@@ -34,7 +30,7 @@ from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR, ptr2index
 
 __all__ = [
-    "REFERENCE", "attention", "attention_backward", "attention_targets", "cbsr_dot", "cbsr_mm",
+    "REFERENCE", "attention", "attention_backward", "cbsr_dot", "cbsr_mm",
     "cbsr_mm_t", "cbsr_sddmm", "cbsr_spmm", "edge_softmax", "gspmm", "gspmm_several", "maxk",
     "sampled_spmm", "scatter_arg", "segment_matmul", "segment_outer", "sspmm",
 ]  # fmt: skip
@@ -204,7 +200,7 @@ def _cost(spec: OpSpec) -> float:
 
 _OPERATORS = (
     gspmm, gspmm_several, scatter_arg, edge_softmax, attention, attention_backward,
-    attention_targets, sampled_spmm, maxk, cbsr_spmm, sspmm, cbsr_dot, cbsr_mm, cbsr_sddmm,
+    sampled_spmm, maxk, cbsr_spmm, sspmm, cbsr_dot, cbsr_mm, cbsr_sddmm,
     cbsr_mm_t, segment_matmul, segment_outer,
 )  # fmt: skip
 REFERENCE = Backend("reference", table({run.__name__: run for run in _OPERATORS}, _cost))

@@ -9,7 +9,7 @@ from pyg_accel.backends.reference.messages import evaluate, places_of
 from pyg_accel.formula import Formula
 from pyg_accel.graph import CSR
 
-__all__ = ["attention", "attention_backward", "attention_targets"]
+__all__ = ["attention", "attention_backward"]
 
 
 def attention(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
@@ -48,25 +48,11 @@ def attention_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
         [num_rows, H, F | 1] per formula; then what is wanted, [E, H, 1] in the order of
         ``csr.eid``.
     """
-    return _gradients(csr, call, "u")
-
-
-def attention_targets(csr: CSR, call: AttentionGradient) -> list[Tensor]:
-    """Go over the graph itself likewise, with scores made anew: nothing is kept per edge.
-
-    Returns:
-        [num_rows, H, F | 1] per formula.
-    """
-    return _gradients(csr, call, "v")
-
-
-def _gradients(csr: CSR, call: AttentionGradient, side: str) -> list[Tensor]:
-    """A backward pass over a graph whose targets, those of the softmax, are of a side."""
     dtype = call.grad.dtype
     wide = [widened(t) for t in (*call.operands, call.grad, call.out)]
     grad, out = wide[-2:]
     place = places_of(csr)
-    target, eid = place[side], place["e"]
+    target, eid = place["u"], place["e"]
     weights = (evaluate(call.score, wide, place) - call.total.unsqueeze(-1)[target]).exp()
     inner = (grad[target] * evaluate(call.value, wide, place)).sum(-1, keepdim=True)
     delta = (grad * out).sum(-1, keepdim=True)
