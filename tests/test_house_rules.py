@@ -50,6 +50,7 @@ PRIVATES_IN_USE = {
     "loader/collate.py": {"_key", "_mapping"},  # of a storage, by which attributes are read at once
     "loader/selected.py": {"_data", "_mapping"},  # all graphs of a dataset, and the same
     "loader/dataloader.py": {"_data", "_data_list"},
+    "patching/batches.py": {"_collate_fn"},  # of an iterator of torch, which PyG has as well
     "layers/pairs.py": {"_children"},  # Sequential shows the calls it makes nowhere else
     "memo.py": {"_value"},  # of torch_sparse's storage, beside which PyG has one of that name
 }

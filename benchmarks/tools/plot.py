@@ -234,6 +234,21 @@ def draw_distributed(frame: pd.DataFrame) -> Figure:
     return titled(figure, "Full-graph training,", frame)
 
 
+def draw_loaders(frame: pd.DataFrame) -> Figure:
+    """Seconds of an epoch by backend and workers, and of them those that waited for batches."""
+    epochs = frame[frame["what"] == "epoch"]
+    labels = [f"{row.backend}, {row.workers} workers" for row in epochs.itertuples()]
+    figure, (axis,) = panels(1, 1, 6.5, 0.5 * len(labels) + 0.6)
+    axis.barh(labels, epochs["loader_s"], label="waiting for batches")
+    step = epochs["seconds"] - epochs["loader_s"]
+    axis.barh(labels, step, left=epochs["loader_s"], label="training on them")
+    axis.invert_yaxis()
+    axis.set(xlabel="seconds")
+    axis.grid(axis="x", alpha=0.3)
+    axis.legend(fontsize="small")
+    return titled(figure, "Epochs with NeighborLoader:", epochs)
+
+
 def draw_orders(frame: pd.DataFrame, model: str) -> Figure:
     """SENSEi, figures 7 and 8: a panel a device and mode, bars by size within each graph."""
     part = frame[frame["model"] == model]
@@ -480,6 +495,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Figure]] = {
     "sizes/sizes_cpu": draw_ratios,
     "sizes/sizes_cuda": draw_ratios,
     "distributed/distributed": draw_distributed,
+    "loaders/loaders": draw_loaders,
     **{f"papers/{name}_{device}": draw for device in ("cpu", "cuda") for name, draw in {
         "sensei/association_samples": draw_samples, "sensei/shares": draw_shares,
         "es_spmm/sampled_inference": draw_inference, "es_spmm/dropped_edges": draw_dropped,

@@ -18,7 +18,7 @@ import pandas as pd
 from benchmarks.layers import modes
 from benchmarks.papers import tables as papers
 from benchmarks.tools import frames, results, timing
-from benchmarks.tools.markdown import NONE, TIMES, Make, columns, markdown, measured, pivot
+from benchmarks.tools.markdown import NONE, SHARE, TIMES, Make, columns, markdown, measured, pivot
 
 BLOCK = re.compile(r"(<!-- table: (?P<name>.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PAGES = (timing.ROOT / "README.md", *sorted((timing.ROOT / "docs").rglob("*.md")))
@@ -97,6 +97,21 @@ def gpu_epochs(frame: pd.DataFrame) -> list[str]:
                        "peak GiB, that one": short(peaks[others.idxmin()] if len(others) else None),
                        "peak, patched": short(peaks["patched"])})  # fmt: skip
     return markdown(pd.DataFrame(rows), right=True)
+
+
+def loaders(frame: pd.DataFrame) -> list[str]:
+    """Batches and epochs by what makes the batches; of epochs also what the loader takes."""
+    frame = frame.assign(ms=frame["ms"].fillna(1e3 * frame["seconds"]))
+    index = ["what", "graph", "workers"]
+    times, shares = (frame.pivot_table(value, index, "backend", sort=False, dropna=False)
+                     .dropna(how="all") for value in ("ms", "share"))  # fmt: skip
+    shown = {f"ms, {name}": times[name] for name in times}
+    ratios = {
+        f"ratio, {name}": times["stock"] / times[name] for name in times.drop(columns="stock")
+    }
+    parts = {f"loader's share, {name}": shares[name] for name in shares.dropna(how="all", axis=1)}
+    table = pd.DataFrame(shown | ratios | parts).reindex(times.index).reset_index()
+    return markdown(table, dict.fromkeys(ratios, TIMES) | dict.fromkeys(parts, SHARE))
 
 
 def rewritten(frame: pd.DataFrame) -> list[str]:
@@ -335,6 +350,7 @@ MADE: dict[str, Make] = {
     "kernels/tc_sweep": papers.tensor_cores,
     "kernels/tc_kernels": columns("graph", "F", "mode", "op", "chosen", "cuda_ms", "triton_ms",
                                   "cusparse_ms"),
+    "loaders/loaders": loaders,
     "layers/layers_cpu": layers,
     "layers/layers_cuda": layers,
 } | papers.MADE  # fmt: skip

@@ -4,10 +4,14 @@
 namespace pyg_accel {
 namespace {
 
-bool is_dense(const Tensor& t) {
+bool is_strided(const Tensor& t) {
   int32_t layout = 0;
   return t.is_cpu() && aoti_torch_get_layout(t.get(), &layout) == 0 &&
-         layout == aoti_torch_layout_strided() && t.is_contiguous();
+         layout == aoti_torch_layout_strided();
+}
+
+bool is_dense(const Tensor& t) {
+  return is_strided(t) && t.is_contiguous();
 }
 
 int64_t* longs(const Tensor& t) {
@@ -62,15 +66,29 @@ void divide(const Tensor& like, int64_t at, bool stacked, Parts& parts) {
     (d < at ? parts.outer : parts.inner) *= d == at && !stacked ? 1 : like.size(d);
 }
 
+// Bytes between the pieces of a tensor that is divided at a dimension; -1 if a piece is not
+// contiguous. Graphs that were taken out of a dataset are views, whose rows lie as far apart as
+// they do there.
+int64_t step_of(const Tensor& t, int64_t at, int64_t bytes) {
+  if (t.is_contiguous())
+    return t.size(at) * bytes;
+  int64_t expected = 1;
+  for (int64_t d = t.dim() - 1; d >= at; expected *= t.size(d), --d)
+    if (t.size(d) != 1 && t.stride(d) != expected)
+      return -1;
+  return at == 1 ? t.stride(0) * static_cast<int64_t>(t.element_size()) : at == 0 ? 0 : -1;
+}
+
 // Joins tensors along `dim`, or along a new first dimension without one. To int64 tensors `shift`,
 // [parts] or [parts, size(0)], is added.
 //
 // Returns the result and where each part begins in it, [parts + 1]; nothing for tensors that are
-// not contiguous in the memory of the CPU, or that differ in type or in their other sizes.
+// not in the memory of the CPU, whose pieces are not contiguous, or that differ in type or in other
+// sizes.
 std::vector<Tensor> join(std::vector<Tensor> tensors,
                          std::optional<int64_t> dim,
                          std::optional<Tensor> shift) {
-  if (tensors.empty() || !is_dense(tensors[0]))
+  if (tensors.empty() || !is_strided(tensors[0]))
     return {};
   const Tensor& first = tensors[0];
   const ScalarType type = first.scalar_type();
@@ -90,16 +108,18 @@ std::vector<Tensor> join(std::vector<Tensor> tensors,
   begin[0] = 0;
   for (int64_t i = 0; i < count; ++i) {
     const Tensor& part = tensors[i];
-    if (!is_dense(part) || part.scalar_type() != type || part.dim() != rank)
+    if (!is_strided(part) || part.scalar_type() != type || part.dim() != rank)
       return {};
     const auto own = part.sizes();
     for (int64_t d = 0; d < rank; ++d)
       if (own[d] != sizes[d] && (stacked || d != at))
         return {};
-    const int64_t entries = stacked ? 1 : own[at];
-    begin[i + 1] = begin[i] + entries;
+    const int64_t step = rank ? step_of(part, at, parts.inner) : 0;
+    if (step < 0 && part.numel() > 0)
+      return {};
+    begin[i + 1] = begin[i] + (stacked ? 1 : own[at]);
     parts.from.push_back(static_cast<const char*>(part.const_data_ptr()));
-    parts.step.push_back(entries * parts.inner);
+    parts.step.push_back(step);
   }
   if (stacked)
     sizes.insert(sizes.begin(), count);

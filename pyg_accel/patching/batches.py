@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import DataLoader
 from torch_geometric.loader.dataloader import Collater
 from torch_geometric.sampler import NeighborSampler
 
@@ -44,7 +43,7 @@ def _owner_of(iterator: Any) -> Any:
     owner = getattr(made, "__self__", made)
     if isinstance(owner, Collater):
         return owner
-    if not isinstance(owner, DataLoader) or type(owner).__iter__ is not DataLoader.__iter__:
+    if not any(cls.__module__.startswith("torch_geometric.") for cls in type(owner).__mro__):
         return None
     counted = finishes is not None or getattr(owner, "filter_per_worker", True)
     return owner if counted else None  # otherwise by the iterator around this one

@@ -436,6 +436,10 @@ TENSORS: dict[str, Callable[[int], Tensor]] = {
     "negated": lambda n: torch.randn(1, 1, dtype=torch.complex64).conj().imag,
     "strided": lambda n: torch.randn(n, 4)[:, ::2],
     "turned": lambda n: torch.randn(3, n).t(),
+    "rows of a view": lambda n: torch.randn(9, 4)[n:],
+    "stacks of a view": lambda n: torch.randn(9, 9, 3)[n : 2 * n, 2:5],
+    "columns of rows": lambda n: torch.randn(2 * n, 4)[::2],
+    "backwards": lambda n: torch.randn(3, n, 2).transpose(0, 1),
     "empty": lambda n: torch.randn(0, 3),
     "some empty": lambda n: torch.randn(n % 2, 3),
     "no columns": lambda n: torch.randn(n, 0),
@@ -444,6 +448,26 @@ TENSORS: dict[str, Callable[[int], Tensor]] = {
     "parameters": lambda n: torch.nn.Parameter(torch.randn(n, 2)),
     "a gradient": lambda n: torch.randn(n, 2, requires_grad=n == 3),
 }
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, 2, None])
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_are_joined_along_every_dimension(name, dim):
+    class Along(Data):
+        def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+            return dim if key == "value" else super().__cat_dim__(key, value)
+
+    items = [Along(x=torch.ones(n, 1), value=TENSORS[name](n)) for n in (3, 3, 3)]
+
+    def run() -> Any:
+        try:
+            return parts(Batch.from_data_list(items))
+        except (RuntimeError, IndexError) as error:
+            return type(error).__name__
+
+    theirs = run()
+    with pyg_accel.patched():
+        assert_same(run(), theirs)
 
 
 @pytest.mark.parametrize("library", [True, False])

@@ -55,7 +55,14 @@ def test_other_loaders_have_rows(data):
 
 
 def test_loaders_of_torch_have_none():
+    class Own(torch.utils.data.DataLoader):
+        def collated(self, items: Any) -> Any:
+            return items
+
     assert rows_of(torch.utils.data.DataLoader(torch.arange(6))) == {}
+    own = Own(torch.arange(6))
+    own.collate_fn = own.collated
+    assert rows_of(own) == {}
 
 
 def test_the_machine_s_reasons_are_shown(data, monkeypatch):
