@@ -10,11 +10,11 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_accel.call_report import record
+from pyg_accel.loader.devices import copy_of, device_of, why_on_cpu
 from pyg_accel.native import cpu_library, cuda_library
 
-__all__ = ["ON_CPU", "sample"]
+__all__ = ["sample"]
 
-ON_CPU = "_pyg_accel_on_cpu"  # attribute of a sampler: why it samples for a GPU on a CPU
 _ONE = ""  # the only type of nodes, and of edges, of a homogeneous graph
 
 
@@ -50,18 +50,18 @@ def sample(
 
     Nodes are numbered from the seeds on, in the order of their first appearance; edges come by hop
     and by target. Random numbers follow ``torch.manual_seed`` and do not depend on the number of
-    threads: the same distribution as pyg-lib's, not the same batches. On a GPU, where the graph is
-    there, they are others than on a CPU.
+    threads: the same distribution as pyg-lib's, not the same batches. A GPU's are others than a
+    CPU's.
 
     Args:
-        sampler: a ``torch_geometric.sampler.NeighborSampler``, whose graph lies on one device.
+        sampler: a ``torch_geometric.sampler.NeighborSampler``.
         seed: ids of nodes, ``[num_seeds]``; by type of nodes where the graph has several.
         seed_time: int64, in the form of ``seed``. No edge or node is sampled that is later; by
             default the time of the seed node.
 
     Returns:
         What ``NeighborSampler`` returns before it makes edges bidirectional, on the device of the
-        graph. Induced subgraphs have no numbers per hop.
+        sampler. Induced subgraphs have no numbers per hop.
 
     Raises:
         ValueError: names the argument, or what is wrong with the graph.
@@ -104,10 +104,10 @@ def sample(
             num_sampled_edges=None if induced else found.edges_per_hop[_ONE],
         )
     what = f"neighbors {sampler.num_neighbors.values}"
-    if reason := vars(sampler).get(ON_CPU):
+    if reason := why_on_cpu(sampler):
         what += f" (on the CPU: {reason})"
-    device = next(iter(found.node.values())).device.type
-    record("NeighborSampler", what, device, "", time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    record(type(sampler).__name__, what, device_of(sampler).type, "", seconds)
     return out
 
 
@@ -158,7 +158,7 @@ def _run(
     *,
     induced: bool,
 ) -> _Sampled:
-    device = next((ptr.device for ptr in graph.colptr.values()), torch.device("cpu"))
+    device = device_of(sampler)
     library = cuda_library() if device.type == "cuda" else cpu_library()
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     no_weight = torch.empty(0, device=device)
@@ -185,7 +185,7 @@ def _run(
         now = torch.cat([nothing, *_times_of(seeds, seed_time, graph, device)])
 
     def ready(values: Tensor) -> Tensor:
-        return values.to(device).contiguous()
+        return copy_of(values, device).contiguous()
 
     tensors, counts, fault = library.neighbor_sample(
         [ready(graph.colptr[k]) for k in relations],
@@ -252,7 +252,7 @@ def _times_of(
         elif kind in graph.node_time:
             if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < graph.num_nodes[kind]:
                 raise ValueError("expected 'seed' to hold ids of nodes that exist")
-            yield graph.node_time[kind].to(device)[ids]
+            yield copy_of(graph.node_time[kind], device)[ids]
         else:
             raise ValueError("expected 'seed_time': there are times of edges, and none of seeds")
 

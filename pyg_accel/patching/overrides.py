@@ -19,8 +19,8 @@ whoever imported a function before reaches the hook as well. These functions are
 * while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
   HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
-* ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, and its
-  ``__init__``.
+* ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, its ``__init__``,
+  and those of ``NodeLoader`` and ``LinkLoader``.
 * ``collate``, which puts graphs into a batch.
 
 Methods are added: ``MessagePassing._call_impl``, by which torch runs the forward of a layer and its
@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
+from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
 from torch_geometric.sampler import NeighborSampler
@@ -85,6 +86,8 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (HeteroConv, "forward", "hetero", True),
     (NeighborSampler, "__init__", "sampler", True),
     (NeighborSampler, "_sample", "sample", True),
+    (NodeLoader, "__init__", "load", True),
+    (LinkLoader, "__init__", "load", True),
 )
 
 # The methods that classes get, and their hooks.

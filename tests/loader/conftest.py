@@ -41,7 +41,9 @@ def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
     def on_gpu(*args: Any) -> Any:
         there = tree_map_only(torch.Tensor, lambda t: t.cuda(), args)
-        return tree_map_only(torch.Tensor, lambda t: t.cpu(), cuda_library().neighbor_sample(*there))
+        return tree_map_only(
+            torch.Tensor, lambda t: t.cpu(), cuda_library().neighbor_sample(*there)
+        )
 
     if request.param == "cuda":
         library: Any = SimpleNamespace(neighbor_sample=on_gpu)
