@@ -1,13 +1,16 @@
 """What every test shares: tiers, seeds, a clean house before and after, runs to compare."""
 
 import ast
+import fcntl
 import gc
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from glob import glob
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.cpp_extension import include_paths, library_paths
 
 if not torch.cuda.is_available():  # decorators of Triton kernels read it when they are imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -35,6 +39,7 @@ from pyg_accel.patching.reading import Look
 from pyg_accel.settings import SETTINGS, settings
 
 DATA = "PYG_ACCEL_DATA"
+ROOT = Path(__file__).parents[1]
 
 
 def pytest_configure() -> None:
@@ -339,3 +344,33 @@ class LargestResult(Look):  # one of ours: under a mode of the user calls are Py
 @pytest.fixture
 def largest_result() -> type[LargestResult]:
     return LargestResult
+
+
+@pytest.fixture(scope="session")
+def cuda_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The operators of the CUDA library for CPU tensors, compiled once for all processes."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # whose folder is in that of the run
+        folder = folder.parent
+    built = folder / "cuda_on_cpu.so"
+    with open(folder / "cuda_on_cpu.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            compile_for_cpu(built)
+    torch.ops.load_library(built)
+    return torch.ops.pyg_accel_cuda
+
+
+def compile_for_cpu(built: Path) -> None:
+    """Compile the kernels of MaxK, those that run plans, and the sampler of neighbours."""
+    names = ("cbsr_*.c*", "row_spmm*.c*", "maxk.cu", "take.cu", "neighbors*.c*")
+    sources = [path for name in names for path in glob(f"{ROOT}/csrc/cuda/{name}")]
+    sources = [path for path in sources if not path.endswith(".cuh")]
+    sources.append(f"{ROOT}/tests/cuda_on_cpu/fibers.cpp")
+    folders = [f"-I{path}" for path in (f"{ROOT}/tests/cuda_on_cpu", f"{ROOT}/csrc",
+                                        *include_paths())]  # fmt: skip
+    subprocess.check_call([
+        "g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-x", "c++", *folders, *sources,
+        "-DTORCH_TARGET_VERSION=0x020a000000000000", "-o", str(built),
+        *(f"-L{path}" for path in library_paths()), "-ltorch_cpu",
+    ])  # fmt: skip

@@ -4,9 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
+
+#include "cuda/allocate.h"
 
 namespace pyg_accel {
 
@@ -25,9 +25,6 @@ struct CsrArgs {
   void* perm;  // [count], and its place in the input
   bool wide;   // row and col are int64, and so is a transpose
 };
-
-// Gives memory aligned to 256 bytes that lasts until the work queued on the stream is done.
-using Allocate = std::function<void*(size_t bytes)>;
 
 // An id out of range fails an assertion on the device.
 void csr_from_coo_cuda(const CsrArgs& args, const Allocate& allocate, cudaStream_t stream);

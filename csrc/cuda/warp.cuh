@@ -1,5 +1,5 @@
-// What the kernels of MaxK need and C++ has no words for: launches, shared memory by its address,
-// and single instructions. tests/cuda_on_cpu has another version of this file.
+// What kernels need and C++ has no words for: launches, shared memory by its address, and single
+// instructions. tests/cuda_on_cpu has another version of this file.
 #pragma once
 
 #include <type_traits>
@@ -7,6 +7,8 @@
 #include "cuda/check.cuh"
 
 namespace pyg_accel {
+
+constexpr int kBlockThreads = 256;  // of a block whose warps wait for one another
 
 template <typename... Args>
 void launch_kernel(const char* what,

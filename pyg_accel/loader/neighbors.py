@@ -1,4 +1,4 @@
-"""Neighbour sampling for PyG's ``NeighborSampler``, by the native library."""
+"""Neighbour sampling for PyG's ``NeighborSampler``, by the native libraries."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,8 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_accel.call_report import record_batch
-from pyg_accel.native import cpu_library
+from pyg_accel.loader.devices import copy_of, device_of, why_on_cpu
+from pyg_accel.native import cpu_library, cuda_library
 
 __all__ = ["sample"]
 
@@ -49,7 +50,8 @@ def sample(
 
     Nodes are numbered from the seeds on, in the order of their first appearance; edges come by hop
     and by target. Random numbers follow ``torch.manual_seed`` and do not depend on the number of
-    threads: the same distribution as pyg-lib's, not the same batches.
+    threads: the same distribution as pyg-lib's, not the same batches. A GPU's are others than a
+    CPU's.
 
     Args:
         sampler: a ``torch_geometric.sampler.NeighborSampler``.
@@ -58,8 +60,8 @@ def sample(
             default the time of the seed node.
 
     Returns:
-        What ``NeighborSampler`` returns before it makes edges bidirectional. Induced subgraphs
-        have no numbers per hop.
+        What ``NeighborSampler`` returns before it makes edges bidirectional, on the device of the
+        sampler. Induced subgraphs have no numbers per hop.
 
     Raises:
         ValueError: names the argument, or what is wrong with the graph.
@@ -102,7 +104,9 @@ def sample(
             num_sampled_edges=None if induced else found.edges_per_hop[_ONE],
         )
     what = f"neighbors {sampler.num_neighbors.values}"
-    record_batch(type(sampler).__name__, what, "cpu", "", time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    where, reason = device_of(sampler).type, why_on_cpu(sampler)
+    record_batch(type(sampler).__name__, what, where, reason, seconds)
     return out
 
 
@@ -162,7 +166,10 @@ def _run(
     *,
     induced: bool,
 ) -> _Sampled:
-    nothing, no_weight = torch.empty(0, dtype=torch.int64), torch.empty(0)
+    device = device_of(sampler)
+    library = cuda_library() if device.type == "cuda" else cpu_library()
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    no_weight = torch.empty(0, device=device)
     if unknown := seeds.keys() - graph.num_nodes.keys():
         raise ValueError(f"expected 'seed' to name types of nodes (got {sorted(unknown)})")
     types = [*seeds, *(kind for kind in graph.num_nodes if kind not in seeds)]
@@ -180,23 +187,26 @@ def _run(
         if values.shape != graph.row[kind].shape or values.dtype not in _WEIGHTS:
             raise ValueError(f"expected 'weight_attr' to be a float32 or float64 number of every "
                              f"edge (got {_shown(values)})")  # fmt: skip
-    seeds = {kind: _checked_seed(ids) for kind, ids in seeds.items()}
+    seeds = {kind: _checked_seed(ids, device) for kind, ids in seeds.items()}
     now = nothing
     if graph.node_time or graph.edge_time:
-        now = torch.cat([nothing, *_times_of(seeds, seed_time, graph)])
+        now = torch.cat([nothing, *_times_of(seeds, seed_time, graph, device)])
     random_seed = int(torch.empty((), dtype=torch.int64).random_())
 
+    def ready(values: Tensor) -> Tensor:
+        return copy_of(values, device).contiguous()
+
     def attempt(num_nodes: Mapping[Any, int]) -> tuple[list[Tensor], Tensor, str]:
-        out: tuple[list[Tensor], Tensor, str] = cpu_library().neighbor_sample(
-            [_on_cpu(graph.colptr[k]) for k in relations],
-            [_on_cpu(graph.row[k]) for k in relations],
+        out: tuple[list[Tensor], Tensor, str] = library.neighbor_sample(
+            [ready(graph.colptr[k]) for k in relations],
+            [ready(graph.row[k]) for k in relations],
             [types.index(end) for k in relations for end in graph.ends[k]],
             [num_nodes[kind] for kind in types],
             [seeds.get(kind, nothing) for kind in types],
             [int(count) for k in relations for count in graph.num_neighbors[k]],
-            [_on_cpu(graph.node_time.get(kind, nothing)) for kind in types],
-            [_on_cpu(graph.edge_time.get(k, nothing)) for k in relations],
-            [_on_cpu(graph.edge_weight.get(k, no_weight)) for k in relations],
+            [ready(graph.node_time.get(kind, nothing)) for kind in types],
+            [ready(graph.edge_time.get(k, nothing)) for k in relations],
+            [ready(graph.edge_weight.get(k, no_weight)) for k in relations],
             now,
             sampler.replace,
             induced,
@@ -238,25 +248,28 @@ def _hops(counts: list[int], types: int, relations: int) -> Iterator[tuple[list[
 _WEIGHTS = (torch.float32, torch.float64)
 
 
-def _checked_seed(ids: Tensor) -> Tensor:
+def _checked_seed(ids: Tensor, device: torch.device) -> Tensor:
     integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
     if not (integers or ids.numel() == 0):
         raise ValueError(f"expected 'seed' to hold integers (got {_shown(ids)})")
-    return _on_cpu(ids.to(torch.int64)).view(-1)
+    return ids.to(device, torch.int64).reshape(-1).contiguous()
 
 
 def _times_of(
-    seeds: Mapping[Any, Tensor], seed_time: Mapping[Any, Tensor] | None, graph: _Graph
+    seeds: Mapping[Any, Tensor],
+    seed_time: Mapping[Any, Tensor] | None,
+    graph: _Graph,
+    device: torch.device,
 ) -> Iterator[Tensor]:
     """Yield the times of all seeds; by default those of the nodes."""
     for kind, ids in seeds.items():
         if seed_time is not None and kind in seed_time:
             _check_times("seed_time", seed_time[kind], ids.numel())
-            yield _on_cpu(seed_time[kind])
+            yield seed_time[kind].to(device)
         elif kind in graph.node_time:
             if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < graph.num_nodes[kind]:
                 raise ValueError("expected 'seed' to hold ids of nodes that exist")
-            yield _on_cpu(graph.node_time[kind])[ids]
+            yield copy_of(graph.node_time[kind], device)[ids]
         else:
             raise ValueError("expected 'seed_time': there are times of edges, and none of seeds")
 
@@ -265,10 +278,6 @@ def _check_times(name: str, values: Tensor, size: int) -> None:
     if values.dtype != torch.int64 or values.shape != (size,):
         raise ValueError(f"expected '{name}' to be a vector of {size} int64 times "
                          f"(got {_shown(values)})")  # fmt: skip
-
-
-def _on_cpu(values: Tensor) -> Tensor:
-    return values.cpu().contiguous()
 
 
 def _shown(values: Tensor) -> str:

@@ -39,6 +39,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "hetero": hetero.forward,
     "sampler": loading.construct,
     "sample": loading.sample,
+    "load": loading.load,
     "scatter": readouts.scatter,
     "segment": readouts.segment,
     "quantile": ordered.quantile,
@@ -99,8 +100,9 @@ class OverrideHandle:
 class PatchHandle(OverrideHandle):
     """What :func:`patch` returns: ``remove()`` undoes that call; also a context manager."""
 
-    def __init__(self, model: torch.nn.Module | None) -> None:
+    def __init__(self, model: torch.nn.Module | None, loader: torch.device | None) -> None:
         """Switch on; use :func:`patch`."""
+        self._loader = loader
         self._modules = (
             None if model is None else [m for m in model.modules() if isinstance(m, MessagePassing)]
         )
@@ -109,6 +111,8 @@ class PatchHandle(OverrideHandle):
 
     def _switch(self, by: int) -> None:
         reasons.switch(self._modules, by)
+        if self._loader is not None:
+            loading.switch(self._loader, by)
         if by < 0:
             programs.forget_unpatched()
             if not any(isinstance(handle, PatchHandle) for handle in _handles):
@@ -121,7 +125,9 @@ class PatchHandle(OverrideHandle):
         self.remove()
 
 
-def patch(model: torch.nn.Module | None = None) -> PatchHandle:
+def patch(
+    model: torch.nn.Module | None = None, *, loader: torch.device | str | None = None
+) -> PatchHandle:
     """Accelerate message passing from now on.
 
     Works before or after models are built, on plain ``edge_index``; no other change is needed.
@@ -129,20 +135,27 @@ def patch(model: torch.nn.Module | None = None) -> PatchHandle:
     goes to one of several equal neighbours.
 
     Args:
-        model: only the layers of this model; by default every model of the process.
+        model: only the layers of this model; by default every model of the process, and loaders.
+        loader: device on which neighbour loaders that are built from now on sample and gather
+            features, such as ``"cuda"``: it gets a copy of their data. By default the one on which
+            their ``edge_index`` is.
 
     Returns:
         A handle; ``remove()`` it, or use it as a context manager.
 
     Raises:
-        ValueError: if ``model`` is not a module, or holds no message passing layer.
+        ValueError: if ``model`` is not a module, or holds no message passing layer; if ``loader``
+            is no such device, or comes with a model.
+        ExtensionNotBuilt: if ``loader`` is a GPU, and there is none, or no CUDA library.
     """
+    if loader is not None and model is not None:
+        raise ValueError("expected 'loader' without a 'model', with which loaders are PyG's")
     if model is not None:
         if not isinstance(model, torch.nn.Module):
             raise ValueError(f"expected 'model' to be a torch.nn.Module (got {model!r})")
         if not any(isinstance(m, MessagePassing) for m in model.modules()):
             raise ValueError(f"{type(model).__name__} has no message passing layer to accelerate")
-    return PatchHandle(model)
+    return PatchHandle(model, None if loader is None else loading.device_from(loader))
 
 
 def unpatch() -> None:
@@ -152,7 +165,9 @@ def unpatch() -> None:
 
 
 @contextmanager
-def patched(model: torch.nn.Module | None = None) -> Iterator[PatchHandle]:
+def patched(
+    model: torch.nn.Module | None = None, *, loader: torch.device | str | None = None
+) -> Iterator[PatchHandle]:
     """Accelerate inside a ``with`` block; see :func:`patch`."""
-    with patch(model) as handle:
+    with patch(model, loader=loader) as handle:
         yield handle

@@ -5,17 +5,46 @@ from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
+import torch
 import torch_geometric
 from torch_geometric.data import Batch
 from torch_geometric.sampler import NeighborSampler
 
 from pyg_accel.call_report import record_batch
 from pyg_accel.loader import collate as several
-from pyg_accel.loader import neighbors
-from pyg_accel.native import cpu_unavailable_reasons
+from pyg_accel.loader import devices, neighbors
+from pyg_accel.native import cpu_unavailable_reasons, cuda_library
 from pyg_accel.patching.reasons import is_active
 
-__all__ = ["collate", "construct", "sample"]
+__all__ = ["collate", "construct", "device_from", "load", "sample", "switch"]
+
+_wanted: list[torch.device] = []  # of batches, by the calls of patch() in force that name one
+# What is asked of processes that cannot use a GPU, or of a copy that is not needed.
+_OF_WORKERS = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory",
+               "multiprocessing_context", "worker_init_fn", "timeout")  # fmt: skip
+
+
+def device_from(loader: torch.device | str) -> torch.device:
+    """Return the device of batches that ``patch(loader=...)`` names.
+
+    Raises:
+        ValueError: if there are no samplers for it.
+        ExtensionNotBuilt: if the CUDA library, or a GPU, is missing.
+    """
+    device = torch.device(loader)
+    if device.type == "cuda":
+        cuda_library()
+    elif device.type != "cpu":
+        raise ValueError(f"expected 'loader' to be None, 'cpu' or 'cuda' (got {loader!r})")
+    return device
+
+
+def switch(device: torch.device, by: int) -> None:
+    """Count a device of batches, from now on (1) or not any more (-1)."""
+    if by > 0:
+        _wanted.append(device)
+    else:
+        _wanted.remove(device)
 
 
 def collate(
@@ -61,6 +90,26 @@ def construct(function: Callable[..., None], self: Any, *args: Any, **kwargs: An
     weighted = self.edge_weight is not None and type(self) is NeighborSampler
     if weighted and not torch_geometric.typing.WITH_WEIGHTED_NEIGHBOR_SAMPLE:
         self.__class__ = WeightedSampler
+    data = args[0] if args else kwargs["data"]
+    devices.place(self, data, _wanted[-1] if _wanted else None)
+
+
+def load(function: Callable[..., None], self: Any, data: Any, *args: Any, **kwargs: Any) -> None:
+    """Stand in for the ``__init__`` of PyG's ``NodeLoader`` and ``LinkLoader``.
+
+    Where the sampler is on a GPU, so are the data, and batches are made by the process that uses
+    them.
+    """
+    sampler = args[0] if args else kwargs.get("node_sampler", kwargs.get("link_sampler"))
+    if (
+        isinstance(sampler, NeighborSampler)
+        and (device := devices.device_of(sampler)).type != "cpu"
+    ):
+        if _wanted and is_active():
+            data = devices.copied(data, device)
+        for name in _OF_WORKERS:
+            kwargs.pop(name, None)
+    function(self, data, *args, **kwargs)
 
 
 class WeightedSampler(NeighborSampler):

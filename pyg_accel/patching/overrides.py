@@ -19,8 +19,8 @@ whoever imported a function before reaches the hook as well. These functions are
 * while a model is distributed, ``degree``, ``global_add_pool`` and its like, and the ``group`` of
   HANConv.
 * ``RGCNConv.forward`` and ``HeteroConv.forward``, which loop over relations.
-* ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, and its
-  ``__init__``.
+* ``NeighborSampler._sample``, which draws the mini-batches of neighbour loaders, its ``__init__``,
+  and those of ``NodeLoader`` and ``LinkLoader``.
 * ``collate``, which puts graphs into a batch.
 * ``__next__`` of the iterators of loaders, torch's and PyG's, for a row of the report.
 
@@ -41,6 +41,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.variables.functions import _spec_cache
 from torch.compiler import is_dynamo_compiling
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.loader.base import DataLoaderIterator
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv
 from torch_geometric.nn.aggr import Aggregation, QuantileAggregation
@@ -91,6 +92,8 @@ _METHODS: tuple[tuple[type, str, str, bool], ...] = (
     (NeighborSampler, "_sample", "sample", True),
     (_BaseDataLoaderIter, "__next__", "batch", True),
     (DataLoaderIterator, "__next__", "batch", True),
+    (NodeLoader, "__init__", "load", True),
+    (LinkLoader, "__init__", "load", True),
 )
 
 # The methods that classes get, and their hooks.

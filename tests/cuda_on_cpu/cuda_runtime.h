@@ -1,6 +1,6 @@
-// As much of CUDA as the kernels of MaxK use, for a processor: the 32 lanes of a warp are fibers
-// that take turns and wait for one another wherever lanes exchange values. Warps run one after
-// another.
+// As much of CUDA as the kernels of MaxK and of neighbour sampling use, for a processor: the 32 lanes
+// of a warp are fibers that take turns and wait for one another wherever lanes exchange values. Warps
+// run one after another.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #define __device__
 #define __restrict__
 #define __launch_bounds__(...)
+#define __shared__ static
 
 using cudaStream_t = void*;
 using cudaError_t = int;
@@ -22,6 +23,19 @@ inline const char* cudaGetErrorString(cudaError_t) {
   return "";
 }
 inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return cudaSuccess;
 }
 
@@ -117,6 +131,42 @@ inline unsigned __reduce_min_sync(unsigned, unsigned x) {
 inline unsigned __reduce_max_sync(unsigned, unsigned x) {
   const uint64_t* all = given(x);
   return static_cast<unsigned>(*std::max_element(all, all + 32));
+}
+
+inline void __syncthreads() {  // of blocks of one warp
+  __syncwarp();
+}
+
+template <typename T>
+T atomicAdd(T* to, std::type_identity_t<T> x) {
+  const T old = *to;
+  *to = old + x;
+  return old;
+}
+
+template <typename T>
+T atomicMin(T* to, std::type_identity_t<T> x) {
+  const T old = *to;
+  *to = min(old, x);
+  return old;
+}
+
+template <typename T>
+T atomicMax(T* to, std::type_identity_t<T> x) {
+  const T old = *to;
+  *to = max(old, x);
+  return old;
+}
+
+template <typename T>
+T atomicCAS(T* to, std::type_identity_t<T> expected, std::type_identity_t<T> x) {
+  const T old = *to;
+  *to = old == expected ? x : old;
+  return old;
+}
+
+inline uint64_t __umul64hi(uint64_t x, uint64_t y) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(x) * y >> 64);
 }
 
 inline int __popc(unsigned x) {

@@ -1,12 +1,20 @@
 """What the tests of samplers share."""
 
+import shutil
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch_geometric.typing
+from torch.utils._pytree import tree_map_only
 
 import pyg_accel
+from pyg_accel.loader import neighbors
+from pyg_accel.native import cuda_library
+
+CUDA = torch.cuda.is_available()
 
 
 @pytest.fixture
@@ -17,3 +25,30 @@ def patched_without_other_samplers(monkeypatch: pytest.MonkeyPatch) -> Iterator[
     torch.manual_seed(12345)
     with pyg_accel.patched():
         yield
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=[pytest.mark.gpu,
+                                    pytest.mark.skipif(not CUDA, reason="there is no GPU")]),
+        pytest.param("cuda on cpu", marks=[pytest.mark.skipif(CUDA, reason="there is a GPU"),
+            pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]),
+    ]
+)  # fmt: skip
+def each_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Sample CPU tensors with the CPU library, on a GPU, or with its kernels run by a processor."""
+
+    def on_gpu(*args: Any) -> Any:
+        there = tree_map_only(torch.Tensor, lambda t: t.cuda(), args)
+        return tree_map_only(
+            torch.Tensor, lambda t: t.cpu(), cuda_library().neighbor_sample(*there)
+        )
+
+    if request.param == "cuda":
+        library: Any = SimpleNamespace(neighbor_sample=on_gpu)
+        monkeypatch.setattr(neighbors, "cpu_library", lambda: library)
+    if request.param == "cuda on cpu":
+        emulated = request.getfixturevalue("cuda_on_cpu")
+        monkeypatch.setattr(neighbors, "cpu_library", lambda: emulated)
+    return str(request.param)

@@ -13,7 +13,7 @@ from torch_geometric.sampler import NeighborSampler
 
 import pyg_accel
 
-pytestmark = pytest.mark.usefixtures("patched_without_other_samplers")
+pytestmark = pytest.mark.usefixtures("patched_without_other_samplers", "each_library")
 DRAWS = 100_000
 N, E = 60, 400
 
@@ -209,6 +209,7 @@ def drawn(data: Data, k: int, **options: Any) -> Tensor:
     return sampler.perm[out.edge].view(DRAWS, k)
 
 
+@pytest.mark.heavy("cuda on cpu")
 @pytest.mark.parametrize(("degree", "k"), [(7, 3), (20, 19), (70, 5)])
 def test_edges_and_pairs_are_drawn_uniformly(degree: int, k: int):
     sets = drawn(star(degree), k).sort(dim=1).values
@@ -234,15 +235,18 @@ def chi_square_limit(freedom: int) -> float:
     return float(chi2.ppf(0.999, freedom))
 
 
+@pytest.mark.heavy("cuda on cpu")
 def test_draws_with_replacement_are_independent():
     pairs = drawn(star(5), 2, replace=True)
     assert chisquare((pairs[:, 0] * 5 + pairs[:, 1]).bincount(minlength=25)).pvalue > 0.001
 
 
+@pytest.mark.heavy("cuda on cpu")
 def test_more_draws_with_replacement_than_neighbours():
     assert drawn(star(2), 6, replace=True).unique().tolist() == [0, 1]
 
 
+@pytest.mark.heavy("cuda on cpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weighted_draws_with_replacement_follow_the_weights(dtype: torch.dtype):
     weight = torch.tensor([1.0, 0.0, 2.0, 5.0], dtype=dtype)
@@ -253,6 +257,7 @@ def test_weighted_draws_with_replacement_follow_the_weights(dtype: torch.dtype):
     assert chisquare(found[[0, 2, 3]], expected).pvalue > 0.001
 
 
+@pytest.mark.heavy("cuda on cpu")
 def test_weighted_draws_without_replacement_follow_successive_sampling():
     weight = torch.tensor([1.0, 2.0, 3.0, 6.0])
     pairs = drawn(star(4, weight=weight), 2, weight_attr="weight").sort(dim=1).values

@@ -5,6 +5,8 @@
 
 namespace pyg_accel {
 
+constexpr int kBlockThreads = 32;  // warps run one after another
+
 template <typename... Args>
 void launch_kernel(const char*,
                    void (*kernel)(Args...),

@@ -1,0 +1,337 @@
+// Neighbour sampling for mini-batches. A hop is counted, drawn, and its sources are numbered: every
+// edge puts its source and its own place into a table, which keeps the smallest place, and the edges
+// that find theirs kept are where a node first appears. So results do not depend on the order in
+// which threads run.
+#include "cuda/check.cuh"
+#include "cuda/neighbors.cuh"
+#include "cuda/scan.cuh"
+
+namespace pyg_accel {
+namespace {
+
+// Returns the slot of a node, which is in the table afterwards at this position or a smaller one.
+__device__ inline uint64_t insert(const SampledNodes& nodes, uint64_t key, uint32_t position) {
+  uint64_t at = start_of(nodes, key);
+  for (;; at = (at + 1) & nodes.mask) {
+    uint64_t found = nodes.keys[at];
+    if (found == kFree)
+      found = atomicCAS(reinterpret_cast<unsigned long long*>(nodes.keys + at),
+                        static_cast<unsigned long long>(kFree),
+                        static_cast<unsigned long long>(key));
+    if (found == kFree || found == key)
+      break;
+  }
+  if (nodes.positions[at] > position)  // most edges of a hub are not its first
+    atomicMin(nodes.positions + at, position);
+  return at;
+}
+
+__device__ inline uint32_t find(const SampledNodes& nodes, uint64_t key) {
+  for (uint64_t at = start_of(nodes, key);; at = (at + 1) & nodes.mask)
+    if (nodes.keys[at] == key || nodes.keys[at] == kFree)
+      return nodes.positions[at];  // all bits are set where there is none
+}
+
+template <typename Index>
+__global__ void write_seeds(SampledNodes nodes,
+                            const int64_t* seed,
+                            int64_t count,
+                            int64_t first_batch,
+                            int64_t* fault) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= count)
+    return;
+  const bool exists = seed[i] >= 0 && seed[i] < nodes.num_nodes;
+  if (!exists)
+    report(fault, Fault::kSeed);
+  static_cast<Index*>(nodes.id)[i] = static_cast<Index>(exists ? seed[i] : 0);
+  if (nodes.batch)
+    static_cast<Index*>(nodes.batch)[i] = static_cast<Index>(first_batch + i);
+}
+
+template <typename Index>
+__global__ void fill_table(SampledNodes nodes, int64_t count) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count)
+    insert(nodes, key_of(nodes, static_cast<const Index*>(nodes.id)[i], batch_of<Index>(nodes, i)),
+           static_cast<uint32_t>(i));
+}
+
+// The edges that a sampled node may draw from.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+template <typename Index>
+__device__ int64_t time_of(const HopArgs& args, int64_t e) {
+  if (args.graph.edge_time)
+    return args.graph.edge_time[e];
+  const int64_t id = static_cast<const Index*>(args.graph.row)[e];
+  if (id >= 0 && id < args.graph.num_times)
+    return args.graph.node_time[id];
+  report(args.fault, Fault::kTimes);
+  return 0;
+}
+
+template <typename Index>
+__device__ Range range_of(const HopArgs& args, int64_t position) {
+  const int64_t node = static_cast<const Index*>(args.targets.id)[position];
+  if (node >= args.graph.num_targets) {
+    report(args.fault, Fault::kColptr);
+    return {};
+  }
+  const Index* colptr = static_cast<const Index*>(args.graph.colptr);
+  int64_t begin = colptr[node], end = colptr[node + 1];
+  if (begin < 0 || end < begin || end > args.graph.num_edges) {
+    report(args.fault, Fault::kOrder);
+    return {};
+  }
+  if (!(args.graph.edge_time || args.graph.node_time) || begin == end)
+    return {begin, end};
+  const int64_t now = args.seed_time[batch_of<Index>(args.targets, position)];
+  int64_t low = begin;  // up to which times are not later
+  for (int64_t high = end; low < high;) {
+    const int64_t middle = low + (high - low) / 2;
+    if (time_of<Index>(args, middle) <= now)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  end = low;
+  if (args.last && args.k >= 0 && end - begin > args.k)
+    begin = end - args.k;
+  if (begin < end && time_of<Index>(args, begin) > time_of<Index>(args, end - 1))
+    report(args.fault, Fault::kSorted);
+  return {begin, end};
+}
+
+constexpr int64_t kMost = int64_t{1} << 31;  // of a node; as many nodes can be numbered in all
+
+template <typename Index>
+__global__ void count_edges(HopArgs args) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i > args.count)
+    return;
+  Range range;
+  if (i < args.count && args.first + i < *args.num_targets)
+    range = range_of<Index>(args, args.first + i);
+  const int64_t degree = range.end - range.begin;
+  int64_t size = degree > 0 && !takes_all(args, degree) ? args.k : degree;
+  if (size > kMost) {
+    report(args.fault, Fault::kMany);
+    size = 0;
+  }
+  args.offset[i] = size;
+  if (i == args.count)
+    return;
+  args.begin[i] = range.begin;
+  args.degree[i] = degree;
+}
+
+// Edges without weight are drawn nowhere but where all are: a warp a target.
+__global__ void count_weights(HopArgs args) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (i >= args.count)
+    return;
+  const int64_t degree = args.degree[i];
+  if (degree == 0 || takes_all(args, degree))
+    return;
+  int eligible = 0;
+  for (int64_t j = threadIdx.x % 32; j < degree; j += 32) {
+    const double weight = weight_of(args, args.begin[i] + j);
+    if (!(weight >= 0 && isfinite(weight)))
+      report(args.fault, Fault::kWeights);
+    eligible += weight > 0;
+  }
+  eligible = __reduce_add_sync(kAll, eligible);
+  if (threadIdx.x % 32 == 0 && eligible < (args.replace ? 1 : args.k))
+    args.offset[i] = eligible;
+}
+
+// Floyd's algorithm, a warp a target: draw j is of the first degree - k + j + 1 edges, and where it
+// has been drawn before, the last of these. A lane holds draws `lane` and `lane + 32`.
+template <typename Index>
+__global__ void draw_few(HopArgs args) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (i >= args.count || args.degree[i] <= args.k)
+    return;
+  const Random random = random_of(args, i);
+  const int lane = threadIdx.x % 32, size = static_cast<int>(args.k);
+  const int64_t least = args.degree[i] - size;
+  int64_t low = lane < size ? random.below(least + lane + 1, lane) : 0;
+  int64_t high = lane + 32 < size ? random.below(least + lane + 33, lane + 32) : 0;
+  for (int j = 1; j < size; ++j) {
+    const int64_t drawn = __shfl_sync(kAll, j < 32 ? low : high, j % 32);
+    const bool same = (lane < j && low == drawn) || (lane + 32 < j && high == drawn);
+    if (__any_sync(kAll, same) && lane == j % 32)
+      (j < 32 ? low : high) = least + j;
+  }
+  Index* out = static_cast<Index*>(args.edge) + args.offset[i];
+  if (lane < size)
+    out[lane] = static_cast<Index>(args.begin[i] + low);
+  if (lane + 32 < size)
+    out[lane + 32] = static_cast<Index>(args.begin[i] + high);
+}
+
+// A thread an edge, since rows may be of any length.
+template <typename Index>
+__global__ void put_sources(HopArgs args) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= args.size)
+    return;
+  int64_t target = 0;  // the last whose edges do not begin behind this one
+  for (int64_t end = args.count; target + 1 < end;) {
+    const int64_t middle = target + (end - target) / 2;
+    if (args.offset[middle] <= at)
+      target = middle;
+    else
+      end = middle;
+  }
+  const int64_t number = at - args.offset[target], degree = args.degree[target];
+  Index* edge = static_cast<Index*>(args.edge) + at;
+  if (takes_all(args, degree))
+    *edge = static_cast<Index>(args.begin[target] + number);
+  else if (args.replace && !is_weighted(args))
+    *edge = static_cast<Index>(args.begin[target] + random_of(args, target).below(degree, number));
+  Index id = static_cast<const Index*>(args.graph.row)[*edge];
+  if (id < 0 || id >= args.sources.num_nodes) {
+    report(args.fault, Fault::kRow);
+    id = 0;
+  }
+  static_cast<Index*>(args.row)[at] = id;
+  static_cast<Index*>(args.col)[at] = static_cast<Index>(args.first + target);
+  const int64_t batch = batch_of<Index>(args.targets, args.first + target);
+  args.slot[at] = static_cast<uint32_t>(insert(args.sources, key_of(args.sources, id, batch),
+                                               static_cast<uint32_t>(*args.before + at)));
+}
+
+__global__ void mark_new(HopArgs args) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at <= args.size)
+    args.rank[at] =
+        at < args.size && args.sources.positions[args.slot[at]] == *args.before + at;
+}
+
+template <typename Index>
+__global__ void add_new(HopArgs args) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at == 0)
+    *args.after = *args.before + args.rank[args.size];
+  if (at >= args.size || args.rank[at] == args.rank[at + 1])
+    return;
+  const int64_t position = *args.before + args.rank[at];
+  args.sources.positions[args.slot[at]] = static_cast<uint32_t>(position);
+  static_cast<Index*>(args.sources.id)[position] = static_cast<const Index*>(args.row)[at];
+  if (args.sources.batch)
+    static_cast<Index*>(args.sources.batch)[position] =
+        static_cast<Index>(batch_of<Index>(args.targets, static_cast<const Index*>(args.col)[at]));
+}
+
+template <typename Index>
+__global__ void number_sources(HopArgs args) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at < args.size)
+    static_cast<Index*>(args.row)[at] = static_cast<Index>(args.sources.positions[args.slot[at]]);
+}
+
+// Counts the sources of a target that are sampled, or writes their edges: a warp a target.
+template <typename Index, bool kWrite>
+__global__ void induce(HopArgs args) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (i >= args.count)
+    return;
+  const int64_t batch = batch_of<Index>(args.targets, i);
+  int64_t out = kWrite ? args.offset[i] : 0;
+  for (int64_t base = 0; base < args.degree[i]; base += 32) {
+    const int64_t e = args.begin[i] + base + lane;
+    uint32_t position = ~0u;
+    if (base + lane < args.degree[i]) {
+      const int64_t id = static_cast<const Index*>(args.graph.row)[e];
+      if (id < 0 || id >= args.sources.num_nodes)
+        report(args.fault, Fault::kRow);
+      else
+        position = find(args.sources, key_of(args.sources, id, batch));
+    }
+    const unsigned found = __ballot_sync(kAll, position != ~0u);
+    if (kWrite && position != ~0u) {
+      const int64_t to = out + __popc(found & ((1u << lane) - 1));
+      static_cast<Index*>(args.row)[to] = static_cast<Index>(position);
+      static_cast<Index*>(args.col)[to] = static_cast<Index>(i);
+      static_cast<Index*>(args.edge)[to] = static_cast<Index>(e);
+    }
+    out += __popc(found);
+  }
+  if (!kWrite && lane == 0) {
+    args.offset[i] = out;
+    if (i == 0)
+      args.offset[args.count] = 0;
+  }
+}
+
+template <typename Index>
+void draw(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
+  const dim3 edges = blocks_of(args.size), with_end = blocks_of(args.size + 1);
+  const bool weighted = args.graph.weight || args.graph.wide_weight;
+  if (args.k >= 0 && (weighted || (!args.replace && args.k > kFloyd)))
+    neighbor_select_cuda(args, stream);
+  else if (args.k >= 0 && !args.replace)
+    launch_kernel("neighbors", draw_few<Index>, blocks_of(args.count, kWarps), kThreads, 0, stream,
+                  args);
+  launch_kernel("neighbors", put_sources<Index>, edges, kThreads, 0, stream, args);
+  launch_kernel("neighbors", mark_new, with_end, kThreads, 0, stream, args);
+  exclusive_sum(args.rank, args.size + 1, allocate, stream);
+  launch_kernel("neighbors", add_new<Index>, edges, kThreads, 0, stream, args);
+  launch_kernel("neighbors", number_sources<Index>, edges, kThreads, 0, stream, args);
+}
+
+}  // namespace
+
+void neighbor_seeds_cuda(const SampledNodes& nodes,
+                         const int64_t* seed,
+                         int64_t count,
+                         int64_t first_batch,
+                         bool wide,
+                         int64_t* fault,
+                         cudaStream_t stream) {
+  launch_kernel("neighbors", wide ? write_seeds<int64_t> : write_seeds<int32_t>, blocks_of(count),
+                kThreads, 0, stream, nodes, seed, count, first_batch, fault);
+}
+
+void neighbor_table_cuda(const SampledNodes& nodes, int64_t count, bool wide, cudaStream_t stream) {
+  check(cudaMemsetAsync(nodes.keys, 0xff, (nodes.mask + 1) * sizeof(uint64_t), stream), "neighbors");
+  check(cudaMemsetAsync(nodes.positions, 0xff, (nodes.mask + 1) * sizeof(uint32_t), stream),
+        "neighbors");
+  if (count > 0)
+    launch_kernel("neighbors", wide ? fill_table<int64_t> : fill_table<int32_t>, blocks_of(count),
+                  kThreads, 0, stream, nodes, count);
+}
+
+void neighbor_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
+  launch_kernel("neighbors", args.wide ? count_edges<int64_t> : count_edges<int32_t>,
+                blocks_of(args.count + 1), kThreads, 0, stream, args);
+  if (args.k >= 0 && (args.graph.weight || args.graph.wide_weight))
+    launch_kernel("neighbors", count_weights, blocks_of(args.count, kWarps), kThreads, 0, stream,
+                  args);
+  exclusive_sum(args.offset, args.count + 1, allocate, stream);
+}
+
+void neighbor_draw_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream) {
+  args.wide ? draw<int64_t>(args, allocate, stream) : draw<int32_t>(args, allocate, stream);
+}
+
+void neighbor_induce_count_cuda(const HopArgs& args,
+                                const Allocate& allocate,
+                                cudaStream_t stream) {
+  launch_kernel("neighbors", args.wide ? induce<int64_t, false> : induce<int32_t, false>,
+                blocks_of(args.count, kWarps), kThreads, 0, stream, args);
+  exclusive_sum(args.offset, args.count + 1, allocate, stream);
+}
+
+void neighbor_induce_cuda(const HopArgs& args, cudaStream_t stream) {
+  launch_kernel("neighbors", args.wide ? induce<int64_t, true> : induce<int32_t, true>,
+                blocks_of(args.count, kWarps), kThreads, 0, stream, args);
+}
+
+}  // namespace pyg_accel

@@ -1,0 +1,96 @@
+// Neighbour sampling as the bindings see it: plain pointers, no torch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/allocate.h"
+
+namespace pyg_accel {
+
+// What is wrong with the arguments. Of several faults the last of these is reported.
+enum class Fault : int64_t { kNone, kMany, kRow, kWeights, kSorted, kTimes, kOrder, kColptr, kSeed };
+
+// The sampled nodes of a type, in the order of their first appearance. Where subgraphs are disjoint,
+// those of each seed, which is a node's batch, are nodes of their own. Their positions are in a table
+// with open addressing, at most half full.
+struct SampledNodes {
+  void* id;             // [capacity], int32 or int64
+  void* batch;          // [capacity], or null: one batch
+  int64_t num_nodes;    // of the graph
+  uint64_t* keys;       // [mask + 1]; all bits are set in free slots,
+  uint32_t* positions;  // and in their positions
+  uint64_t mask;
+  int shift;  // 64 minus the bits of the mask
+};
+
+// The edges of a type, by target.
+struct Neighbors {
+  const void* colptr;  // [num_targets + 1], int32 or int64
+  const void* row;     // [num_edges]
+  int64_t num_targets;
+  int64_t num_edges;
+  const int64_t* edge_time;  // null without
+  const int64_t* node_time;  // [num_times], of the sources; null without
+  int64_t num_times;
+  const float* weight;  // one of the two, or none
+  const double* wide_weight;
+};
+
+// Sample the neighbours of the nodes that the last hop has found, along edges of one type.
+struct HopArgs {
+  Neighbors graph;
+  SampledNodes sources;
+  SampledNodes targets;
+  const int64_t* seed_time;  // by batch
+  uint64_t seed;
+  uint64_t stream;  // of random numbers, of the first target
+  int64_t k;
+  bool replace;
+  bool last;  // in time
+  bool wide;  // ids are int64
+  int64_t first;  // position of the first target
+  int64_t count;  // of targets; before their number is known, the most there can be
+  const int64_t* num_targets;  // sampled so far, on the device
+  int64_t* begin;              // [count], of the edges that may be drawn
+  int64_t* degree;             // [count], their number
+  int64_t* offset;             // [count + 1], where the drawn edges of each target begin
+  int64_t size;                // number of drawn edges
+  void* row;                   // [size]
+  void* col;
+  void* edge;
+  uint32_t* slot;         // [size], where each source is in the table
+  int32_t* rank;          // [size + 1], new sources in front of each edge
+  const int64_t* before;  // number of sources, on the device
+  int64_t* after;
+  int64_t* fault;
+};
+
+// Writes ids and batches of seeds; those of the first have the batch `first_batch`.
+void neighbor_seeds_cuda(const SampledNodes& nodes,
+                         const int64_t* seed,
+                         int64_t count,
+                         int64_t first_batch,
+                         bool wide,
+                         int64_t* fault,
+                         cudaStream_t stream);
+
+// Puts the first `count` nodes into an empty table.
+void neighbor_table_cuda(const SampledNodes& nodes, int64_t count, bool wide, cudaStream_t stream);
+
+// Writes `begin`, `degree` and `offset`, the last element of which is the number of drawn edges.
+void neighbor_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream);
+
+// Draws the edges, and numbers their sources.
+void neighbor_draw_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream);
+
+// A part of the above: many draws without replacement, and those by weight.
+void neighbor_select_cuda(const HopArgs& args, cudaStream_t stream);
+
+// All edges between sampled nodes: first `offset`, after `neighbor_count_cuda` with k = -1, then the
+// edges themselves.
+void neighbor_induce_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream);
+void neighbor_induce_cuda(const HopArgs& args, cudaStream_t stream);
+
+}  // namespace pyg_accel
