@@ -241,3 +241,13 @@ def test_induced_subgraphs_refuse_ids_that_are_no_nodes():
                             subgraph_type="induced", disjoint=True)  # fmt: skip
     with pytest.raises(ValueError, match="ids of nodes"):
         next(iter(loader))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_batches_on_a_gpu_that_is_not_there_are_refused():
+    with pytest.raises(ImportError, match="no CUDA device"):
+        pyg_accel.patch(loader="cuda")
+    with pytest.raises(ValueError, match="'loader'"):
+        pyg_accel.patch(loader="meta")
+    with pytest.raises(ValueError, match="'loader'"):
+        pyg_accel.patch(GraphSAGE(3, 4, 1), loader="cpu")
