@@ -218,7 +218,7 @@ def test_loaders_share_one_copy_and_use_no_workers(data: Data):
     assert first.num_workers == 0
 
 
-def test_weights_that_change_count(data: Data):
+def test_weights_may_change():
     star = Data(
         edge_index=torch.stack([torch.arange(1, 21), torch.zeros(20, dtype=torch.long)]),
         num_nodes=21, w=torch.eye(20)[3],
