@@ -1,18 +1,22 @@
 """Batches, and training on those of NeighborLoader, the loader's time included: stock and patched.
 
     OMP_NUM_THREADS=1 python -m benchmarks.loaders [--graph NAME] [--batches N] [--quick]
+    python -m benchmarks.loaders --device cuda
 
-First 128 molecules are put into a batch. Then a GraphSAGE with a layer a hop, fan-outs 15, 10 and 5
-from 1,024 seeds, is trained. `sampler` is the time of `NeighborSampler` alone; `share` is what the
-loader takes of an epoch. Stock PyG needs pyg-lib or torch-sparse; without them its rows are left
-out. Workers are processes, which have cores of their own only where there are as many. One thread
-without workers is timed by the clock of the processor, as elsewhere, and what has workers by that
-on the wall.
+On a CPU 128 molecules are put into a batch first. Then a GraphSAGE with a layer a hop, fan-outs 15,
+10 and 5 from 1,024 seeds, is trained. `sampler` is the time of
+`NeighborSampler` alone, `batch` that of a batch with its features; `share` is what the loader takes
+of an epoch. Stock PyG needs pyg-lib or torch-sparse; without them its rows are left out. Workers
+are processes, which have cores of their own only where there are as many. On a GPU batches are
+sampled on the CPU and copied, or sampled there (`gpu`), with steps from CUDA graphs as well. On a
+CPU one thread without workers is timed by the clock of the processor, as elsewhere, and what has
+workers by that on the wall.
 """
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,79 +26,147 @@ from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn.models import GraphSAGE
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
+import pyg_accel
 from benchmarks.loaders.collation import collation
 from benchmarks.tools import graphs, results, timing
-from benchmarks.tools.variants import patched
 
 NAME = "loaders/loaders"
 FAN_OUTS = [15, 10, 5]
 SEEDS, FEATURES, HIDDEN, CLASSES = 1024, 100, 256, 40
+GRAPHS = {"cpu": ("rmat-held-1m", 8), "cuda": ("products-like", 50)}  # and batches of an epoch
 
 
-def epoch(data: Data, seeds: Tensor, workers: int) -> dict[str, float]:
-    """Seconds of training on all seeds, and of them those that the step waited for the loader."""
+class Variant(NamedTuple):
+    """How batches are made.
+
+    Attributes:
+        on: whether anything is patched.
+        loader: device of the loader's batches.
+        graphed: steps run from CUDA graphs.
+    """
+
+    on: bool = False
+    loader: str | None = None
+    graphed: bool = False
+
+    def patched(self) -> AbstractContextManager[Any]:
+        """`patch()` or nothing."""
+        return pyg_accel.patched(loader=self.loader) if self.on else nullcontext()
+
+
+VARIANTS = {"stock": Variant(), "patched": Variant(on=True), "gpu": Variant(on=True, loader="cuda"),
+            "gpu, graphed": Variant(on=True, loader="cuda", graphed=True)}  # fmt: skip
+
+
+def loader_of(data: Data, seeds: Tensor, **options: Any) -> NeighborLoader:
+    """Batches of the seeds, from a graph whose edges are sorted."""
+    return NeighborLoader(data, FAN_OUTS, input_nodes=seeds, batch_size=SEEDS, is_sorted=True,
+                          **options)  # fmt: skip
+
+
+def step_of(device: str, *, graphed: bool) -> Callable[..., Any]:
+    """A step of training, of a new model."""
     torch.manual_seed(0)
-    model = GraphSAGE(FEATURES, HIDDEN, len(FAN_OUTS), CLASSES)
-    optimizer = torch.optim.Adam(model.parameters())
-    loader = NeighborLoader(data, FAN_OUTS, input_nodes=seeds, batch_size=SEEDS,
-                            num_workers=workers, is_sorted=True)  # fmt: skip
-    clock = time.perf_counter if workers else timing.clock_of("cpu")
+    model = GraphSAGE(FEATURES, HIDDEN, len(FAN_OUTS), CLASSES).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), capturable=graphed)
+
+    def step(x: Tensor, edge_index: Tensor, y: Tensor, batch_size: int) -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(x, edge_index)[:batch_size], y[:batch_size]).backward()
+        optimizer.step()
+
+    return pyg_accel.graphed_step(step, modules=[model], dynamic=True) if graphed else step
+
+
+def waiting(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def epoch(
+    loader: NeighborLoader, step: Callable[..., Any], device: str
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of training on all seeds, and of them those that the step waited for the loader."""
+    clock = time.perf_counter if loader.num_workers else timing.clock_of(device)
+    waiting(device)
     waited, began = 0.0, clock()
     batches = iter(loader)
     while True:
         asked = clock()
         batch = next(batches, None)
+        if batch is not None:
+            batch = batch.to(device)
         waited += clock() - asked
         if batch is None:
             break
-        optimizer.zero_grad()
-        out = model(batch.x, batch.edge_index)[: batch.batch_size]
-        cross_entropy(out, batch.y[: batch.batch_size]).backward()
-        optimizer.step()
+        step(batch.x, batch.edge_index, batch.y, batch.batch_size)
+    waiting(device)
     total = clock() - began
     return {"seconds": total, "loader_s": waited, "share": waited / total}
 
 
-def sampling(data: Data, seeds: Tensor, variants: dict[str, bool]) -> dict[str, timing.Quantiles]:
-    """Milliseconds a batch of the sampler alone, in turns."""
-    samplers = {}
-    for name, on in variants.items():
-        with patched(on):
-            samplers[name] = NeighborLoader(data, FAN_OUTS, is_sorted=True).node_sampler
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    clock = timing.clock_of("cpu")
-    for ids in seeds.split(SEEDS):
-        for name, on in variants.items():
-            with patched(on):
-                began = clock()
-                samplers[name]._sample(ids)
-                seconds[name].append(clock() - began)
-    return {name: timing.quantiles(found) for name, found in seconds.items()}
+def sampling(
+    data: Data, seeds: Tensor, names: Sequence[str], device: str
+) -> dict[tuple[str, str], timing.Quantiles]:
+    """Milliseconds of the sampler alone, and of a batch on the device, in turns."""
+    loaders = {}
+    for name in names:
+        with VARIANTS[name].patched():
+            loaders[name] = loader_of(data, seeds)
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for ids in [torch.arange(SEEDS), *torch.arange(seeds.numel()).split(SEEDS)]:  # one to warm up
+        for name in names:
+            loader = loaders[name]
+            with VARIANTS[name].patched():
+                for what, run in (
+                    ("sampler", lambda: loader.node_sampler._sample(seeds[ids])),  # noqa: B023
+                    ("batch", lambda: loader(ids).to(device)),  # noqa: B023
+                ):
+                    waiting(device)
+                    began = time.perf_counter()
+                    run()
+                    waiting(device)
+                    seconds.setdefault((what, name), []).append(time.perf_counter() - began)
+    return {case: timing.quantiles(found[1:]) for case, found in seconds.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = results.parser(__doc__, graph="rmat-held-1m", batches=8, workers=(0, 2))
+    parser = results.parser(
+        __doc__, devices=("cpu", "cuda"), graph="", batches=8, workers=(0, 2, 4)
+    )
     options = parser.parse_args(arguments)
-    csr = graphs.load("rmat-20k" if options.quick else options.graph)
+    device = options.device
+    graph, batches = ("rmat-20k", 2) if options.quick else GRAPHS[device]
+    graph, batches = options.graph or graph, options.batches or batches
+    csr = graphs.load(graph, device=device)
     num_nodes = csr[0].numel() - 1
-    data = Data(edge_index=graphs.edge_list(csr), x=torch.randn(num_nodes, FEATURES),
+    data = Data(edge_index=graphs.edge_list(csr).cpu(), x=torch.randn(num_nodes, FEATURES),
                 y=torch.randint(CLASSES, (num_nodes,)))  # fmt: skip
-    seeds = torch.randperm(num_nodes)[: SEEDS * (2 if options.quick else options.batches)]
-    variants = {"stock": False, "patched": True}
-    if not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
-        del variants["stock"]
-    rows = results.Rows(NAME, options, fan_outs=" ".join(map(str, FAN_OUTS)))
-    shape: dict[str, Any] = {"graph": options.graph, "N": num_nodes, "E": data.num_edges}
-    for what, name, took in collation():
+    del csr
+    seeds = torch.randperm(num_nodes)[: SEEDS * batches]
+    there = WITH_PYG_LIB or WITH_TORCH_SPARSE
+    names = [name for name, variant in VARIANTS.items()
+             if (variant.on or there) and (device == "cuda" or not variant.loader)]  # fmt: skip
+    rows = results.Rows(NAME if device == "cpu" else f"{NAME}_{device}", options, device,
+                        fan_outs=" ".join(map(str, FAN_OUTS)))  # fmt: skip
+    shape: dict[str, Any] = {"graph": graph, "N": num_nodes, "E": data.num_edges}
+    for what, name, took in collation() if device == "cpu" else ():
         rows.add([took.columns()], show=True, graph="128 molecules", what=what, backend=name,
                  workers=0)  # fmt: skip
-    for name, took in sampling(data, seeds, variants).items():
-        rows.add([took.columns()], show=True, **shape, what="sampler", backend=name, workers=0)
-    for workers in results.each(options.workers):
-        for name, on in variants.items():
-            with patched(on):
-                rows.add([epoch(data, seeds, workers)], show=True, **shape, what="epoch",
-                         backend=name, workers=workers)  # fmt: skip
+    alone = [name for name in names if not VARIANTS[name].graphed]
+    for (what, name), took in sampling(data, seeds, alone, device).items():
+        rows.add([took.columns()], show=True, **shape, what=what, backend=name, workers=0)
+    for name in names:
+        variant = VARIANTS[name]
+        for workers in (0,) if variant.loader else options.workers:
+            with variant.patched():
+                loader = loader_of(data, seeds, num_workers=workers,
+                                   persistent_workers=workers > 0)  # fmt: skip
+                step = step_of(device, graphed=variant.graphed)
+                for _ in range(2):  # kernels are chosen, and graphs captured, in the first
+                    found = epoch(loader, step, device)
+            rows.add([found], show=True, **shape, what="epoch", backend=name, workers=workers)
     rows.done()
 
 

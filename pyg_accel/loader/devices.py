@@ -56,10 +56,12 @@ def _graph_device(data: Any) -> torch.device:
     """Return where all edges lie; the CPU if that is no single device."""
     if not isinstance(data, (Data, HeteroData)):
         return _CPU
-    stores = [store for store in data.edge_stores if "edge_index" in store]
-    devices = {store.edge_index.device for store in stores}
-    whole = len(stores) == len(data.edge_stores) and len(devices) == 1
-    return devices.pop() if whole else _CPU
+    found = set()
+    for store in data.edge_stores:
+        edges = store.get("edge_index", store.get("adj_t"))
+        where: Any = getattr(edges, "device", _CPU)  # a method of SparseTensor
+        found.add(where() if callable(where) else where)
+    return found.pop() if len(found) == 1 else _CPU
 
 
 def _each(held: Any, device: torch.device) -> Any:

@@ -280,3 +280,13 @@ def test_loaders_that_need_other_operators_raise_the_error_of_pyg():
     assert done.returncode == 0, done.stderr
     printed = [line for line in done.stdout.splitlines() if "requires" in line]
     assert printed == list(NEEDED.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_batches_on_a_gpu_that_is_not_there_are_refused():
+    with pytest.raises(ImportError, match="no CUDA device"):
+        pyg_accel.patch(loader="cuda")
+    with pytest.raises(ValueError, match="'loader'"):
+        pyg_accel.patch(loader="meta")
+    with pytest.raises(ValueError, match="'loader'"):
+        pyg_accel.patch(GraphSAGE(3, 4, 1), loader="cpu")
