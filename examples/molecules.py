@@ -4,7 +4,7 @@
 
 Molecules are rings with side chains, made here, so that it runs offline; the model tells how many
 atoms of the first kind are in a ring. `pyg_accel.loader.DataLoader` in place of PyG's would keep
-the graphs of a dataset together and make a batch in a third of the time, on a GPU if asked to.
+the graphs of a dataset together and make a batch in half of the time, on a GPU if asked to.
 """
 
 import sys

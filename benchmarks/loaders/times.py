@@ -8,9 +8,9 @@ On a CPU 128 molecules are put into a batch first. Then a GraphSAGE with a layer
 `NeighborSampler` alone, `batch` that of a batch with its features; `share` is what the loader takes
 of an epoch. Stock PyG needs pyg-lib or torch-sparse; without them its rows are left out. Workers
 are processes, which have cores of their own only where there are as many. On a GPU batches are
-sampled on the CPU and copied, or sampled there (`gpu`), with steps from CUDA graphs as well. On a
-CPU one thread without workers is timed by the clock of the processor, as elsewhere, and what has
-workers by that on the wall.
+sampled on the CPU and copied, or sampled there (`gpu`), with steps from CUDA graphs as well. Epochs
+are timed by the clock on the wall, with workers or without; on a CPU collation and the sampler, in
+one thread, by that of the processor.
 """
 
 import time
@@ -88,21 +88,20 @@ def epoch(
     loader: NeighborLoader, step: Callable[..., Any], device: str
 ) -> dict[str, float]:  # fmt: skip
     """Seconds of training on all seeds, and of them those that the step waited for the loader."""
-    clock = time.perf_counter if loader.num_workers else timing.clock_of(device)
     waiting(device)
-    waited, began = 0.0, clock()
+    waited, began = 0.0, time.perf_counter()
     batches = iter(loader)
     while True:
-        asked = clock()
+        asked = time.perf_counter()
         batch = next(batches, None)
         if batch is not None:
             batch = batch.to(device)
-        waited += clock() - asked
+        waited += time.perf_counter() - asked
         if batch is None:
             break
         step(batch.x, batch.edge_index, batch.y, batch.batch_size)
     waiting(device)
-    total = clock() - began
+    total = time.perf_counter() - began
     return {"seconds": total, "loader_s": waited, "share": waited / total}
 
 
@@ -115,6 +114,7 @@ def sampling(
         with VARIANTS[name].patched():
             loaders[name] = loader_of(data, seeds)
     seconds: dict[tuple[str, str], list[float]] = {}
+    clock = timing.clock_of(device)
     for ids in [torch.arange(SEEDS), *torch.arange(seeds.numel()).split(SEEDS)]:  # one to warm up
         for name in names:
             loader = loaders[name]
@@ -124,10 +124,10 @@ def sampling(
                     ("batch", lambda: loader(ids).to(device)),  # noqa: B023
                 ):
                     waiting(device)
-                    began = time.perf_counter()
+                    began = clock()
                     run()
                     waiting(device)
-                    seconds.setdefault((what, name), []).append(time.perf_counter() - began)
+                    seconds.setdefault((what, name), []).append(clock() - began)
     return {case: timing.quantiles(found[1:]) for case, found in seconds.items()}
 
 

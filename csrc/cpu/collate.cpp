@@ -70,13 +70,13 @@ void divide(const Tensor& like, int64_t at, bool stacked, Parts& parts) {
 // contiguous. Graphs that were taken out of a dataset are views, whose rows lie as far apart as
 // they do there.
 int64_t step_of(const Tensor& t, int64_t at, int64_t bytes) {
-  if (t.is_contiguous())
-    return t.size(at) * bytes;
+  const auto sizes = t.sizes(), strides = t.strides();
+  const int64_t lowest = at == 1 ? 1 : 0;  // rows may be any distance apart
   int64_t expected = 1;
-  for (int64_t d = t.dim() - 1; d >= at; expected *= t.size(d), --d)
-    if (t.size(d) != 1 && t.stride(d) != expected)
+  for (int64_t d = static_cast<int64_t>(sizes.size()) - 1; d >= lowest; expected *= sizes[d], --d)
+    if (sizes[d] != 1 && strides[d] != expected)
       return -1;
-  return at == 1 ? t.stride(0) * static_cast<int64_t>(t.element_size()) : at == 0 ? 0 : -1;
+  return at == 1 ? strides[0] * static_cast<int64_t>(t.element_size()) : sizes[at] * bytes;
 }
 
 // Joins tensors along `dim`, or along a new first dimension without one. To int64 tensors `shift`,
