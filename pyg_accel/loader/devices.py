@@ -17,14 +17,14 @@ _CPU = torch.device("cpu")
 
 
 def device_of(sampler: Any) -> torch.device:
-    """Return where a sampler samples."""
-    device: torch.device = vars(sampler).get(_DEVICE, _CPU)
+    """Return where a sampler, of any class, samples."""
+    device: torch.device = getattr(sampler, _DEVICE, _CPU)
     return device
 
 
 def why_on_cpu(sampler: Any) -> str:
     """Return why a sampler samples on the CPU what is wanted on a GPU; empty if it does not."""
-    return str(vars(sampler).get(_REASON, ""))
+    return getattr(sampler, _REASON, "")
 
 
 def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:

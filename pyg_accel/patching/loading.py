@@ -101,10 +101,8 @@ def load(function: Callable[..., None], self: Any, data: Any, *args: Any, **kwar
     them.
     """
     sampler = args[0] if args else kwargs.get("node_sampler", kwargs.get("link_sampler"))
-    if (
-        isinstance(sampler, NeighborSampler)
-        and (device := devices.device_of(sampler)).type != "cpu"
-    ):
+    device = devices.device_of(sampler)
+    if device.type != "cpu":
         if _wanted and is_active():
             data = devices.copied(data, device)
         for name in _OF_WORKERS:

@@ -279,6 +279,7 @@ def test_edges_without_weight_are_drawn_only_where_all_are():
         assert sampler.perm[out.edge].sort().values.tolist() == expected
 
 
+@pytest.mark.heavy("cuda on cpu")
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight"},
                                      {"time_attr": "time"}])  # fmt: skip
 def test_a_batch_is_a_function_of_the_seed_and_not_of_threads(options: dict[str, Any]):
