@@ -345,6 +345,9 @@ std::tuple<std::vector<Tensor>, Tensor, std::string> neighbor_sample(
     num_seeds += seed[t].numel();
     sampler.types[t].nodes.num_nodes = num_nodes[t];
   }
+  for (int64_t most : num_nodes)  // a key of the table is a node of a batch
+    STD_TORCH_CHECK(!disjoint || !__builtin_mul_overflow(most, num_seeds, &most),
+                    "expected smaller ids of nodes, or fewer disjoint subgraphs");
   for (size_t i = 0; i < num_relations; ++i) {
     const Tensor& weight = edge_weight[i];
     const int64_t count = row[i].numel();
