@@ -18,7 +18,7 @@ from pyg_accel.backends.base import atomics_allowed, weighted_sum
 from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton import gspmm
-from pyg_accel.backends.triton.kernels.cbsr import dot_kernel, sspmm_push_kernel
+from pyg_accel.backends.triton.kernels.cbsr import row_kernel
 from pyg_accel.backends.triton.launcher import launch, type_of
 from pyg_accel.cbsr import CBSR, scattered
 from pyg_accel.graph import CSR
@@ -46,35 +46,39 @@ def sspmm(csr: CSR, transposed: CSR, x: Tensor, indices: Tensor, weight: Tensor 
 
 def _push(csr: CSR, x: Tensor, indices: Tensor, weight: Tensor | None) -> Tensor:
     """Add atomically: faster, and different in the last bits from run to run."""
-    k, width = indices.size(1), x.size(1)
     out = torch.zeros(indices.shape, dtype=accumulate(x.dtype), device=x.device)
-    if csr.col.numel() == 0:
-        return out.to(x.dtype)
     eid = None if weight is None else csr.eid
-    for tasks, where, longest in _tasks(csr):
-        arguments = (csr.rowptr, *where, csr.col, eid, weight, indices, x, out, longest,
-                     k, width)  # fmt: skip
-        launch(sspmm_push_kernel, (tasks,), arguments, PIECES=where[0] is not None, **_tile(k))
+    _over_rows(csr, eid, (weight, None), indices, x, out, dot=False)
     return out.to(x.dtype)
 
 
 def dot(csr: CSR, values: Tensor, indices: Tensor, x: Tensor) -> Tensor:
     """Multiply the rows of both ends of every edge."""
     out = values.new_empty(csr.col.numel())
-    if out.numel() == 0:
-        return out
-    k, width, wide = values.size(1), x.size(1), type_of(accumulate(x.dtype))
-    for tasks, where, longest in _tasks(csr):
-        arguments = (csr.rowptr, *where, csr.col, csr.eid, values, indices, x, out, longest,
-                     k, width)  # fmt: skip
-        launch(dot_kernel, (tasks,), arguments, PIECES=where[0] is not None, ACC=wide,
-               **_tile(k))  # fmt: skip
+    _over_rows(csr, csr.eid, (None, values), indices, x, out, dot=True)
     return out
 
 
-def _tile(k: int) -> dict[str, Any]:
+def _over_rows(
+    csr: CSR,
+    eid: Tensor | None,
+    given: tuple[Tensor | None, Tensor | None],
+    indices: Tensor,
+    x: Tensor,
+    out: Tensor,
+    *,
+    dot: bool,
+) -> None:
+    """Launch the kernel over rows and pieces; `given`: weights of edges, and stored values."""
+    if csr.col.numel() == 0:
+        return
+    k = indices.size(1)
     slots = min(1 << (k - 1).bit_length(), 32)
-    return {"EDGES": GATHERS * 32 // slots, "SLOTS": slots}
+    for tasks, where, longest in _tasks(csr):
+        arguments = (csr.rowptr, *where, csr.col, eid, *given, indices, x, out, longest, k,
+                     x.size(1))  # fmt: skip
+        launch(row_kernel, (tasks,), arguments, EDGES=GATHERS * 32 // slots, SLOTS=slots,
+               PIECES=where[0] is not None, DOT=dot, ACC=type_of(accumulate(x.dtype)))  # fmt: skip
 
 
 def _tasks(csr: CSR) -> list[tuple[int, tuple[Any, Any, Any], int]]:
