@@ -5,26 +5,27 @@ map that the MaxK-GNN paper has in front of it (``maxk(X W)``, its equation 1) i
 the layer before, and MaxK stands where PyG's models have ReLU.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import Linear, MessagePassing
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_accel import ops
-from pyg_accel.backends.dispatch import record_choices
-from pyg_accel.call_report import record
 from pyg_accel.cbsr import CBSR
 from pyg_accel.checks import shown
 from pyg_accel.graph import Graph
 from pyg_accel.hooks import has_hooks, hook_reasons
 from pyg_accel.layers.activation import dense_maxk, maxk
-from pyg_accel.layers.adjacency import adjacency
-from pyg_accel.matrices import is_sparse_matrix, num_edges
+from pyg_accel.matrices import graph_of_matrix, is_sparse_matrix, num_edges, values_of
+from pyg_accel.ops.csr import CompiledGraph, graph_of
+from pyg_accel.patching.gate import Call, enter
+from pyg_accel.patching.reasons import device_of, forced
+from pyg_accel.record.recorder import perform, running_recorder
 
 __all__ = [
     "BEYOND",
@@ -36,6 +37,7 @@ __all__ = [
     "compress_both",
     "dtype_of",
     "is_plain",
+    "is_recorded",
     "linear_map",
     "multiplies_first",
     "num_nodes",
@@ -91,6 +93,8 @@ def compress(x: Features, k: int) -> Features:
         return x
     if not isinstance(x, Tensor):
         raise ValueError(f"expected 'x' to be features [N, F] or a CBSR (got {shown(x)})")
+    if is_recorded():
+        return perform(dense_maxk, x, k)
     pays = x.dim() == 2 and k * _columns_an_entry(x) <= x.size(1)
     return maxk(x, k) if pays else dense_maxk(x, k)
 
@@ -159,6 +163,11 @@ def _check_pair(x: Any) -> None:
                          f"{shown(x)})")  # fmt: skip
 
 
+def is_recorded() -> bool:
+    """Return whether ``optimize()`` records the call that is made."""
+    return forced.on and running_recorder.recorder is not None
+
+
 def written_out(x: Features) -> Tensor:
     """Return features with their zeros."""
     return x.dense() if isinstance(x, CBSR) else x
@@ -195,22 +204,40 @@ def aggregate(
         [number of target nodes, F].
 
     Raises:
-        ValueError: for sizes, features or an adjacency that contradict one another.
+        Exception: PyG's, for sizes, features or an adjacency that contradict one another.
     """
-    start = _now()
-    pair = (x, x) if isinstance(x, (Tensor, CBSR)) else tuple(x)
-    features = pair[0]  # whatever the flow, as PyG's propagate has it
+    features = x if isinstance(x, (Tensor, CBSR)) else x[0]  # whatever the flow, as in PyG
     reasons = pyg_reasons(conv, features, edge_index)
-    if reasons:
-        dense = written_out(x) if isinstance(x, (Tensor, CBSR)) else _both_written_out(pair)
-        out: Tensor = conv.propagate(edge_index, x=dense, size=size, **given)
-        _note(conv, "", "PyG", "; ".join(reasons), start)
-        return out
+    call = Call(_by_pyg, conv, (edge_index,), {"x": x, "size": size, **given})
+    if torch.compiler.is_compiling():
+        return call.stock() if reasons else _by_kernels(call)[0]
+    out: Tensor = enter(
+        call, type(conv).__name__, reasons, _by_kernels, device_of(edge_index),
+        counts=not is_recorded(),
+    )  # fmt: skip
+    return out
+
+
+def _by_pyg(conv: MessagePassing, edge_index: Any, x: Any, **given: Any) -> Any:
+    """Aggregate features with their zeros."""
+    if isinstance(x, (Tensor, CBSR)):
+        dense: Any = written_out(x)
+    else:
+        dense = tuple(None if each is None else written_out(each) for each in x)
+    return conv.propagate(edge_index, x=dense, **given)
+
+
+def _by_kernels(call: Call) -> tuple[Tensor, list[str]]:
+    """Aggregate features as they are stored; return the result and its formula."""
+    conv: Any = call.owner
+    (edge_index,), given = call.args, dict(call.kwargs)
+    x, size = given.pop("x"), given.pop("size")
+    pair = (x, x) if isinstance(x, (Tensor, CBSR)) else tuple(x)
     halos = _halos_of(edge_index)
     if halos is not None:
-        features, size = halos.whole(features), (halos.rows, halos.targets)
-        pair = features, pair[1]
-    graph, values = adjacency(edge_index, *_sizes(pair, size, conv.flow), conv.flow)
+        pair, size = (halos.whole(pair[0]), pair[1]), (halos.rows, halos.targets)
+    features = pair[0]
+    graph, values = _graph_of(edge_index, pair, size, conv.flow)
     weight: Tensor | None = given.get("edge_weight")
     if is_sparse_matrix(edge_index):
         weight = values if "edge_weight" in given or isinstance(edge_index, Tensor) else None
@@ -220,21 +247,29 @@ def aggregate(
         if is_sparse_matrix(edge_index):  # of an edge_index, weights promote as in PyG
             weight = weight.to(dtype_of(features))
     reduce = _REDUCES[type(conv.aggr_module)]
-    if not start:
-        return _reduced(graph, features, weight, reduce)
-    with record_choices() as names:
-        out = _reduced(graph, features, weight, reduce)
+    product = ops.cbsr_spmm if isinstance(features, CBSR) else ops.spmm
+    out: Tensor = product(graph, features, weight, reduce=reduce, edge_order=True)
     message = f"maxk(u0,{features.k})" if isinstance(features, CBSR) else "u0"
     message = message if weight is None else f"mul({message},e1)"
-    _note(conv, f"{reduce}_j {message}", "+".join(names), "", start)
-    return out
+    return out, [f"{reduce}_j {message}"]
 
 
-def _reduced(graph: Graph, features: Features, weight: Tensor | None, reduce: str) -> Tensor:
-    if isinstance(features, CBSR):
-        return ops.cbsr_spmm(graph, features, weight, reduce=reduce, edge_order=True)
-    out: Tensor = ops.spmm(graph, features, weight, reduce=reduce, edge_order=True)
-    return out
+def _graph_of(
+    edge_index: Any, pair: tuple[Features | None, ...], size: Any, flow: str
+) -> tuple[Graph, Tensor | None]:
+    """The graph of an adjacency, and the values of a matrix in the order of its edges."""
+    forward = flow == "source_to_target"
+    if isinstance(edge_index, EdgeIndex):
+        size, edge_index = (edge_index.num_rows, edge_index.num_cols), edge_index.as_tensor()
+    source, target = _sizes(pair, size, flow)
+    if is_sparse_matrix(edge_index):
+        if not forward or edge_index.size(1) != source:
+            raise ValueError("a sparse matrix in the other flow, or of another size")
+        if isinstance(edge_index, Tensor) and edge_index.layout is torch.sparse_coo:
+            edge_index = edge_index.coalesce()
+        return graph_of_matrix(edge_index), values_of(edge_index)
+    make = CompiledGraph if torch.compiler.is_compiling() else graph_of
+    return make(edge_index, target, source, int(forward)), None
 
 
 def adds_or_averages(conv: torch.nn.Module) -> bool:
@@ -251,41 +286,24 @@ def pyg_reasons(conv: MessagePassing, features: Features, edge_index: Any) -> li
         reasons.append(f"features of {features.dim()} dimensions")
     if torch.compiler.is_compiling():  # then PyG too passes over all that follows
         return reasons
+    if is_recorded():
+        reasons.append("optimize() writes the products in an order of its own")
     reasons += hook_reasons(conv)
     if isinstance(edge_index, Tensor) and edge_index.requires_grad:
         reasons.append("a sparse matrix that requires gradients")
     return reasons
 
 
-def _both_written_out(pair: tuple[Features | None, Features | None]) -> tuple[Tensor | None, ...]:
-    first = None if pair[0] is None else written_out(pair[0])
-    if pair[1] is pair[0]:
-        return first, first
-    return first, None if pair[1] is None else written_out(pair[1])
-
-
 def _sizes(pair: tuple[Features | None, ...], size: Any, flow: str) -> tuple[int, int]:
     """Number of source and of target nodes, found as PyG finds them."""
-    if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
-        raise ValueError(f"expected 'size' to be two numbers of nodes (got {size!r})")
     counts: list[int | None] = [None, None] if size is None else list(size)
     for side, features in enumerate(pair):
-        if features is None:
-            continue
-        if counts[side] not in (None, num_nodes(features)):
-            raise ValueError(f"expected features of {counts[side]} nodes on side {side} of the "
-                             f"graph (got {num_nodes(features)})")  # fmt: skip
-        counts[side] = num_nodes(features)
+        if features is not None:
+            count = num_nodes(features)
+            if counts[side] not in (None, count):
+                raise ValueError(f"expected features of {counts[side]} nodes (got {count})")
+            counts[side] = count
     source, target = counts if flow == "source_to_target" else (counts[0], counts[0])
     if source is None:
         raise ValueError("expected features of the nodes that messages come from (got None)")
     return source, source if target is None else target
-
-
-def _now() -> float:
-    return 0.0 if torch.compiler.is_compiling() else time.perf_counter()
-
-
-def _note(conv: MessagePassing, formula: str, backend: str, reason: str, start: float) -> None:
-    if start:
-        record(type(conv).__name__, formula, backend, reason, time.perf_counter() - start)

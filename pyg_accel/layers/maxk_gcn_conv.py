@@ -20,6 +20,7 @@ from pyg_accel.layers.aggregation import (
 )
 from pyg_accel.memo import is_sparse_tensor, remembered
 from pyg_accel.ops.maxk import check_k
+from pyg_accel.record.recorder import perform
 
 __all__ = ["MaxKGCNConv"]
 
@@ -113,7 +114,7 @@ class MaxKGCNConv(GCNConv):
         args = (edge_index, edge_weight, num_nodes(features), self.improved, self.add_self_loops,
                 self.flow, dtype_of(features))  # fmt: skip
         alone = self.cached or torch.compiler.is_compiling()  # what is cached is the layer's own
-        found = gcn_norm(*args) if alone else remembered(gcn_norm, *args)
+        found = gcn_norm(*args) if alone else perform(remembered, gcn_norm, *args, borrows=True)
         if is_sparse_tensor(edge_index):
             self._cached_adj_t = found if self.cached else None
             return found, None

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn.functional import normalize
 from torch_geometric.nn import MessagePassing
 
 from pyg_accel.call_report import record
 from pyg_accel.layers import MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
-from pyg_accel.layers.activation import dense_maxk
 from pyg_accel.memo import running
 from pyg_accel.patching.api import OverrideHandle
 from pyg_accel.patching.programs import Attempt, Programs, attempt, find
@@ -23,7 +21,6 @@ from pyg_accel.patching.sampling import in_force, refuse_training
 from pyg_accel.record.about import ABOUT
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.program import LayerProgram
-from pyg_accel.record.recorder import perform
 from pyg_accel.rewrite.builder import Builder
 from pyg_accel.rewrite.halos import EXCHANGES, Halos, halos_of
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
@@ -360,7 +357,7 @@ def recorded_call(
 
     def make(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
         with nullcontext() if halos is None else halos.running():
-            return _forward(conv, *args, **kwargs)
+            return torch.nn.Module._call_impl(conv, *args, **kwargs)
 
     before = running.begin(conv)
     try:
@@ -368,26 +365,3 @@ def recorded_call(
             return attempt(known, conv, "call", make, args, kwargs)
     finally:
         running.end(before)
-
-
-def _forward(conv: MessagePassing, *args: Any, **kwargs: Any) -> Any:
-    """Make a call of a layer; one of MaxK as the layer of PyG on features through MaxK."""
-    if not isinstance(conv, _MAXK):
-        return torch.nn.Module._call_impl(conv, *args, **kwargs)
-    x, *others = args
-    if isinstance(conv, MaxKSAGEConv) and conv.project:
-        return _projected(conv, x, *others, **kwargs)
-    base: Any = next(c for c in type(conv).__mro__ if c.__module__.startswith("torch_geometric."))
-    pair = x if isinstance(x, (tuple, list)) else (x,)
-    pair = tuple(None if t is None else perform(dense_maxk, t, conv.k) for t in pair)
-    return base.forward(conv, pair if len(pair) > 1 else pair[0], *others, **kwargs)
-
-
-def _projected(conv: MaxKSAGEConv, x: Any, edge_index: Tensor, size: Any = None) -> Tensor:
-    """GraphSAGE with ``project=True``, where MaxK takes the place of ReLU."""
-    source, target = x if isinstance(x, (tuple, list)) else (x, x)
-    pair = perform(dense_maxk, conv.lin(source), conv.k), target
-    out: Tensor = conv.lin_l(conv.propagate(edge_index, x=pair, size=size))
-    if conv.root_weight and target is not None:
-        out = out + conv.lin_r(target)
-    return normalize(out, p=2.0, dim=-1) if conv.normalize else out

@@ -11,7 +11,8 @@ from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 from torch_geometric.nn.aggr import SumAggregation
 
 import pyg_accel
-from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, maxk
+from pyg_accel.errors import VerificationError
+from pyg_accel.layers import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv, aggregation, maxk
 from pyg_accel.native import cpu_unavailable_reasons
 
 N, E, F, H, K = 23, 90, 12, 5, 2  # H is small enough that layers multiply first
@@ -349,21 +350,47 @@ def test_k_has_to_be_a_number_of_features(k):
             build()
 
 
-def test_what_pyg_refuses_is_refused():
-    x, edge_index = features(), edges()
+def test_what_pyg_refuses_is_refused_by_pyg():
+    x, edge_index, other = features(), edges(), torch.eye(5, dtype=torch.float64).to_sparse()
     with pytest.raises(ValueError, match="one set of nodes"):
         MaxKGCNConv(F, H, k=K).double()((x, x), edge_index)
-    with pytest.raises(ValueError, match="expected features of 5 nodes"):
-        MaxKSAGEConv(F, H, k=K).double()((x, None), edge_index, (5, 5))
-    with pytest.raises(ValueError, match="edge_index"):
-        MaxKSAGEConv(F, H, k=K).double()(x, edge_index[0])
-    with pytest.raises(IndexError, match="outside of"):
-        MaxKSAGEConv(F, H, k=K).double()(x, edge_index + N)
-    with pytest.raises(ValueError, match="flow"):
-        conv = MaxKSAGEConv(F, H, flow="target_to_source", k=K).double()
-        conv(x, torch.eye(N, dtype=torch.float64).to_sparse())
-    with pytest.raises(ValueError, match="columns"):
-        MaxKSAGEConv(F, H, k=K).double()(x, torch.eye(5, dtype=torch.float64).to_sparse())
+    calls = [
+        ({}, (x, None), edge_index, (5, 5)),
+        ({}, x, edge_index[0]),
+        ({}, x, edge_index + N),
+        ({"flow": "target_to_source"}, x, torch.eye(N, dtype=torch.float64).to_sparse()),
+        ({}, x, other),
+    ]
+    for options, given, *others in calls:
+        ours, stock = pair_of("SAGE", **options)
+        hidden = (masked(x), None) if isinstance(given, tuple) else masked(x)
+        with pytest.raises(Exception) as expected:
+            stock(hidden, *others)
+        with pytest.raises(expected.type) as found:
+            ours(given, *others)
+        assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("kind", ["SAGE", "GCN", "GIN"])
+@pytest.mark.parametrize("k", [K, 11])
+def test_under_patch_each_graph_has_its_own_result(kind, k):
+    layers, x = pair_of(kind, k), features()
+    pyg_accel.settings.settings.always = True
+    with pyg_accel.patched():
+        for _ in range(3):
+            edge_index = edges()
+            out, truth = layers[0](x, edge_index), layers[1](masked(x, k), edge_index)
+            assert_same(out, truth, layers, x)
+
+
+def test_calls_are_verified(monkeypatch, report_of):
+    monkeypatch.setattr(pyg_accel.settings.settings, "verify", True)
+    layers, x, edge_index = pair_of("SAGE"), features(), edges()
+    assert_same(layers[0](x, edge_index), layers[1](masked(x), edge_index), layers, x)
+    assert [row.calls for row in report_of()] == [1]
+    monkeypatch.setattr(aggregation.ops, "cbsr_spmm", lambda graph, x, *_, **__: x.dense() + 1)
+    with pytest.raises(VerificationError):
+        MaxKSAGEConv(F, 64, k=K).double()(x, edge_index)
 
 
 @pytest.mark.parametrize("kind", ["SAGE", "GIN"])
