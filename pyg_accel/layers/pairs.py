@@ -2,7 +2,7 @@
 
 import inspect
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn import Dropout, Identity, Module
 from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing, Sequential
 
-from pyg_accel.layers.reading import Reader, Symbol, Unreadable, kinds_of, read
+from pyg_accel.layers.reading import Reader, Unreadable, kinds_of, read
 from pyg_accel.layers.swaps import Swap, swap, why_not
 
 __all__ = ["swap_pairs"]
@@ -64,8 +64,8 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> list[Swap]:
 class _Reader(Reader):
     """Records calls of layers, PyG's and torch's, and looks into everything else."""
 
-    def __init__(self, leaves: Collection[int], example: Mapping[str, Any]) -> None:
-        super().__init__(example)
+    def __init__(self, leaves: Collection[int]) -> None:
+        super().__init__()
         self._leaves = leaves
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
@@ -81,7 +81,7 @@ def _graph_of(model: Module, leaves: Collection[int]) -> fx.Graph:
         return _written(model)
     options = inspect.signature(model.forward).parameters.values()
     empty = inspect.Parameter.empty
-    example = {p.name: Symbol() if p.default is empty else kinds_of(p.default) for p in options}
+    example = {p.name: kinds_of(p.default) for p in options if p.default is not empty}
     return read(model, example, partial(_Reader, leaves))
 
 
