@@ -13,14 +13,18 @@ from pyg_accel.layers.aggregation import (
     aggregate,
     compress,
     dtype_of,
+    is_recorded,
     multiplies_first,
     num_nodes,
     pyg_reasons,
     transformed,
 )
 from pyg_accel.memo import is_sparse_tensor, remembered
+<<<<<<< HEAD
 from pyg_accel.ops.maxk import check_k
 from pyg_accel.record.recorder import perform
+=======
+>>>>>>> f3af9d8 (MaxKGCNConv: the normalisation of a recorded call is the one that is in force)
 
 __all__ = ["MaxKGCNConv"]
 
@@ -113,8 +117,9 @@ class MaxKGCNConv(GCNConv):
             return edge_index, edge_weight
         args = (edge_index, edge_weight, num_nodes(features), self.improved, self.add_self_loops,
                 self.flow, dtype_of(features))  # fmt: skip
-        alone = self.cached or torch.compiler.is_compiling()  # what is cached is the layer's own
-        found = gcn_norm(*args) if alone else perform(remembered, gcn_norm, *args, borrows=True)
+        # What is cached is the layer's own; optimize() sees the function itself being called.
+        alone = self.cached or torch.compiler.is_compiling() or is_recorded()
+        found = gcn_norm(*args) if alone else remembered(gcn_norm, *args)
         if is_sparse_tensor(edge_index):
             self._cached_adj_t = found if self.cached else None
             return found, None

@@ -44,8 +44,8 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> list[Swap]:
     graph, unread = fx.Graph(), ""
     try:
         graph = _graph_of(model, leaves)
-    except Unreadable as reason:
-        unread = f"torch.fx cannot read the forward: {reason}"
+    except Unreadable as error:
+        unread = f"torch.fx cannot read the forward: {error}"
     swaps = []
     for name, conv in convs.items():
         calls = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
