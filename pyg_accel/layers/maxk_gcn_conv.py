@@ -20,11 +20,7 @@ from pyg_accel.layers.aggregation import (
     transformed,
 )
 from pyg_accel.memo import is_sparse_tensor, remembered
-<<<<<<< HEAD
 from pyg_accel.ops.maxk import check_k
-from pyg_accel.record.recorder import perform
-=======
->>>>>>> f3af9d8 (MaxKGCNConv: the normalisation of a recorded call is the one that is in force)
 
 __all__ = ["MaxKGCNConv"]
 
