@@ -127,7 +127,7 @@ def molecules() -> None:
 def sampled() -> None:
     """Batches of sampled neighbours."""
     if not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
-        print("  skipped: NeighborLoader needs pyg-lib or torch-sparse")
+        print("  skipped: NeighborLoader needs pyg_accel.patch(), pyg-lib or torch-sparse")
         return
     nodes, edges = 20_000, 200_000
     data = Data(

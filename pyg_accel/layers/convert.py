@@ -16,15 +16,18 @@ __all__ = ["to_maxk"]
 
 
 def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
-    """Put MaxK into a model: into every SAGEConv, GCNConv or GINConv behind a ReLU.
+    """Put MaxK into a model: every SAGEConv, GCNConv or GINConv behind a ReLU, and that ReLU.
 
-    The layer becomes the MaxK layer of that name. Layers that read the input features stay what
-    they are, since no ReLU is in front of them.
+    The layer becomes the MaxK layer of that name and the ReLU goes. Where something else reads the
+    ReLU as well (jumping knowledge, a skip connection) it stays, and MaxK selects from what it
+    lets through. Layers that read the input features stay what they are, since no ReLU is in front
+    of them.
 
-    Of stacks of PyG (``GraphSAGE``, ``GCN``, ``GIN`` and others built on BasicGNN) the ReLU goes.
-    Where something else reads it as well (jumping knowledge) it stays, and MaxK selects from what
-    it lets through; so it is in all other models, whose forward stays as it is. torch.fx reads it
-    to find the layers, so it must not branch on what tensors hold.
+    Stacks of PyG (``GraphSAGE``, ``GCN``, ``GIN`` and others built on BasicGNN) keep their class.
+    The forward of any other model is read by torch.fx, and comes back as a module that runs the
+    calls that were read and is the model in all other respects; it has to be readable: no branches
+    on what tensors hold, no other difference between training and evaluation than dropout, no
+    contexts such as ``torch.no_grad()``, and no attributes that it assigns.
 
     Args:
         model: the model.
@@ -49,7 +52,8 @@ def to_maxk(model: Module, k: int, *, copy: bool = True) -> Module:
     found = [s for name, stack in stacks.items() for s in _swap_stack(name, stack, k)]
     inside = {id(m) for stack in stacks.values() for m in stack.modules()}
     if any(isinstance(m, MessagePassing) and id(m) not in inside for m in model.modules()):
-        found += swap_pairs(model, k, leaves=inside)
+        model, more = swap_pairs(model, k, leaves=inside)
+        found += more
     swaps = Swaps(found)
     if not any(s.swapped for s in swaps):
         raise ValueError(f"nothing of {type(model).__name__} can be put on MaxK\n{swaps}")

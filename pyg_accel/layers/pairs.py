@@ -1,9 +1,12 @@
-"""Layers behind a ReLU in user-written models, found with torch.fx and swapped in place."""
+"""Pairs of ReLU and convolution in user-written models, matched and swapped with torch.fx.
+
+What torch.fx records is one run of the forward. Where another run would have recorded something
+else, in evaluation or without an optional argument, the recording is not the model, and is refused.
+"""
 
 import inspect
 import operator
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,21 +15,25 @@ from torch.nn import Dropout, Identity, Module
 from torch.nn import functional as F
 from torch_geometric.nn import MessagePassing, Sequential
 
-from pyg_accel.layers.reading import Reader, Unreadable, kinds_of, read
+from pyg_accel.hooks import has_hooks
+from pyg_accel.layers.reading import FAILURES, LeftOut, Reader
+from pyg_accel.layers.recorded import Recorded
 from pyg_accel.layers.swaps import Swap, swap, why_not
+from pyg_accel.module_state import CONSTANT, as_it_was
 
 __all__ = ["swap_pairs"]
 
 _RELUS = {F.relu, torch.relu, torch.relu_, F.relu_}
+_IN_PLACE = {torch.relu_, F.relu_, "relu_"}
 _PASSES = (Dropout, Identity)
-_KEPT = "the forward is the model's own"
 
 
-def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> list[Swap]:
-    """Swap the layers that are called on the result of a ReLU, wherever they are called.
+class _Unreadable(Exception):
+    """Why the forward of a model cannot be recorded."""
 
-    The forward of the model stays what it is, with its ReLU: MaxK selects from what that lets
-    through.
+
+def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> tuple[Module, list[Swap]]:
+    """Swap what can be swapped.
 
     Args:
         model: a model, whose layers are changed.
@@ -34,34 +41,53 @@ def swap_pairs(model: Module, k: int, leaves: Collection[int]) -> list[Swap]:
         leaves: ids of modules that have been dealt with.
 
     Returns:
-        What became of its layers.
+        A module that runs the graph, or the model itself if nothing was swapped; and what became of
+        its layers.
     """
     convs = {
         name: m
         for name, m in model.named_modules()
         if isinstance(m, MessagePassing) and id(m) not in leaves
     }
-    graph, unread = fx.Graph(), ""
     try:
-        graph = _graph_of(model, leaves)
-    except Unreadable as error:
-        unread = f"torch.fx cannot read the forward: {error}"
-    swaps = []
+        graph = _written(model) if isinstance(model, Sequential) else _recorded(model, leaves)
+    except _Unreadable as reason:
+        return model, [
+            Swap(n, type(m).__name__, why_not(m, k) or str(reason)) for n, m in convs.items()
+        ]
+    pairs: dict[fx.Node, fx.Node] = {}  # calls of layers and the ReLU in front of them
+    reasons: dict[str, str] = {}
     for name, conv in convs.items():
         calls = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
-        reason = why_not(conv, k) or unread
-        if not reason and not getattr(conv, "project", False):  # that brings its own ReLU
-            if not calls:
-                reason = "torch.fx does not see it being called"
-            elif not all(_is_behind_relu(model, call) for call in calls):
-                reason = "no ReLU in front of it"
-        swaps.append(
-            Swap(name, type(conv).__name__, reason) if reason else swap(name, conv, k, _KEPT)
-        )
-    return swaps
+        found = [_relu_in_front(model, call) for call in calls]
+        reasons[name] = why_not(conv, k)
+        if getattr(conv, "project", False):
+            continue  # it brings its own ReLU
+        if not calls:
+            reasons[name] = reasons[name] or "torch.fx does not see it being called"
+        elif None in found:
+            reasons[name] = reasons[name] or "no ReLU in front of it"
+        if not reasons[name]:
+            pairs |= {call: relu for call, relu in zip(calls, found, strict=True) if relu}
+    kept = {relu: _why_kept(model, relu, pairs) for relu in pairs.values()}
+    swaps = []
+    for name, conv in convs.items():
+        if reasons[name]:
+            swaps.append(Swap(name, type(conv).__name__, reasons[name]))
+            continue
+        why = "; ".join({kept[relu] for call, relu in pairs.items() if call.target == name} - {""})
+        swaps.append(swap(name, conv, k, why))
+    for relu, why in kept.items():
+        if not why:
+            relu.replace_all_uses_with(relu.all_input_nodes[0])
+            graph.erase_node(relu)
+    if not any(s.swapped for s in swaps):
+        return model, swaps
+    graph.lint()
+    return Recorded(model, graph), swaps
 
 
-class _Reader(Reader):
+class _Tracer(Reader):
     """Records calls of layers, PyG's and torch's, and looks into everything else."""
 
     def __init__(self, leaves: Collection[int]) -> None:
@@ -69,20 +95,62 @@ class _Reader(Reader):
         self._leaves = leaves
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, MessagePassing) or id(m) in self._leaves
-        return known or fx.Tracer.is_leaf_module(self, m, module_qualified_name)
+        if isinstance(m, Sequential):
+            return False
+        of_pyg = type(m).__module__.startswith("torch_geometric.")
+        known = isinstance(m, MessagePassing) or of_pyg or id(m) in self._leaves
+        return known or bool(super().is_leaf_module(m, module_qualified_name))
 
 
-def _graph_of(model: Module, leaves: Collection[int]) -> fx.Graph:
-    """The calls of a model that is given what its forward has no default for."""
+def _recorded(model: Module, leaves: Collection[int]) -> fx.Graph:
+    """Record the forward of a model, and make its dropout follow the model's mode again."""
     if isinstance(model, MessagePassing):
-        raise Unreadable("it is the whole model: no ReLU in front of it")
-    if isinstance(model, Sequential):
-        return _written(model)
+        raise _Unreadable("it is the whole model: no ReLU in front of it")
     options = inspect.signature(model.forward).parameters.values()
-    empty = inspect.Parameter.empty
-    example = {p.name: kinds_of(p.default) for p in options if p.default is not empty}
-    return read(model, example, partial(_Reader, leaves))
+    without = {p.name: None for p in options if p.default is None}
+    try:
+        evaluated, _ = _read(model, False, leaves)
+        shorter = _read(model, True, leaves, without)[0] if without else None
+        graph, constants = _read(model, True, leaves)
+    except FAILURES as error:
+        raise _Unreadable(f"torch.fx cannot read the forward: {error}") from error
+    vars(model).update(constants)
+    shorter = shorter or graph
+    if _calls(graph) != _calls(shorter):
+        raise _Unreadable("the forward depends on whether an optional argument is given")
+    if _calls(graph) != _calls(evaluated):
+        raise _Unreadable("the forward depends on the mode, training or evaluation")
+    for node, other in zip(list(graph.nodes), evaluated.nodes, strict=True):
+        if (str(node.args), str(node.kwargs)) == (str(other.args), str(other.kwargs)):
+            continue
+        if node.target is not F.dropout:
+            raise _Unreadable("the forward depends on the mode, training or evaluation")
+        given = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
+        given.apply_defaults()
+        name = f"maxk_{node.name}"
+        model.add_module(name, Dropout(given.arguments["p"]).train(model.training))
+        node.op, node.target, node.kwargs = "call_module", name, {}
+        node.args = (given.arguments["input"],)
+    return graph
+
+
+def _read(
+    model: Module, mode: bool, leaves: Collection[int], without: dict[str, None] | None = None
+) -> tuple[fx.Graph, dict[str, Any]]:
+    """Return the calls of a model in a mode, and tensors that its code makes."""
+    modules = list(model.modules())
+    with as_it_was(modules):
+        model.train(mode)
+        tracer = _Tracer(leaves)
+        for module in modules:
+            if not tracer.is_leaf_module(module, "") and has_hooks(module):
+                raise LeftOut(f"a hook on {type(module).__name__} would not be run")
+        with as_it_was(modules) as state:
+            graph = tracer.trace(model, without)
+            if change := state.changed():
+                raise LeftOut(f"{change}, and a graph would not")
+            constants = {n: v for n, v in vars(model).items() if n.startswith(CONSTANT)}
+    return graph, constants
 
 
 def _written(model: Sequential) -> fx.Graph:
@@ -104,16 +172,55 @@ def _written(model: Sequential) -> fx.Graph:
     return graph
 
 
-def _is_behind_relu(model: Module, call: fx.Node) -> bool:
-    """Whether features of a call come from a ReLU, with nothing but dropout in between."""
-    node: Any = call.args[0] if call.args else call.kwargs.get("x")
-    while isinstance(node, fx.Node):
-        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, torch.nn.ReLU) or node.target in _RELUS:
-            return True
-        if node.op == "call_method" and node.target in ("relu", "relu_"):
-            return True
-        if node.target is not F.dropout and not isinstance(module, _PASSES):
-            return False
+def _calls(graph: fx.Graph) -> list[tuple[str, Any]]:
+    """What a graph does; the checks that fx adds for arguments that are left out do not count."""
+    return [
+        (n.op, n.target)
+        for n in graph.nodes
+        if n.op != "placeholder" and not getattr(n.target, "__name__", "").startswith("_assert")
+    ]
+
+
+def _module(model: Module, node: fx.Node) -> Module | None:
+    return model.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _features_of(call: fx.Node) -> Any:
+    return call.args[0] if call.args else call.kwargs.get("x")
+
+
+def _passes(model: Module, node: fx.Node) -> bool:
+    """Whether what lies between a ReLU and a layer leaves zeros as zeros and signs as signs."""
+    return node.target is F.dropout or isinstance(_module(model, node), _PASSES)
+
+
+def _is_relu(model: Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return isinstance(_module(model, node), torch.nn.ReLU)
+    return node.target in _RELUS or (node.op == "call_method" and node.target in ("relu", "relu_"))
+
+
+def _relu_in_front(model: Module, call: fx.Node) -> fx.Node | None:
+    node = _features_of(call)
+    while isinstance(node, fx.Node) and _passes(model, node):
         node = node.args[0]
-    return False
+    return node if isinstance(node, fx.Node) and _is_relu(model, node) else None
+
+
+def _why_kept(model: Module, relu: fx.Node, pairs: dict[fx.Node, fx.Node]) -> str:
+    """Why a ReLU stays; empty if swapped layers alone read it."""
+    readers = [(relu, user) for user in relu.users]
+    while readers:
+        node, user = readers.pop()
+        read = [given for given in (*user.args, *user.kwargs.values()) if given is node]
+        if user in pairs and _features_of(user) is node and len(read) == 1:
+            continue
+        if not _passes(model, user):
+            return f"{user.name} reads it as well"
+        readers += [(user, reader) for reader in user.users]
+    module = _module(model, relu)
+    in_place = relu.target in _IN_PLACE or relu.kwargs.get("inplace") or True in relu.args
+    in_place = in_place or bool(getattr(module, "inplace", False))
+    if in_place and len(relu.all_input_nodes[0].users) > 1:
+        return "it works in place, on what others read"
+    return ""

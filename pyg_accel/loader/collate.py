@@ -8,7 +8,7 @@ graphs whose class has its own ``__inc__`` are asked one by one.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -212,7 +212,7 @@ def empty(cls: type, kind: Any) -> Any:
     return cls(_base_cls=kind)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _class_of_batches(cls: Any, kind: type) -> type:
     return type(cls(_base_cls=kind))
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.layers.reading import Unreadable, read
 from pyg_accel.rewrite.halos import EXCHANGES
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.override import RUNNING, Runners, install, uninstall
 from pyg_accel.rewrite.select import Options
+from pyg_accel.rewrite.trace import Unreadable, read
 from pyg_accel.wrapper import OF_EVERY_MODULE, ModelWrapper
 
 __all__ = ["OptimizedModel", "rewritten_layers"]
@@ -29,7 +29,7 @@ class OptimizedModel(ModelWrapper):
         model: any module.
         options: of ``optimize()``.
         static: names of the arguments of the model that are the same tensors in every call.
-        example: :func:`~pyg_accel.layers.reading.kinds_of` the arguments of a call, by name.
+        example: :func:`~pyg_accel.rewrite.trace.kinds_of` the arguments of a call, by name.
     """
 
     _own = frozenset(("forward", "_opt_layers", "_opt_options", "_opt_static", "_opt_example"))

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.layers.reading import Unreadable, read
 from pyg_accel.rewrite.ir import Leaf, leaves_of
 from pyg_accel.rewrite.layer import RewrittenLayer
 from pyg_accel.rewrite.model import optimize
 from pyg_accel.rewrite.optimized import OptimizedModel, rewritten_layers
 from pyg_accel.rewrite.select import Decision
-from pyg_accel.rewrite.trace import calls_of
+from pyg_accel.rewrite.trace import Unreadable, calls_of, read
 from pyg_accel.rewrite.tree import Tree, composition_of, leaves_in
 
 __all__ = [

@@ -1,14 +1,99 @@
-"""The calls of a model's layers, as text."""
+"""The calls of a model as a torch.fx graph with layers as leaves: it is drawn and never run."""
 
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch_geometric.nn import MessagePassing
+from torch_geometric import utils
+from torch_geometric.nn import MessagePassing, pool
 
-__all__ = ["calls_of"]
+from pyg_accel.layers.reading import FAILURES
+from pyg_accel.module_state import as_it_was
+
+__all__ = ["Unreadable", "calls_of", "kinds_of", "read"]
 
 MOST = 6  # calls between a layer and the layers that its arguments come from, in a text
+
+
+class Unreadable(Exception):
+    """A model whose code torch.fx cannot follow; the text says why."""
+
+
+class _Symbol:
+    """Stands for an argument that a graph takes: a tensor, or an object that holds tensors."""
+
+
+def kinds_of(value: Any) -> Any:
+    """Return an argument with constants as they are, and symbols for the rest."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if type(value) in (tuple, list):
+        return type(value)(map(kinds_of, value))
+    return {k: kinds_of(v) for k, v in value.items()} if type(value) is dict else _Symbol()
+
+
+def _opened(kind: Any, symbol: Any) -> Any:
+    """The proxies that code gets for an argument."""
+    if isinstance(kind, _Symbol):
+        return symbol
+    if isinstance(kind, (tuple, list)):
+        return type(kind)(_opened(inner, symbol[i]) for i, inner in enumerate(kind))
+    return {k: _opened(v, symbol[k]) for k, v in kind.items()} if isinstance(kind, dict) else kind
+
+
+class _Tracer(fx.Tracer):
+    """Records calls of layers, and of modules without layers."""
+
+    def __init__(self, example: Mapping[str, Any]) -> None:
+        functions = [f for module in (utils, pool) for f in vars(module).values()
+                     if isinstance(f, FunctionType)]  # fmt: skip
+        super().__init__(autowrap_functions=tuple(functions))  # they branch on their arguments
+        self._example = example
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, MessagePassing) or not any(
+            isinstance(inner, MessagePassing) for inner in m.modules()
+        )
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Make symbols of the arguments of any kind, and constants of those that are no tensors."""
+        args: list[Any] = []
+        named: dict[str, Any] = {}
+        for name, parameter in list(signature(root_fn).parameters.items())[1:]:
+            symbol = self.create_proxy("placeholder", name, (), {})
+            value = _opened(self._example.get(name), symbol)
+            if parameter.kind is Parameter.VAR_POSITIONAL:
+                args += value
+            elif parameter.kind is Parameter.VAR_KEYWORD:
+                named |= value
+            elif parameter.kind is Parameter.KEYWORD_ONLY:
+                named[name] = value
+            else:
+                args.append(value)
+        return lambda root: root_fn(root, *args, **named), [self.root]
+
+
+def read(model: torch.nn.Module, example: Mapping[str, Any]) -> fx.Graph:
+    """Return the calls of a model; its code runs on symbols, and the model is as before afterwards.
+
+    Args:
+        model: any module.
+        example: :func:`kinds_of` the arguments of a call, by name.
+
+    Raises:
+        Unreadable: if its code needs more than symbols.
+    """
+    with as_it_was(model.modules()):
+        try:
+            return _Tracer(example).trace(model)
+        except FAILURES as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise Unreadable(reason) from error
 
 
 def calls_of(model: torch.nn.Module, graph: fx.Graph) -> dict[str, tuple[str, ...]]:

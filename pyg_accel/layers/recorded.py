@@ -1,0 +1,35 @@
+"""A torch.fx graph of a model's calls, with the interface of the model."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from pyg_accel.wrapper import OF_EVERY_MODULE, ModelWrapper
+
+__all__ = ["Recorded"]
+
+
+class Recorded(ModelWrapper):
+    """Runs a graph on the parameters, buffers and modules of a model.
+
+    Args:
+        model: holds what the graph refers to.
+        graph: its calls.
+    """
+
+    _own = frozenset(("forward", "graph"))
+
+    def __init__(self, model: torch.nn.Module, graph: fx.Graph) -> None:
+        """Share what the model holds."""
+        code = graph.python_code("self")
+        names = dict(code.globals)
+        exec(code.src, names)
+        super().__init__(model, graph=graph, forward=partial(names["forward"], model))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Save the model and the calls."""
+        own = vars(self)
+        state = {name: own[name] for name in OF_EVERY_MODULE}
+        return type(self), (self._original, self.graph), state
