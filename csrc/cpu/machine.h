@@ -1,7 +1,7 @@
 // A small register machine for any message formula. It runs one instruction over a tile at a time:
-// a block of columns of one entry, or of several entries of a row, or of short rows, where the block
-// is narrow. So the cost of dispatch is shared by up to kTile elements, and every intermediate stays
-// in the first-level cache. Included once per instruction set.
+// a block of columns of one entry, or of several entries of a row, or of short rows, where the
+// block is narrow. So the cost of dispatch is shared by up to kTile elements, and every
+// intermediate stays in the first-level cache. Included once per instruction set.
 
 // A register holds the values of `count` entries: [count, columns] if wide, else [count].
 template <class T, class I>

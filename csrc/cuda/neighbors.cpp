@@ -63,7 +63,7 @@ struct NodeType {
   int64_t capacity = -1;
   int64_t begin = 0;  // of those that the last hop has found
   int64_t end = 0;
-  int64_t most = 0;     // the end, as far as it is known
+  int64_t most = 0;    // the end, as far as it is known
   size_t current = 0;  // which of two numbers on the device is the end
 };
 
@@ -93,8 +93,8 @@ class NeighborSampler {
   std::vector<NodeType> types;
   std::vector<Relation> relations;
   bool disjoint = false;
-  // How many nodes of each type are seeds, and of every hop how many edges of each relation and nodes
-  // of each type it found.
+  // How many nodes of each type are seeds, and of every hop how many edges of each relation and
+  // nodes of each type it found.
   std::vector<int64_t> sizes;
 
   Fault run(const std::vector<Tensor>& seeds, int64_t hops, bool induced) {
@@ -382,9 +382,9 @@ std::tuple<std::vector<Tensor>, Tensor, std::string> neighbor_sample(
     r.hop.replace = replace;
     r.hop.last = last;
     r.hop.wide = is_wide(like, "colptr");
-    STD_TORCH_CHECK(!(graph.edge_time || graph.node_time) ||
-                        (disjoint && seed_time.numel() == num_seeds),
-                    "expected disjoint subgraphs and times of the seeds");
+    STD_TORCH_CHECK(
+        !(graph.edge_time || graph.node_time) || (disjoint && seed_time.numel() == num_seeds),
+        "expected disjoint subgraphs and times of the seeds");
   }
   const Fault fault = sampler.run(seed, hops, induced);
   std::vector<Tensor> out;

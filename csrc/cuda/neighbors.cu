@@ -1,7 +1,7 @@
 // Neighbour sampling for mini-batches. A hop is counted, drawn, and its sources are numbered: every
-// edge puts its source and its own place into a table, which keeps the smallest place, and the edges
-// that find theirs kept are where a node first appears. So results do not depend on the order in
-// which threads run.
+// edge puts its source and its own place into a table, which keeps the smallest place, and the
+// edges that find theirs kept are where a node first appears. So results do not depend on the order
+// in which threads run.
 #include "cuda/check.cuh"
 #include "cuda/neighbors.cuh"
 #include "cuda/scan.cuh"
@@ -15,9 +15,9 @@ __device__ inline uint64_t insert(const SampledNodes& nodes, uint64_t key, uint3
   for (;; at = (at + 1) & nodes.mask) {
     uint64_t found = nodes.keys[at];
     if (found == kFree)
-      found = atomicCAS(reinterpret_cast<unsigned long long*>(nodes.keys + at),
-                        static_cast<unsigned long long>(kFree),
-                        static_cast<unsigned long long>(key));
+      found =
+          atomicCAS(reinterpret_cast<unsigned long long*>(nodes.keys + at),
+                    static_cast<unsigned long long>(kFree), static_cast<unsigned long long>(key));
     if (found == kFree || found == key)
       break;
   }
@@ -209,8 +209,7 @@ __global__ void put_sources(HopArgs args) {
 __global__ void mark_new(HopArgs args) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at <= args.size)
-    args.rank[at] =
-        at < args.size && args.sources.positions[args.slot[at]] == *args.before + at;
+    args.rank[at] = at < args.size && args.sources.positions[args.slot[at]] == *args.before + at;
 }
 
 template <typename Index>
@@ -300,7 +299,8 @@ void neighbor_seeds_cuda(const SampledNodes& nodes,
 }
 
 void neighbor_table_cuda(const SampledNodes& nodes, int64_t count, bool wide, cudaStream_t stream) {
-  check(cudaMemsetAsync(nodes.keys, 0xff, (nodes.mask + 1) * sizeof(uint64_t), stream), "neighbors");
+  check(cudaMemsetAsync(nodes.keys, 0xff, (nodes.mask + 1) * sizeof(uint64_t), stream),
+        "neighbors");
   check(cudaMemsetAsync(nodes.positions, 0xff, (nodes.mask + 1) * sizeof(uint32_t), stream),
         "neighbors");
   if (count > 0)

@@ -10,11 +10,21 @@
 namespace pyg_accel {
 
 // What is wrong with the arguments. Of several faults the last of these is reported.
-enum class Fault : int64_t { kNone, kMany, kRow, kWeights, kSorted, kTimes, kOrder, kColptr, kSeed };
+enum class Fault : int64_t {
+  kNone,
+  kMany,
+  kRow,
+  kWeights,
+  kSorted,
+  kTimes,
+  kOrder,
+  kColptr,
+  kSeed
+};
 
-// The sampled nodes of a type, in the order of their first appearance. Where subgraphs are disjoint,
-// those of each seed, which is a node's batch, are nodes of their own. Their positions are in a table
-// with open addressing, at most half full.
+// The sampled nodes of a type, in the order of their first appearance. Where subgraphs are
+// disjoint, those of each seed, which is a node's batch, are nodes of their own. Their positions
+// are in a table with open addressing, at most half full.
 struct SampledNodes {
   void* id;             // [capacity], int32 or int64
   void* batch;          // [capacity], or null: one batch
@@ -48,10 +58,10 @@ struct HopArgs {
   uint64_t stream;  // of random numbers, of the first target
   int64_t k;
   bool replace;
-  bool last;  // in time
-  bool wide;  // ids are int64
-  int64_t first;  // position of the first target
-  int64_t count;  // of targets; before their number is known, the most there can be
+  bool last;                   // in time
+  bool wide;                   // ids are int64
+  int64_t first;               // position of the first target
+  int64_t count;               // of targets; before their number is known, the most there can be
   const int64_t* num_targets;  // sampled so far, on the device
   int64_t* begin;              // [count], of the edges that may be drawn
   int64_t* degree;             // [count], their number
@@ -88,8 +98,8 @@ void neighbor_draw_cuda(const HopArgs& args, const Allocate& allocate, cudaStrea
 // A part of the above: many draws without replacement, and those by weight.
 void neighbor_select_cuda(const HopArgs& args, cudaStream_t stream);
 
-// All edges between sampled nodes: first `offset`, after `neighbor_count_cuda` with k = -1, then the
-// edges themselves.
+// All edges between sampled nodes: first `offset`, after `neighbor_count_cuda` with k = -1, then
+// the edges themselves.
 void neighbor_induce_count_cuda(const HopArgs& args, const Allocate& allocate, cudaStream_t stream);
 void neighbor_induce_cuda(const HopArgs& args, cudaStream_t stream);
 

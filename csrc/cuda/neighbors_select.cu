@@ -1,7 +1,7 @@
 // Draws that look at all edges of a target, a block a target. Without replacement those with the
-// smallest keys are drawn: random numbers, or with weights the times of an exponential clock an edge
-// (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). A key is a function
-// of the edge's number, so that it is computed again wherever it is needed.
+// smallest keys are drawn: random numbers, or with weights the times of an exponential clock an
+// edge (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). A key is a
+// function of the edge's number, so that it is computed again wherever it is needed.
 #include "cuda/neighbors.cuh"
 
 namespace pyg_accel {
@@ -10,7 +10,10 @@ namespace {
 constexpr int kDigits = 256;
 
 // Whose bits are in the order of the keys. Edges without weight come last.
-__device__ inline uint64_t sort_key(const HopArgs& args, const Random& random, int64_t e, int64_t j) {
+__device__ inline uint64_t sort_key(const HopArgs& args,
+                                    const Random& random,
+                                    int64_t e,
+                                    int64_t j) {
   if (!is_weighted(args))
     return random.at(j);
   const double weight = weight_of(args, e);

@@ -25,6 +25,7 @@ from pyg_accel.call_report import record
 from pyg_accel.derived import Seen
 from pyg_accel.module_state import ModuleState, modules_in
 from pyg_accel.patching import programs
+from pyg_accel.patching.context import context
 from pyg_accel.patching.reasons import forced
 from pyg_accel.patching.running import Unrecognised, running
 from pyg_accel.patching.sampling import in_force
@@ -101,7 +102,7 @@ def by_program(
                 return original(layer, *args, **kwargs)
             finally:
                 running.stock = before
-        now = now or programs.context()
+        now = now or context()
         if program.context == now and program.guard.holds():
             break
     else:

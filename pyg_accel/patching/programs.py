@@ -19,17 +19,16 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.eval_frame import skip_code
 from torch.nn import Module
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 from torch_geometric.nn import MessagePassing
 
-from pyg_accel.backends.dispatch import named, record_choices
+from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.cache import saved_tensors_are_hooked
 from pyg_accel.call_report import Row, row_of
 from pyg_accel.call_report import record as count
 from pyg_accel.derived import Seen, derived
 from pyg_accel.hooks import hook_reasons, hooks_in
 from pyg_accel.module_state import ModuleState, modules_in
+from pyg_accel.patching.context import context, modes
 from pyg_accel.patching.overrides import is_rendered, template
 from pyg_accel.patching.reasons import (
     forced,
@@ -45,10 +44,10 @@ from pyg_accel.record.guard import NotComparable
 from pyg_accel.record.program import LayerProgram, record
 from pyg_accel.record.recorder import running_recorder
 from pyg_accel.record.signature import Signature
-from pyg_accel.settings import settings, variables
+from pyg_accel.settings import settings
 
 __all__ = [
-    "NONE", "Attempt", "Programs", "Sizes", "attempt", "context", "find", "forget",
+    "NONE", "Attempt", "Programs", "Sizes", "attempt", "find", "forget",
     "forget_unpatched", "is_graph", "layers", "note", "overwrites", "recorded",
     "why",
 ]  # fmt: skip
@@ -221,33 +220,6 @@ def find(
     return None
 
 
-_variables = variables("backend", "disable", "isa", "always", "verify", "tuning")
-
-
-def context() -> tuple[Any, ...]:
-    """Return all that a recorded call depends on beside its arguments and what its code reads."""
-    return (
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
-        torch._C._is_any_autocast_enabled() and _autocast(), torch._C._len_torch_dispatch_stack(),
-        torch._C._len_torch_function_stack() and _modes(), torch.autograd.forward_ad._current_level,
-        torch._C._functorch.peek_interpreter_stack() is None,
-        torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
-        in_force(), named.get(), settings.changes, *_variables(),
-    )  # fmt: skip
-
-
-def _autocast() -> tuple[Any, ...]:
-    return tuple(
-        (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
-    )
-
-
-def _modes() -> tuple[Any, ...]:
-    """The modes of torch that see functions: those that set a default device by their device."""
-    modes = _get_current_function_mode_stack()
-    return tuple(mode.device if type(mode) is DeviceContext else mode for mode in modes)
-
-
 def is_graph(value: Any) -> bool:
     """Return whether a value is an edge_index."""
     return (
@@ -414,7 +386,7 @@ def _unrecordable(
         return f"{', '.join(own)} set on the instance"
     if reasons := hook_reasons(layer) or (hooks_in(layer) if name == "call" else []):
         return "; ".join(reasons)
-    others = any(not isinstance(mode, torch.device) for mode in _modes())
+    others = any(not isinstance(mode, torch.device) for mode in modes())
     if others or torch._C._len_torch_dispatch_stack():
         return "inside a mode of torch"
     if saved_tensors_are_hooked():
