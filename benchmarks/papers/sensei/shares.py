@@ -27,7 +27,16 @@ NAME = "papers/sensei/shares"
 PRIMITIVES = {
     "GEMM": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
     "edges": ("::dot", "::softmax", "::sddmm", "::edge", "aten::gather", "aten::index"),
-    "SpMM": ("spmm", "::attention", "::sampled", "segment", "aten::scatter"),
+    "SpMM": (
+        "spmm",
+        "::run1",
+        "::run2",
+        "::stages",
+        "::attention",
+        "::sampled",
+        "segment",
+        "aten::scatter",
+    ),
 }
 STEPS = 3  # of which the shortest counts
 GRAPHS_OF = {
