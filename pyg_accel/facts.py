@@ -137,8 +137,4 @@ def of_matrix(csr: CSR, key: Hashable, make: Callable[[], T]) -> T:
 
 def facts_of(csr: CSR) -> Facts:
     """Return what is known of a CSR matrix."""
-    known = known_of(csr)
-    facts: Facts | None = known.get("facts")
-    if facts is None:
-        facts = known["facts"] = Facts(Kind.of(csr.rowptr, csr.col, csr.num_cols, ()))
-    return facts
+    return of_matrix(csr, "facts", lambda: Facts(Kind.of(csr.rowptr, csr.col, csr.num_cols, ())))

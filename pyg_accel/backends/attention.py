@@ -22,7 +22,6 @@ class AttentionGradient(NamedTuple):
         total: [targets, H], the second result.
         gradients: formulas to sum over each row. With n operands, operand n is ``grad``, operand
             n + 1 the weight of an edge and n + 2 the gradient of its score.
-        of: the operand that each is the gradient of.
         want_scores: return the gradients of scores.
         want_weights: return the weights.
     """
@@ -34,7 +33,6 @@ class AttentionGradient(NamedTuple):
     out: Tensor
     total: Tensor
     gradients: list[Formula]
-    of: list[int]
     want_scores: bool
     want_weights: bool
 

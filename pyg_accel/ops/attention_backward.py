@@ -216,13 +216,13 @@ def gradient_launch(
         )  # fmt: skip
     plan, decision = choice
     count, (score, value) = len(plan.sources), map(parse, plan.turned)
-    formulas, of = [parse(text) for _, text in plan.sources], [index for index, _ in plan.sources]
+    formulas = [parse(text) for _, text in plan.sources]
     of_others, n = _launches(plan.others, csr, operands, grad), len(operands)
 
     def run(*tensors: Tensor) -> list[Tensor]:
         *operands, out, total, grad = tensors
         note_choice(decision.backend.name)
-        call = AttentionGradient(score, value, operands, grad, out, total, formulas, of,
+        call = AttentionGradient(score, value, operands, grad, out, total, formulas,
                                  bool(plan.others), plan.weights)  # fmt: skip
         found: list[Tensor] = decision.kernel.run(turned, call)
         made = dict(enumerate([*operands, grad]))

@@ -9,12 +9,26 @@ import pytest
 import torch
 import torch_geometric.typing
 from torch.utils._pytree import tree_map_only
+from torch_geometric.data import HeteroData
 
 import pyg_accel
 from pyg_accel.loader import neighbors
 from pyg_accel.native import cuda_library
 
 CUDA = torch.cuda.is_available()
+
+
+@pytest.fixture
+def typed() -> HeteroData:
+    """Return a graph of two types of nodes."""
+    data = HeteroData()
+    data["u"].x, data["v"].x = torch.randn(50, 8), torch.randn(80, 8)
+    data["u"].time, data["v"].time = torch.arange(50), torch.arange(80)
+    data["u", "buys", "v"].edge_index = torch.stack(
+        [torch.randint(50, (300,)), torch.randint(80, (300,))]
+    )
+    data["v", "sold", "u"].edge_index = data["u", "buys", "v"].edge_index.flip(0)
+    return data
 
 
 @pytest.fixture

@@ -31,18 +31,6 @@ def data() -> Data:
     )
 
 
-@pytest.fixture
-def typed() -> HeteroData:
-    data = HeteroData()
-    data["u"].x, data["v"].x = torch.randn(50, 8), torch.randn(80, 8)
-    data["u"].time, data["v"].time = torch.arange(50), torch.arange(80)
-    data["u", "buys", "v"].edge_index = torch.stack(
-        [torch.randint(50, (300,)), torch.randint(80, (300,))]
-    )
-    data["v", "sold", "u"].edge_index = data["u", "buys", "v"].edge_index.flip(0)
-    return data
-
-
 def assert_of(data: Data, batch: Data) -> None:
     assert (batch.x[:, 0].long() == batch.n_id).all()
     assert (batch.edge_attr.long() == batch.e_id).all()
