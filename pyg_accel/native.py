@@ -1,17 +1,21 @@
 """Loads the native libraries when something first asks for one, or says why it cannot."""
 
 import json
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyg_accel.errors import HOW_TO_BUILD, ExtensionNotBuilt
 from pyg_accel.functions import numbers
 from pyg_accel.settings import settings, variables
 
 __all__ = [
+    "Entry",
     "build_info",
     "cpu_library",
     "cpu_unavailable_reasons",
@@ -96,6 +100,48 @@ def direct(operator: Any) -> Any:
     """Return an operator of a library as the C++ function behind torch's Python object."""
     overload = operator.default
     return getattr(overload, "_op", overload)
+
+
+# Entries that are not used any more, and what removes them: when the next is added, because modes
+# would see operators that run wherever Python happens to free an object.
+_unused: list[tuple[Callable[[int], None], int]] = []
+_removing = Lock()
+
+
+class Entry:
+    """An entry in a table of a library, for as long as this object lives.
+
+    Args:
+        add: adds it and returns its number.
+        remove: removes it by its number.
+        arrays: whose memory the library reads, which assignments to ``.data`` would free.
+        owned: what else must live for as long.
+
+    Attributes:
+        number: in the table.
+    """
+
+    __slots__ = ("__weakref__", "_owned", "_remove", "number")
+
+    def __init__(
+        self,
+        add: Callable[[], int],
+        remove: Callable[[int], None],
+        arrays: Sequence[Tensor],
+        owned: Any = None,
+    ) -> None:
+        with _removing:
+            while _unused:
+                function, number = _unused.pop()
+                function(number)
+        self.number = add()
+        self._remove = remove
+        self._owned = [t.untyped_storage() for t in arrays], owned
+
+    # A default argument, since a module's names are gone when Python exits.
+    def __del__(self, unused: Callable[[Any], None] = _unused.append) -> None:
+        if hasattr(self, "number"):
+            unused((self._remove, self.number))
 
 
 _isa = variables("isa")

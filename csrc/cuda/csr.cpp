@@ -2,6 +2,7 @@
 #include "cuda/csr.h"
 
 #include "cuda/tensors.h"
+#include "empty.h"
 
 namespace pyg_accel {
 namespace {
@@ -26,7 +27,7 @@ std::vector<Tensor> run(void (*build)(const CsrArgs&, const Allocate&, cudaStrea
                   "expected fewer than 2**31 - 1 nodes and edges");
   const auto guard = guard_of(like);
   const auto empty = [&](int64_t size, ScalarType of) {
-    return torch::stable::new_empty(like, {size}, of);
+    return empty_result(like, {size}, of);
   };
   std::vector<Tensor> result{empty(num_rows + 1, type), empty(args.count, type),
                              empty(args.count, type)};

@@ -36,6 +36,11 @@ class AttentionGradient(NamedTuple):
     want_scores: bool
     want_weights: bool
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it reads: operands, both results and the gradient of the first."""
+        return [*self.operands, self.out, self.total, self.grad]
+
     def formulas(self) -> tuple[tuple[Formula, ...], tuple[Formula, ...]]:
         """Return :func:`gradient_formulas` of it."""
         return gradient_formulas(

@@ -5,14 +5,12 @@ says in one call, of features with any strides and any shape behind their rows.
 """
 
 import weakref
-from collections.abc import Callable
-from threading import Lock
 from typing import Any
 
 from pyg_accel.backends.base import Launch
 from pyg_accel.facts import known_of
 from pyg_accel.graph import CSR
-from pyg_accel.native import direct
+from pyg_accel.native import Entry, direct
 
 __all__ = ["MOST_HEADS", "PLANNED", "Matrix", "dot_launch", "spmm_launch"]
 
@@ -20,37 +18,16 @@ PLANNED = ("sum", "mean", "max", "min")
 MOST_HEADS = 2**20 - 1  # for which a plan has bits
 
 
-# Matrices whose arrays are gone, and what removes them: when the next is added, because modes would
-# see operators that run wherever Python happens to free an object.
-_gone: list[tuple[Callable[[int], None], int]] = []
-_removing = Lock()
+class Matrix(Entry):
+    """A CSR matrix in the table of a library, for as long as there are plans on it."""
 
-
-class Matrix:
-    """A CSR matrix in the table of a library, for as long as there are plans on it.
-
-    Attributes:
-        number: in the table.
-    """
-
-    __slots__ = ("__weakref__", "_owned", "_remove", "number")
+    __slots__ = ()
 
     def __init__(self, library: Any, csr: CSR, how: tuple[Any, ...], owned: Any) -> None:
         """Use :meth:`of`."""
-        with _removing:
-            while _gone:
-                remove, number = _gone.pop()
-                remove(number)
-        self.number: int = direct(library.add_matrix)(*csr[:4], *how)
-        self._remove = direct(library.remove_matrix)
-        # The library reads their memory, which assignments to `.data` would free.
-        storages = [t.untyped_storage() for t in csr[:3] if t is not None]
-        self._owned = storages, owned
-
-    # A default argument, since a module's names are gone when Python exits.
-    def __del__(self, add: Callable[[Any], None] = _gone.append) -> None:
-        if hasattr(self, "number"):
-            add((self._remove, self.number))
+        arrays = [t for t in csr[:3] if t is not None]
+        add, remove = direct(library.add_matrix), direct(library.remove_matrix)
+        super().__init__(lambda: add(*csr[:4], *how), remove, arrays, owned)
 
     @classmethod
     def of(

@@ -6,7 +6,7 @@ the operator, :func:`attention` runs its parts.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import decide, is_fast, situation
 from pyg_accel.backends.notes import note_choice
 from pyg_accel.backends.spec import Shapes, shapes_of
+from pyg_accel.cache import Bounded
 from pyg_accel.checks import shown
 from pyg_accel.column_reuse import kind_of
 from pyg_accel.formula import Formula, operands_of, parse
@@ -202,9 +203,9 @@ class _Rule(NamedTuple):
         fold, folded = folding(grad, *grad.shape[1:])
         if fold is not None:
             folds.append((len(given) + 1, fold))
-        order, launch = gradient_launch(
-            *self._csrs(graph), ready[:-1], folded, (self.score, self.value), self.needs
-        )
+        *operands, out = ready
+        call = AttentionCall(self.score, self.value, self.needs, operands, out, total)
+        order, launch = gradient_launch(*self._csrs(graph), call, folded)
         results = tuple(Result(i, methodcaller("reshape", self.shapes[i])) for i in order)
         return Gradient((), folds, [(launch, False, tuple(range(len(tensors))), results)], {})
 
@@ -239,18 +240,30 @@ def _folded(operand: Tensor) -> Tensor:
     return operand
 
 
+_bound: Bounded[tuple[Any, ...], tuple[str, Callable[[CSR], Launch]]] = Bounded(4096)
+
+
 def _launch(csr: CSR, score: str, value: str, operands: list[Tensor]) -> tuple[str, Launch]:
     """Return the backend of calls like this one, and its launch on a graph."""
-    kind, shapes = kind_of(csr), shapes_of(operands)
-    spec = OpSpec.on("attention", csr, operands[0], *extent(score, value, shapes), score=score,
-                     formula=value, shapes=shapes, sharing=kind.sharing)  # fmt: skip
-    decision, formulas = decide(spec), (parse(score), parse(value))
-    kernel = decision.kernel
-    if kernel.bind is not None:
-        launch = kernel.bind(csr, *formulas, operands)(csr)
-    else:
-        launch = Launch(kernel.run, (csr, *formulas), listed=True)
-    return decision.backend.name, launch
+    kind = kind_of(csr)
+    facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in operands]
+    key = (score, value, kind, csr.eid is None, situation(), *facts)
+    found = _bound.get(key)
+    if found is None:
+        shapes = shapes_of(operands)
+        spec = OpSpec.on("attention", csr, operands[0], *extent(score, value, shapes), score=score,
+                         formula=value, shapes=shapes, sharing=kind.sharing)  # fmt: skip
+        decision, formulas = decide(spec), (parse(score), parse(value))
+        kernel = decision.kernel
+        if kernel.bind is not None:
+            bound = kernel.bind(csr, *formulas, operands)
+        else:
+
+            def bound(csr: CSR) -> Launch:
+                return Launch(kernel.run, (csr, *formulas), listed=True)
+
+        found = _bound[key] = decision.backend.name, bound
+    return found[0], found[1](csr)
 
 
 def _attention(*args: Any) -> list[Tensor]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_accel.backends import Decision, OpSpec
+from pyg_accel.backends import OpSpec
 from pyg_accel.backends.attention import AttentionGradient
 from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import decide, is_fast, situation
@@ -181,59 +181,92 @@ class AttentionCall(NamedTuple):
         return [next(each) if needs else None for needs in self.needs]
 
 
-_choices: Bounded[tuple[Any, ...], tuple[_Plan, Decision]] = Bounded(4096)
-
-
 def _attention_backward(*args: Any) -> list[Tensor]:
     arrays, (operands, grad, out, total, score, value, needs) = Arrays.split(args)
     csrs = arrays.csr, arrays.transposed
-    _, run = gradient_launch(*csrs, operands, grad, (score, value), tuple(needs))
+    call = AttentionCall(score, value, tuple(needs), operands, out, total)
+    _, run = gradient_launch(*csrs, call, grad)
     found: list[Tensor] = run(*operands, out, total, grad)
     return found
 
 
+class _Bound(NamedTuple):
+    """How gradients of calls of a kind are computed.
+
+    Attributes:
+        plan: their formulas.
+        backend: of the pass over the transposed graph.
+        launch: of the transposed graph, returns what the backend launches.
+    """
+
+    plan: _Plan
+    backend: str
+    launch: Callable[[CSR], Launch]
+
+
+_bound: Bounded[tuple[Any, ...], _Bound] = Bounded(4096)
+
+
 def gradient_launch(
-    csr: CSR,
-    turned: CSR,
-    operands: list[Tensor],
-    grad: Tensor,
-    texts: tuple[str, str],
-    needs: tuple[bool, ...],
+    csr: CSR, turned: CSR, call: AttentionCall, grad: Tensor
 ) -> tuple[tuple[int, ...], Callable[..., list[Tensor]]]:
     """Return the operands whose gradients are computed, and what computes them.
 
     It takes the operands, the results and the gradient of the first, all like those of this call.
     """
-    kinds = kind_of(csr), kind_of(turned)
-    facts = [(t.dtype, t.size(1), t.size(2)) for t in (*operands, grad)]
-    key = (*texts, needs, *kinds, situation(), *facts)
-    choice = _choices.get(key)
-    if choice is None:
-        plan = _plan(*texts, needs, kinds_of(operands))
-        choice = _choices[key] = plan, decide(
-            OpSpec.on("attention_backward", turned, grad, grad.size(1), grad.size(2),
-                      shapes=shapes_of(operands), **plan.facts)
-        )  # fmt: skip
-    plan, decision = choice
-    count, (score, value) = len(plan.sources), map(parse, plan.turned)
-    formulas = [parse(text) for _, text in plan.sources]
-    of_others, n = _launches(plan.others, csr, operands, grad), len(operands)
+    operands = call.operands
+    kinds = kind_of(csr), kind_of(turned), turned.eid is None
+    facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in (*operands, call.out, grad)]
+    key = (call.score, call.value, call.needs, *kinds, situation(), *facts)
+    found = _bound.get(key)
+    if found is None:
+        found = _bound[key] = _bind(turned, call, grad)
+    plan, backend = found.plan, found.backend
+    launch = found.launch(turned)
+    go, listed = launch.bound(), launch.listed
+    n, count = len(operands), len(plan.sources)
+    of_others = [(part.used, launch, part.operands)
+                 for part, launch in _launches(plan.others, csr, operands, grad)]  # fmt: skip
+    shapes = [shapes_of(operands)[index] for index in plan.order]
+    behind = [step.operand for step in plan.others]
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        *operands, out, total, grad = tensors
-        note_choice(decision.backend.name)
-        call = AttentionGradient(score, value, operands, grad, out, total, formulas,
-                                 bool(plan.others), plan.weights)  # fmt: skip
-        found: list[Tensor] = decision.kernel.run(turned, call)
-        made = dict(enumerate([*operands, grad]))
-        made |= dict(zip((n + 2, n + 1), found[count:], strict=False))  # those of scores come first
-        others: dict[int, Tensor] = {}
-        for part, launch in of_others:
-            others |= zip(part.operands, launch([made[i] for i in part.used]), strict=True)
-        left = [others[step.operand] for step in plan.others]
-        return _fitted(plan, found[:count] + left, operands)
+        note_choice(backend)
+        outs = go([*tensors]) if listed else go(*tensors)
+        grads = [*outs[:count]]
+        if of_others:  # they read the gradients of scores, which come first, and weights
+            made = [*tensors[:n], tensors[-1], outs[-1], outs[count]]
+            others: dict[int, Tensor] = {}
+            for used, launch, results in of_others:
+                others |= zip(results, launch([made[i] for i in used]), strict=True)
+            grads += [others[operand] for operand in behind]
+        return [fit(one, shape) for one, shape in zip(grads, shapes, strict=True)]
 
     return plan.order, run
+
+
+def _bind(turned: CSR, call: AttentionCall, grad: Tensor) -> _Bound:
+    operands = call.operands
+    plan = _plan(call.score, call.value, call.needs, kinds_of(operands))
+    spec = OpSpec.on("attention_backward", turned, grad, grad.size(1), grad.size(2),
+                     shapes=shapes_of(operands), **plan.facts)  # fmt: skip
+    decision, (score, value) = decide(spec), map(parse, plan.turned)
+    formulas, n = [parse(text) for _, text in plan.sources], len(operands)
+
+    def given(tensors: Sequence[Tensor]) -> AttentionGradient:
+        out, total, grad = tensors[n:]
+        return AttentionGradient(score, value, [*tensors[:n]], grad, out, total, formulas,
+                                 bool(plan.others), plan.weights)  # fmt: skip
+
+    kernel = decision.kernel
+    if kernel.bind is not None:
+        bound = kernel.bind(turned, given([*operands, call.out, call.total, grad]))
+    else:
+
+        def bound(turned: CSR) -> Launch:
+            return Launch(lambda tensors: kernel.run(turned, given(tensors)), listed=True)
+
+    return _Bound(plan, decision.backend.name, bound)
 
 
 def _launches(
@@ -244,12 +277,6 @@ def _launches(
     like = dict(enumerate([*operands, grad, by_edge, by_edge]))
     passes = passes_of(steps, like)
     return [(part, part.launch(csr, [like[i] for i in part.used])[1]) for part in passes]
-
-
-def _fitted(plan: _Plan, found: list[Tensor], operands: list[Tensor]) -> list[Tensor]:
-    """Gradients in the shapes of their operands."""
-    shapes = shapes_of(operands)
-    return [fit(one, shapes[index]) for index, one in zip(plan.order, found, strict=True)]
 
 
 def _attention_backward_fake(*args: Any) -> list[Tensor]:

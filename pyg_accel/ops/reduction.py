@@ -62,7 +62,7 @@ def plan_of(
         fold, folded = folding(t, *shape)
         folds.append(fold)
         given.append(folded)
-    csr = graph.csr(edge_order=edge_order)
+    csr = graph.csr(edge_order=rule.edge_order)
     name, launch = launch_of(csr, text, reduces, given, want_arg=rule.want_arg)
     shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
     if launch.raw:
@@ -272,7 +272,10 @@ def _reduction(
     extremes = [r for r, reduce in enumerate(reduces) if reduce in _EXTREMES] if any(needs) else []
     keeps = [*keeps, *(n + len(reduces) + place for place in range(len(extremes)))]
     indices = [*indices, *(n + 2 * r + 1 for r in extremes)]
+    sides = tuple(side for _, side in read)
+    # Where nothing is of edges, their numbers are not read.
+    edge_order = edge_order and ("e" in sides or "none" in reduces)
     return _Reduction(
-        text, reduces, edge_order, tuple(side for _, side in read), trailings, shapes, needs,
-        message, trailing, bool(extremes), tuple(keeps), tuple(indices),
+        text, reduces, edge_order, sides, trailings, shapes, needs, message, trailing,
+        bool(extremes), tuple(keeps), tuple(indices),
     )  # fmt: skip

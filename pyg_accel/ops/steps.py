@@ -118,8 +118,10 @@ class Pass(NamedTuple):
             return scatter_launch(given[0].flatten(1), csr.num_rows)
         if len(self.formulas) > 1:
             decision, formulas = _decide_several(csr, given, self.formulas, self.reduces)
-            before = (csr, formulas, list(self.reduces))
-            return decision.backend.name, Launch(decision.kernel.run, before, listed=True)
+            kernel, reduces = decision.kernel, list(self.reduces)
+            if kernel.bind is not None:
+                return decision.backend.name, kernel.bind(csr, formulas, reduces, given)(csr)
+            return decision.backend.name, Launch(kernel.run, (csr, formulas, reduces), listed=True)
         csr = csr if self.numbered else csr._replace(eid=None)
         return launch_of(csr, self.formulas[0], self.reduces, given, want_arg=False)
 

@@ -11,6 +11,7 @@ import torch
 
 from pyg_accel import Graph, ops, use_backend
 from pyg_accel.backends import OpSpec, choose, get_backend
+from pyg_accel.backends.dispatch import forget_decisions
 from pyg_accel.formula import Binary, Const, Operand, Sum, Unary, operands_of, parse
 from pyg_accel.machine import Gpu
 
@@ -287,10 +288,14 @@ def test_second_gradients_equal_those_of_the_reference():
 @pytest.mark.parametrize("rows", [0, 1, 700])
 def test_narrow_rows_are_taken_in_any_order(heads, rows):
     from pyg_accel.backends.triton import gather
+    from pyg_accel.backends.triton.sequence import Sequence
 
     x = torch.randn(max(rows, 1), 2 * heads, 1)[:, :heads]  # rows apart from one another
     order = torch.randint(max(rows, 1), (rows,), dtype=torch.int32)
-    torch.testing.assert_close(gather.run(x, order), x[order.long()], rtol=0, atol=0)
+    sequence = Sequence(1, x.device)
+    out = sequence.result((rows, heads, 1), x.dtype)
+    gather.append_to(sequence, sequence.operands[0], x.stride(0), order, out, heads)
+    torch.testing.assert_close(sequence([x])[0], x[order.long()], rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -426,6 +431,7 @@ def test_attention_copies_rows_that_many_edges_read(copies, monkeypatch):
 
     def made(score: str, operands: list[torch.Tensor]) -> int:
         copies.clear()
+        forget_decisions()
         with use_backend("triton"):
             ops.attention(graph, score, "u0", operands)
         return len(copies)

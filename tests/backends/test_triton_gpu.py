@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel import Graph, ops, use_backend
+from pyg_accel.facts import expect_to_stay
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,10 +57,13 @@ def make_operands(graph: Graph, sides: str, width: int, dtype: torch.dtype) -> l
 def both(
     graph: Graph, text: str, operands: list[Tensor], reduce: str
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Result and gradients by the Triton backend, and in float64 by the reference."""
+    """Result and gradients by the Triton backend, and in float64 by the reference.
+
+    Kernels are compiled in a first call, and launched by the CUDA library from the third on.
+    """
     answers = []
-    for backend in ("triton", "reference"):
-        wide = [t.double() if backend == "reference" else t for t in operands]
+    for backend, factor in (*[("triton", f) for f in (3.0, -2.0, 1.0)], ("reference", 1.0)):
+        wide = [t.double() if backend == "reference" else t * factor for t in operands]
         leaves = [t.detach().clone().requires_grad_() for t in wide]
         with use_backend(backend):
             out = ops.gspmm(graph, text, leaves, reduce=reduce)
@@ -67,7 +71,7 @@ def both(
             grad = torch.randn(out.shape, device="cuda").to(operands[0].dtype)
             grads = torch.autograd.grad(out, leaves, grad.to(out.dtype), allow_unused=True)
         answers.append([out.detach(), *[g for g in grads if g is not None]])
-    return answers[0], answers[1]
+    return answers[-2], answers[-1]
 
 
 def check(ours: list[Tensor], right: list[Tensor], dtype: torch.dtype, terms: float) -> None:
@@ -77,6 +81,30 @@ def check(ours: list[Tensor], right: list[Tensor], dtype: torch.dtype, terms: fl
         scale = good.abs().max().clamp(min=1.0) * max(terms, 1.0)
         error = (mine.double() - good).abs().max() / scale
         assert float(error) <= TOLERANCE[dtype], float(error)
+
+
+def test_a_call_may_bring_operands_at_any_address():
+    graph, (text, _) = make_graph("hubs"), FORMULAS["gine"]
+    rows, edges, width = graph.num_cols, graph.num_edges, 16
+    memory = torch.randn(rows * width + 4, device="cuda"), torch.randn(edges, width, device="cuda")
+    for offset in (0, 0, 0, 1, 4, 0):
+        x = memory[0][offset : offset + rows * width].view(rows, width)
+        with use_backend("triton"):
+            ours = ops.gspmm(graph, text, [x, memory[1]])
+        with use_backend("reference"):
+            right = ops.gspmm(graph, text, [x.double(), memory[1].double()])
+        check([ours], [right], torch.float32, 1)
+
+
+def test_later_calls_are_launched_by_the_library():
+    graph, (text, sides) = make_graph("hubs"), FORMULAS["gine"]
+    operands = make_operands(graph, sides, 64, torch.float32)
+    with use_backend("triton"), expect_to_stay():
+        for _ in range(3):
+            ops.gspmm(graph, text, operands)
+        with torch.profiler.profile() as profile:
+            ops.gspmm(graph, text, operands)
+    assert any("run_sequence" in event.key for event in profile.key_averages())
 
 
 @pytest.mark.parametrize("kind", ["tiny", "short", "long", "hubs"])

@@ -121,15 +121,18 @@ _OPERATORS = (
 TRITON = Backend(
     "triton",
     table({op: _late(op) for op in _OPERATORS}, _cost, _reasons)
-    | table(
-        {op: _late(op) for op in ("gspmm_several", "attention_backward")},
-        _cost,
-        _whole_head_reasons,
-    )
+    | {
+        op: Kernel(_late(op), _cost, _whole_head_reasons, bind=_late(f"bind_{op}"))
+        for op in ("gspmm_several", "attention_backward")
+    }
     | {
         "gspmm": Kernel(_late("gspmm"), _cost, _reasons, bind=_late("bind_gspmm")),
         "attention": Kernel(
-            _late("attention"), _cost, _whole_head_reasons, prefers_unfused=_has_wide_dots
+            _late("attention"),
+            _cost,
+            _whole_head_reasons,
+            bind=_late("bind_attention"),
+            prefers_unfused=_has_wide_dots,
         ),
     },
     _unavailable_reasons,

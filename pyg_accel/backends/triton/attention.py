@@ -1,5 +1,7 @@
 """Launches attention, and several formulas at once: which recipe, which tiles."""
 
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_accel.backends.attention import AttentionGradient
+from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dtypes import accumulate
 from pyg_accel.backends.spec import Shapes, shapes_of
 from pyg_accel.backends.triton.attention_codegen import (
@@ -18,10 +21,11 @@ from pyg_accel.backends.triton.attention_codegen import (
 from pyg_accel.backends.triton.kernel_set import KernelSet, Tasks
 from pyg_accel.backends.triton.kernels.attention import delta_kernel
 from pyg_accel.backends.triton.launch import attention_tile, piece_tile
-from pyg_accel.backends.triton.launcher import launch, type_of
+from pyg_accel.backends.triton.launcher import type_of
 from pyg_accel.backends.triton.padding import LONG_ROW, cut, fill, rows_to_pad
 from pyg_accel.backends.triton.plan import graph_facts, operand_shape, seen, vector_unit
 from pyg_accel.backends.triton.recipe import AttentionRecipe
+from pyg_accel.backends.triton.sequence import Sequence, Slot
 from pyg_accel.cache import Bounded
 from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
@@ -34,7 +38,9 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR
 
-__all__ = ["run", "run_backward", "run_several"]
+__all__ = [
+    "bind", "bind_backward", "bind_several", "run", "run_backward", "run_several",
+]  # fmt: skip
 
 # Measured on an H200: of 25 edges for each row that is copied, GATConv with rows of 160 bytes gains
 # a third, with 1312 bytes it loses 8%, and GATv2Conv and TransformerConv, where the copies are two
@@ -43,74 +49,137 @@ _SPARSE, _DENSE = 20, 200
 
 
 def run(csr: CSR, score: Formula, value: Formula, operands: list[Tensor]) -> list[Tensor]:
+    """Run a call by itself."""
+    found: list[Tensor] = bind(csr, score, value, operands)(csr).bound()(operands)
+    return found
+
+
+def bind(
+    csr: CSR, score: Formula, value: Formula, operands: list[Tensor]
+) -> Callable[[CSR], Launch]:
     """Go over each row once, with a running maximum of its scores."""
-    shapes = shapes_of(operands)
-    heads, width = _extent(score, value, shapes)
+    heads, width = _extent(score, value, shapes_of(operands))
     entries, a_row = csr.col.numel(), _entries_a_copy(score, operands)
     if wide := rows_to_pad([score, value], operands, entries, csr.num_rows, a_row):
-        out, sums = run(csr, score, value, fill(operands, wide))
-        return [cut(out, width), sums]
-    like, rows = operands[0], csr.num_rows
-    out = like.new_empty(rows, heads, width)
-    sums = like.new_empty(rows, heads, dtype=accumulate(like.dtype))
-    if rows and heads * width:
-        _pass_over(csr, operands, heads, width, (score, value, (), ()))(
-            csr, operands, [out, sums], []
-        )
-    return [out, sums]
+        filled = bind(csr, score, value, fill(operands, wide))
+
+        def padded(csr: CSR) -> Launch:
+            go = filled(csr).bound()
+
+            def attend(operands: list[Tensor]) -> list[Tensor]:
+                out, sums = go(fill(operands, wide))
+                return [cut(out, width), sums]
+
+            return Launch(attend, listed=True)
+
+        return padded
+    dtype = operands[0].dtype
+    go = _pass_over(csr, operands, heads, width, (score, value, (), ()))
+
+    def on(csr: CSR) -> Launch:
+        sequence, rows = Sequence(len(operands), csr.rowptr.device), csr.num_rows
+        out = sequence.result((rows, heads, width), dtype)
+        sums = sequence.result((rows, heads), accumulate(dtype))
+        if rows and heads * width:
+            go.append_to(sequence, csr, sequence.operands, [out, sums], [])
+        return Launch(sequence, listed=True)
+
+    return on
 
 
 def run_several(
     csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
 ) -> list[Tensor]:
     """Run several formulas in one pass."""
-    return _several(csr, formulas, reduces, operands, shapes_of(operands), a_row=_DENSE)
+    found: list[Tensor] = bind_several(csr, formulas, reduces, operands)(csr).bound()(operands)
+    return found
 
 
-def _several(
+def bind_several(
+    csr: CSR, formulas: list[Formula], reduces: list[str], operands: list[Tensor]
+) -> Callable[[CSR], Launch]:
+    """Return what runs several formulas in one pass."""
+    bound = _bind_several(csr, formulas, reduces, operands, a_row=_DENSE)
+    return lambda csr: Launch(bound(csr), listed=True)
+
+
+def _bind_several(
     csr: CSR,
-    formulas: list[Formula],
-    reduces: list[str],
+    formulas: SequenceOf[Formula],
+    reduces: SequenceOf[str],
     operands: list[Tensor],
-    shapes: Shapes,
     infinite: int = -1,
     *,
     a_row: int,
-) -> list[Tensor]:
+) -> Callable[[CSR], Callable[[list[Tensor]], list[Tensor]]]:
+    shapes = shapes_of(operands)
     heads, width = (max(each) for each in zip(*shapes, strict=True))
     if wide := rows_to_pad(formulas, operands, csr.col.numel(), csr.num_rows, a_row):
         filled = fill(operands, wide)
-        outs = _several(csr, formulas, reduces, filled, shapes_of(filled), infinite, a_row=a_row)
-        return [cut(out, width) if out.size(2) > width else out for out in outs]
-    dtype, device = operands[0].dtype, csr.col.device
-    outs = [
-        torch.empty(csr.num_rows if reduce == "sum" else csr.col.numel(), heads,
-                    _extent_of(formula, shapes)[1], dtype=dtype, device=device)
-        for formula, reduce in zip(formulas, reduces, strict=True)
-    ]  # fmt: skip
-    if not csr.num_rows or not heads * width or not csr.col.numel():
-        return [t.zero_() for t in outs]
+        bound = _bind_several(csr, formulas, reduces, filled, infinite, a_row=a_row)
+
+        def padded(csr: CSR) -> Callable[[list[Tensor]], list[Tensor]]:
+            go = bound(csr)
+            return lambda operands: [
+                cut(out, width) if out.size(2) > width else out for out in go(fill(operands, wide))
+            ]
+
+        return padded
+    dtype = operands[0].dtype
+    widths = [_extent_of(formula, shapes)[1] for formula in formulas]
     sums, stores = (
-        [(f, t) for f, r, t in zip(formulas, reduces, outs, strict=True) if r == each]
+        tuple(f for f, r in zip(formulas, reduces, strict=True) if r == each)
         for each in ("sum", "none")
     )
-    recipe = (None, formulas[0], tuple(f for f, _ in sums), tuple(f for f, _ in stores))
+    recipe = (None, formulas[0], sums, stores)
     go = _pass_over(csr, operands, heads, width, recipe, infinite)
-    go(csr, operands, [t for _, t in sums], [t for _, t in stores])
-    return outs
+
+    def on(csr: CSR) -> Callable[[list[Tensor]], list[Tensor]]:
+        rows, entries, device = csr.num_rows, csr.col.numel(), csr.col.device
+        sequence = Sequence(len(operands), device)
+        places = {"sum": list[Slot](), "none": list[Slot]()}
+        sizes = []
+        for reduce, columns in zip(reduces, widths, strict=True):
+            sizes.append((rows if reduce == "sum" else entries, heads, columns))
+            places[reduce].append(sequence.result(sizes[-1], dtype))
+        if not rows or not heads * width or not entries:
+            return lambda operands: [torch.zeros(s, dtype=dtype, device=device) for s in sizes]
+        go.append_to(sequence, csr, sequence.operands, places["sum"], places["none"])
+        return sequence
+
+    return on
 
 
 def run_backward(csr: CSR, call: AttentionGradient) -> list[Tensor]:
+    """Run a call by itself."""
+    found: list[Tensor] = bind_backward(csr, call)(csr).bound()(call.tensors)
+    return found
+
+
+def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
     """Compute weights anew, and add up gradients, in one pass."""
-    total, delta = call.total.unsqueeze(-1), _delta(call.grad, call.out).unsqueeze(-1)
+    total = call.total.unsqueeze(-1)
     sums, left = call.formulas()
-    everything = [*call.operands, call.grad, total, delta]
-    shapes = shapes_of(everything)
     reduces = ["sum"] * len(sums) + ["none"] * len(left)
     finite = stays_finite(call.score) and stays_finite(call.value)
     infinite = len(call.operands) + 1 if finite else -1
-    a_row = _entries_a_copy(call.score, call.operands)
-    return _several(csr, [*sums, *left], reduces, everything, shapes, infinite, a_row=a_row)
+    bound = _bind_several(
+        csr, [*sums, *left], reduces, [*call.operands, call.grad, total, total], infinite,
+        a_row=_entries_a_copy(call.score, call.operands),
+    )  # fmt: skip
+    facts = call.out.shape[1:], call.grad.stride(0), call.out.stride(0), call.out.dtype
+
+    def on(csr: CSR) -> Launch:
+        pass_over, delta_of = bound(csr), _delta(csr, *facts)
+
+        def differentiate(tensors: list[Tensor]) -> list[Tensor]:
+            *operands, out, total, grad = tensors
+            (delta,) = delta_of([grad, out])
+            return pass_over([*operands, grad, total.unsqueeze(-1), delta])
+
+        return Launch(differentiate, listed=True)
+
+    return on
 
 
 def _entries_a_copy(score: Formula, operands: list[Tensor]) -> int:
@@ -119,17 +188,21 @@ def _entries_a_copy(score: Formula, operands: list[Tensor]) -> int:
     return _DENSE if has_sum(score) or row > LONG_ROW else _SPARSE
 
 
-def _delta(grad: Tensor, out: Tensor) -> Tensor:
-    """The dot products of two tensors [N, H, F], [N, H]."""
-    nodes, heads, width = out.shape
-    wide = accumulate(out.dtype)
-    delta = out.new_empty(nodes, heads, dtype=wide)
-    block = 1 << (width - 1).bit_length()
+def _delta(
+    csr: CSR, shape: tuple[int, ...], grad_stride: int, out_stride: int, dtype: torch.dtype
+) -> Sequence:
+    """The dot products [N, H, 1] of two tensors [N, H, F], with these strides between rows."""
+    nodes, (heads, width), wide = csr.num_cols, shape, accumulate(dtype)
+    sequence = Sequence(2, csr.col.device)
+    grad, out = sequence.operands
+    delta = sequence.result((nodes, heads, 1), wide)
+    block = 1 << max(width - 1, 0).bit_length()
     tall = max(2048 // block, 1)
-    arguments = (grad, grad.stride(0), out, out.stride(0), delta, nodes, heads, width)
-    launch(delta_kernel, (-(-nodes * heads // tall),), arguments, warps=4, ROWS=tall, COLUMNS=block,
-           ACC=type_of(wide))  # fmt: skip
-    return delta
+    arguments = (grad, grad_stride, out, out_stride, delta, nodes, heads, width)
+    if nodes and heads:
+        sequence.launch(delta_kernel, (-(-nodes * heads // tall),), arguments, warps=4, ROWS=tall,
+                        COLUMNS=block, ACC=type_of(wide))  # fmt: skip
+    return sequence
 
 
 def _extent(score: Formula, value: Formula, shapes: Shapes) -> tuple[int, int]:
@@ -219,7 +292,7 @@ def _pass_over(
 
 
 class _Pass:
-    """One pass over a graph: what the launches of its rows, pieces and combinations share."""
+    """A pass over a graph: what the launches over its rows, pieces and combinations share."""
 
     def __init__(
         self,
@@ -241,19 +314,25 @@ class _Pass:
             t.stride(0) // max(unit, 1) for t, unit in zip(operands, recipe.aligned, strict=True)
         ]
 
-    def __call__(
-        self, csr: CSR, operands: list[Tensor], outs: list[Tensor], left: list[Tensor]
+    def append_to(
+        self,
+        sequence: Sequence,
+        csr: CSR,
+        operands: list[Slot],
+        outs: list[Slot],
+        left: list[Slot],
     ) -> None:
-        """Launch it.
+        """Append its launches.
 
         Args:
+            sequence: to append to.
             csr: the graph.
             operands: of the formulas.
             outs: where the results of targets go.
             left: where that which stays behind for every edge goes.
         """
         sizes = (self._heads, self._width)
-        self._tasks(
-            csr, [*zip(operands, self._strides, strict=True)], [*outs, *left], sizes,
+        self._tasks.append_to(
+            sequence, csr, [*zip(operands, self._strides, strict=True)], [*outs, *left], sizes,
             direct=left, raw=self._raw, before=(), after=(*outs, *sizes),
         )  # fmt: skip

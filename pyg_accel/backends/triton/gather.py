@@ -3,26 +3,29 @@
 from torch import Tensor
 
 from pyg_accel.backends.triton.kernels.gather import gather_kernel
-from pyg_accel.backends.triton.launcher import launch
+from pyg_accel.backends.triton.sequence import Sequence, Slot
 
-__all__ = ["run"]
+__all__ = ["append_to"]
 
 ELEMENTS = 1024  # of a tile
 
 
-def run(x: Tensor, order: Tensor) -> Tensor:
-    """Return ``x[order]``.
+def append_to(
+    sequence: Sequence, x: Slot, stride: int, order: Tensor, out: Slot, heads: int
+) -> None:
+    """Append the computation of ``x[order]``.
 
     Args:
+        sequence: to append to.
         x: [rows, H, 1] with few heads, contiguous within a row.
+        stride: between its rows.
         order: [E].
+        out: [E, H, 1].
+        heads: H.
     """
-    heads = x.size(1)
-    out = x.new_empty(order.numel(), heads, 1)
+    count = order.numel()
     block = 1 << (heads - 1).bit_length()
     tall = max(ELEMENTS // block, 1)
-    if out.numel():
-        arguments = (x, order, out, order.numel(), heads, x.stride(0))
-        launch(gather_kernel, (-(-order.numel() // tall),), arguments, warps=4, ROWS=tall,
-               COLUMNS=block)  # fmt: skip
-    return out
+    if count:
+        sequence.launch(gather_kernel, (-(-count // tall),), (x, order, out, count, heads, stride),
+                        warps=4, ROWS=tall, COLUMNS=block)  # fmt: skip

@@ -1,6 +1,7 @@
 """Launches generated kernels: what a plan says, on the tensors of a call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from pyg_accel.backends.triton.plan import (
     seen,
 )
 from pyg_accel.backends.triton.recipe import states_of
+from pyg_accel.backends.triton.sequence import Sequence, Slot
 from pyg_accel.formula import Formula, Operand, Sum, has_sum, map_children
 from pyg_accel.graph import CSR
 
@@ -62,18 +64,17 @@ def bind(
     by_edge = [reduce == "none" for reduce in reduces]
     go = _Pass(plan, operands)
 
-    def reduce(csr: CSR, operands: list[Tensor]) -> list[Tensor]:
-        rows, entries, device = csr.num_rows, csr.col.numel(), csr.rowptr.device
-        outs = [
-            torch.empty((entries if each else rows, heads, width), dtype=dtype, device=device)
-            for each in by_edge
-        ]
-        args = [csr.col.new_empty((rows, heads, width)) for _ in range(extremes)]
+    def on(csr: CSR) -> Launch:
+        sequence = Sequence(len(operands), csr.rowptr.device)
+        rows, entries = csr.num_rows, csr.col.numel()
+        outs = [sequence.result((entries if each else rows, heads, width), dtype)
+                for each in by_edge]  # fmt: skip
+        args = [sequence.result((rows, heads, width), csr.col.dtype) for _ in range(extremes)]
         if rows and heads * width:
-            go(csr, operands, outs, args)
-        return outs + args
+            go.append_to(sequence, csr, sequence.operands, outs, args)
+        return Launch(sequence, listed=True)
 
-    return lambda csr: Launch(reduce, (csr,), listed=True)
+    return on
 
 
 def _bind_padded(
@@ -119,51 +120,55 @@ def _dot(csr: CSR, formula: Formula, operands: list[Tensor], dtype: torch.dtype)
     if width == 0 or 0 in shape or csr.num_rows == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
     plan = make_plan(formula, tuple(map(seen, operands)), ("none",), "", graph_facts(csr), True)
-    go = _Pass(plan, operands)
+    go, sequence = _Pass(plan, operands), Sequence(len(operands) + 1, device)
+    *slots, total = sequence.operands
     if not plan.kernels.recipe.adds:
         out = torch.empty(shape, dtype=dtype, device=device)
-        go(csr, operands, [out], [])
+        go.append_to(sequence, csr, slots, [total], [])
+        sequence([*operands, out])
         return out
     # One part of the width after the other: its features stay in cache while all edges read them.
     wide = accumulate_dtype(tuple(t.dtype for t in operands))
-    total = torch.zeros(shape, dtype=wide, device=device)
+    out = torch.zeros(shape, dtype=wide, device=device)
     for part in range(-(-width // plan.kernels.recipe.tile.columns)):
-        go(csr, operands, [total], [], part)
-    return total.to(dtype)
+        go.append_to(sequence, csr, slots, [total], [], part)
+    sequence([*operands, out])
+    return out.to(dtype)
 
 
 class _Pass:
-    """Launches a plan: its rows, and the pieces of those that are too long.
+    """The launches of a plan: of its rows, and of the pieces of those that are too long.
 
     Args:
         plan: of the pass.
         operands: like those of every call, in dtypes, strides and trailing sizes.
     """
 
-    def __init__(self, plan: Plan, operands: Sequence[Tensor]) -> None:
+    def __init__(self, plan: Plan, operands: SequenceOf[Tensor]) -> None:
         self._plan = plan
         recipe = plan.kernels.recipe
+        read = [operands[i] for i in plan.used]
+        self._read = [(t.dtype, t.size(1), t.stride(0)) for t in read]
         self._units = [max(unit, 1) for unit in recipe.aligned]
-        self._strides = [
-            operands[i].stride(0) // unit for i, unit in zip(plan.used, self._units, strict=True)
-        ]
         self._tasks = Tasks(plan.kernels, plan.slices)
         types = {True: getattr(torch, recipe.position), False: getattr(torch, recipe.accumulate)}
         states = states_of(recipe.reduces, recipe.winners)
         size = plan.columns * recipe.columns
         self._raw = [(size, types[state.endswith("_at")]) for state in states]
 
-    def __call__(
+    def append_to(
         self,
+        sequence: Sequence,
         csr: CSR,
-        operands: Sequence[Tensor],
-        outs: list[Tensor],
-        winners: list[Tensor],
+        operands: SequenceOf[Slot],
+        outs: list[Slot],
+        winners: list[Slot],
         part: int = 0,
     ) -> None:
-        """Launch it.
+        """Append them.
 
         Args:
+            sequence: to append to.
             csr: the graph.
             operands: of the formula.
             outs: where the results go.
@@ -171,18 +176,21 @@ class _Pass:
             part: of the width, in sums that take several passes.
         """
         plan, recipe = self._plan, self._plan.kernels.recipe
-        read = [operands[i] for i in plan.used]
-        strides = self._strides
-        if plan.gathered:
-            assert csr.eid is not None, "entries are numbered where something is gathered"
-            read = [
-                gather.run(t, csr.eid) if first else t
-                for t, first in zip(read, plan.gathered, strict=True)
-            ]
-            strides = [t.stride(0) // unit for t, unit in zip(read, self._units, strict=True)]
+        read = []
+        gathered = plan.gathered or (False,) * len(plan.used)
+        for i, first, unit, (dtype, heads, stride) in zip(
+            plan.used, gathered, self._units, self._read, strict=True
+        ):
+            slot = operands[i]
+            if first:
+                assert csr.eid is not None, "entries are numbered where something is gathered"
+                slot = sequence.scratch((csr.eid.numel(), heads, 1), dtype)
+                gather.append_to(sequence, operands[i], stride, csr.eid, slot, heads)
+                stride = heads
+            read.append((slot, stride // unit))
         stored = [*outs, *winners]
-        self._tasks(
-            csr, [*zip(read, strides, strict=True)], stored, (plan.columns, plan.width, part),
+        self._tasks.append_to(
+            sequence, csr, read, stored, (plan.columns, plan.width, part),
             direct=[out for out, r in zip(outs, recipe.reduces, strict=True) if r == "none"],
             raw=self._raw, before=(csr.rowptr, csr.col, csr.eid if recipe.numbered else None),
             after=(*stored, plan.columns),

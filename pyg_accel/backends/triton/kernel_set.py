@@ -1,17 +1,17 @@
 """The kernels that work on the rows of one recipe, and on the pieces of those that are too long."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
-from pyg_accel.backends.schedule import Pieces, schedule_of
+from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton.launch import Tile
-from pyg_accel.backends.triton.launcher import Launcher, launch
 from pyg_accel.backends.triton.recipe import Common
+from pyg_accel.backends.triton.sequence import Sequence, Slot
 from pyg_accel.graph import CSR
 
 __all__ = ["KernelSet", "Tasks"]
@@ -49,23 +49,25 @@ class Tasks(Generic[R]):
     def __init__(self, kernels: KernelSet[R], slices: int) -> None:
         self._kernels: KernelSet[R] = kernels
         self._slices = slices
-        self._rows: dict[tuple[bool, bool, bool], Launcher] = {}
+        self._rows: dict[tuple[bool, bool], Any] = {}
 
-    def __call__(
+    def append_to(
         self,
+        sequence: Sequence,
         csr: CSR,
-        operands: list[tuple[Tensor, int]],
-        stored: list[Tensor],
+        operands: list[tuple[Slot, int]],
+        stored: list[Slot],
         sizes: tuple[int, ...],
         *,
-        direct: list[Tensor],
+        direct: list[Slot],
         raw: list[tuple[int, torch.dtype]],
-        before: Sequence[Any],
-        after: Sequence[Any],
+        before: SequenceOf[Any],
+        after: SequenceOf[Any],
     ) -> None:
-        """Go over a graph.
+        """Append the launches on a graph.
 
         Args:
+            sequence: to append to.
             csr: the graph.
             operands: each with its stride.
             stored: where results go.
@@ -75,72 +77,44 @@ class Tasks(Generic[R]):
             before: what the kernel that puts pieces together takes before them.
             after: what it takes behind them.
         """
-        tile = self._kernels.recipe.tile
+        tile, piece_tile = self._kernels.recipe.tile, self._kernels.piece_tile
         schedule = schedule_of(csr, tile.split, tile.piece, ordered=tile.rows > 1)
-        pieces = schedule.pieces
-        self._over_rows(csr, schedule.order, operands, stored, sizes, cut=pieces is not None)
+        order, pieces = schedule.order, schedule.pieces
+        eid = csr.eid if self._kernels.recipe.numbered else None
+        arrays = (csr.rowptr, csr.col, eid)
+        read = [argument for pair in operands for argument in pair]
+        rows, last = csr.num_rows, (*sizes, tile.split)
+        sequence.launch(
+            self._over_rows(ordered=order is not None, cut=pieces is not None),
+            (-(-rows // tile.rows), self._slices),
+            (*arrays, order, None, None, *read, *stored, rows, *last), warps=tile.warps,
+        )  # fmt: skip
         if pieces is None:
             return
         count = pieces.row.numel()
-        states: list[Tensor] = [
-            csr.col.new_empty((count, columns), dtype=dtype) for columns, dtype in raw
-        ]
-        self._over_pieces(csr, pieces, operands, [*states, *direct], sizes)
+        states = [sequence.scratch((count, columns), dtype) for columns, dtype in raw]
+        sequence.launch(
+            self._over_pieces, (-(-count // piece_tile.rows), self._slices),
+            (*arrays, pieces.row, pieces.begin, pieces.end, *read, *states, *direct, count, *last),
+            warps=piece_tile.warps,
+        )  # fmt: skip
         if states:
-            arguments = [*before, pieces.rows, pieces.first, *states, *after]
-            launch(self._combination, (pieces.rows.numel(), self._slices), arguments)
+            grid = (pieces.rows.numel(), self._slices)
+            arguments = (*before, pieces.rows, pieces.first, *states, *after)
+            sequence.launch(self._combination, grid, arguments)
+
+    def _over_rows(self, *, ordered: bool, cut: bool) -> Any:
+        kernel = self._rows.get((ordered, cut))
+        if kernel is None:
+            recipe = replace(self._kernels.recipe, tasks="order" if ordered else "rows", hubs=cut)
+            kernel = self._rows[ordered, cut] = self._kernels.entries(recipe)
+        return kernel
 
     @cached_property
     def _combination(self) -> Any:
         return self._kernels.combination(self._kernels.whole)
 
     @cached_property
-    def _pieces(self) -> Any:
+    def _over_pieces(self) -> Any:
         kernels = self._kernels
         return kernels.entries(replace(kernels.recipe, tasks="pieces", tile=kernels.piece_tile))
-
-    def _over_rows(
-        self,
-        csr: CSR,
-        order: Tensor | None,
-        operands: Iterable[tuple[Tensor, int]],
-        stored: Sequence[Tensor],
-        sizes: tuple[int, ...],
-        *,
-        cut: bool,
-    ) -> None:
-        tile, eid, rows = self._kernels.recipe.tile, self._eid(csr), csr.num_rows
-        arguments: list[Any] = [csr.rowptr, csr.col, eid, order, None, None]
-        tensors = [csr.rowptr, csr.col, *stored]
-        for operand, stride in operands:
-            arguments += (operand, stride)
-            tensors.append(operand)
-        tensors += [t for t in (eid, order) if t is not None]
-        key = (order is None, cut, rows < 2**31)
-        launcher = self._rows.get(key)
-        if launcher is None:
-            recipe, tasks = self._kernels.recipe, "rows" if order is None else "order"
-            kernel = self._kernels.entries(replace(recipe, tasks=tasks, hubs=cut))
-            launcher = self._rows[key] = Launcher(kernel, tile.warps)
-        grid = (-(-rows // tile.rows), self._slices, 1)
-        launcher(grid, [*arguments, *stored, rows, *sizes, tile.split], tensors)
-
-    def _over_pieces(
-        self,
-        csr: CSR,
-        pieces: Pieces,
-        operands: Iterable[tuple[Tensor, int]],
-        stored: Sequence[Tensor],
-        sizes: tuple[int, ...],
-    ) -> None:
-        tile, count = self._kernels.piece_tile, pieces.row.numel()
-        arguments: list[Any] = [csr.rowptr, csr.col, self._eid(csr)]
-        arguments += [pieces.row, pieces.begin, pieces.end]
-        for pair in operands:
-            arguments += pair
-        arguments += [*stored, count, *sizes, tile.split]
-        grid = (-(-count // tile.rows), self._slices)
-        launch(self._pieces, grid, arguments, warps=tile.warps)
-
-    def _eid(self, csr: CSR) -> Tensor | None:
-        return csr.eid if self._kernels.recipe.numbered else None

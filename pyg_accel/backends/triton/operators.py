@@ -1,5 +1,8 @@
 """The functions of all operators under their names, for a table that does not import Triton."""
 
+from pyg_accel.backends.triton.attention import bind as bind_attention
+from pyg_accel.backends.triton.attention import bind_backward as bind_attention_backward
+from pyg_accel.backends.triton.attention import bind_several as bind_gspmm_several
 from pyg_accel.backends.triton.attention import run as attention
 from pyg_accel.backends.triton.attention import run_backward as attention_backward
 from pyg_accel.backends.triton.attention import run_several as gspmm_several
@@ -14,6 +17,7 @@ from pyg_accel.backends.triton.scatter import run as scatter_arg
 from pyg_accel.backends.triton.softmax import run as edge_softmax
 
 __all__ = [
-    "attention", "attention_backward", "bind_gspmm", "cbsr_dot", "cbsr_spmm", "edge_softmax",
-    "gspmm", "gspmm_several", "maxk", "sampled_spmm", "scatter_arg", "sspmm",
+    "attention", "attention_backward", "bind_attention", "bind_attention_backward", "bind_gspmm",
+    "bind_gspmm_several", "cbsr_dot", "cbsr_spmm", "edge_softmax", "gspmm", "gspmm_several", "maxk",
+    "sampled_spmm", "scatter_arg", "sspmm",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import triton.language as tl
 __all__ = ["gather_kernel"]
 
 
-@triton.jit(do_not_specialize=["rows", "columns"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "columns", "stride"])  # type: ignore[untyped-decorator]
 def gather_kernel(
     x_ptr: tl.tensor,
     order_ptr: tl.tensor,

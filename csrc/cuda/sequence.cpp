@@ -1,0 +1,199 @@
+// Kernels that Triton compiled, launched one after another in one call. What they are launched on
+// was written down by pyg_accel/backends/triton/sequence.py.
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+
+#include "cuda/tensors.h"
+#include "empty.h"
+#include "plans.h"
+
+namespace pyg_accel {
+namespace {
+
+constexpr uintptr_t kAlignment = 16;  // bytes, of which Triton compiles loads of pointers like these
+
+// Where the argument of a kernel comes from.
+enum class Source : int64_t { kNumber, kArray, kTensor };
+
+struct Argument {
+  Source source;
+  uint64_t value;  // the number, the address of an array, or which of the operands and new tensors
+};
+
+struct Launch {
+  CUfunction function;
+  std::array<unsigned, 3> grid;
+  unsigned threads;
+  unsigned shared_bytes;
+  std::vector<Argument> arguments;  // and null for what Triton adds behind
+};
+
+struct NewTensor {
+  ScalarType type;
+  std::vector<int64_t> shape;
+};
+
+struct Sequence {
+  int32_t device;
+  size_t operands;
+  size_t results;  // the first of the new tensors; the others are only between kernels
+  std::vector<NewTensor> fresh;
+  std::vector<Launch> launches;
+};
+
+Table<Sequence>& table() {
+  static Table<Sequence> sequences;
+  return sequences;
+}
+
+// A function of the driver, to which the library is not linked: it is to load without one.
+template <class Function>
+Function driver(const char* name, unsigned version) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result);
+  return error == cudaSuccess && result == cudaDriverEntryPointSuccess
+             ? reinterpret_cast<Function>(found)
+             : nullptr;
+}
+
+// How many parameters a kernel has; -1 unless they begin with those of these sizes, and all that
+// Triton adds behind are pointers.
+int64_t parameters_of(CUfunction function, const std::vector<size_t>& sizes) {
+  using Query = CUresult (*)(CUfunction, size_t, size_t*, size_t*);
+  static const auto query = driver<Query>("cuFuncGetParamInfo", 12040);
+  if (!query)
+    return -1;
+  size_t count = 0, offset = 0, size = 0;
+  for (; query(function, count, &offset, &size) == CUDA_SUCCESS; ++count)
+    if (size != (count < sizes.size() ? sizes[count] : sizeof(void*)))
+      return -1;
+  return count < sizes.size() ? -1 : static_cast<int64_t>(count);
+}
+
+// Reads what Python wrote.
+class Code {
+ public:
+  explicit Code(const std::vector<int64_t>& code) : code_(code) {}
+
+  int64_t next() {
+    STD_TORCH_CHECK(at_ < code_.size(), "expected more of a sequence");
+    return code_[at_++];
+  }
+
+ private:
+  const std::vector<int64_t>& code_;
+  size_t at_ = 0;
+};
+
+// The number of a sequence in the table; 0 if a kernel takes other parameters than it says.
+int64_t add_sequence(const std::vector<Tensor>& arrays, const std::vector<int64_t>& written) {
+  STD_TORCH_CHECK(!arrays.empty(), "expected the arrays of a graph");
+  Code code(written);
+  Sequence made{};
+  made.device = arrays[0].get_device_index();
+  made.operands = code.next();
+  made.results = code.next();
+  made.fresh.resize(code.next());
+  STD_TORCH_CHECK(made.results <= made.fresh.size(), "expected results to be new tensors");
+  for (NewTensor& fresh : made.fresh) {
+    fresh.type = static_cast<ScalarType>(code.next());
+    fresh.shape.resize(code.next());
+    std::generate(fresh.shape.begin(), fresh.shape.end(), [&] { return code.next(); });
+  }
+  made.launches.resize(code.next());
+  for (Launch& launch : made.launches) {
+    launch.function = reinterpret_cast<CUfunction>(code.next());
+    for (unsigned& programs : launch.grid)
+      programs = static_cast<unsigned>(code.next());
+    launch.threads = static_cast<unsigned>(code.next());
+    launch.shared_bytes = static_cast<unsigned>(code.next());
+    std::vector<size_t> sizes(code.next());
+    for (size_t& size : sizes) {
+      Argument argument{static_cast<Source>(code.next()), 0};
+      size = argument.source == Source::kNumber ? code.next() : sizeof(void*);
+      argument.value = code.next();
+      if (argument.source == Source::kArray)
+        argument.value =
+            reinterpret_cast<uint64_t>(arrays.at(argument.value).const_data_ptr());
+      else if (argument.source == Source::kTensor)
+        STD_TORCH_CHECK(argument.value < made.operands + made.fresh.size(),
+                        "expected an operand or a new tensor");
+      launch.arguments.push_back(argument);
+    }
+    const int64_t count = parameters_of(launch.function, sizes);
+    if (count < 0)
+      return 0;
+    launch.arguments.resize(count, {Source::kNumber, 0});
+  }
+  return table().add(std::move(made));
+}
+
+void remove_sequence(int64_t number) {
+  table().remove(number);
+}
+
+// The results; nothing if an operand does not begin where kernels were compiled for it.
+std::vector<Tensor> run_sequence(int64_t number, const std::vector<Tensor>& operands) {
+  using Start = CUresult (*)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                             unsigned, CUstream, void**, void**);
+  static const auto start = driver<Start>("cuLaunchKernel", 4000);
+  STD_TORCH_CHECK(start, "the driver has no cuLaunchKernel");
+  const auto sequence = table().at(number);
+  STD_TORCH_CHECK(operands.size() == sequence->operands && !operands.empty(), "expected ",
+                  sequence->operands, " operands");
+  std::vector<uint64_t> addresses;
+  addresses.reserve(operands.size() + sequence->fresh.size());
+  for (const Tensor& t : operands) {
+    STD_TORCH_CHECK(is_on_device(t) && t.get_device_index() == sequence->device,
+                    "expected operands on the device of the graph");
+    addresses.push_back(reinterpret_cast<uint64_t>(t.const_data_ptr()));
+    if (addresses.back() % kAlignment)
+      return {};
+  }
+  const auto guard = guard_of(operands[0]);
+  std::vector<Tensor> made;
+  made.reserve(sequence->fresh.size());
+  for (const NewTensor& fresh : sequence->fresh) {
+    made.push_back(empty_result(operands[0], fresh.shape, fresh.type));
+    addresses.push_back(reinterpret_cast<uint64_t>(made.back().mutable_data_ptr()));
+  }
+  const auto stream = reinterpret_cast<CUstream>(stream_of(operands[0]));
+  std::vector<void*> parameters;
+  for (const Launch& launch : sequence->launches) {
+    parameters.clear();
+    for (const Argument& argument : launch.arguments)
+      parameters.push_back(argument.source == Source::kTensor
+                               ? static_cast<void*>(&addresses[argument.value])
+                               : const_cast<uint64_t*>(&argument.value));
+    const auto& [x, y, z] = launch.grid;
+    const CUresult error = start(launch.function, x, y, z, launch.threads, 1, 1,
+                                 launch.shared_bytes, stream, parameters.data(), nullptr);
+    STD_TORCH_CHECK(error == CUDA_SUCCESS, "a kernel could not be launched: CUDA error ",
+                    static_cast<int>(error));
+  }
+  made.erase(made.begin() + static_cast<std::ptrdiff_t>(sequence->results), made.end());
+  return made;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
+  m.def("add_sequence(Tensor[] arrays, int[] code) -> int");
+  m.def("remove_sequence(int sequence) -> ()");
+  m.def("run_sequence(int sequence, Tensor[] operands) -> Tensor[]");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, CompositeExplicitAutograd, m) {
+  m.impl("remove_sequence", TORCH_BOX(&remove_sequence));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, PYG_ACCEL_DEVICE, m) {
+  m.impl("add_sequence", TORCH_BOX(&add_sequence));
+  m.impl("run_sequence", TORCH_BOX(&run_sequence));
+}
+
+}  // namespace pyg_accel
