@@ -26,9 +26,7 @@ std::vector<Tensor> run(void (*build)(const CsrArgs&, const Allocate&, cudaStrea
                       args.num_cols < kMost && args.count < kMost,
                   "expected fewer than 2**31 - 1 nodes and edges");
   const auto guard = guard_of(like);
-  const auto empty = [&](int64_t size, ScalarType of) {
-    return empty_result(like, {size}, of);
-  };
+  const auto empty = [&](int64_t size, ScalarType of) { return empty_result(like, {size}, of); };
   std::vector<Tensor> result{empty(num_rows + 1, type), empty(args.count, type),
                              empty(args.count, type)};
   args.ptr = result[0].mutable_data_ptr();

@@ -12,7 +12,8 @@
 namespace pyg_accel {
 namespace {
 
-constexpr uintptr_t kAlignment = 16;  // bytes, of which Triton compiles loads of pointers like these
+constexpr uintptr_t kAlignment =
+    16;  // bytes, of which Triton compiles loads of pointers like these
 
 // Where the argument of a kernel comes from.
 enum class Source : int64_t { kNumber, kArray, kTensor };
@@ -91,10 +92,9 @@ class Code {
 
 // The number of a sequence in the table; 0 if a kernel takes other parameters than it says.
 int64_t add_sequence(const std::vector<Tensor>& arrays, const std::vector<int64_t>& written) {
-  STD_TORCH_CHECK(!arrays.empty(), "expected the arrays of a graph");
   Code code(written);
   Sequence made{};
-  made.device = arrays[0].get_device_index();
+  made.device = static_cast<int32_t>(code.next());
   made.operands = code.next();
   made.results = code.next();
   made.fresh.resize(code.next());
@@ -117,8 +117,7 @@ int64_t add_sequence(const std::vector<Tensor>& arrays, const std::vector<int64_
       size = argument.source == Source::kNumber ? code.next() : sizeof(void*);
       argument.value = code.next();
       if (argument.source == Source::kArray)
-        argument.value =
-            reinterpret_cast<uint64_t>(arrays.at(argument.value).const_data_ptr());
+        argument.value = reinterpret_cast<uint64_t>(arrays.at(argument.value).const_data_ptr());
       else if (argument.source == Source::kTensor)
         STD_TORCH_CHECK(argument.value < made.operands + made.fresh.size(),
                         "expected an operand or a new tensor");
@@ -188,11 +187,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_accel_cuda, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, CompositeExplicitAutograd, m) {
+  m.impl("add_sequence", TORCH_BOX(&add_sequence));  // there may be no arrays
   m.impl("remove_sequence", TORCH_BOX(&remove_sequence));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(pyg_accel_cuda, PYG_ACCEL_DEVICE, m) {
-  m.impl("add_sequence", TORCH_BOX(&add_sequence));
   m.impl("run_sequence", TORCH_BOX(&run_sequence));
 }
 

@@ -15,6 +15,7 @@ from pyg_accel.memo import copied, remembered
 from pyg_accel.patching import gate, programs
 from pyg_accel.patching.reasons import is_active, torch_records, transform_reasons
 from pyg_accel.patching.running import running
+from pyg_accel.patching.self_loops import native
 from pyg_accel.record.recorder import perform, running_recorder
 
 __all__ = ["OF_EVERY_MODULE", "hooked", "layer", "memoise"]
@@ -84,7 +85,7 @@ def memoise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     borrowing = memo.running
     if is_dynamo_compiling() or borrowing.lent is None or borrowing.inside or transform_reasons():
         return function(*args, **kwargs)
-    return _remembered(function, *args, **kwargs)
+    return _remembered(native(function), *args, **kwargs)
 
 
 # The function runs as in eager mode: memory of a compiler's results may be the compiler's.

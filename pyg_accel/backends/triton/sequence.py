@@ -4,7 +4,9 @@ The first call launches them from Python, which compiles them. Later calls are o
 library (csrc/cuda/sequence.cpp), which allocates and launches in a tenth of the time.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +53,7 @@ class Sequence:
         self._results = 0
         self._launches: list[Call] = []
         self._called = False
-        self._native: Entry | None = None
+        self._native: Callable[[SequenceOf[Tensor]], list[Tensor]] | None = None
 
     def result(self, shape: tuple[int, ...], dtype: torch.dtype) -> Slot:
         """Return the slot of a new tensor that calls return; all results come first."""
@@ -82,8 +84,8 @@ class Sequence:
     def __call__(self, operands: SequenceOf[Tensor]) -> list[Tensor]:
         """Launch all on operands that agree in all but their addresses; return the results."""
         if self._native is not None:
-            found: list[Tensor] = _run()(self._native.number, operands)
-            if found or not self._results:
+            found = self._native(operands)
+            if found:
                 return found
         fresh = [torch.empty(s, dtype=dtype, device=self._device) for s, dtype in self._fresh]
         tensors = [*operands, *fresh]
@@ -91,18 +93,20 @@ class Sequence:
             arguments = [tensors[a.at] if type(a) is Slot else a for a in call.arguments]
             launch(call.kernel, call.grid, arguments, warps=call.warps, **call.constants)
         # In the second call, because operators that a compiler calls run each sequence once.
-        if self._called and self._native is None and self._device.type == "cuda":
-            self._native = self._written(tensors)
+        if self._called and self._results and self._device.type == "cuda":
+            self._native = self._native or self._written(tensors)
         self._called = True
         return fresh[: self._results]
 
-    def _written(self, tensors: list[Tensor]) -> Entry | None:
-        """The entry in the library's table; None if Python has to launch."""
+    def _written(
+        self, tensors: list[Tensor]
+    ) -> Callable[[SequenceOf[Tensor]], list[Tensor]] | None:
+        """The library's function of operands; None if Python has to launch."""
         if cuda_unavailable_reasons() or any(t.data_ptr() % 16 for t in tensors):
             return None
-        count = len(self.operands)
+        device, count = tensors[0].get_device(), len(self.operands)
         arrays: list[Tensor] = []
-        code: list[int] = [count, self._results, len(self._fresh)]
+        code: list[int] = [device, count, self._results, len(self._fresh)]
         for shape, dtype in self._fresh:
             code += [_NUMBERS[dtype], len(shape), *shape]
         code.append(len(self._launches))
@@ -127,8 +131,8 @@ class Sequence:
         library = cuda_library()
         add, remove = direct(library.add_sequence), direct(library.remove_sequence)
         entry = Entry(lambda: add(arrays, code), remove, arrays, kernels)
-        return entry if entry.number else None
-
-
-def _run() -> Any:
-    return direct(cuda_library().run_sequence)
+        if not entry.number:
+            return None
+        native = partial(direct(library.run_sequence), entry.number)
+        native.__dict__["owner"] = entry
+        return native

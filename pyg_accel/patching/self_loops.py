@@ -1,0 +1,76 @@
+"""PyG's functions on self-loops by one native call each, in place of up to twenty operators."""
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.utils.num_nodes import maybe_num_nodes
+
+from pyg_accel.machine import is_captured
+from pyg_accel.native import (
+    cpu_library,
+    cpu_unavailable_reasons,
+    cuda_library,
+    cuda_unavailable_reasons,
+)
+
+__all__ = ["native"]
+
+
+@lru_cache(maxsize=64)
+def native(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of PyG that runs natively where it can; others as they are."""
+    ours = _NATIVE.get(function.__qualname__)
+    if ours is None:
+        return function
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out = ours(*args, **kwargs)
+        return function(*args, **kwargs) if out is None else out
+
+    return run
+
+
+def _library(edge_index: Any) -> Any:
+    """The library for an edge_index; None if PyG's operators have to do."""
+    if type(edge_index) is not Tensor or edge_index.dtype != torch.int64:
+        return None
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.layout != torch.strided:
+        return None
+    if edge_index.device.type == "cpu":
+        return None if cpu_unavailable_reasons() else cpu_library()
+    if edge_index.device.type != "cuda" or cuda_unavailable_reasons():
+        return None
+    # The host waits for the number of edges that stay, which a capture does not allow.
+    return None if is_captured(edge_index) else cuda_library()
+
+
+def _remove_self_loops(edge_index: Any, edge_attr: Any = None) -> Any:
+    library = _library(edge_index) if edge_attr is None else None
+    return None if library is None else (library.remove_self_loops(edge_index), None)
+
+
+def _gcn_norm(
+    edge_index: Any,
+    edge_weight: Any = None,
+    num_nodes: int | None = None,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    flow: str = "source_to_target",
+    dtype: torch.dtype | None = None,
+) -> Any:
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    plain = edge_weight is None and add_self_loops and dtype in (torch.float32, torch.float64)
+    library = _library(edge_index) if plain else None
+    if library is None or flow not in ("source_to_target", "target_to_source"):
+        return None
+    # In PyG `improved` changes weights that are given, not those of ones.
+    size = maybe_num_nodes(edge_index, num_nodes)
+    by_col = flow == "source_to_target"
+    return library.gcn_norm(edge_index, size, by_col, dtype == torch.float64)
+
+
+_NATIVE = {"remove_self_loops": _remove_self_loops, "gcn_norm": _gcn_norm}
