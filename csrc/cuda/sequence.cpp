@@ -20,7 +20,7 @@ enum class Source : int64_t { kNumber, kArray, kTensor };
 
 struct Argument {
   Source source;
-  uint64_t value;  // the number, the address of an array, or which of the operands and new tensors
+  uint64_t value;  // of 32 bits, the address of an array, or which of the operands and new tensors
 };
 
 struct Launch {
@@ -114,7 +114,7 @@ int64_t add_sequence(const std::vector<Tensor>& arrays, const std::vector<int64_
     std::vector<size_t> sizes(code.next());
     for (size_t& size : sizes) {
       Argument argument{static_cast<Source>(code.next()), 0};
-      size = argument.source == Source::kNumber ? code.next() : sizeof(void*);
+      size = argument.source == Source::kNumber ? sizeof(int32_t) : sizeof(void*);
       argument.value = code.next();
       if (argument.source == Source::kArray)
         argument.value = reinterpret_cast<uint64_t>(arrays.at(argument.value).const_data_ptr());

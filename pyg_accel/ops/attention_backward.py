@@ -42,7 +42,7 @@ from pyg_accel.ops.attention_unfused import unfused
 from pyg_accel.ops.gspmm_backward import kinds_of
 from pyg_accel.ops.layout import contiguous_rows
 from pyg_accel.ops.operator import call, define
-from pyg_accel.ops.steps import Pass, Step, fit, passes_of, renumber
+from pyg_accel.ops.steps import Step, fit, passes_of, renumber
 
 __all__ = [
     "AttentionCall", "backward", "gradient_launch", "is_backward_fast", "setup_context",
@@ -197,11 +197,14 @@ class _Bound(NamedTuple):
         plan: their formulas.
         backend: of the pass over the transposed graph.
         launch: of the transposed graph, returns what the backend launches.
+        others: of the passes of targets and edges: the tensors that they read, the operands whose
+            gradients they compute, and what launches them on a graph.
     """
 
     plan: _Plan
     backend: str
     launch: Callable[[CSR], Launch]
+    others: list[tuple[tuple[int, ...], tuple[int, ...], Callable[[CSR], Launch]]]
 
 
 _bound: Bounded[tuple[Any, ...], _Bound] = Bounded(4096)
@@ -215,18 +218,17 @@ def gradient_launch(
     It takes the operands, the results and the gradient of the first, all like those of this call.
     """
     operands = call.operands
-    kinds = kind_of(csr), kind_of(turned), turned.eid is None
+    kinds = kind_of(csr), kind_of(turned), csr.eid is None, torch.is_grad_enabled()
     facts = [(t.dtype, *t.shape[1:], t.stride(0)) for t in (*operands, call.out, grad)]
     key = (call.score, call.value, call.needs, *kinds, situation(), *facts)
     found = _bound.get(key)
     if found is None:
-        found = _bound[key] = _bind(turned, call, grad)
+        found = _bound[key] = _bind(csr, turned, call, grad)
     plan, backend = found.plan, found.backend
     launch = found.launch(turned)
     go, listed = launch.bound(), launch.listed
     n, count = len(operands), len(plan.sources)
-    of_others = [(part.used, launch, part.operands)
-                 for part, launch in _launches(plan.others, csr, operands, grad)]  # fmt: skip
+    of_others = [(used, bound(csr), results) for used, results, bound in found.others]
     shapes = [shapes_of(operands)[index] for index in plan.order]
     behind = [step.operand for step in plan.others]
 
@@ -245,7 +247,7 @@ def gradient_launch(
     return plan.order, run
 
 
-def _bind(turned: CSR, call: AttentionCall, grad: Tensor) -> _Bound:
+def _bind(csr: CSR, turned: CSR, call: AttentionCall, grad: Tensor) -> _Bound:
     operands = call.operands
     plan = _plan(call.score, call.value, call.needs, kinds_of(operands))
     spec = OpSpec.on("attention_backward", turned, grad, grad.size(1), grad.size(2),
@@ -266,17 +268,13 @@ def _bind(turned: CSR, call: AttentionCall, grad: Tensor) -> _Bound:
         def bound(turned: CSR) -> Launch:
             return Launch(lambda tensors: kernel.run(turned, given(tensors)), listed=True)
 
-    return _Bound(plan, decision.backend.name, bound)
-
-
-def _launches(
-    steps: Sequence[Step], csr: CSR, operands: list[Tensor], grad: Tensor
-) -> list[tuple[Pass, Launch]]:
-    """The passes of the gradients of targets and edges, of operands and gradients like these."""
     by_edge = grad.new_empty(0, grad.size(1), 1)  # weights, and gradients of scores
     like = dict(enumerate([*operands, grad, by_edge, by_edge]))
-    passes = passes_of(steps, like)
-    return [(part, part.launch(csr, [like[i] for i in part.used])[1]) for part in passes]
+    others = [
+        (part.used, part.operands, part.bind(csr, [like[i] for i in part.used])[1])
+        for part in passes_of(plan.others, like)
+    ]
+    return _Bound(plan, decision.backend.name, bound, others)
 
 
 def _attention_backward_fake(*args: Any) -> list[Tensor]:

@@ -20,7 +20,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import Graph
 from pyg_accel.ops.gspmm import gspmm
-from pyg_accel.ops.launch import launch_of
+from pyg_accel.ops.launch import bind_gspmm
 from pyg_accel.ops.messages import message_calls
 from pyg_accel.ops.softmax import edge_softmax, softmax_of
 from pyg_accel.ops.steps import renumber
@@ -84,7 +84,8 @@ def unfused_launch(
             name, softmax = softmax_of(csr, given[0].squeeze(-1))
             launch = Launch(lambda t, softmax=softmax: softmax(csr, t.squeeze(-1), None))
         else:
-            name, launch = launch_of(csr, text, (reduce,), given, want_arg=False)
+            name, bound = bind_gspmm(csr, text, (reduce,), given, want_arg=False)
+            launch = bound(csr)
         launches.append((launch.bound(), launch.listed, used))
         backends[name] = None
         # Launches depend on shapes alone: nothing runs before the call itself.

@@ -35,8 +35,16 @@ from pyg_accel.ops.operator import call
 from pyg_accel.ops.steps import SCATTER, Pass, Step, fit, passes_of, renumber
 
 __all__ = [
-    "backward", "backward_passes", "degrees", "gradients", "is_plain_mean", "kinds_of",
-    "kinds_of_shapes", "plan_gradients", "setup_context",
+    "backward",
+    "backward_passes",
+    "degrees",
+    "gradients",
+    "is_plain_mean",
+    "kinds_of",
+    "kinds_of_shapes",
+    "mean_pass",
+    "plan_gradients",
+    "setup_context",
 ]  # fmt: skip
 
 
@@ -199,8 +207,14 @@ def gradients(
             tensors[n + 2 * r + 1] = args[r]
         tensors[n + 2 * r] = g
 
+    if is_plain_mean(text, reduces, turned):
+        assert turned is not None
+        tensors[n + 1], part = mean_pass(arrays.csr, turned, like.dtype)
+        passes = [part]
+    else:
+        passes = backward_passes(text, reduces, needs, tensors, shapes)
     found: dict[int, Tensor] = {}
-    for part in backward_passes(arrays.csr, turned, text, reduces, needs, tensors, shapes):
+    for part in passes:
         outs = part.run(arrays, [contiguous_rows(tensors[i]) for i in part.used])
         found |= zip(part.operands, outs, strict=True)
         tensors |= {i: t for i, t in found.items() if i >= n}
@@ -215,30 +229,22 @@ def gradients(
 
 
 def backward_passes(
-    csr: CSR,
-    turned: CSR | None,
     text: str,
     reduces: tuple[str, ...],
     needs: tuple[bool, ...],
     tensors: dict[int, Tensor],
     shapes: Shapes,
 ) -> list[Pass]:
-    """Return the passes that compute gradients.
+    """Return the passes that compute gradients, but for a plain mean.
 
     Args:
-        csr: the graph.
-        turned: its transpose, if a source operand needs a gradient.
         text: the formula.
         reduces: of its messages.
         needs: which operands need gradients.
-        tensors: operands of the passes; see :func:`plan_gradients`. The share of a mean is added.
+        tensors: operands of the passes; see :func:`plan_gradients`.
         shapes: (heads, width) of the operands of the formula.
     """
     n = len(shapes)
-    if is_plain_mean(text, reduces, turned):
-        assert turned is not None
-        tensors[n + 1], share = mean_share(csr.rowptr, turned._replace(eid=None), tensors[n].dtype)
-        return [Pass((0,), True, False, (share,), ("sum",), (n, n + 1))]
     given = tuple(n + 2 * r in tensors for r in range(len(reduces)))
     steps = plan_gradients(text, reduces, needs, given, kinds_of_shapes(shapes))
     if steps and reduces in (("max",), ("min",)) and winners_are_columns(parse(text), reduces):
@@ -250,6 +256,12 @@ def is_plain_mean(text: str, reduces: tuple[str, ...], turned: CSR | None) -> bo
     """Whether the gradient of a mean, not differentiated again, is one pass of its own."""
     plain = text == "u0" and reduces == ("mean",) and turned is not None
     return plain and not torch.is_grad_enabled()
+
+
+def mean_pass(csr: CSR, turned: CSR, dtype: torch.dtype) -> tuple[Tensor, Pass]:
+    """Return operand 2 of the gradient of a plain mean, and its pass; operand 1 is the gradient."""
+    share, formula = mean_share(csr.rowptr, turned._replace(eid=None), dtype)
+    return share, Pass((0,), True, False, (formula,), ("sum",), (1, 2))
 
 
 def degrees(csr: CSR, dtype: torch.dtype) -> Tensor:

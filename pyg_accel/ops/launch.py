@@ -16,18 +16,18 @@ from pyg_accel.column_reuse import kind_of
 from pyg_accel.formula import parse
 from pyg_accel.graph import CSR
 
-__all__ = ["launch_of", "run_gspmm"]
+__all__ = ["bind_gspmm", "run_gspmm"]
 
 _bound: Bounded[tuple[Any, ...], tuple[str, Callable[[CSR], Launch]]] = Bounded(4096)
 
 
-def launch_of(
+def bind_gspmm(
     csr: CSR, text: str, reduces: Sequence[str], operands: Sequence[Tensor], *, want_arg: bool
-) -> tuple[str, Launch]:
-    """Return the name of the cheapest backend, and its kernel on a graph.
+) -> tuple[str, Callable[[CSR], Launch]]:
+    """Return the name of the cheapest backend, and what launches it on graphs of a kind.
 
     Args:
-        csr: the graph.
+        csr: a graph of that kind.
         text: formula of the message.
         reduces: of the messages.
         operands: [rows, H | 1, F | 1], contiguous within a row; later ones have the same strides.
@@ -54,13 +54,13 @@ def launch_of(
                 return Launch(lambda t: run(csr, formula, t, each, want_arg=want_arg), listed=True)
 
         found = _bound[key] = decision.backend.name, bound
-    return found[0], found[1](csr)
+    return found
 
 
 def run_gspmm(
     csr: CSR, text: str, reduces: Sequence[str], operands: list[Tensor], *, want_arg: bool
 ) -> list[Tensor]:
     """Run :func:`pyg_accel.backends.reference.gspmm` on the cheapest backend."""
-    name, launch = launch_of(csr, text, reduces, operands, want_arg=want_arg)
+    name, bound = bind_gspmm(csr, text, reduces, operands, want_arg=want_arg)
     note_choice(name)
-    return launch(operands)
+    return bound(csr)(operands)

@@ -9,7 +9,6 @@ dtypes and flags of its operands, looks up its plan, and launches. Calls that so
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from operator import methodcaller
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -208,20 +207,27 @@ def _keep(graph: Graph, key: Any, plan: Plan) -> None:
 def folding(operand: Tensor, heads: int, width: int) -> tuple[Fold, Tensor]:
     """Return what brings tensors like this one to [rows, heads, width], and this one so.
 
-    Each row is contiguous afterwards. None for what is so already.
+    Each row is contiguous afterwards. None for what is so already. Of any number of rows.
     """
+
+    def viewed(t: Tensor) -> Tensor:
+        return t.view(t.size(0), heads, width)
+
     shape, operand = (operand.size(0), heads, width), operand.detach()
     change: Fold = None
     if operand.shape != shape:
         try:
             operand = operand.view(shape)
-            change = methodcaller("view", shape)
+            change = viewed
         except RuntimeError:
-            return (lambda t: contiguous_rows(t.reshape(shape))), operand.reshape(shape)
+            return (
+                lambda t: contiguous_rows(t.reshape(t.size(0), heads, width)),
+                operand.reshape(shape),
+            )
     whole = contiguous_rows(operand)
     if whole is operand:
         return change, operand
-    return (lambda t: t.view(shape).contiguous()), whole
+    return (lambda t: viewed(t).contiguous()), whole
 
 
 def computing(

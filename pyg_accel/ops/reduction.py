@@ -1,16 +1,18 @@
 """Plans of :func:`.gspmm`: layout, kernel and gradients of a kind of call, bound to a graph."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyg_accel.backends.base import Launch
 from pyg_accel.backends.dispatch import situation
 from pyg_accel.backends.spec import Shapes
 from pyg_accel.cache import Bounded
+from pyg_accel.column_reuse import kind_of
 from pyg_accel.facts import facts_of
 from pyg_accel.formula import has_sum, is_summed, operands_of, parse, shape_of
 from pyg_accel.graph import CSR, Graph
@@ -21,9 +23,10 @@ from pyg_accel.ops.gspmm_backward import (
     gradients,
     is_plain_mean,
     kinds_of_shapes,
+    mean_pass,
     plan_gradients,
 )
-from pyg_accel.ops.launch import launch_of
+from pyg_accel.ops.launch import bind_gspmm
 from pyg_accel.ops.layout import contiguous_rows, find_layout
 from pyg_accel.ops.plan import Fold, Gradient, Plan, Result, computing, folding
 from pyg_accel.ops.steps import SCATTER, Pass, fit
@@ -55,21 +58,20 @@ def plan_of(
         rule = _reduction(text, reduces, edge_order, trailings, needs)
     if rule is None:
         return None
-    rows, folds, given = rule.rows(graph), [], []
-    for t, side, shape in zip(operands, rule.sides, rule.shapes, strict=True):
-        if t.size(0) != rows[side] or t.device != graph.device:
+    rows, device = rule.rows(graph), graph.device
+    for t, side in zip(operands, rule.sides, strict=True):
+        if t.size(0) != rows[side] or t.device != device:
             return None  # the operator says what is wrong
-        fold, folded = folding(t, *shape)
-        folds.append(fold)
-        given.append(folded)
     csr = graph.csr(edge_order=rule.edge_order)
-    name, launch = launch_of(csr, text, reduces, given, want_arg=rule.want_arg)
+    bound = rule.bound(csr, operands)
+    launch, folds = bound.launch(csr), bound.folds
     shapes = [(rows["e" if r == "none" else "v"], *rule.trailing) for r in reduces]
     if launch.raw:
-        folds = [None] * len(operands)
+        folds = (None,) * len(operands)
         if reduces != ("none",) and trailings[rule.sides.index("u")] == rule.trailing:
             shapes = []
-    plan = Plan(computing(launch, folds, shapes), {name: None}, 0 if single else len(reduces))
+    results = 0 if single else len(reduces)
+    plan = Plan(computing(launch, folds, shapes), {bound.backend: None}, results)
     if any(needs):
         plan.rule, plan.keeps = rule, rule.keeps
     return plan
@@ -83,7 +85,49 @@ def transposed_of(graph: Graph, *, edge_order: bool) -> CSR:
     return turned
 
 
-class _Reduction(NamedTuple):
+class _Bound(NamedTuple):
+    """The forward pass of calls of a kind on graphs of a kind.
+
+    Attributes:
+        backend: that runs it.
+        launch: of a graph, returns what launches it.
+        folds: what brings each operand into the layout of the kernel.
+    """
+
+    backend: str
+    launch: Callable[[CSR], Launch]
+    folds: tuple[Fold, ...]
+
+
+class _BoundPass(NamedTuple):
+    """A pass of the gradient, on graphs of a kind; the places are those of :class:`Gradient`."""
+
+    launch: Callable[[CSR], Launch]
+    source: bool
+    used: tuple[int, ...]
+    results: tuple[Result, ...]
+
+
+class _BoundGradient(NamedTuple):
+    """The backward pass of calls of a kind on graphs of a kind.
+
+    Attributes:
+        folds: (place, change) of what is not read as it is.
+        divided: places of gradients of means, and their dtypes.
+        passes: in their order.
+        zeros: operands that have no gradient, e.g. those of signs.
+        backends: that run it.
+    """
+
+    folds: list[tuple[int, Any]]
+    divided: list[tuple[int, torch.dtype]]
+    passes: list[_BoundPass]
+    zeros: list[int]
+    backends: dict[str, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reduction:
     """A formula and its reductions, on operands of these shapes.
 
     Attributes:
@@ -99,6 +143,8 @@ class _Reduction(NamedTuple):
         want_arg: the gradient needs winners.
         keeps: what it reads, by places in operands, results and winners.
         indices: what each of these is in the backward pass, see :func:`plan_gradients`.
+        forward: what runs it, by kind of graph, and dtypes and strides of the operands.
+        backward: what runs its gradient, likewise.
     """
 
     text: str
@@ -113,6 +159,19 @@ class _Reduction(NamedTuple):
     want_arg: bool
     keeps: tuple[int, ...]
     indices: tuple[int, ...]
+    forward: Bounded[Any, _Bound] = field(default_factory=lambda: Bounded(256))
+    backward: Bounded[Any, _BoundGradient] = field(default_factory=lambda: Bounded(256))
+
+    def bound(self, csr: CSR, operands: Sequence[Tensor]) -> _Bound:
+        """Return what runs calls like this one on graphs like this one."""
+        key = (*_situation(csr), *[(t.dtype, t.stride()) for t in operands])
+        found = self.forward.get(key)
+        if found is None:
+            pairs = [folding(t, *shape) for t, shape in zip(operands, self.shapes, strict=True)]
+            folds, folded = zip(*pairs, strict=True)
+            name, launch = bind_gspmm(csr, self.text, self.reduces, folded, want_arg=self.want_arg)
+            found = self.forward[key] = _Bound(name, launch, folds)
+        return found
 
     def rows(self, graph: Graph) -> dict[str, int]:
         """Rows of operands by their side."""
@@ -126,13 +185,49 @@ class _Reduction(NamedTuple):
         """Plan the pass for saved tensors and gradients like these."""
         if "prod" in self.reduces:
             return None
-        n, csr = len(self.sides), graph.csr(edge_order=self.edge_order)
-        turned, rows = self._turned(graph), self.rows(graph)
-        plain = is_plain_mean(self.text, self.reduces, turned)
+        csr, turned = graph.csr(edge_order=self.edge_order), self._turned(graph)
+        like = next(t for t in tensors[len(self.keeps) :] if t is not None)
+        share, mean = None, None
+        if is_plain_mean(self.text, self.reduces, turned):
+            assert turned is not None
+            share, mean = mean_pass(csr, turned, like.dtype)
+        key = (
+            mean, *_situation(csr), *(() if turned is None else _situation(turned)),
+            *[None if t is None else (t.dtype, t.stride()) for t in tensors],
+        )  # fmt: skip
+        found = self.backward.get(key)
+        if found is None:
+            found, reusable = self._bind(csr, turned, tensors, share, mean)
+            if reusable:
+                self.backward[key] = found
+        launches = []
+        for part in found.passes:
+            launch = part.launch(turned if part.source and turned is not None else csr)
+            launches.append((launch.bound(), launch.listed, part.used, part.results))
+        folds = [*found.folds, *((place, partial(torch.div, other=degrees(csr, dtype)))
+                                 for place, dtype in found.divided)]  # fmt: skip
+        rows = self.rows(graph)
+        for i in found.zeros:
+            shape = (rows[self.sides[i]], *self.trailings[i])
+            zeros = partial(torch.zeros, shape, dtype=like.dtype, device=like.device)
+            launches.append((zeros, False, (), (Result(i, None),)))
+        constants = () if share is None else (share,)
+        return Gradient(constants, folds, launches, found.backends)
+
+    def _bind(
+        self,
+        csr: CSR,
+        turned: CSR | None,
+        tensors: list[Tensor | None],
+        share: Tensor | None,
+        mean: Pass | None,
+    ) -> tuple[_BoundGradient, bool]:
+        """What runs the pass on graphs of a kind, and whether it serves others than this one."""
+        n = len(self.sides)
         indices = [*self.indices, *(n + 2 * r for r in range(len(self.reduces)))]
         folds: list[tuple[int, Any]] = []
+        divided: list[tuple[int, torch.dtype]] = []
         ready: dict[int, Tensor] = {}
-        divided = []
         for place, (index, t) in enumerate(zip(indices, tensors, strict=True)):
             if t is None:
                 continue
@@ -140,57 +235,46 @@ class _Reduction(NamedTuple):
             if fold is not None:
                 folds.append((place, fold))
             r = place - len(self.keeps)
-            if r >= 0 and self.reduces[r] == "mean" and not plain:
-                divided.append((place, partial(torch.div, other=degrees(csr, t.dtype))))
-        backends: dict[str, None] = {}
+            if r >= 0 and self.reduces[r] == "mean" and mean is None:
+                divided.append((place, t.dtype))
+        places = {index: place for place, index in enumerate(indices)}
+        if share is not None:
+            ready[n + 1], places[n + 1] = share, len(indices)
+        passes = [mean] if mean is not None else backward_passes(
+            self.text, self.reduces, self.needs, ready, self.shapes
+        )  # fmt: skip
         left = {i for i, need in enumerate(self.needs) if need}
-        like = next(iter(ready.values()))
-        key = (self, plain, tuple(ready), like.dtype, like.device.type, situation())
-        passes = None if plain else _passes.get(key)
-        if passes is None:
-            found = backward_passes(csr, turned, self.text, self.reduces, self.needs, ready,
-                                    self.shapes)  # fmt: skip
-            passes, known = [], dict(ready)
-            for part in found:
-                passes.append((part, self._fits(part, known), self._trailing(part)))
-                known |= {i: like.new_empty(0, self.message[0], 1) for i in part.operands if i >= n}
-            _passes[key] = passes
-        constants = [(i, t) for i, t in ready.items() if i not in indices]
-        places = {index: place for place, index in enumerate([*indices, *dict(constants)])}
-        launches = []
-        for part, _, _ in passes:
-            graph_of_pass = turned if part.source and turned is not None else csr
-            name, launch = part.launch(graph_of_pass, [ready[i] for i in part.used])
-            launches.append(launch)
+        like = next(t for t in ready.values() if t.is_floating_point())
+        made: list[tuple[Pass, Callable[[CSR], Launch], list[Fold]]] = []
+        backends: dict[str, None] = {}
+        raw = not divided
+        for part in passes:
+            of_pass = turned if part.source and turned is not None else csr
+            name, bound = part.bind(of_pass, [ready[i] for i in part.used])
+            raw = raw and bound(of_pass).raw
+            made.append((part, bound, self._fits(part, ready)))
             for i in part.operands:
                 if i >= n:
-                    ready[i] = like.new_empty(rows["e"], self.message[0], 1)
+                    ready[i] = like.new_empty(of_pass.col.numel(), self.message[0], 1)
                     places[i] = len(places)
             backends[name] = None
             left -= set(part.operands)
-        raw = not divided and all(launch.raw for launch in launches)
-        folds = [] if raw else folds + divided
-        run: list[tuple[Callable[..., Any], bool, tuple[int, ...], tuple[Result, ...]]] = []
-        for (part, fits, trailing), launch in zip(passes, launches, strict=True):
+        if raw:
+            folds = []
+        found = _BoundGradient(folds, divided, [], sorted(left), backends)
+        for part, bound, fits in made:
             if part.formulas == (SCATTER,) and not raw:
-                flat = methodcaller("flatten", 1), methodcaller("contiguous")
-                folds += [(places[i], change) for i in part.used for change in flat]
+                folds += [(places[i], _flat) for i in part.used]
             results = []
             for i, change in zip(part.operands, fits, strict=True):
-                if i >= n:
-                    results.append(Result(None, _reshaping(change, ready[i].shape)))
-                elif raw and change is None and trailing == self.trailings[i]:
+                if raw and i < n and change is None and self._trailing(part) == self.trailings[i]:
                     results.append(Result(i, None))
                 else:
-                    shape = torch.Size((rows[self.sides[i]], *self.trailings[i]))
-                    results.append(Result(i, _reshaping(change, shape)))
+                    to = self.trailings[i] if i < n else (self.message[0], 1)
+                    results.append(Result(i if i < n else None, _reshaping(change, to)))
             used = tuple([places[i] for i in part.used])
-            run.append((launch.bound(), launch.listed, used, tuple(results)))
-        for i in left:  # e.g. of signs
-            shape = torch.Size((rows[self.sides[i]], *self.trailings[i]))
-            zeros = partial(torch.zeros, shape, dtype=like.dtype, device=like.device)
-            run.append((zeros, False, (), (Result(i, None),)))
-        return Gradient(tuple(t for _, t in constants), folds, run, backends)
+            found.passes.append(_BoundPass(bound, part.source, used, tuple(results)))
+        return found, all(part.formulas != (SCATTER,) for part in passes)
 
     def _trailing(self, part: Pass) -> torch.Size | None:
         """Shape of a row of what a pass computes of operands as they are; None if it has another.
@@ -231,16 +315,25 @@ class _Reduction(NamedTuple):
                 for g, trailing in zip(found, self.trailings, strict=True)]  # fmt: skip
 
 
-def _reshaping(fit: Fold, shape: torch.Size) -> Fold:
-    """Fit a gradient, and bring it to its shape."""
-    if fit is None:
-        return methodcaller("reshape", shape)
-    return lambda t: fit(t).reshape(shape)
+def _situation(csr: CSR) -> tuple[Any, ...]:
+    """What of a graph, and around a call, the choice of a kernel depends on."""
+    kind = kind_of(csr)
+    rounded = csr.col.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    return (kind, csr.eid is None, rounded, *situation())
 
 
-# The passes of backward passes, which do not depend on the graph; how their results are fitted; and
-# the shape of a row of these, see `_Reduction._trailing`.
-_passes: Bounded[Any, list[tuple[Pass, list[Fold], torch.Size | None]]] = Bounded(4096)
+def _flat(t: Tensor) -> Tensor:
+    return t.flatten(1).contiguous()
+
+
+def _reshaping(fit: Fold, trailing: Sequence[int]) -> Fold:
+    """Fit a gradient, and bring its rows to their shape."""
+
+    def reshaped(t: Tensor) -> Tensor:
+        t = t if fit is None else fit(t)
+        return t.reshape(t.size(0), *trailing)
+
+    return reshaped
 
 
 @lru_cache(maxsize=4096)

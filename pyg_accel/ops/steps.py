@@ -1,6 +1,6 @@
 """The steps of a backward pass: formulas on a graph or its transpose, several in one pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from pyg_accel.formula import (
 )
 from pyg_accel.graph import CSR
 from pyg_accel.ops.arrays import CSR_ARRAYS, Arrays
-from pyg_accel.ops.launch import launch_of
+from pyg_accel.ops.launch import bind_gspmm
 from pyg_accel.ops.operator import call, define
 from pyg_accel.ops.winners import scatter_launch
 
@@ -112,18 +112,30 @@ class Pass(NamedTuple):
         outs = call("gspmm", *arrays, given, self.formulas[0], list(self.reduces), False)
         return outs
 
-    def launch(self, csr: CSR, given: list[Tensor]) -> tuple[str, Launch]:
-        """Return the backend that computes them, and its launch on the graph of the pass."""
+    def bind(self, csr: CSR, given: list[Tensor]) -> tuple[str, Callable[[CSR], Launch]]:
+        """Return the backend that computes them, and what launches it on graphs of a kind.
+
+        Args:
+            csr: a graph of that kind, of the pass.
+            given: operands like those of later launches.
+        """
         if self.formulas == (SCATTER,):
-            return scatter_launch(given[0].flatten(1), csr.num_rows)
+            name, launch = scatter_launch(given[0].flatten(1), csr.num_rows)
+            return name, lambda _: launch  # of as many rows
         if len(self.formulas) > 1:
             decision, formulas = _decide_several(csr, given, self.formulas, self.reduces)
             kernel, reduces = decision.kernel, list(self.reduces)
             if kernel.bind is not None:
-                return decision.backend.name, kernel.bind(csr, formulas, reduces, given)(csr)
-            return decision.backend.name, Launch(kernel.run, (csr, formulas, reduces), listed=True)
-        csr = csr if self.numbered else csr._replace(eid=None)
-        return launch_of(csr, self.formulas[0], self.reduces, given, want_arg=False)
+                return decision.backend.name, kernel.bind(csr, formulas, reduces, given)
+            run = kernel.run
+            return decision.backend.name, lambda csr: Launch(
+                run, (csr, formulas, reduces), listed=True
+            )
+        if self.numbered:
+            return bind_gspmm(csr, self.formulas[0], self.reduces, given, want_arg=False)
+        csr = csr._replace(eid=None)
+        name, bound = bind_gspmm(csr, self.formulas[0], self.reduces, given, want_arg=False)
+        return name, lambda csr: bound(csr._replace(eid=None))
 
 
 def passes_of(steps: Sequence[Step], tensors: Mapping[int, Tensor]) -> list[Pass]:

@@ -73,4 +73,7 @@ def _gcn_norm(
     return library.gcn_norm(edge_index, size, by_col, dtype == torch.float64)
 
 
-_NATIVE = {"remove_self_loops": _remove_self_loops, "gcn_norm": _gcn_norm}
+_NATIVE: dict[str, Callable[..., Any]] = {
+    "remove_self_loops": _remove_self_loops,
+    "gcn_norm": _gcn_norm,
+}

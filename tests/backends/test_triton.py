@@ -294,7 +294,8 @@ def test_narrow_rows_are_taken_in_any_order(heads, rows):
     order = torch.randint(max(rows, 1), (rows,), dtype=torch.int32)
     sequence = Sequence(1, x.device)
     out = sequence.result((rows, heads, 1), x.dtype)
-    gather.append_to(sequence, sequence.operands[0], x.stride(0), order, out, heads)
+    kernel, given = gather.gather_of(heads), sequence.operands[0]
+    gather.append_to(sequence, kernel, given, x.stride(0), order, out, heads)
     torch.testing.assert_close(sequence([x])[0], x[order.long()], rtol=0, atol=0)
 
 

@@ -59,7 +59,7 @@ def both(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Result and gradients by the Triton backend, and in float64 by the reference.
 
-    Kernels are compiled in a first call, and launched by the CUDA library from the third on.
+    Kernels are compiled in a first call, and launched by the CUDA library from then on.
     """
     answers = []
     for backend, factor in (*[("triton", f) for f in (3.0, -2.0, 1.0)], ("reference", 1.0)):

@@ -15,7 +15,7 @@ from pyg_accel import Graph, column_reuse, facts, ops, use_backend
 from pyg_accel.backends import backends
 from pyg_accel.backends.dispatch import record_choices
 from pyg_accel.facts import facts_of, rounded
-from pyg_accel.ops import launch
+from pyg_accel.ops import launch, reduction
 from pyg_accel.settings import settings
 
 N, E = 40, 300
@@ -225,7 +225,8 @@ def test_a_tensor_that_left_a_function_transform_is_an_ordinary_one(graph):
 
 def test_a_plan_is_made_anew_when_a_graph_on_a_gpu_turns_out_to_stay(graph, monkeypatch):
     monkeypatch.setattr(facts, "_USES", 3)
-    monkeypatch.setattr(launch, "kind_of", column_reuse._known_kind)  # as of a graph on a GPU
+    for module in (launch, reduction):  # as of a graph on a GPU
+        monkeypatch.setattr(module, "kind_of", column_reuse._known_kind)
     graph.is_cuda = True
     x, plans = torch.randn(N, 4, requires_grad=True), []
     right = ops.spmm(graph, x).detach()

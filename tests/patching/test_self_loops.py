@@ -1,4 +1,4 @@
-"""PyG's functions on self-loops by native calls: the edges, their order, weights and errors of PyG."""
+"""PyG's functions on self-loops by native calls: its edges, their order, weights and errors."""
 
 from collections.abc import Callable
 from typing import Any

@@ -25,7 +25,7 @@ from pyg_accel.backends.triton.launcher import type_of
 from pyg_accel.backends.triton.padding import LONG_ROW, cut, fill, rows_to_pad
 from pyg_accel.backends.triton.plan import graph_facts, operand_shape, seen, vector_unit
 from pyg_accel.backends.triton.recipe import AttentionRecipe
-from pyg_accel.backends.triton.sequence import Sequence, Slot
+from pyg_accel.backends.triton.sequence import Kernel, Sequence, Slot
 from pyg_accel.cache import Bounded
 from pyg_accel.facts import facts_of
 from pyg_accel.formula import (
@@ -73,11 +73,11 @@ def bind(
             return Launch(attend, listed=True)
 
         return padded
-    dtype = operands[0].dtype
+    dtype, count = operands[0].dtype, len(operands)
     go = _pass_over(csr, operands, heads, width, (score, value, (), ()))
 
     def on(csr: CSR) -> Launch:
-        sequence, rows = Sequence(len(operands), csr.rowptr.device), csr.num_rows
+        sequence, rows = Sequence(count, csr.rowptr.device), csr.num_rows
         out = sequence.result((rows, heads, width), dtype)
         sums = sequence.result((rows, heads), accumulate(dtype))
         if rows and heads * width:
@@ -125,7 +125,7 @@ def _bind_several(
             ]
 
         return padded
-    dtype = operands[0].dtype
+    dtype, count = operands[0].dtype, len(operands)
     widths = [_extent_of(formula, shapes)[1] for formula in formulas]
     sums, stores = (
         tuple(f for f, r in zip(formulas, reduces, strict=True) if r == each)
@@ -136,7 +136,7 @@ def _bind_several(
 
     def on(csr: CSR) -> Callable[[list[Tensor]], list[Tensor]]:
         rows, entries, device = csr.num_rows, csr.col.numel(), csr.col.device
-        sequence = Sequence(len(operands), device)
+        sequence = Sequence(count, device)
         places = {"sum": list[Slot](), "none": list[Slot]()}
         sizes = []
         for reduce, columns in zip(reduces, widths, strict=True):
@@ -167,10 +167,11 @@ def bind_backward(csr: CSR, call: AttentionGradient) -> Callable[[CSR], Launch]:
         csr, [*sums, *left], reduces, [*call.operands, call.grad, total, total], infinite,
         a_row=_entries_a_copy(call.score, call.operands),
     )  # fmt: skip
-    facts = call.out.shape[1:], call.grad.stride(0), call.out.stride(0), call.out.dtype
+    heads, width = call.out.shape[1:]
+    delta = _Delta(heads, width, call.grad.stride(0), call.out.stride(0), call.out.dtype)
 
     def on(csr: CSR) -> Launch:
-        pass_over, delta_of = bound(csr), _delta(csr, *facts)
+        pass_over, delta_of = bound(csr), delta.on(csr)
 
         def differentiate(tensors: list[Tensor]) -> list[Tensor]:
             *operands, out, total, grad = tensors
@@ -188,21 +189,28 @@ def _entries_a_copy(score: Formula, operands: list[Tensor]) -> int:
     return _DENSE if has_sum(score) or row > LONG_ROW else _SPARSE
 
 
-def _delta(
-    csr: CSR, shape: tuple[int, ...], grad_stride: int, out_stride: int, dtype: torch.dtype
-) -> Sequence:
+class _Delta:
     """The dot products [N, H, 1] of two tensors [N, H, F], with these strides between rows."""
-    nodes, (heads, width), wide = csr.num_cols, shape, accumulate(dtype)
-    sequence = Sequence(2, csr.col.device)
-    grad, out = sequence.operands
-    delta = sequence.result((nodes, heads, 1), wide)
-    block = 1 << max(width - 1, 0).bit_length()
-    tall = max(2048 // block, 1)
-    arguments = (grad, grad_stride, out, out_stride, delta, nodes, heads, width)
-    if nodes and heads:
-        sequence.launch(delta_kernel, (-(-nodes * heads // tall),), arguments, warps=4, ROWS=tall,
-                        COLUMNS=block, ACC=type_of(wide))  # fmt: skip
-    return sequence
+
+    def __init__(
+        self, heads: int, width: int, grad_stride: int, out_stride: int, dtype: torch.dtype
+    ) -> None:
+        self._sizes, self._strides = (heads, width), (grad_stride, out_stride)
+        self._dtype = accumulate(dtype)
+        block = 1 << max(width - 1, 0).bit_length()
+        self._kernel = Kernel(delta_kernel, 4, ROWS=max(2048 // block, 1), COLUMNS=block,
+                              ACC=type_of(self._dtype))  # fmt: skip
+
+    def on(self, csr: CSR) -> Sequence:
+        """Return what computes them of the targets of a transposed graph."""
+        sequence, nodes, (heads, width) = Sequence(2, csr.col.device), csr.num_cols, self._sizes
+        grad, out = sequence.operands
+        delta = sequence.result((nodes, heads, 1), self._dtype)
+        pairs = (grad, self._strides[0], out, self._strides[1])
+        if nodes and heads:
+            grid = (-(-nodes * heads // self._kernel.constants["ROWS"]),)
+            sequence.launch(self._kernel, grid, (*pairs, delta, nodes, heads, width))
+        return sequence
 
 
 def _extent(score: Formula, value: Formula, shapes: Shapes) -> tuple[int, int]:

@@ -62,10 +62,10 @@ def bind(
     )
     heads, width = plan.extent
     by_edge = [reduce == "none" for reduce in reduces]
-    go = _Pass(plan, operands)
+    go, count = _Pass(plan, operands), len(operands)
 
     def on(csr: CSR) -> Launch:
-        sequence = Sequence(len(operands), csr.rowptr.device)
+        sequence = Sequence(count, csr.rowptr.device)
         rows, entries = csr.num_rows, csr.col.numel()
         outs = [sequence.result((entries if each else rows, heads, width), dtype)
                 for each in by_edge]  # fmt: skip
@@ -149,6 +149,8 @@ class _Pass:
         recipe = plan.kernels.recipe
         read = [operands[i] for i in plan.used]
         self._read = [(t.dtype, t.size(1), t.stride(0)) for t in read]
+        self._gathers = [gather.gather_of(t.size(1)) if first else None
+                         for t, first in zip(read, plan.gathered, strict=False)]  # fmt: skip
         self._units = [max(unit, 1) for unit in recipe.aligned]
         self._tasks = Tasks(plan.kernels, plan.slices)
         types = {True: getattr(torch, recipe.position), False: getattr(torch, recipe.accumulate)}
@@ -177,15 +179,15 @@ class _Pass:
         """
         plan, recipe = self._plan, self._plan.kernels.recipe
         read = []
-        gathered = plan.gathered or (False,) * len(plan.used)
-        for i, first, unit, (dtype, heads, stride) in zip(
-            plan.used, gathered, self._units, self._read, strict=True
+        gathers = self._gathers or [None] * len(plan.used)
+        for i, kernel, unit, (dtype, heads, stride) in zip(
+            plan.used, gathers, self._units, self._read, strict=True
         ):
             slot = operands[i]
-            if first:
+            if kernel is not None:
                 assert csr.eid is not None, "entries are numbered where something is gathered"
                 slot = sequence.scratch((csr.eid.numel(), heads, 1), dtype)
-                gather.append_to(sequence, operands[i], stride, csr.eid, slot, heads)
+                gather.append_to(sequence, kernel, operands[i], stride, csr.eid, slot, heads)
                 stride = heads
             read.append((slot, stride // unit))
         stored = [*outs, *winners]

@@ -11,7 +11,7 @@ import torch
 from pyg_accel.backends.schedule import schedule_of
 from pyg_accel.backends.triton.launch import Tile
 from pyg_accel.backends.triton.recipe import Common
-from pyg_accel.backends.triton.sequence import Sequence, Slot
+from pyg_accel.backends.triton.sequence import Kernel, Sequence, Slot
 from pyg_accel.graph import CSR
 
 __all__ = ["KernelSet", "Tasks"]
@@ -49,7 +49,7 @@ class Tasks(Generic[R]):
     def __init__(self, kernels: KernelSet[R], slices: int) -> None:
         self._kernels: KernelSet[R] = kernels
         self._slices = slices
-        self._rows: dict[tuple[bool, bool], Any] = {}
+        self._rows: dict[tuple[bool, bool], Kernel] = {}
 
     def append_to(
         self,
@@ -87,8 +87,8 @@ class Tasks(Generic[R]):
         sequence.launch(
             self._over_rows(ordered=order is not None, cut=pieces is not None),
             (-(-rows // tile.rows), self._slices),
-            (*arrays, order, None, None, *read, *stored, rows, *last), warps=tile.warps,
-        )  # fmt: skip
+            (*arrays, order, None, None, *read, *stored, rows, *last),
+        )
         if pieces is None:
             return
         count = pieces.row.numel()
@@ -96,25 +96,26 @@ class Tasks(Generic[R]):
         sequence.launch(
             self._over_pieces, (-(-count // piece_tile.rows), self._slices),
             (*arrays, pieces.row, pieces.begin, pieces.end, *read, *states, *direct, count, *last),
-            warps=piece_tile.warps,
         )  # fmt: skip
         if states:
             grid = (pieces.rows.numel(), self._slices)
             arguments = (*before, pieces.rows, pieces.first, *states, *after)
             sequence.launch(self._combination, grid, arguments)
 
-    def _over_rows(self, *, ordered: bool, cut: bool) -> Any:
+    def _over_rows(self, *, ordered: bool, cut: bool) -> Kernel:
         kernel = self._rows.get((ordered, cut))
         if kernel is None:
             recipe = replace(self._kernels.recipe, tasks="order" if ordered else "rows", hubs=cut)
-            kernel = self._rows[ordered, cut] = self._kernels.entries(recipe)
+            kernel = Kernel(self._kernels.entries(recipe), recipe.tile.warps)
+            self._rows[ordered, cut] = kernel
         return kernel
 
     @cached_property
-    def _combination(self) -> Any:
-        return self._kernels.combination(self._kernels.whole)
+    def _combination(self) -> Kernel:
+        return Kernel(self._kernels.combination(self._kernels.whole))
 
     @cached_property
-    def _over_pieces(self) -> Any:
+    def _over_pieces(self) -> Kernel:
         kernels = self._kernels
-        return kernels.entries(replace(kernels.recipe, tasks="pieces", tile=kernels.piece_tile))
+        recipe = replace(kernels.recipe, tasks="pieces", tile=kernels.piece_tile)
+        return Kernel(kernels.entries(recipe), recipe.tile.warps)

@@ -1,12 +1,12 @@
 """Launches a kernel on the device of its tensors."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Call", "compiled_for", "launch", "type_of"]
+__all__ = ["launch", "type_of"]
 
 # Compiled kernels by what Triton's compiler looks at. Triton keeps such a table too; finding a
 # kernel in it takes several times as long as launching.
@@ -20,16 +20,6 @@ def type_of(dtype: torch.dtype) -> Any:
     return getattr(tl, str(dtype).removeprefix("torch."))
 
 
-class Call(NamedTuple):
-    """A launch of a kernel; see :func:`launch`."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: Sequence[Any]
-    warps: int
-    constants: dict[str, Any]
-
-
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
@@ -37,7 +27,7 @@ def launch(
     *,
     warps: int = 1,
     **constants: Any,
-) -> None:
+) -> Any:
     """Run a kernel on the device of its first argument, in the current stream.
 
     Args:
@@ -46,55 +36,30 @@ def launch(
         arguments: by position; None for pointers that this version of the kernel does not read.
         warps: of a program.
         constants: compile-time arguments, by name: the last of the kernel's parameters.
+
+    Returns:
+        What Triton compiled; None where it interprets.
     """
     where = arguments[0].device
-    call = Call(kernel, grid, arguments, warps, constants)
-    if where.type == "cuda" and where.index != torch.cuda.current_device():
-        with torch.cuda.device(where):
-            _launch(call)
-    else:
-        _launch(call)
-
-
-def compiled_for(call: Call) -> Any:
-    """Return what Triton compiled for a launch on a GPU before; None if it takes more to launch.
-
-    That is memory of its own, several blocks at a time, or another kind of launch.
-    """
-    compiled = _compiled.get(_key(call))
-    if compiled is None:
+    if where.type != "cuda":
+        kernel[grid](*arguments, num_warps=warps, num_stages=1, **constants)
         return None
-    metadata = compiled.metadata
-    simple = metadata.num_ctas == 1 and not any(
-        getattr(metadata, name, 0)
-        for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid",
-                     "launch_pdl")
-    )  # fmt: skip
-    return compiled if simple else None
-
-
-def _key(call: Call) -> tuple[Any, ...]:
+    if where.index != torch.cuda.current_device():
+        with torch.cuda.device(where):
+            return launch(kernel, grid, arguments, warps=warps, **constants)
     # What of an argument the compiled code depends on.
     looked_at = [
         (a.dtype, a.data_ptr() % 16 == 0)
         if isinstance(a, Tensor)
         else None if a is None else (-(2**31) <= a < 2**31, a == 1, a % 16 == 0)
-        for a in call.arguments
+        for a in arguments
     ]  # fmt: skip
-    device = call.arguments[0].device.index
-    return call.kernel, device, call.warps, *call.constants.values(), *looked_at
-
-
-def _launch(call: Call) -> None:
-    """Run a kernel on the current device."""
-    kernel, grid, arguments, warps, constants = call
-    if arguments[0].device.type != "cuda":
-        kernel[grid](*arguments, num_warps=warps, num_stages=1, **constants)
-        return
-    key = _key(call)
+    key = (kernel, where.index, warps, *constants.values(), *looked_at)
     compiled = _compiled.get(key)
     if compiled is None:
-        _compiled[key] = kernel[grid](*arguments, num_warps=warps, num_stages=1, **constants)
+        compiled = kernel[grid](*arguments, num_warps=warps, num_stages=1, **constants)
+        _compiled[key] = compiled
     else:
         named = kernel.arg_names[len(arguments) :] if constants else ()
         compiled[(*grid, 1, 1)[:3]](*arguments, *[constants[name] for name in named])
+    return compiled
