@@ -362,8 +362,8 @@ def cuda_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def compile_for_cpu(built: Path) -> None:
-    """Compile the kernels of MaxK, those that run plans, and the sampler of neighbours."""
-    names = ("cbsr_*.c*", "row_spmm*.c*", "maxk.cu", "take.cu", "neighbors*.c*")
+    """Compile the kernels of MaxK, those that run plans, and those of loaders."""
+    names = ("cbsr_*.c*", "row_spmm*.c*", "maxk.cu", "take.cu", "neighbors*.c*", "collate.c*")
     sources = [path for name in names for path in glob(f"{ROOT}/csrc/cuda/{name}")]
     sources = [path for path in sources if not path.endswith(".cuh")]
     sources.append(f"{ROOT}/tests/cuda_on_cpu/fibers.cpp")
