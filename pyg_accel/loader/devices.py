@@ -22,7 +22,7 @@ __all__ = ["data_for", "device_of", "may_have_changed", "place", "readable", "wh
 
 _DEVICE, _REASON, _SEEN = "_pyg_accel_device", "_pyg_accel_on_cpu", "_pyg_accel_seen"
 _CPU = torch.device("cpu")
-_GRAPH = {"colptr", "row", "colptr_dict", "row_dict", "perm", "edge_time", "edge_weight"}
+_GRAPH = ("colptr", "row", "colptr_dict", "row_dict", "perm", "edge_time", "edge_weight")
 _log = logging.getLogger("pyg_accel")
 
 
@@ -57,8 +57,9 @@ def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     setattr(sampler, _DEVICE, device)
-    for name in vars(sampler).keys() & _GRAPH:
-        setattr(sampler, name, _each(getattr(sampler, name), device))
+    for name in _GRAPH:
+        if hasattr(sampler, name):
+            setattr(sampler, name, _each(getattr(sampler, name), device))
     # PyG's loader compares them with the times of seeds, which are on the CPU.
     sampler.node_time = _each(sampler.node_time, _CPU)
 

@@ -59,8 +59,9 @@ class Selected:
         all_incs: dict[str, Any] = {}
         parts = _Parts(index)
         nodes = parts.of(where[self._counted], None).slices
-        for name in (name for name in where if name in data and name not in excluded):
-            value = data[name]
+        store = data._store
+        for name in (name for name in where if name in store and name not in excluded):
+            value = store[name]
             if isinstance(value, Tensor):
                 device = value.device if value.is_cuda else device
                 incs = nodes[:-1].clone() if is_shifted(name) else torch.zeros_like(nodes[:-1])
@@ -72,7 +73,7 @@ class Selected:
                 out[name], all_incs[name] = [value[i] for i in index.tolist()], None
             if name in followed:
                 out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(all_slices[name], device)
-        if data._store.can_infer_num_nodes:
+        if store.can_infer_num_nodes:
             out.batch, out.ptr = batch_of(nodes, device)
         return out, all_slices, all_incs
 
