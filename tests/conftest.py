@@ -362,8 +362,9 @@ def cuda_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def compile_for_cpu(built: Path) -> None:
-    """Compile those that tests of this machine run."""
-    names = ("cbsr_*.c*", "row_spmm*.c*", "maxk.cu", "take.cu", "neighbors*.c*", "self_loops.c*")
+    """Compile the kernels that need nothing of a GPU."""
+    names = ("cbsr_*.c*", "row_spmm*.c*", "maxk.cu", "take.cu", "neighbors*.c*", "self_loops.c*",
+             "collate.c*")  # fmt: skip
     sources = [path for name in names for path in glob(f"{ROOT}/csrc/cuda/{name}")]
     sources = [path for path in sources if not path.endswith(".cuh")]
     sources.append(f"{ROOT}/tests/cuda_on_cpu/fibers.cpp")

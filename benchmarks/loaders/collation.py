@@ -29,21 +29,21 @@ def molecule() -> Data:
                 edge_attr=torch.randn(edges, 3), y=torch.randn(1, 1))  # fmt: skip
 
 
-def collation() -> Iterator[tuple[str, str, timing.Quantiles]]:
-    """Yield what is put together, by whom, and how long a batch took."""
+def collation(device: str) -> Iterator[tuple[str, str, timing.Quantiles]]:
+    """Yield what is put together on a device, by whom, and how long a batch took."""
     torch.manual_seed(0)
     dataset = Molecules(MOLECULES)
     graphs = [*dataset]
 
     whole = DataLoader(dataset, batch_size=MOLECULES)
-    resident = loader.DataLoader(dataset, batch_size=MOLECULES)
+    resident = loader.DataLoader(dataset, batch_size=MOLECULES, device=device)
     cases: list[tuple[str, str, Callable[[], Any]]] = [
-        ("collate a list", "stock", lambda: Batch.from_data_list(graphs)),
-        ("collate a list", "patched", lambda: Batch.from_data_list(graphs)),
-        ("load a dataset", "stock", lambda: [*whole]),
-        ("load a dataset", "patched", lambda: [*whole]),
-        ("load a dataset", "pyg_accel.loader", lambda: [*resident]),
+        ("collate a list", "stock", lambda: Batch.from_data_list(graphs).to(device)),
+        ("collate a list", "patched", lambda: Batch.from_data_list(graphs).to(device)),
+        ("load a dataset", "stock", lambda: next(iter(whole)).to(device)),
+        ("load a dataset", "patched", lambda: next(iter(whole)).to(device)),
+        ("load a dataset", "pyg_accel.loader", lambda: next(iter(resident))),
     ]
     for what, backend, call in cases:
         with patched(backend == "patched"):
-            yield what, backend, timing.in_turns({"": call}, "cpu", ROUNDS)[""]
+            yield what, backend, timing.in_turns({"": call}, device, ROUNDS)[""]

@@ -20,7 +20,12 @@ from torch_geometric.data.collate import _batch_and_ptr, _collate, get_incs
 from torch_geometric.data.storage import N_KEYS, BaseStorage, NodeStorage
 from torch_geometric.utils import cumsum
 
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.native import (
+    cpu_library,
+    cpu_unavailable_reasons,
+    cuda_library,
+    cuda_unavailable_reasons,
+)
 
 __all__ = [
     "are_dense",
@@ -246,6 +251,8 @@ def batch_of(slices: Any, device: torch.device | None) -> Any:
         return _batch_and_ptr(slices, device)
     if device is None and not cpu_unavailable_reasons():
         return cpu_library().ptr2index(slices), slices.clone()
+    if device is not None and device.type == "cuda" and not cuda_unavailable_reasons():
+        return cuda_library().ptr2index(slices.cpu(), torch.empty(0, device=device))
     total, slices = int(slices[-1]), slices.to(device)
     graph = torch.arange(slices.numel() - 1, device=device)
     return graph.repeat_interleave(slices.diff(), output_size=total), slices.clone()

@@ -1,19 +1,29 @@
-"""Neighbour loaders whose batches are made on a GPU: where a sampler samples, and copies there."""
+"""Neighbour loaders whose batches are made on a GPU: where a sampler samples, and what it reads.
+
+A GPU reads copies of a loader's tensors, as far as there is room for them. Others lie in pinned
+host memory, which its kernels read over PCIe; for torch they are tensors of the GPU all the same.
+"""
 
 import copy
+import logging
+from collections.abc import Sequence
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_accel.cache import Snapshot, changes_unseen
 from pyg_accel.derived import derived
 from pyg_accel.native import cuda_unavailable_reasons
 
-__all__ = ["copied", "copy_of", "device_of", "place", "why_on_cpu"]
+__all__ = ["data_for", "device_of", "may_have_changed", "place", "readable", "why_on_cpu"]
 
-_DEVICE, _REASON = "_pyg_accel_device", "_pyg_accel_on_cpu"
+_DEVICE, _REASON, _SEEN = "_pyg_accel_device", "_pyg_accel_on_cpu", "_pyg_accel_seen"
 _CPU = torch.device("cpu")
+_GRAPH = ("colptr", "row", "colptr_dict", "row_dict", "perm", "edge_time", "edge_weight")
+_log = logging.getLogger("pyg_accel")
 
 
 def device_of(sampler: Any) -> torch.device:
@@ -47,8 +57,10 @@ def place(sampler: Any, data: Any, wanted: torch.device | None) -> None:
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     setattr(sampler, _DEVICE, device)
-    # PyG's loader indexes it by the sampled edges, and compares times with those of CPU seeds.
-    sampler.perm = _each(sampler.perm, device)
+    for name in _GRAPH:
+        if hasattr(sampler, name):
+            setattr(sampler, name, _each(getattr(sampler, name), device))
+    # PyG's loader compares them with the times of seeds, which are on the CPU.
     sampler.node_time = _each(sampler.node_time, _CPU)
 
 
@@ -65,40 +77,77 @@ def _graph_device(data: Any) -> torch.device:
 
 
 def _each(held: Any, device: torch.device) -> Any:
-    """Copy a tensor, the tensors of a dictionary, or nothing, to a device."""
+    """Let a device read a tensor, the tensors of a dictionary, or nothing."""
     if isinstance(held, dict):
         return {key: _each(value, device) for key, value in held.items()}
-    return None if held is None else copy_of(held, device)
+    return None if held is None else readable(held, device)
 
 
-def copy_of(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor, or its only copy on a device, which lasts for as long as it does."""
+def may_have_changed(sampler: Any, tensors: Sequence[Tensor]) -> bool:
+    """Return whether tensors of a sampler are others than in its last call, or may be written."""
+    seen = getattr(sampler, _SEEN, None)
+    if seen is not None and seen.fits(tensors) and not any(map(changes_unseen, tensors)):
+        return False
+    setattr(sampler, _SEEN, Snapshot(tensors))
+    return True
+
+
+class _HostMemory:
+    """Pinned memory as a GPU sees it, for as long as a tensor of the GPU lies in it."""
+
+    def __init__(self, tensor: Tensor, device: torch.device) -> None:
+        self._tensor = tensor
+        self.__cuda_array_interface__ = {
+            "version": 3, "typestr": "|u1", "shape": (tensor.nbytes,),
+            "data": (tensor.data_ptr(), False),
+        }  # fmt: skip
+        # Kernels that are queued read it before another tensor gets it.
+        finalize(self, torch.cuda.synchronize, device).atexit = False
+
+
+def _on_host(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a pinned tensor as one of a device, without a copy."""
+    memory = torch.as_tensor(_HostMemory(tensor, device), device=device)
+    return memory.view(tensor.dtype).view(tensor.shape)
+
+
+def _room(device: torch.device) -> int:
+    """Return how many bytes may be copied to a GPU: an eighth of it is left for batches."""
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + cached - total // 8
+
+
+def readable(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor that kernels of a device can read.
+
+    It is the tensor itself; or the memory of a pinned one; or its only copy on the device, or in
+    pinned memory where that has no room, which lasts for as long as the tensor does.
+    """
     if tensor.device == device:
         return tensor
-    return derived([tensor], ("copy", device), lambda: tensor.to(device), lasting=True)
+    dense = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+
+    def made() -> Tensor:
+        if device.type != "cuda" or not dense or tensor.nbytes <= _room(device):
+            return tensor.to(device)
+        _log.info("%.2f GiB do not fit into %s: they stay in pinned host memory",
+                  tensor.nbytes / 2**30, device)  # fmt: skip
+        return _on_host(tensor.contiguous().pin_memory(), device)
+
+    if device.type == "cuda" and dense and tensor.is_pinned() and tensor.is_contiguous():
+        return _on_host(tensor, device)
+    return derived([tensor], ("copy", device), made, lasting=True)
 
 
-def copied(data: Data | HeteroData, device: torch.device) -> Any:
-    """Return data whose tensors are on a device; those of several loaders share the copies.
-
-    Raises:
-        MemoryError: if the device has no room for them.
-    """
-    tensors = [t for store in data.stores for t in store.values() if isinstance(t, Tensor)]
-    size = sum(t.nbytes for t in tensors if t.device != device)
-    free = torch.cuda.mem_get_info(device)[0]
+def data_for(data: Data | HeteroData, device: torch.device) -> Any:
+    """Return data whose tensors a device can read; those of several loaders share the copies."""
 
     def there(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return copy_of(value, device)
+            return readable(value, device)
         return value.to(device)  # others, which PyG lets be what they are if they cannot
 
-    try:
-        return copy.copy(data).apply(there)
-    except torch.OutOfMemoryError as error:
-        raise MemoryError(
-            f"the graph and its features take {size / 2**30:.1f} GiB, which do not fit into the "
-            f"{free / 2**30:.1f} GiB that are free on {device}. Without loader='cuda', and with "
-            "data.edge_index alone on the GPU, batches are sampled there, and features are "
-            "gathered on the CPU"
-        ) from error
+    # Last those of which PyG's loader reads no more than the device.
+    first = [name for store in data.stores for name in store if name != "edge_index"]
+    return copy.copy(data).apply(there, *first).apply(there)

@@ -10,7 +10,8 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from pyg_accel.call_report import record_batch
-from pyg_accel.loader.devices import copy_of, device_of, why_on_cpu
+from pyg_accel.loader.devices import device_of, may_have_changed, readable, why_on_cpu
+from pyg_accel.loader.stream import beside
 from pyg_accel.native import cpu_library, cuda_library
 
 __all__ = ["sample"]
@@ -167,9 +168,6 @@ def _run(
     induced: bool,
 ) -> _Sampled:
     device = device_of(sampler)
-    library = cuda_library() if device.type == "cuda" else cpu_library()
-    nothing = torch.empty(0, dtype=torch.int64, device=device)
-    no_weight = torch.empty(0, device=device)
     if unknown := seeds.keys() - graph.num_nodes.keys():
         raise ValueError(f"expected 'seed' to name types of nodes (got {sorted(unknown)})")
     types = [*seeds, *(kind for kind in graph.num_nodes if kind not in seeds)]
@@ -187,6 +185,54 @@ def _run(
         if values.shape != graph.row[kind].shape or values.dtype not in _WEIGHTS:
             raise ValueError(f"expected 'weight_attr' to be a float32 or float64 number of every "
                              f"edge (got {_shown(values)})")  # fmt: skip
+    with beside(device, after=_must_wait(sampler, graph, seeds, seed_time)) as made:
+        tensors, counts, fault = _draw(sampler, graph, types, seeds, seed_time, induced=induced)
+        made += tensors
+    if fault:
+        raise ValueError(fault)
+    each = iter(tensors)
+    edges = {k: (next(each), next(each), next(each)) for k in relations}
+    nodes = {kind: (next(each), next(each)) for kind in types}
+    first, *hops = _hops(counts.tolist(), len(types), len(relations))
+    return _Sampled(
+        {k: row for k, (row, _, _) in edges.items()},
+        {k: col for k, (_, col, _) in edges.items()},
+        {k: edge for k, (_, _, edge) in edges.items()},
+        {kind: nodes[kind][0] for kind in graph.num_nodes},
+        {kind: nodes[kind][1] for kind in graph.num_nodes},
+        {kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)},
+        {k: [counted[i] for counted, _ in hops] for i, k in enumerate(relations)},
+    )
+
+
+def _must_wait(
+    sampler: Any,
+    graph: _Graph,
+    seeds: Mapping[Any, Tensor],
+    seed_time: Mapping[Any, Tensor] | None,
+) -> bool:
+    """Return whether a sampler reads what the current stream of its GPU may still be writing."""
+    if device_of(sampler).type == "cpu":
+        return False
+    held = (graph.colptr, graph.row, graph.node_time, graph.edge_time, graph.edge_weight)
+    changed = may_have_changed(sampler, [t for each in held for t in each.values()])
+    return changed or any(t.is_cuda for each in (seeds, seed_time or {}) for t in each.values())
+
+
+def _draw(
+    sampler: Any,
+    graph: _Graph,
+    types: Sequence[Any],
+    seeds: Mapping[Any, Tensor],
+    seed_time: Mapping[Any, Tensor] | None,
+    *,
+    induced: bool,
+) -> tuple[list[Tensor], Tensor, str]:
+    """Call the library: what is sampled, how much of it in each hop, and what was wrong."""
+    device, relations = device_of(sampler), list(graph.ends)
+    library = cuda_library() if device.type == "cuda" else cpu_library()
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    no_weight = torch.empty(0, device=device)
     seeds = {kind: _checked_seed(ids, device) for kind, ids in seeds.items()}
     now = nothing
     if graph.node_time or graph.edge_time:
@@ -194,7 +240,7 @@ def _run(
     random_seed = int(torch.empty((), dtype=torch.int64).random_())
 
     def ready(values: Tensor) -> Tensor:
-        return copy_of(values, device).contiguous()
+        return readable(values, device).contiguous()
 
     def attempt(num_nodes: Mapping[Any, int]) -> tuple[list[Tensor], Tensor, str]:
         out: tuple[list[Tensor], Tensor, str] = library.neighbor_sample(
@@ -221,21 +267,7 @@ def _run(
         # PyG reaches nodes beyond `num_nodes` all the same; only their own neighbors are unknown.
         tensors, counts, again = attempt(_by_edges(graph))
         fault = again and fault
-    if fault:
-        raise ValueError(fault)
-    each = iter(tensors)
-    edges = {k: (next(each), next(each), next(each)) for k in relations}
-    nodes = {kind: (next(each), next(each)) for kind in types}
-    first, *hops = _hops(counts.tolist(), len(types), len(relations))
-    return _Sampled(
-        {k: row for k, (row, _, _) in edges.items()},
-        {k: col for k, (_, col, _) in edges.items()},
-        {k: edge for k, (_, _, edge) in edges.items()},
-        {kind: nodes[kind][0] for kind in graph.num_nodes},
-        {kind: nodes[kind][1] for kind in graph.num_nodes},
-        {kind: [counted[i] for _, counted in (first, *hops)] for i, kind in enumerate(types)},
-        {k: [counted[i] for counted, _ in hops] for i, k in enumerate(relations)},
-    )
+    return tensors, counts, fault
 
 
 def _hops(counts: list[int], types: int, relations: int) -> Iterator[tuple[list[int], list[int]]]:
@@ -269,7 +301,7 @@ def _times_of(
         elif kind in graph.node_time:
             if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < graph.num_nodes[kind]:
                 raise ValueError("expected 'seed' to hold ids of nodes that exist")
-            yield copy_of(graph.node_time[kind], device)[ids]
+            yield readable(graph.node_time[kind], device)[ids]
         else:
             raise ValueError("expected 'seed_time': there are times of edges, and none of seeds")
 

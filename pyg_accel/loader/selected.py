@@ -14,7 +14,12 @@ from torch_geometric.data.storage import N_KEYS
 from torch_geometric.utils import cumsum
 
 from pyg_accel.loader.collate import are_dense, batch_of, empty, is_shifted, shared_like
-from pyg_accel.native import cpu_library, cpu_unavailable_reasons
+from pyg_accel.native import (
+    cpu_library,
+    cpu_unavailable_reasons,
+    cuda_library,
+    cuda_unavailable_reasons,
+)
 
 __all__ = ["Selected", "counted_by"]
 
@@ -54,8 +59,9 @@ class Selected:
         all_incs: dict[str, Any] = {}
         parts = _Parts(index)
         nodes = parts.of(where[self._counted], None).slices
-        for name in (name for name in where if name in data and name not in excluded):
-            value = data[name]
+        store = data._store
+        for name in (name for name in where if name in store and name not in excluded):
+            value = store[name]
             if isinstance(value, Tensor):
                 device = value.device if value.is_cuda else device
                 incs = nodes[:-1].clone() if is_shifted(name) else torch.zeros_like(nodes[:-1])
@@ -67,7 +73,7 @@ class Selected:
                 out[name], all_incs[name] = [value[i] for i in index.tolist()], None
             if name in followed:
                 out[f"{name}_batch"], out[f"{name}_ptr"] = batch_of(all_slices[name], device)
-        if data._store.can_infer_num_nodes:
+        if store.can_infer_num_nodes:
             out.batch, out.ptr = batch_of(nodes, device)
         return out, all_slices, all_incs
 
@@ -104,10 +110,10 @@ class _Parts:
     ) -> tuple[Tensor, Tensor]:
         """Return what the graphs have of a tensor, shifted, and where each begins in it."""
         shared = get_worker_info() is not None  # where results lie in memory of their own
-        if not (shared or cpu_unavailable_reasons() or value.requires_grad):
-            found = cpu_library().take(value, dim, where, self._index, shift)
-            if found:
-                return found[0], found[1]
+        take = None if shared or value.requires_grad else _library_of(value)
+        found = take and take(value, dim, where, self._index, shift)
+        if found:
+            return found[0], found[1]
         part = self.of(where, value.device)
         out = torch.index_select(
             value, dim, part.rows, out=shared_like(value, dim, part.rows.numel())
@@ -126,6 +132,13 @@ class _Parts:
                 return part
         self._known.append(_Part(begin, sizes, device))
         return self._known[-1]
+
+
+def _library_of(value: Tensor) -> Any:
+    """Return what takes parts of a tensor where it lies; None without a native library."""
+    if value.is_cuda:
+        return None if cuda_unavailable_reasons() else cuda_library().take_parts
+    return None if cpu_unavailable_reasons() else cpu_library().take
 
 
 def counted_by(dataset: InMemoryDataset) -> str:

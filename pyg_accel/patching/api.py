@@ -137,7 +137,8 @@ def patch(
     Args:
         model: only the layers of this model; by default every model of the process, and loaders.
         loader: device on which neighbour loaders that are built from now on sample and gather
-            features, such as ``"cuda"``: it gets a copy of their data. By default the one on which
+            features, such as ``"cuda"``: it gets a copy of their data. What has no room there, or
+            is pinned, stays on the host, where kernels read it. By default the device on which
             their ``edge_index`` is.
 
     Returns:

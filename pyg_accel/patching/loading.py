@@ -104,7 +104,7 @@ def load(function: Callable[..., None], self: Any, data: Any, *args: Any, **kwar
     device = devices.device_of(sampler)
     if device.type != "cpu":
         if _wanted and is_active():
-            data = devices.copied(data, device)
+            data = devices.data_for(data, device)
         for name in _OF_WORKERS:
             kwargs.pop(name, None)
     function(self, data, *args, **kwargs)

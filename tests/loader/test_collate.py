@@ -1,5 +1,6 @@
 """Batches that patch() makes are those of PyG, attribute for attribute."""
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch_geometric.loader import DataLoader
 import pyg_accel
 from pyg_accel import loader
 from pyg_accel.loader import collate, selected
-from pyg_accel.native import cpu_library
+from pyg_accel.native import cpu_library, cuda_library
 
 
 def assert_same(ours: Any, theirs: Any, path: str = "") -> None:
@@ -419,6 +420,7 @@ def test_batches_on_a_gpu_are_those_of_pyg(name):
     dataset = DATASETS[name]()
     theirs = [batch.to("cuda") for batch in DataLoader(dataset, batch_size=4)]
     ours = [*loader.DataLoader(dataset, batch_size=4, device="cuda")]
+    assert all(batch.x.is_cuda for batch in ours if isinstance(batch, Data))
     assert_same([batch.to_dict() for batch in ours], [batch.to_dict() for batch in theirs])
 
 
@@ -497,16 +499,96 @@ def test_batches_do_not_depend_on_the_library(name, monkeypatch):
         assert_same(with_it, parts(Batch.from_data_list(items, follow_batch=["x"])))
 
 
+Take = Callable[..., list[Tensor]]
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=[pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]),
+        pytest.param("cuda on cpu", marks=[
+            pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+            pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]),
+    ]
+)  # fmt: skip
+def take(request: pytest.FixtureRequest) -> Take:
+    """What takes parts of a tensor, in each library."""
+
+    def on_gpu(value: Tensor, *args: Any) -> list[Tensor]:
+        return [t.cpu() for t in cuda_library().take_parts(value.cuda(), *args)]
+
+    if request.param == "cpu":
+        return cpu_library().take
+    if request.param == "cuda":
+        return on_gpu
+    return request.getfixturevalue("cuda_on_cpu").take_parts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool,
+                                   torch.bfloat16, torch.complex128], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_parts_of_a_tensor_are_taken(take: Take, dim: int, dtype: torch.dtype):
+    where = torch.tensor([0, 3, 3, 3, 10, 11, 40])
+    index = torch.tensor([5, 1, 0, 0, 2, 4, 3])
+    for shape in ([40, 3], [2, 40], [40], [3, 40, 1], [40, 40, 2], [40, 0]):
+        if shape[dim if len(shape) > 1 else 0] != 40:
+            continue
+        at = dim % len(shape) if len(shape) > 1 else 0
+        value = (torch.rand(shape) * 9).to(dtype)
+        chosen = [value.narrow(at, int(where[i]), int(where[i + 1] - where[i])) for i in index]
+        sizes = [part.size(at) for part in chosen]
+        shifts: list[Any] = [None]
+        if dtype == torch.int64:
+            shifts += [torch.randint(9, (7,))]
+            shifts += [torch.randint(9, (7, 2))] if at == 1 and shape[0] == 2 else []
+        for shift in shifts:
+            out, slices = take(value, at, where, index, shift)
+            added = [0] * 7 if shift is None else shift.view(7, -1, *[1] * len(shape[1:]))
+            right = [p + a if shift is not None else p for p, a in zip(chosen, added, strict=True)]
+            assert torch.equal(out, torch.cat(right, at))
+            assert slices.diff().tolist() == sizes
+
+
+def test_no_parts_are_taken(take: Take):
+    out, slices = take(torch.ones(4, 2), 0, torch.tensor([0, 4]), torch.tensor([]).long(), None)
+    assert out.shape == (0, 2)
+    assert slices.tolist() == [0]
+
+
 @pytest.mark.parametrize(
     "bad", ["an index beyond", "a negative index", "slices beyond", "descending"]
 )
-def test_what_is_outside_of_a_tensor_is_not_read(bad):
+def test_what_is_outside_of_a_tensor_is_not_read(take: Take, bad: str):
     value, where, index = torch.ones(5), torch.tensor([0, 2, 5]), torch.tensor([0, 1])
     if "index" in bad:
         index[1] = 2 if bad == "an index beyond" else -1
     else:
         where[1 if bad == "descending" else 2] = 6
     with pytest.raises(RuntimeError, match="expected"):
-        cpu_library().take(value, 0, where, index, None)
+        take(value, 0, where, index, None)
     with pytest.raises(RuntimeError, match="expected"):
         cpu_library().ptr2index(torch.tensor([0, 3, 2]))
+
+
+@pytest.mark.parametrize("groups", [0, 1, 3, 128, 129, 300])
+def test_parts_of_many_graphs_and_their_batch_vector(
+    take: Take, request: pytest.FixtureRequest, groups: int
+):
+    """Kernels take 128 parts at a time."""
+    sizes = torch.randint(3, (2 * groups,))
+    where = torch.cat([torch.zeros(1).long(), sizes.cumsum(0)])
+    index, value = torch.randperm(2 * groups)[:groups], torch.randint(99, (2, int(where[-1])))
+    shift = torch.arange(groups)
+    out, slices = take(value, 1, where, index, shift if groups else None)
+    chosen = [value[:, where[i] : where[i + 1]] + n for n, i in enumerate(index)]
+    assert torch.equal(out, torch.cat([value[:, :0], *chosen], 1))
+    right = shift.repeat_interleave(sizes[index])
+    assert torch.equal(cpu_library().ptr2index(slices), right)
+    case = request.node.callspec.params["take"]
+    if case != "cpu":
+        library = cuda_library() if case == "cuda" else request.getfixturevalue("cuda_on_cpu")
+        like = torch.empty(0, device="cuda" if case == "cuda" else "cpu")
+        group, ptr = library.ptr2index(slices, like)
+        assert torch.equal(group.cpu(), right)
+        assert torch.equal(ptr.cpu(), slices)

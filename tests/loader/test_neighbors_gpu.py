@@ -1,6 +1,9 @@
 """Neighbour loaders on a GPU: their batches against those of the CPU, and what is hard there."""
 
+import gc
+import weakref
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -62,10 +65,16 @@ def assert_equal(found: Any, expected: Any, name: str = "") -> None:
 
 
 def epochs(cls: type, data: Any, *args: Any, **kwargs: Any) -> list[Any]:
-    """Batches of the CPU, of data on the GPU, and of data that are copied there."""
+    """Batches of the CPU, of data on the GPU, of copies there, and of data on the host."""
     found = []
-    for where, loader in ((data, None), (data.clone().to("cuda"), None), (data, "cuda")):
-        with pyg_accel.patched(loader=loader):
+    for where, loader, room in (
+        (data, None, 0), (data.clone().to("cuda"), None, 0),
+        (data, "cuda", 2**40), (data.clone(), "cuda", 0),
+    ):  # fmt: skip
+        with (
+            pyg_accel.patched(loader=loader),
+            patch.object(devices, "_room", lambda _, room=room: room),
+        ):
             torch.manual_seed(5)
             np.random.seed(5)
             found.append([batch.to_dict() for batch in cls(where, *args, **kwargs)])
@@ -109,8 +118,8 @@ def test_bidirectional_batches_are_those_of_the_cpu(data: Data):
     for batches in zip(*found, strict=True):
         for batch in batches:
             assert batch.pop("e_id").numel() == batch["edge_index"].size(1)
-        assert_equal(batches[1], batches[0])
-        assert_equal(batches[2], batches[0])
+        for batch in batches[1:]:
+            assert_equal(batch, batches[0])
 
 
 def test_the_last_neighbours_in_time_are_those_of_the_cpu(data: Data):
@@ -223,14 +232,100 @@ def test_weights_may_change():
         assert sampler._sample(torch.tensor([0])).node.tolist() == [0, 9]
 
 
-def test_data_that_do_not_fit_are_refused(data: Data, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int32, torch.bool], ids=str
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 3), (4, 3, 2)], ids=str)
+def test_a_gpu_reads_pinned_memory(shape: tuple[int, ...], dtype: torch.dtype):
+    tensor = torch.randint(2, shape).to(dtype).pin_memory()
+    found = devices.readable(tensor, torch.device("cuda", 0))
+    assert found.is_cuda
+    assert found.dtype == dtype
+    assert found.shape == shape
+    assert torch.equal(found.cpu(), tensor)
+    tensor.fill_(True)
+    assert torch.equal(found.cpu(), tensor)  # the same memory
 
-    sampler = NeighborSampler(data.clone().to("cuda"), [3])
-    monkeypatch.setattr(devices, "copy_of", full)
-    with pyg_accel.patched(loader="cuda"), pytest.raises(MemoryError, match="do not fit"):
-        NeighborLoader(data, [3], neighbor_sampler=sampler)
+
+def test_what_does_not_fit_stays_on_the_host(monkeypatch: pytest.MonkeyPatch):
+    data = Data(
+        edge_index=torch.randint(N, (2, 2**20)), x=torch.randn(N, 2**12), y=torch.randn(N, 2**10)
+    )
+    before = torch.cuda.memory_allocated()
+    monkeypatch.setattr(
+        devices, "_room", lambda _: before + data.y.nbytes + 2**20 - torch.cuda.memory_allocated()
+    )
+    there = devices.data_for(data, torch.device("cuda", 0))
+    assert torch.cuda.memory_allocated() - before == data.y.nbytes
+    for name in ("edge_index", "x", "y"):
+        assert there[name].is_cuda
+        assert torch.equal(there[name].cpu(), data[name])
+    again = devices.data_for(data, torch.device("cuda", 0))
+    assert again.x.data_ptr() == there.x.data_ptr()
+
+
+def test_pinned_data_are_neither_copied_nor_kept():
+    data = Data(x=torch.randn(N, 3).pin_memory(), edge_index=torch.randint(N, (2, E)))
+    with pyg_accel.patched(loader="cuda"):
+        loader = NeighborLoader(data, [3], batch_size=50)
+    assert loader.data.x.data_ptr() == data.x.data_ptr()
+    memory = weakref.ref(data.x.untyped_storage())
+    batch = next(iter(loader))
+    assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+    del data
+    gc.collect()
+    assert memory() is not None
+    del loader
+    gc.collect()
+    assert memory() is None
+
+
+def queue_work() -> torch.cuda.Event:
+    """Keep the current stream busy for about a second; returns the end of it."""
+    torch.cuda._sleep(1_500_000_000)
+    return torch.cuda.current_stream().record_event()
+
+
+def test_the_host_is_one_batch_ahead_of_a_step(data: Data):
+    loader = NeighborLoader(data.clone().to("cuda"), [5, 5], batch_size=20)
+    batches = iter(loader)
+    next(batches)
+    torch.cuda.synchronize()
+    end = queue_work()
+    first = next(batches)
+    assert not end.query()  # it is ready before the step is
+    next(batches)
+    assert end.query()
+    assert torch.equal(first.x.cpu(), data.x[first.n_id.cpu()])
+
+
+def test_what_a_step_writes_is_read_by_the_next_batch():
+    star = Data(
+        edge_index=torch.stack([torch.arange(1, 21), torch.zeros(20, dtype=torch.long)]),
+        num_nodes=21, w=torch.eye(20)[3], x=torch.zeros(21),
+    ).to("cuda")  # fmt: skip
+    loader = NeighborLoader(star, [1], weight_attr="w", batch_size=1)
+    loader(torch.tensor([0]))
+    new = torch.eye(20, device="cuda")[8]
+    end = queue_work()
+    loader.node_sampler.edge_weight.copy_(new)
+    star.x.fill_(1)
+    batch = loader(torch.tensor([0]))
+    assert batch.n_id.tolist() == [0, 9]
+    assert batch.x.tolist() == [1, 1]
+    assert end.query()
+
+
+def test_a_transform_may_raise_and_a_loop_be_left(data: Data):
+    def fails(_: Data) -> Data:
+        raise KeyError("mine")
+
+    on_gpu = data.clone().to("cuda")
+    with pytest.raises(KeyError, match="mine"):
+        next(iter(NeighborLoader(on_gpu, [3], transform=fails)))
+    for _ in NeighborLoader(on_gpu, [3], batch_size=10):
+        break
+    assert len([*NeighborLoader(on_gpu, [3], batch_size=100)]) == N // 100
 
 
 def test_features_may_stay_on_the_host(data: Data):

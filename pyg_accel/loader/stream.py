@@ -1,0 +1,54 @@
+"""The stream on which a GPU samples a batch, beside the step that runs on those before it.
+
+A sampler waits for the device once a hop. On the current stream it would wait for all steps that
+are queued there, and the device would then wait for it. The host is one batch ahead, no more: what
+is made further ahead only takes memory.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+__all__ = ["beside"]
+
+
+class _Own:
+    """A stream, and the place in others up to which work was queued before its last block."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.before: torch.cuda.Event | None = None
+
+
+_own = cache(_Own)
+
+
+@contextmanager
+def beside(device: torch.device, *, after: bool) -> Iterator[list[Tensor]]:
+    """Queue the work of a block on a GPU's own stream for it; on a CPU, just run the block.
+
+    Args:
+        device: where the work is.
+        after: it reads what the current stream may still be writing.
+
+    Yields:
+        A list for the tensors that are made, which the current stream may use after the block.
+    """
+    made: list[Tensor] = []
+    if device.type != "cuda":
+        yield made
+        return
+    current, own = torch.cuda.current_stream(device), _own(device)
+    before, own.before = own.before, current.record_event()
+    if before is not None:
+        before.synchronize()
+    if after:
+        own.stream.wait_event(own.before)
+    with torch.cuda.stream(own.stream):
+        yield made
+    current.wait_stream(own.stream)
+    for tensor in made:
+        tensor.record_stream(current)
