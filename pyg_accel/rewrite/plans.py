@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from io import StringIO
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
@@ -123,14 +121,14 @@ class ModelPlan:
     unread: Mapping[str, str]
 
     def __str__(self) -> str:
-        """Return text; tables by ``rich`` if it is installed."""
+        """Return text, with a table for each layer."""
         lines = _wrapped([title(self)])
         for layer in self.layers:
             name = f"{layer.path or 'the layer'}: {layer.layer}"
             lines += ["", *_wrapped([name, *facts(layer), *legend(layer)])]
             if layer.trees:
                 rows = [row(tree) for tree in layer.trees[:MOST]]
-                lines.append(_rich_table(rows) if find_spec("rich") else _plain_table(rows))
+                lines.append(_table(rows))
                 if len(layer.trees) > MOST:
                     lines.append(f"and {len(layer.trees) - MOST} more, which format='md' lists")
         return "\n".join([*lines, *_wrapped(unread(self))])
@@ -317,23 +315,7 @@ def _counted(works: tuple[str, ...]) -> Iterator[str]:
         yield work if times == 1 else f"{times} x {work}"
 
 
-def _rich_table(rows: list[tuple[str, ...]]) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*HEAD, box=SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
-    for row in rows:
-        table.add_row(*(text.replace("[", r"\[") for text in row))
-    console = Console(file=StringIO(), width=WIDTH, color_system=None)
-    console.print(table)
-    assert isinstance(console.file, StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-
-
-def _plain_table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: list[tuple[str, ...]]) -> str:
     lines: list[str] = []
     for row in (HEAD, *rows):
         cells = [wrap(cell, width) or [""] for cell, width in zip(row, COLUMNS, strict=True)]
