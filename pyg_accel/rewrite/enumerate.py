@@ -27,7 +27,6 @@ from pyg_accel.rewrite.tree_cost import Assumptions
 
 __all__ = ["associations_of", "enumerate_trees"]
 
-FEW = 12  # trees behind a barrier, from which on they are pruned by themselves
 MOST = 256  # combinations of the terms of one sum; beyond, each term keeps its first and last
 
 
@@ -87,7 +86,7 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
             heads = 1 if expr.cols_out else None
             return tuple(
                 Node("map", (t,), t.rows, expr.cols, heads=heads or t.heads, name=name, free=free)
-                for t in _behind_a_barrier(_trees(arg, scaling))
+                for t in _trees(arg, scaling)
             )
         case Attend(name=name, matrix=matrix, args=args, heads=heads, folds=folds):
             choices = product(*(_trees(a, scaling) for a in args))
@@ -97,21 +96,6 @@ def _trees(expr: Expr, scaling: str) -> tuple[Tree, ...]:
                 for choice in choices
             )  # fmt: skip
     raise ValueError(f"{expr} was not simplified")
-
-
-def _behind_a_barrier(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
-    """Leave out what never pays, before the trees of several layers are combined."""
-    if len(trees) <= FEW:
-        return trees
-    weights = {leaf.name for tree in trees for leaf in leaves_in(tree) if leaf.kind == "weight"}
-    data = {leaf.name for tree in trees for leaf in leaves_in(tree) if leaf.kind == "data"}
-    assumptions = (
-        Assumptions(),
-        Assumptions(True, frozenset(weights)),
-        Assumptions(True, frozenset(weights | data)),
-    )
-    promoted = [set(prune(trees, assumed).promoted) for assumed in assumptions]
-    return tuple(t for t in trees if any(t in p for p in promoted))
 
 
 def _combinations(terms: tuple[Expr, ...], scaling: str) -> Iterator[tuple[Tree, ...]]:

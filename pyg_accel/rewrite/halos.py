@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["DISTRIBUTED", "EXCHANGES", "Halos", "halos_of"]
+__all__ = ["DISTRIBUTED", "EXCHANGES", "Halos"]
 
 
 class Halos(Protocol):
@@ -41,18 +41,6 @@ class Halos(Protocol):
 
 # Models whose layers read rows of other processes.
 DISTRIBUTED: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
-# Return the halos for the arguments of a layer, why they cannot be known, or None if no such model
-# runs; one look-up per distributed model.
+# One function per distributed model, all alike. It returns the halos for the arguments of a layer,
+# the reason why the layer has to exchange rows by itself, or None if no distributed model runs.
 EXCHANGES: list[Callable[[Iterable[Any]], Halos | str | None]] = []
-
-
-def halos_of(values: Iterable[Any]) -> Halos | str | None:
-    """Return the halos for the arguments of a layer while a model is distributed; None in others.
-
-    Args:
-        values: the arguments.
-
-    Returns:
-        Text where the layer has to exchange rows by itself: why.
-    """
-    return EXCHANGES[0](values)

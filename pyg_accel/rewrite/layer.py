@@ -22,7 +22,7 @@ from pyg_accel.record.about import ABOUT
 from pyg_accel.record.dims import Unexpected
 from pyg_accel.record.program import LayerProgram
 from pyg_accel.rewrite.builder import Builder
-from pyg_accel.rewrite.halos import EXCHANGES, Halos, halos_of
+from pyg_accel.rewrite.halos import EXCHANGES, Halos
 from pyg_accel.rewrite.lift import NotLifted, Region, regions_of
 from pyg_accel.rewrite.lower import lower
 from pyg_accel.rewrite.nodes import Learning
@@ -118,7 +118,7 @@ class RewrittenLayer(torch.nn.Module):
         return self.decisions[-1]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        halos = halos_of((*args, *kwargs.values())) if EXCHANGES else None
+        halos = EXCHANGES[0]((*args, *kwargs.values())) if EXCHANGES else None
         if isinstance(halos, str):
             return self._left(halos, args, kwargs)
         if in_force() is not None and isinstance(self.conv, _MAXK):

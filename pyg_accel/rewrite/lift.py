@@ -9,9 +9,8 @@ associations compute the node at its root.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from inspect import Parameter, signature
-from math import inf
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import fx
@@ -123,13 +122,13 @@ class _Reading(Messages):
             if handler is None or self._changes.follow(node):
                 continue
             self._read.clear()
-            # An argument that a handler does not know changes what the function does.
-            known = _PARAMETERS[handler]
-            if len(node.args) >= known.most or not node.kwargs.keys() <= known.names:
+            try:
+                arguments = signature(handler).bind(self, node, *node.args, **node.kwargs)
+            except TypeError:  # an argument without a parameter changes what the function does
                 continue
-            made = handler(self, node, *node.args, **node.kwargs)
-            if made is not None:
-                self.exprs[node] = made
+            expr = handler(*arguments.args, **arguments.kwargs)
+            if expr is not None:
+                self.exprs[node] = expr
                 for inner, outer in self._read:
                     self.readers[inner].add(outer)
 
@@ -369,24 +368,3 @@ _HANDLERS: dict[str, Callable[..., Expr | None]] = {
     "view": _Reading._view, "reshape": _Reading._view, "flatten": _Reading._flatten,
     "mean": _Reading._mean, "exchanged": _Reading._exchanged,
 }  # fmt: skip
-
-
-class _Parameters(NamedTuple):
-    """Of a handler: how many arguments it takes by position at most, and the names of all."""
-
-    most: float
-    names: frozenset[str]
-
-    @classmethod
-    def of(cls, handler: Any) -> "_Parameters":
-        found = [*signature(handler).parameters.values()][1:]
-        kinds = [p.kind for p in found]
-        most = inf if Parameter.VAR_POSITIONAL in kinds else len(found)
-        names = frozenset(p.name for p in found)
-        if Parameter.VAR_KEYWORD in kinds:
-            names |= _SAMPLE
-        return cls(most, names)
-
-
-_SAMPLE = frozenset(("rescale", "width", "strategy"))
-_PARAMETERS = {handler: _Parameters.of(handler) for handler in _HANDLERS.values()}

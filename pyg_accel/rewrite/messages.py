@@ -76,9 +76,10 @@ class Messages(Leaves):
 
     def _sampled_spmm(
         self, node: fx.Node, graph: fx.Node, x: Any, weight: Any = None, *, reduce: str,
-        edge_order: bool = False, **sample: Any,
+        width: Any, strategy: Any, rescale: Any, edge_order: bool = False,
     ) -> Expr | None:  # fmt: skip
         """A sum over a sample of each row; all of them are over the same."""
+        sample = {"width": width, "strategy": strategy, "rescale": rescale}
         if not edge_order or not self._is_graph(graph) or self._sampling not in (None, sample):
             return None
         if weight is not None and len(facts_of(weight).shape) != 1:

@@ -22,7 +22,7 @@ __all__ = [
     "views_of",
 ]  # fmt: skip
 
-# What computes them, in a distributed model too.
+# The functions of this package that call `gcn_norm`; the second does in a distributed model.
 _NORMALISATIONS = ("remembered", "_formula")
 _VIEWS = ("view", "reshape", "unsqueeze")
 
@@ -70,12 +70,7 @@ def normalisation_of(
         return None
     call, place = item.args
     edges = graph.args[0]
-    # The second is called in a distributed model.
-    if (
-        place != 1
-        or not isinstance(call, fx.Node)
-        or called(call) not in ("remembered", "_formula")
-    ):
+    if place != 1 or not isinstance(call, fx.Node) or called(call) not in _NORMALISATIONS:
         return None
     if not isinstance(edges, fx.Node) or edges.args[:2] != (call, 0) or changes.follow(call):
         return None

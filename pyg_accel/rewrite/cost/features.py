@@ -1,12 +1,12 @@
 """The features of a graph that cost models read (SENSEi, section 3.5.1), measured on a sample."""
 
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_accel.facts import of_matrix
 from pyg_accel.graph import CSR, Graph
 
 __all__ = ["GraphFeatures"]
@@ -17,8 +17,6 @@ SAMPLED_ROWS = 1 << 14
 NEAR, NEAR_STRETCHES = 1 << 10, 16
 # About as many entries as the rows of features that the cache holds: a GPU's is larger.
 FAR = {"cpu": (1 << 14, 2), "cuda": (1 << 18, 2)}
-
-_known: "weakref.WeakKeyDictionary[Graph, dict[bool, GraphFeatures]]" = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,8 @@ class GraphFeatures:
             graph: the graph.
             transposed: of the transposed matrix, which gradients of features walk.
         """
-        kept = _known.setdefault(graph, {})
-        if transposed not in kept:
-            kept[transposed] = _measure(graph.transposed() if transposed else graph.csr())
-        return kept[transposed]
+        csr = graph.transposed() if transposed else graph.csr()
+        return of_matrix(csr, "features", lambda: _measure(csr))
 
 
 @torch.no_grad()
