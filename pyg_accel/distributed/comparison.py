@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data, HeteroData
 
+from pyg_accel.cuda_graphs.functions import NOT_RANDOM, Functions
 from pyg_accel.distributed.model import Distributed
 from pyg_accel.distributed.partition import node_stores, store_of
 from pyg_accel.distributed.spread import distribute
@@ -20,15 +20,7 @@ from pyg_accel.errors import NotDistributable, VerificationError
 
 __all__ = ["check"]
 
-_DROPOUTS = frozenset({"dropout", "dropout_", "feature_dropout", "alpha_dropout", "dropout1d"})
 _GRADIENT = "the gradient"
-
-
-class _WithoutDropout(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _DROPOUTS:
-            return args[0]
-        return func(*args, **(kwargs or {}))
 
 
 def check(
@@ -131,7 +123,7 @@ def _run(
                     name = f"{names[module]}[{key!r}]" if key else names[module]
                     seen.append((f"what '{name}' returns", t.detach().clone()))
 
-    with register_module_forward_hook(note), _WithoutDropout():
+    with register_module_forward_hook(note), Functions(NOT_RANDOM):
         out = call(model, data)
     outs = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()]
     generator = torch.Generator().manual_seed(0)
