@@ -536,6 +536,40 @@ def test_a_linear_layer_that_a_message_calls(
     assert seen.count("plan") >= 12
 
 
+def test_lists_of_linear_layers_that_a_message_calls(like_stock: Any) -> None:
+    """What is in them is changed between calls that have a plan."""
+    run = call(X, EDGES, THREE)
+
+    def first(layer: Any) -> Any:
+        return layer.pre_nns[0]
+
+    def twice(change: Step) -> Step:
+        def step(layer: Any) -> Any:
+            change(layer)
+            return run(layer), run(layer)
+
+        return step
+
+    def hooked(layer: Any) -> Any:
+        handle = first(layer)[0].register_forward_hook(lambda module, args, out: out * 3)
+        outs = run(layer), run(layer)
+        handle.remove()
+        return outs
+
+    def swap(layer: Any) -> Any:
+        layer.pre_nns = torch.nn.ModuleList(reversed(layer.pre_nns))
+
+    def shared(layer: Any) -> Any:
+        layer.pre_nns[0] = layer.pre_nns[1]
+
+    seen = like_stock(
+        pna(edge_dim=3), run, run, hooked, twice(lambda layer: first(layer).append(torch.nn.ReLU())),
+        twice(lambda layer: first(layer).pop(1)), twice(swap), twice(shared),
+    )  # fmt: skip
+    assert seen[:2] == ["trace", "plan"]
+    assert seen.count("plan") >= 5
+
+
 def test_an_attribute_that_is_missing_or_comes_later(like_stock: Any) -> None:
     def add(layer: Any) -> Any:
         torch.manual_seed(1)
