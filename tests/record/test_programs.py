@@ -563,7 +563,8 @@ def test_lists_of_linear_layers_that_a_message_calls(like_stock: Any) -> None:
         layer.pre_nns[0] = layer.pre_nns[1]
 
     seen = like_stock(
-        pna(edge_dim=3), run, run, hooked, twice(lambda layer: first(layer).append(torch.nn.ReLU())),
+        pna(edge_dim=3), run, run, hooked,
+        twice(lambda layer: first(layer).append(torch.nn.ReLU())),
         twice(lambda layer: first(layer).pop(1)), twice(swap), twice(shared),
     )  # fmt: skip
     assert seen[:2] == ["trace", "plan"]
