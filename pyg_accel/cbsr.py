@@ -107,7 +107,7 @@ def check_cbsr(cbsr: object) -> None:
     if not isinstance(width, torch.SymInt):
         whole("width", width, 0)
     if not min(1, width) <= values.size(1) <= width:
-        raise ValueError(f"expected between 1 and {width} entries a row (got {values.size(1)})")
+        raise ValueError(f"expected between 1 and {width} entries per row (got {values.size(1)})")
     if indices.dtype != index_dtype(width):
         raise ValueError(f"expected indices in {index_dtype(width)} (got {indices.dtype})")
     if indices.device != values.device:

@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_accel.record.code import (
-    is_installed_file,
-    is_library,
-    is_library_file,
-    is_package_file,
-)
+from pyg_accel.record.code import is_installed_file, is_library, is_library_file, is_package_file
 from pyg_accel.record.guard import Guard
 
 __all__ = ["Calls"]

@@ -22,13 +22,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _has_any_global_hook
 
-from pyg_accel.record.code import (
-    assigned_outside,
-    codes_of,
-    is_library,
-    is_library_file,
-    module_of,
-)
+from pyg_accel.record.code import assigned_outside, codes_of, is_library, is_library_file, module_of
 
 __all__ = ["Guard", "NotComparable"]
 

@@ -41,7 +41,7 @@ class LayerProgram:
         formulas: for the report.
         backends: for the report.
         admit: returns the tensors among the arguments of a call that it fits, else None.
-        derives: how many functions of the graph it runs once a graph.
+        derives: how many functions of the graph it runs once per graph.
         derives_anew: one of them reads more than the graph, so that it runs in each call.
         writes: it changes tensors in place.
         exact: it expects the sizes of what its calls select that it was recorded with.
