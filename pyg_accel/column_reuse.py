@@ -20,7 +20,6 @@ __all__ = [
     "kind_of",
     "per_column",
     "reuse_of",
-    "typical_column_reuse",
 ]
 
 # Rows per window that kernels have, and the fewest entries of a column to put it into a tile.
@@ -78,12 +77,6 @@ def kind_of(csr: CSR) -> Kind:
     facts = facts_of(csr)
     facts.uses += 1
     return _known_kind(csr) if csr.col.is_cuda else facts.kind
-
-
-def typical_column_reuse(csr: CSR) -> tuple[Shared, ...]:
-    """Return the shared columns that :func:`kind_of` would include on a GPU, and count a use."""
-    facts_of(csr).uses += 1
-    return _known_kind(csr).sharing
 
 
 def _known_kind(csr: CSR) -> Kind:

@@ -13,7 +13,7 @@ from math import prod
 from typing import TypeGuard
 
 from pyg_accel.rewrite.equivalents import equivalents
-from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Product, Sum, leaves_of
+from pyg_accel.rewrite.ir import Attend, Expr, Leaf, Map, Product, Sum, is_matrix, leaves_of
 from pyg_accel.rewrite.prune import Associations, prune
 from pyg_accel.rewrite.tree import WRITTEN, Node, Tree, is_sparse, leaves_in
 from pyg_accel.rewrite.tree_cost import Assumptions
@@ -51,7 +51,7 @@ def enumerate_trees(expr: Expr) -> tuple[Tree, ...]:
 
 def _scalings(expr: Expr) -> tuple[str, ...]:
     """Return what diagonals may be multiplied with in one tree: rows, entries of edges, or any."""
-    matrices = [leaf.name for leaf in leaves_of(expr) if is_sparse(leaf)]
+    matrices = [leaf.name for leaf in leaves_of(expr) if is_matrix(leaf)]
     repeated = len(set(matrices)) < len(matrices)
     scaled = any(leaf.kind == "diagonal" for leaf in leaves_of(expr))
     return ("rows", "edges") if repeated and scaled else ("any",)
@@ -139,7 +139,7 @@ def _candidates(chain: tuple[Tree, ...], scaling: str) -> Iterator[tuple[int, in
     """Yield what can be multiplied: position, number of factors, result."""
     for start in range(len(chain) - 1):
         three = chain[start : start + 3]
-        kinds = [_is_vector(t) or 2 * _is_matrix(t) for t in three]
+        kinds = [_is_vector(t) or 2 * is_matrix(t) for t in three]
         if scaling == "any" and kinds == [1, 2, 1]:
             yield start, 3, _scale_edges(*three)
         node = _pair(chain[start], chain[start + 1], scaling)
@@ -163,9 +163,9 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
         return Node("gemm", (left, right), *shape, heads=heads)
     if left.kind in ("data", "weight") and right.kind == "weight":
         return Node("gemm", (left, right), *shape, left.kind, heads)
-    if scaling == "any" and _is_vector(left) and _is_matrix(right):
+    if scaling == "any" and _is_vector(left) and is_matrix(right):
         return _scale_edges(left, right, None)
-    if scaling == "any" and _is_matrix(left) and _is_vector(right):
+    if scaling == "any" and is_matrix(left) and _is_vector(right):
         return _scale_edges(None, left, right)
     # (D A) D is left out: _candidates() yields D A D as one step.
     return None
@@ -173,10 +173,6 @@ def _pair(left: Tree, right: Tree, scaling: str) -> Node | None:
 
 def _is_vector(tree: Tree) -> TypeGuard[Leaf]:
     return isinstance(tree, Leaf) and tree.kind == "diagonal" and not tree.number
-
-
-def _is_matrix(tree: Tree) -> bool:
-    return isinstance(tree, Leaf) and is_sparse(tree)
 
 
 def _scale_edges(left: Tree | None, matrix: Tree, right: Tree | None) -> Node:
@@ -194,7 +190,7 @@ def _scale_all(chain: tuple[Tree, ...]) -> tuple[Tree, ...]:
     result: list[Tree] = []
     while rest:
         item = rest.pop(0)
-        if not _is_matrix(item):
+        if not is_matrix(item):
             result.append(item)
             continue
         left = result.pop() if result and _is_vector(result[-1]) else None

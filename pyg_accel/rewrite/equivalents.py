@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import product
 
 from pyg_accel.rewrite.ir import (
-    SPARSE,
     Broadcast,
     Expr,
     Leaf,
@@ -18,6 +17,7 @@ from pyg_accel.rewrite.ir import (
     Product,
     Sum,
     is_bias,
+    is_matrix,
     leaves_of,
     map_children,
     product_of,
@@ -45,7 +45,7 @@ def simplify(expr: Expr) -> Expr:
     associated as ``(D A) X`` too. A vector whose length is no dimension of a sparse matrix of the
     expression remains a map.
     """
-    matrices = [leaf for leaf in leaves_of(expr) if leaf.kind in SPARSE]
+    matrices = [leaf for leaf in leaves_of(expr) if is_matrix(leaf)]
     nodes = {size for matrix in matrices for size in (matrix.rows, matrix.cols)}
 
     def simpler(expr: Expr) -> Expr:
@@ -133,7 +133,7 @@ def _head(term: Expr) -> tuple[Expr, ...] | None:
     end = 0
     seen = False
     for item in term.factors:
-        if _is_matrix(item) and not seen:
+        if is_matrix(item) and not seen:
             seen = True
         elif not isinstance(item, Leaf) or item.kind != "diagonal":
             break
@@ -141,14 +141,6 @@ def _head(term: Expr) -> tuple[Expr, ...] | None:
     if not seen or end == len(term.factors):
         return None
     # In D A D D A D, the second D of the pair belongs to the next matrix.
-    if (
-        _is_matrix(term.factors[end])
-        and end >= 2
-        and term.factors[end - 1] == term.factors[end - 2]
-    ):
+    if is_matrix(term.factors[end]) and end >= 2 and term.factors[end - 1] == term.factors[end - 2]:
         end -= 1
     return term.factors[:end]
-
-
-def _is_matrix(item: Expr) -> bool:
-    return isinstance(item, Leaf) and item.kind in SPARSE

@@ -7,7 +7,7 @@ and attention separate the factors of a product.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 __all__ = [
     "SPARSE",
@@ -21,6 +21,7 @@ __all__ = [
     "Sum",
     "children",
     "is_bias",
+    "is_matrix",
     "leaves_of",
     "map_children",
     "product_of",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 Kind = Literal["data", "weight", "bias", "sparse", "weighted", "diagonal"]
-KINDS = ("data", "weight", "bias", "sparse", "weighted", "diagonal")
+KINDS = get_args(Kind)
 SPARSE = ("sparse", "weighted")
 
 
@@ -289,6 +290,11 @@ def verify(expr: Expr) -> None:
         raise ValueError(f"attention over {expr.matrix}, which is not sparse")
     if isinstance(expr, Broadcast) and expr.vector.rows != expr.arg.rows:
         raise ValueError(f"{expr.vector} has not as many elements as {expr.arg} has rows")
+
+
+def is_matrix(expr: object) -> bool:
+    """Whether an expression is a matrix of edges."""
+    return isinstance(expr, Leaf) and expr.kind in SPARSE
 
 
 def is_bias(expr: Expr) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pyg_accel.rewrite.ir import Leaf
+from pyg_accel.rewrite.ir import SPARSE, Leaf
 
 __all__ = [
     "WRITTEN",
@@ -84,7 +84,7 @@ Tree = Node | Leaf
 
 def is_sparse(tree: Tree) -> bool:
     """Whether it is a matrix of edges."""
-    return tree.kind in ("sparse", "weighted")
+    return tree.kind in SPARSE
 
 
 def leaves_in(tree: Tree | None) -> Iterator[Leaf]:
